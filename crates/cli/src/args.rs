@@ -184,6 +184,22 @@ pub(crate) struct ServeArgs {
     #[arg(short, long)]
     pub(crate) model: Vec<String>,
 
+    /// Further name of a model in requests, as in gpt-4o=smollm2:135m; repeatable
+    #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
+    pub(crate) alias: Vec<ModelAlias>,
+
+    /// Model of requests that name an unknown one [default: none; they are refused]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) default_model: Option<String>,
+
+    /// Refuse parameters that change no answer here, instead of ignoring them and naming them in a header
+    #[arg(long)]
+    pub(crate) strict_parameters: bool,
+
+    /// Cut texts for embeddings and reranking that are too long, unless a request says otherwise
+    #[arg(long)]
+    pub(crate) truncate: bool,
+
     /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages of this machine, and
     /// none if other machines can connect]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
@@ -337,6 +353,23 @@ fn threads(text: &str) -> Result<usize, String> {
     let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
     let found = text.parse::<usize>().ok().filter(|threads| *threads <= most);
     found.ok_or_else(|| format!("expected 0 to {most} threads on this machine, found {text:?}"))
+}
+
+/// A further name of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ModelAlias {
+    pub(crate) name: String,
+    pub(crate) model: String,
+}
+
+/// Parses an alias.
+fn alias(text: &str) -> Result<ModelAlias, String> {
+    match text.split_once('=') {
+        Some((name, model)) if !name.trim().is_empty() && !model.trim().is_empty() => {
+            Ok(ModelAlias { name: name.trim().to_owned(), model: model.trim().to_owned() })
+        }
+        _ => Err(format!("expected a name and a model, as in gpt-4o=smollm2:135m, found {text:?}")),
+    }
 }
 
 /// Parses a count of at least one.

@@ -33,6 +33,8 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         kv_total: serve.kv_total.max(serve.kv_budget).saturating_mul(1 << 20),
         max_models: serve.max_models,
         max_queue: serve.max_queue,
+        aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
+        default_model: serve.default_model.clone(),
         ..config(store, Some(&serve.load))
     }
 }
@@ -63,6 +65,10 @@ mod tests {
             "32",
             "--max-models",
             "5",
+            "--alias",
+            "gpt-4o=smollm2:135m",
+            "--alias",
+            "gpt-4=qwen3:0.6b@w4",
             "--scheme",
             "w4",
             "--threads",
@@ -84,6 +90,7 @@ mod tests {
         let Command::Serve(serve) = args.command else { panic!("not serve") };
         let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));

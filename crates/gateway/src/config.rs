@@ -1,6 +1,6 @@
 //! Settings of a gateway.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use narthex_catalog::network::Network;
 use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
@@ -32,6 +32,10 @@ pub struct Config {
     pub runtime: Option<PathBuf>,
     /// Weight scheme of models that are named without one; `None` for `w8`, else any installed scheme.
     pub scheme: Option<Scheme>,
+    /// Further names of models in requests, such as `gpt-4o`, each with the name of a model.
+    pub aliases: BTreeMap<String, String>,
+    /// Model of requests that name an unknown one; `None` to refuse them.
+    pub default_model: Option<String>,
     /// Devices in order of preference.
     pub providers: DeviceOrder,
     /// Division of a decoder between two devices, fixed or measured; preferred over the order.
@@ -74,6 +78,8 @@ impl Config {
             network: Network::Allowed,
             runtime: None,
             scheme: None,
+            aliases: BTreeMap::new(),
+            default_model: None,
             providers: DeviceOrder::auto(),
             place: None,
             npu: NpuPolicy::Prefer,

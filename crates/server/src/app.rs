@@ -6,9 +6,16 @@ use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
-use narthex_gateway::{Gateway, request::Summary};
+use narthex_gateway::{
+    Gateway,
+    request::{Overlong, Summary},
+};
+use tokio::sync::Semaphore;
 
 use crate::{budget::BodyBudget, error::ApiError, jobs::Jobs, keys::Caller, metrics::Metrics, npus::NpuList};
+
+/// Maximum number of concurrent pulls that clients start.
+const MAX_PULLS: usize = 4;
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
@@ -18,17 +25,42 @@ pub(crate) struct App {
     pub(crate) shared: ServerResources,
 }
 
+/// Treatment of requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestOptions {
+    /// Refuse parameters that change no answer here, instead of ignoring them.
+    pub strict_parameters: bool,
+    /// Cut texts for encoders that are too long, where a request says nothing about it.
+    pub truncate: bool,
+}
+
+impl RequestOptions {
+    /// Returns the treatment of texts that are too long, by the request's own flag.
+    pub(crate) fn overlong(self, truncate: Option<bool>) -> Overlong {
+        if truncate.unwrap_or(self.truncate) { Overlong::Truncate } else { Overlong::Refuse }
+    }
+}
+
 /// State that all requests of a server share.
 #[derive(Clone)]
 pub(crate) struct ServerResources {
     pub(crate) jobs: Jobs,
     pub(crate) bodies: BodyBudget,
     pub(crate) npus: NpuList,
+    pub(crate) options: RequestOptions,
+    /// Places for pulls that clients start.
+    pub(crate) pulls: Arc<Semaphore>,
 }
 
 impl ServerResources {
-    pub(crate) fn new(gateway: &Gateway) -> Self {
-        Self { jobs: Jobs::new(), bodies: BodyBudget::new(), npus: NpuList::new(gateway) }
+    pub(crate) fn new(gateway: &Gateway, options: RequestOptions) -> Self {
+        Self {
+            jobs: Jobs::new(),
+            bodies: BodyBudget::new(),
+            npus: NpuList::new(gateway),
+            options,
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use narthex_gateway::{Cancel, Error, Gateway};
 use crate::{app::App, budget::Reservation, error::ApiError, loading};
 
 /// Cancels a job when it is dropped.
-struct CancelOnDrop(Cancel);
+pub(crate) struct CancelOnDrop(pub(crate) Cancel);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {

@@ -19,6 +19,7 @@ use crate::{
     budget::{BodyBudget, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
     connection::ConnectionState,
     error::ApiError,
+    ignored::Ignored,
     limits::Limits,
     outline::outline,
 };
@@ -30,6 +31,11 @@ const WHOLE_BODY: u32 = 6;
 pub(crate) trait FromBody: Sized + Send + 'static {
     /// Reads and checks a body. Runs on a thread for blocking work.
     fn read(body: &[u8]) -> Result<Self, ApiError>;
+
+    /// Returns the parameters that change no answer, if the endpoint names them.
+    fn ignored(&self) -> Option<&Ignored> {
+        None
+    }
 }
 
 /// The request in a body of any content type, and the memory that is reserved for it.
@@ -40,7 +46,8 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
-        let ServerResources { jobs, bodies, .. } = App::from_request_parts(&mut parts, state).await?.shared;
+        let ServerResources { jobs, bodies, options, .. } =
+            App::from_request_parts(&mut parts, state).await?.shared;
         let connection = ConnectionState::of(&parts.extensions).cloned();
         let encoding = Encoding::of(&parts.headers)?;
         let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
@@ -52,7 +59,11 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         let read = move || {
             let bytes = encoding.decode(bytes)?;
             reservation.shrink(bytes.len());
-            T::read(&bytes).map(|request| Self(request, reservation))
+            let request = T::read(&bytes)?;
+            match request.ignored().and_then(|ignored| ignored.names().first()) {
+                Some(name) if options.strict_parameters => Err(ApiError::unsupported(name)),
+                _ => Ok(Self(request, reservation)),
+            }
         };
         jobs.run(read).await
     }

@@ -12,7 +12,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::{Error, ErrorKind, redact};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::protocol::ErrorMessage;
 
 /// Maximum bytes of a text in an error.
 const MAX_TEXT: usize = 1000;
@@ -25,6 +28,22 @@ pub(crate) struct ApiError {
     param: Option<String>,
     code: Option<&'static str>,
     retry_after: Option<u64>,
+}
+
+/// An error of OpenAI's protocol.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct OpenAiErrorBody {
+    error: OpenAiError,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct OpenAiError {
+    message: String,
+    r#type: &'static str,
+    /// Parameter of the request.
+    param: Option<String>,
+    /// Code for programs.
+    code: Option<&'static str>,
 }
 
 /// Returns the status for a kind of error.
@@ -71,20 +90,20 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
     }
 
-    /// A path in place of a model name.
-    pub(crate) fn path_as_model() -> Self {
-        let message = "model: expected a model name, found a path; GET /v1/models lists the names, and \
-            `narthex pull PATH` installs a file under a name";
-        Self {
-            status: StatusCode::NOT_FOUND,
-            code: Some("model_not_found"),
-            ..Self::bad_request("model", message)
-        }
-    }
-
     /// A request without the key that is needed.
     pub(crate) fn unauthorized(message: &str) -> Self {
         Self::plain(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
+    }
+
+    /// A request whose code panicked.
+    pub(crate) fn panicked() -> Self {
+        let message = "the code that handles this request panicked; please report this as a bug";
+        Self::plain(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// Returns the message, cut to its limit.
+    pub(crate) fn message(&self) -> String {
+        cut(&self.message).into_owned()
     }
 
     /// A request beyond the limits of its key.
@@ -116,15 +135,22 @@ impl ApiError {
     }
 
     /// Returns the JSON body.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn body(&self) -> serde_json::Value {
+        serde_json::json!(self.typed_body())
+    }
+
+    fn typed_body(&self) -> OpenAiErrorBody {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
         };
-        let (message, param) = (cut(&self.message), self.param.as_deref().map(cut));
-        json!({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
+        let param = self.param.as_deref().map(|param| cut(param).into_owned());
+        OpenAiErrorBody {
+            error: OpenAiError { message: self.message(), r#type: kind, param, code: self.code },
+        }
     }
 }
 
@@ -143,7 +169,9 @@ impl From<Error> for ApiError {
             message = format!("{message} ({hint})");
         }
         let code = match &error {
-            Error::UnknownModel { .. } | Error::NotInstalled { .. } => Some("model_not_found"),
+            Error::UnknownModel { .. } | Error::NotInstalled { .. } | Error::PathAsModel => {
+                Some("model_not_found")
+            }
             Error::ContextLength { .. } | Error::InputTooLong { .. } => Some("context_length_exceeded"),
             Error::ModelNotAllowed { .. } => Some("model_not_allowed"),
             _ => None,
@@ -160,7 +188,8 @@ impl From<Error> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
+        let mut response = (self.status, Json(self.typed_body())).into_response();
+        response.extensions_mut().insert(ErrorMessage(self.message()));
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

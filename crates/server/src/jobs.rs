@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
@@ -32,10 +31,7 @@ impl Jobs {
         };
         match tokio::task::spawn_blocking(job).await {
             Ok(outcome) => outcome.map_err(E::into),
-            Err(_) => Err(ApiError::plain(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the code that handles this request panicked; please report this as a bug",
-            )),
+            Err(_) => Err(ApiError::panicked()),
         }
     }
 }

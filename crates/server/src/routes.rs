@@ -3,25 +3,50 @@
 use std::sync::Arc;
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     extract::{MatchedPath, Request, State},
     http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use serde_json::Value;
 
 use crate::{
     access::{self, Access},
-    anthropic::messages,
+    anthropic::{
+        messages::{self, InputTokenCount},
+        request::MessagesBody,
+    },
     app::App,
     error::ApiError,
     health, keys,
     metrics::Metrics,
-    ollama,
-    openai::{self, answer, chat, completions, embeddings, fill, models, rerank, responses, token_endpoints},
-    paths,
+    ollama::{
+        self,
+        embed::{EmbedAnswer, EmbedBody, EmbeddingAnswer, PromptEmbedBody},
+        lines::{AnswerLine, ChatContent, GeneratedText},
+        models::{InstalledModels, LoadedModels, ShownModel, Version},
+        pull::PullLine,
+    },
+    openai::{
+        self, answer, chat, completions,
+        embeddings::{self, EmbeddingList},
+        fill,
+        hints::Hints,
+        models::{self, ModelList, ModelObject},
+        options::Sampling,
+        rerank::{self, RerankAnswer},
+        responses::{self, DeletedResponse, ResponseObject, ResponseStore},
+        token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
+    },
+    openapi::{
+        self, Operation,
+        answers::{
+            AnthropicMessage, ChatCompletion, FilledText, HealthReport, QuestionAnswers, TextCompletion,
+        },
+    },
+    paths, protocol,
 };
 
 /// Id of a request, for the logs of clients and proxies.
@@ -33,34 +58,161 @@ const MAX_ID: usize = 128;
 /// Returns the router with every route, behind access control.
 pub(crate) fn router(access: Access) -> Router {
     let metrics = access.metrics();
-    let routes = Router::new()
+    let operations = operations();
+    let document = Arc::new(openapi::document(&operations));
+    let routes = operations
+        .into_iter()
+        .fold(Router::new(), |routes, operation| routes.route(operation.path, operation.handler));
+    let routes = routes
         .route("/", get(async || "Narthex is running"))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/embeddings", post(embeddings::create))
-        .route("/v1/rerank", post(rerank::create))
-        .route("/v1/answer", post(answer::create))
-        .route("/v1/fill", post(fill::create))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/api/chat", post(ollama::chat::create))
-        .route("/api/tags", get(ollama::models::tags))
-        .route("/api/version", get(ollama::models::version))
-        .route("/tokenize", post(token_endpoints::tokenize))
-        .route("/detokenize", post(token_endpoints::detokenize))
-        .route("/apply-template", post(token_endpoints::apply_template))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::retrieve))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics_text))
+        .route("/openapi.json", get(async move || Json(document.as_ref().clone())))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+        .layer(Extension(ResponseStore::new()))
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
+        .layer(middleware::from_fn(protocol::translate_errors))
         .layer(middleware::from_fn(identify));
     // A path must be normal before it is matched with a route.
     Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
+}
+
+/// Returns the routes of the API.
+fn operations() -> Vec<Operation> {
+    [of_openai(), of_others(), of_ollama()].into_iter().flatten().collect()
+}
+
+fn of_openai() -> Vec<Operation> {
+    use Operation as Op;
+    vec![
+        Op::json::<ChatCompletion>(
+            "post",
+            "/v1/chat/completions",
+            post(chat::create),
+            "Answer a conversation",
+        )
+        .body::<chat::ChatBody>()
+        .body::<Sampling>()
+        .body::<Hints>()
+        .or_events(),
+        Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")
+            .body::<completions::CompletionBody>()
+            .body::<Sampling>()
+            .or_events(),
+        Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
+            .body::<responses::ResponsesBody>()
+            .or_events(),
+        Op::json::<ResponseObject>(
+            "get",
+            "/v1/responses/{id}",
+            get(responses::retrieve),
+            "Return a stored response",
+        ),
+        Op::json::<DeletedResponse>(
+            "delete",
+            "/v1/responses/{id}",
+            delete(responses::remove),
+            "Remove a stored response",
+        ),
+        Op::json::<EmbeddingList>("post", "/v1/embeddings", post(embeddings::create), "Embed texts")
+            .body::<embeddings::EmbeddingsBody>(),
+        Op::json::<ModelList>("get", "/v1/models", get(models::list), "List the usable models"),
+        Op::json::<ModelObject>("get", "/v1/models/{*id}", get(models::retrieve), "Return one model"),
+    ]
+}
+
+fn of_others() -> Vec<Operation> {
+    use Operation as Op;
+    vec![
+        Op::json::<AnthropicMessage>("post", "/v1/messages", post(messages::create), "Answer a conversation")
+            .body::<MessagesBody>()
+            .or_events(),
+        Op::json::<InputTokenCount>(
+            "post",
+            "/v1/messages/count_tokens",
+            post(messages::count_tokens),
+            "Count the tokens of a conversation",
+        )
+        .body::<MessagesBody>(),
+        Op::json::<RerankAnswer>("post", "/v1/rerank", post(rerank::create), "Sort documents by relevance")
+            .body::<rerank::RerankBody>(),
+        Op::json::<QuestionAnswers>("post", "/v1/answer", post(answer::create), "Find answers in a text")
+            .body::<answer::AnswerBody>(),
+        Op::json::<FilledText>("post", "/v1/fill", post(fill::create), "Predict masked tokens")
+            .body::<fill::FillBody>(),
+        Op::json::<TokenList>(
+            "post",
+            "/tokenize",
+            post(token_endpoints::tokenize),
+            "Return the tokens of a text",
+        )
+        .body::<TokenizeBody>(),
+        Op::json::<TokenText>(
+            "post",
+            "/detokenize",
+            post(token_endpoints::detokenize),
+            "Return the text of tokens",
+        )
+        .body::<DetokenizeBody>(),
+        Op::json::<TemplateText>(
+            "post",
+            "/apply-template",
+            post(token_endpoints::apply_template),
+            "Return the prompt of a conversation",
+        )
+        .body::<TokenizeBody>(),
+        Op::json::<HealthReport>("get", "/health", get(health), "Report the state of the server"),
+        Op::text(
+            "/metrics",
+            get(metrics_text),
+            "Return metrics for Prometheus",
+            "application/openmetrics-text",
+        ),
+    ]
+}
+
+fn of_ollama() -> Vec<Operation> {
+    use Operation as Op;
+    vec![
+        Op::json::<AnswerLine<ChatContent>>(
+            "post",
+            "/api/chat",
+            post(ollama::chat::create),
+            "Answer a conversation",
+        )
+        .body::<ollama::chat::OllamaBody>()
+        .or_lines(),
+        Op::json::<AnswerLine<GeneratedText>>(
+            "post",
+            "/api/generate",
+            post(ollama::generate::create),
+            "Answer or continue a prompt",
+        )
+        .body::<ollama::generate::GenerateBody>()
+        .or_lines(),
+        Op::json::<EmbedAnswer>("post", "/api/embed", post(ollama::embed::embed), "Embed texts")
+            .body::<EmbedBody>(),
+        Op::json::<EmbeddingAnswer>(
+            "post",
+            "/api/embeddings",
+            post(ollama::embed::embeddings),
+            "Embed a text",
+        )
+        .body::<PromptEmbedBody>(),
+        Op::json::<ShownModel>("post", "/api/show", post(ollama::models::show), "Describe a model")
+            .body::<ollama::models::ShowBody>(),
+        Op::json::<PullLine>("post", "/api/pull", post(ollama::pull::create), "Fetch and compile a model")
+            .body::<ollama::pull::PullBody>()
+            .or_lines(),
+        Op::json::<LoadedModels>("get", "/api/ps", get(ollama::models::ps), "List the models in memory"),
+        Op::json::<InstalledModels>(
+            "get",
+            "/api/tags",
+            get(ollama::models::tags),
+            "List the installed models",
+        ),
+        Op::json::<Version>("get", "/api/version", get(ollama::models::version), "Return the version"),
+    ]
 }
 
 async fn health(app: App) -> Json<Value> {

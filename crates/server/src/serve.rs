@@ -15,6 +15,7 @@ use crate::unix_socket::UnixSocket;
 use crate::{
     accept::{Connections, Listener, ServerAddress},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
+    app::{RequestOptions, ServerResources},
     limits::Limits,
     routes,
     tls::TlsFiles,
@@ -47,6 +48,8 @@ pub struct ServeOptions {
     pub access: AccessOptions,
     /// Limits on clients.
     pub limits: Limits,
+    /// Treatment of requests.
+    pub requests: RequestOptions,
 }
 
 impl ServeOptions {
@@ -59,6 +62,7 @@ impl ServeOptions {
             tls: None,
             access: AccessOptions::default(),
             limits: Limits::standard(),
+            requests: RequestOptions::default(),
         }
     }
 
@@ -220,9 +224,10 @@ async fn serve(
 ) -> Result<(), ServeError> {
     options.check(&gateway)?;
     let BoundListener { listener, exposure } = options.listen().await?;
-    let ServeOptions { access, limits, .. } = options;
+    let ServeOptions { access, limits, requests, .. } = options;
     let address = listener.address()?;
-    let access = Access::new(gateway.clone(), access, &exposure)?;
+    let shared = ServerResources::new(&gateway, requests);
+    let access = Access::new(gateway.clone(), access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
     let connections = Connections::new(routes::router(access), limits, stopped);
     ready(address);

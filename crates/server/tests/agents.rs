@@ -4,8 +4,10 @@
 
 mod support;
 
+use narthex_gateway::{Config, Gateway};
+use narthex_server::{RequestOptions, ServeOptions};
 use serde_json::{Value, json};
-use support::{Live, Tiny, chat, with};
+use support::{Live, Tiny, chat, local, with};
 
 /// The chunks of a streamed answer.
 fn chunks(live: &Live, request: Value) -> Vec<Value> {
@@ -289,4 +291,96 @@ fn a_second_request_finds_the_prompt_of_the_first() {
     assert_eq!(cached("who").0, 0);
     let (found, all) = cached("where");
     assert!(found > all / 2 && found < all, "{found} of {all}");
+}
+
+#[test]
+fn responses_are_stored_continued_and_removed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let ask = |fields: Value| {
+        let body = json!({"model": model, "max_output_tokens": 6, "temperature": 0});
+        live.post("/v1/responses", &with(body, fields))
+    };
+    let first = ask(json!({"input": "the cat", "instructions": "Be brief."})).json();
+    let id = first["id"].as_str().unwrap();
+    assert_eq!(live.get(&format!("/v1/responses/{id}")).json(), first);
+    assert_eq!((&first["store"], &first["instructions"]), (&json!(true), &json!("Be brief.")));
+    let text = &first["output"][0]["content"][0]["text"];
+    let continued = ask(json!({"input": "and?", "previous_response_id": id})).json();
+    let whole = json!([
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "and?"},
+    ]);
+    let resent = ask(json!({"input": whole, "store": false})).json();
+    assert_eq!(continued["usage"]["input_tokens"], resent["usage"]["input_tokens"]);
+    assert_eq!(continued["output"][0]["content"], resent["output"][0]["content"]);
+    assert_eq!(live.get(&format!("/v1/responses/{}", resent["id"].as_str().unwrap())).status, 404);
+
+    let streamed = events(&ask(json!({"input": "the cat", "stream": true})).text());
+    let response = &streamed.last().unwrap()["response"];
+    assert_eq!(live.get(&format!("/v1/responses/{}", response["id"].as_str().unwrap())).json(), *response);
+
+    let path = format!("/v1/responses/{id}");
+    let removed = live.request("DELETE", &path, &[], b"").json();
+    assert_eq!((&removed["id"], &removed["deleted"]), (&json!(id), &json!(true)));
+    live.get(&path).error(404);
+    let lost = ask(json!({"input": "and?", "previous_response_id": id}));
+    assert_eq!(lost.error(400)["code"], "previous_response_not_found");
+}
+
+#[test]
+fn aliases_defaults_and_strictness_are_the_server_s_choice() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let config = || Config { aliases: [("gpt-4o".to_owned(), model.clone())].into(), ..tiny.config() };
+    let live = Live::start(config());
+    let ask = |live: &Live, name: &str| live.post("/v1/chat/completions", &chat(name, 2));
+    let answer = ask(&live, "gpt-4o");
+    assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("gpt-4o")));
+    assert!(answer.json()["system_fingerprint"].as_str().unwrap().starts_with("narthex-"));
+    assert_eq!(ask(&live, &format!("{model}:latest")).status, 200);
+    ask(&live, "gpt-3").error(404);
+    assert!(ask(&live, "/etc/passwd").error(404)["message"].as_str().unwrap().contains("found a path"));
+    let models = live.get("/v1/models").json();
+    let listed =
+        |id: &str| models["data"].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned();
+    assert_eq!(listed("gpt-4o").unwrap()["root"], json!(model));
+    assert_eq!(listed(&embedding).unwrap()["capabilities"], json!(["embeddings"]));
+    let long = json!({"model": embedding, "input": "the cat ".repeat(400)});
+    live.post("/v1/embeddings", &long).error(400);
+    let foreign = live.post("/v1/embeddings", &json!({"model": embedding, "input": [[791, 8415]]}));
+    assert!(foreign.error(400)["message"].as_str().unwrap().contains("check_embedding_ctx_length"));
+    drop(live);
+
+    let requests = RequestOptions { strict_parameters: true, truncate: true };
+    let config = Config { default_model: Some(model.clone()), ..config() };
+    let live = Live::with_options(config, ServeOptions { requests, ..local() });
+    assert_eq!(ask(&live, "gpt-3").status, 200);
+    let hinted = live.post("/v1/chat/completions", &with(chat(&model, 2), json!({"store": true})));
+    assert_eq!(hinted.error(400)["param"], "store");
+    assert_eq!(live.post("/v1/embeddings", &long).status, 200);
+    assert_eq!(live.post("/v1/embeddings", &with(long, json!({"truncate": false}))).status, 400);
+    drop(live);
+    let config = Config { aliases: [("a".to_owned(), "nothing".to_owned())].into(), ..tiny.config() };
+    let refused = Gateway::open(config).err().unwrap().to_string();
+    assert!(refused.contains("alias nothing"), "{refused}");
+}
+
+#[test]
+fn errors_have_the_form_of_their_protocol() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    for body in
+        [json!({"model": "nothing", "max_tokens": 1, "messages": messages()}), json!({"model": model})]
+    {
+        let error = live.post("/v1/messages", &body).json();
+        assert!(error["type"] == "error" && error["error"]["message"].is_string(), "{error}");
+        assert!(live.post("/api/embed", &body).json()["error"].is_string());
+    }
+    let host = [("Host", "evil.example")];
+    assert!(live.request("GET", "/api/tags", &host, b"").json()["error"].is_string());
+    live.request("GET", "/v1/models", &host, b"").error(403);
 }

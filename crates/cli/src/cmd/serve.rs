@@ -1,7 +1,9 @@
 //! `narthex serve`.
 
 use narthex_gateway::Gateway;
-use narthex_server::{AccessOptions, Authentication, Limits, ServeOptions, ServerAddress, TlsFiles};
+use narthex_server::{
+    AccessOptions, Authentication, Limits, RequestOptions, ServeOptions, ServerAddress, TlsFiles,
+};
 
 use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output};
 
@@ -29,6 +31,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         tls,
         access,
         limits: Limits::standard(),
+        requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
     };
     options.check(gateway)?;
     for model in &args.model {

@@ -106,6 +106,9 @@ pub enum Error {
         /// Similar names.
         near: Vec<ModelName>,
     },
+    /// A caller named a model by a path.
+    #[error("expected the name of a model, found a path")]
+    PathAsModel,
     /// Another model already has this name.
     #[error("the name {name} is taken by a model from {found}")]
     NameTaken {
@@ -306,7 +309,7 @@ impl Error {
             | Self::WrongKind { .. }
             | Self::NameTaken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
-            Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
+            Self::UnknownModel { .. } | Self::PathAsModel | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } | Self::NoRoom { .. } => ErrorKind::Overloaded,
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
@@ -336,6 +339,7 @@ impl Error {
             Self::Prompt(_) => Some("messages"),
             Self::InputTooLong { .. } => Some("input"),
             Self::UnknownModel { .. }
+            | Self::PathAsModel
             | Self::WrongKind { .. }
             | Self::NotInstalled { .. }
             | Self::ModelNotAllowed { .. } => Some("model"),
@@ -357,6 +361,10 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownModel { name, .. } => Some(unknown_hint(name)),
+            Self::PathAsModel => Some(
+                "GET /v1/models lists the names, and `narthex pull PATH` installs a file under a name"
+                    .to_owned(),
+            ),
             Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
                 "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),

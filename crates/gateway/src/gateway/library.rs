@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use narthex_catalog::{
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
+    resolve::ModelRef,
     runtimes::RuntimeInfo,
     source::wheel::WheelOrigin,
     store::AuditedFile,
@@ -16,6 +17,7 @@ use crate::{
     compile::{package_build::PackageBuild, precompile, request::CompileRequest},
     error::Error,
     library::{
+        RequestedModel,
         export::{self, ExportRequest},
         import::{self, ImportRequest},
         package_key::{PackageKey, split_scheme},
@@ -67,6 +69,29 @@ impl Gateway {
         let reference = &library.reference(split_scheme(model).0)?;
         PackageBuild { library, key: &key, reference, request: &request, progress, cancel }.run()?;
         library.installed(&key)
+    }
+
+    /// As [`Self::pull`], for a caller: within its rights, and from a text that names no file.
+    ///
+    /// # Errors
+    /// [`Error::ModelNotAllowed`], and [`Error::NotInstalled`] for a download that the caller may not start.
+    pub fn pull_requested(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<InstalledPackage, Error> {
+        let library = &*self.library;
+        let RequestedModel { id, key } = self.obtainable(model)?;
+        let request = CompileRequest::new(key.scheme);
+        let reference = &ModelRef::Id(id);
+        PackageBuild { library, key: &key, reference, request: &request, progress, cancel }.run()?;
+        library.installed(&key)
+    }
+
+    /// Refuses a model that the caller may not use, or may neither use nor fetch.
+    pub fn check_obtainable(&self, model: &str) -> Result<(), Error> {
+        self.obtainable(model).map(drop)
     }
 
     /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with a

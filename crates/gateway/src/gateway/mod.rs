@@ -96,6 +96,7 @@ impl Gateway {
     /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
         let library = Library::open(config)?;
+        library.check_aliases()?;
         let Config { retry_failed_after, max_models, kv_total, slots, max_queue, .. } = *library.config;
         // As many requests wait as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
@@ -250,13 +251,21 @@ impl Gateway {
         if self.closing.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
-        let RequestedModel { id, key } = self.library.requested(model)?;
-        self.rights.check(&key.name)?;
-        if !self.models.contains(&key) {
+        let requested = self.library.requested(model)?;
+        self.rights.check(&requested.key.name)?;
+        if !self.models.contains(&requested.key) {
             // A name without a loadable model is an error of the request and leaves no state.
-            package_build::check_obtainable(&self.library, &key, self.request_limit())?;
+            package_build::check_obtainable(&self.library, &requested.key, self.request_limit())?;
         }
-        Ok(RequestedModel { id, key })
+        Ok(requested)
+    }
+
+    /// Returns a model that the caller may use and that is installed or may be fetched.
+    fn obtainable(&self, model: &str) -> Result<RequestedModel, Error> {
+        let requested = self.library.requested(model)?;
+        self.rights.check(&requested.key.name)?;
+        package_build::check_obtainable(&self.library, &requested.key, self.request_limit())?;
+        Ok(requested)
     }
 
     /// Returns the model in memory, or makes sure that a thread loads it.

@@ -5,10 +5,12 @@ use std::{collections::BTreeMap, path::Path};
 use narthex_catalog::{
     index::{Access, Entry, Kind},
     resolve::{CheckpointSource, Location, ModelId, ModelRef},
+    store::Store,
 };
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
 use crate::{
+    config::Config,
     error::Error,
     library::{
         Library, package,
@@ -42,15 +44,50 @@ impl Library {
         Ok(self.package_key(name, scheme))
     }
 
-    /// Returns the model that a client's text names, which is no file: whether one exists changes nothing.
+    /// Returns the model that a client's text names: an alias, a model, or if there is none the default model. It is no file:
+    /// whether one exists changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::PathAsModel`] and [`Error::UnknownModel`].
     pub(crate) fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
+        let Config { aliases, default_model, .. } = &*self.config;
+        let model = model.trim();
+        match (self.named(aliases.get(model).map_or(model, String::as_str)), default_model) {
+            (Err(Error::UnknownModel { .. }), Some(default)) => self.named(default),
+            (named, _) => named,
+        }
+    }
+
+    /// Returns the model that a text names. The tag `latest`, which Ollama's clients add, is optional.
+    fn named(&self, model: &str) -> Result<RequestedModel, Error> {
         let (text, scheme) = split_scheme(model);
+        if matches!(ModelRef::parse(text), Ok(ModelRef::Local(_))) {
+            return Err(Error::PathAsModel);
+        }
+        let known = |name: &str| name.parse().is_ok_and(|name| self.is_known(&name));
+        let text = text.strip_suffix(":latest").filter(|_| !known(text)).unwrap_or(text);
         let id = ModelId::parse(text).map_err(|_| self.unknown(text))?;
         if matches!(&id, ModelId::Catalogue(name) if !self.is_known(name)) {
             return Err(self.unknown(text));
         }
         let key = self.package_key(self.resolve_name(&ModelRef::Id(id.clone()))?, scheme);
         Ok(RequestedModel { id, key })
+    }
+
+    /// Refuses aliases and a default that name no model.
+    pub(crate) fn check_aliases(&self) -> Result<(), Error> {
+        let Config { aliases, default_model, .. } = &*self.config;
+        for (param, model) in aliases
+            .values()
+            .map(|model| ("alias", model))
+            .chain(default_model.iter().map(|model| ("default_model", model)))
+        {
+            self.named(model).map_err(|error| {
+                let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
+                Error::invalid(param, format!("{param} {model}: {error}{hint}"))
+            })?;
+        }
+        Ok(())
     }
 
     fn package_key(&self, name: ModelName, scheme: Option<Scheme>) -> PackageKey {
@@ -152,6 +189,7 @@ impl Library {
             max_length,
             bound,
             created: info.created,
+            digest: Store::package_digest(&info.dir)?,
         })
     }
 
@@ -187,6 +225,7 @@ impl Library {
                 max_length: manifest.max_length,
                 bound: manifest.bound,
                 created: info.created,
+                digest: Store::package_digest(&info.dir)?,
             });
         }
         Ok(listings.into_values().collect())

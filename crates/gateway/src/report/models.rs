@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 pub use narthex_catalog::index::{Access, Figures};
 use narthex_spec::{
-    DeviceName, ModelName, Scheme,
+    DeviceName, ModelName, Scheme, Sha256,
     arch::EncoderHead,
     manifest::{Bound, Manifest},
 };
@@ -114,6 +114,8 @@ pub struct InstalledPackage {
     /// Creation time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub created: SystemTime,
+    /// SHA-256 of the manifest, which identifies the package.
+    pub digest: Sha256,
 }
 
 /// A model that was requested since the gateway was opened.

@@ -111,7 +111,11 @@ impl Tokenization<'_> {
         }
         let vocab = tokenizer.vocab_size();
         if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            let message = format!("token {bad} of input {index} is not below the vocabulary size {vocab}");
+            let message = format!(
+                "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens; send texts, since \
+                 tokens of another model's tokenizer have no meaning here (LangChain's OpenAIEmbeddings sends texts with \
+                 check_embedding_ctx_length=False)"
+            );
             return Err(Error::invalid("input", message));
         }
         if tokens.len() > limit {

@@ -33,8 +33,8 @@ use crate::{
 /// Path of the report that a caller without a key may read in part.
 const HEALTH: &str = "/health";
 
-/// Start of the paths that count against the limits of a key.
-const LIMITED: &str = "/v1/";
+/// Paths that do not count against the limits of a key.
+const UNLIMITED: [&str; 4] = ["/", HEALTH, "/metrics", "/openapi.json"];
 
 /// Access to a server.
 #[derive(Debug, Clone, Default)]
@@ -85,7 +85,12 @@ pub(crate) struct Access {
 
 impl Access {
     /// Reads the keys of the gateway's store.
-    pub(crate) fn new(gateway: Gateway, options: AccessOptions, exposure: &Exposure) -> Result<Self, Error> {
+    pub(crate) fn new(
+        gateway: Gateway,
+        options: AccessOptions,
+        exposure: &Exposure,
+        shared: ServerResources,
+    ) -> Result<Self, Error> {
         let is_local = *exposure == Exposure::Local;
         let policy = match options.authentication {
             Authentication::Off => KeyPolicy::Never,
@@ -96,7 +101,7 @@ impl Access {
         let auto_pull = options.auto_pull.unwrap_or(default);
         Ok(Self {
             metrics: Metrics::new(),
-            shared: ServerResources::new(&gateway),
+            shared,
             hosts: match exposure {
                 Exposure::Local => HostList::local(options.allowed_hosts),
                 Exposure::Open { host } => HostList::open(options.allowed_hosts, host),
@@ -119,7 +124,7 @@ impl Access {
             return Err(keys::key_missing());
         }
         let key = match &caller {
-            Caller::Key(key) if path.starts_with(LIMITED) => Some(key.clone()),
+            Caller::Key(key) if !UNLIMITED.contains(&path) => Some(key.clone()),
             _ => None,
         };
         let gateway = self.keys.gateway(&caller);

@@ -1,11 +1,13 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
+use std::sync::Arc;
+
 use axum::{Json, response::Response};
-use narthex_gateway::{Gateway, request::ChatRequest};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    AnthropicError,
     request::{FIELDS, MessagesBody},
     stop_reason,
     stream::MessageEvents,
@@ -15,58 +17,58 @@ use crate::{
     app::App,
     blocking::run_cancellable,
     body::{self, Body, FromBody},
-    device_headers::with_device_headers,
+    conversation::{self, AnswerForm, Conversation},
     error::ApiError,
-    events,
-    model_name::refuse_path,
+    events::Events,
+    metrics::Metrics,
     openai::new_id,
-    reply::{Choice, collect},
+    reply::{Choice, Reply},
     sse,
 };
 
 /// A body that was read and checked.
-pub(crate) struct ParsedMessages {
-    model: String,
-    request: ChatRequest,
-    is_streamed: bool,
-}
+pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: MessagesBody = body::read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
         let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
-        Ok(Self { model, is_streamed, request: body.into_request()? })
+        Ok(Self(Conversation { model, is_streamed, request: body.into_request()? }))
+    }
+}
+
+/// Form of an answer to `/v1/messages`.
+struct MessageForm {
+    model: String,
+}
+
+impl AnswerForm for MessageForm {
+    type Whole = Value;
+
+    fn whole(self, reply: Reply) -> Value {
+        let choice = reply.choices.first();
+        json!({
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": choice.map(content),
+            "stop_reason": choice.and_then(|choice| choice.finish).map(stop_reason),
+            "stop_sequence": null,
+            "usage": usage(&reply.summary),
+        })
+    }
+
+    fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
+        sse::respond(events, Box::new(MessageEvents::new(new_id("msg"), self.model)), metrics)
     }
 }
 
 /// Handles a request.
-pub(crate) async fn create(
-    app: App,
-    body: Result<Body<ParsedMessages>, ApiError>,
-) -> Result<Response, AnthropicError> {
-    let Body(ParsedMessages { model, request, is_streamed }, held) = body?;
-    let name = model.clone();
-    let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
-    let events = events::start(&app, &model, held, call).await?;
-    if is_streamed {
-        let encoder = MessageEvents::new(new_id("msg"), model);
-        return Ok(sse::respond(events, Box::new(encoder), app.meter.metrics));
-    }
-    let ran_on = events.ran_on();
-    let reply = collect(events, 1).await?;
-    let choice = reply.choices.first();
-    let answer = json!({
-        "id": new_id("msg"),
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": choice.map(content),
-        "stop_reason": choice.and_then(|choice| choice.finish).map(stop_reason),
-        "stop_sequence": null,
-        "usage": usage(&reply.summary),
-    });
-    Ok(with_device_headers(&ran_on, Json(answer)))
+pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Response, ApiError> {
+    let Body(ParsedMessages(conversation), held) = body;
+    let form = MessageForm { model: conversation.model.clone() };
+    conversation::answer(&app, conversation, held, form).await
 }
 
 /// Returns the content blocks of an answer.
@@ -79,14 +81,20 @@ fn content(choice: &Choice) -> Value {
     text.into_iter().chain(calls).collect()
 }
 
+/// Number of tokens of a conversation.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct InputTokenCount {
+    input_tokens: usize,
+}
+
 /// Counts the tokens of a conversation.
 pub(crate) async fn count_tokens(
     app: App,
-    body: Result<Body<ParsedMessages>, ApiError>,
-) -> Result<Json<Value>, AnthropicError> {
-    let Body(ParsedMessages { model, request, .. }, held) = body?;
+    body: Body<ParsedMessages>,
+) -> Result<Json<InputTokenCount>, ApiError> {
+    let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
     let name = model.clone();
     let prompt =
         run_cancellable(&app, &model, held, move |gateway, _| gateway.chat_prompt(&name, request)).await?;
-    Ok(Json(json!({"input_tokens": prompt.tokens.len()})))
+    Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))
 }

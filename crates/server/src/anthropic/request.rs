@@ -4,6 +4,7 @@ use narthex_gateway::request::{
     CallLimit, ChatRequest, FunctionCall, GenerateOptions, Message, Role, Strictness, Tool, ToolCall,
     ToolChoice, ToolSettings,
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -34,8 +35,8 @@ pub(super) const FIELDS: &[&str] = &[
 /// share their beginning.
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
 
-#[derive(Debug, Deserialize)]
-pub(super) struct MessagesBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct MessagesBody {
     pub(super) model: String,
     messages: Vec<WireTurn>,
     system: Option<Blocks>,
@@ -49,13 +50,13 @@ pub(super) struct MessagesBody {
     tool_choice: Option<TurnChoice>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct WireTurn {
     role: TurnRole,
     content: Blocks,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum TurnRole {
     User,
@@ -63,14 +64,14 @@ enum TurnRole {
     System,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of content blocks")]
 enum Blocks {
     Text(String),
     List(Vec<Block>),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Block {
     Text {
@@ -92,7 +93,7 @@ enum Block {
     Unknown,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct ToolDefinition {
     name: String,
     description: Option<String>,
@@ -100,14 +101,14 @@ struct ToolDefinition {
     strict: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct TurnChoice {
     r#type: ChoiceType,
     name: Option<String>,
     disable_parallel_tool_use: Option<bool>,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum ChoiceType {
     Auto,
@@ -177,7 +178,9 @@ impl WireTurn {
             }
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
-            messages.push(Message { tool_calls, ..Message::new(role, texts.join("\n")) });
+            let text = texts.join("\n");
+            let text = if role == Role::System { stable(&text) } else { text };
+            messages.push(Message { tool_calls, ..Message::new(role, text) });
         }
         Ok(())
     }
@@ -288,5 +291,10 @@ mod tests {
         };
         assert_eq!(system("0a1b2"), system("ffff3"));
         assert_eq!(system("0a1b2"), "You are an agent.");
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let blocks = json!([text("x-anthropic-billing-header: cch=0a1b2;"), text("You are an agent.")]);
+        assert_eq!(request(json!({"system": blocks})).messages[0].content, "You are an agent.");
+        let turns = json!([{"role": "system", "content": blocks}, {"role": "user", "content": "Hi"}]);
+        assert_eq!(request(json!({"messages": turns})).messages[0].content, "You are an agent.");
     }
 }

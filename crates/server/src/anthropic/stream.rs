@@ -1,11 +1,11 @@
 //! Streamed answers as Anthropic's events.
 
-use axum::response::sse::Event;
+use axum::{http::StatusCode, response::sse::Event};
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
 use serde_json::{Value, json};
 
-use super::{error, stop_reason, usage};
-use crate::sse::EventEncoder;
+use super::{stop_reason, usage};
+use crate::{protocol::AnthropicErrorBody, sse::EventEncoder};
 
 /// Encodes an answer as content blocks: text, and one block for each call.
 pub(super) struct MessageEvents {
@@ -48,7 +48,9 @@ impl MessageEvents {
                 self.stop().into_iter().collect()
             }
             GenerationEvent::Done(summary) => self.end(&summary),
-            GenerationEvent::Failed { message } => vec![error("api_error", &message.into())],
+            GenerationEvent::Failed { message } => {
+                vec![json!(AnthropicErrorBody::new(StatusCode::INTERNAL_SERVER_ERROR, &message))]
+            }
         }
     }
 

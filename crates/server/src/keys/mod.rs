@@ -43,6 +43,14 @@ impl Caller {
         !matches!(self, Self::Stranger)
     }
 
+    /// Returns the hash of the caller's key.
+    pub(crate) fn key_hash(&self) -> Option<KeyHash> {
+        match self {
+            Self::Key(key) => Some(key.hash()),
+            Self::Keyless | Self::Stranger => None,
+        }
+    }
+
     /// Charges tokens to the caller's key.
     pub(crate) fn charge(&self, tokens: usize) {
         if let Self::Key(key) = self {

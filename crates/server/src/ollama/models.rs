@@ -1,25 +1,264 @@
-//! `GET /api/tags` and `GET /api/version`.
+//! `GET /api/tags`, `GET /api/ps`, `POST /api/show` and `GET /api/version`.
+
+use std::collections::BTreeMap;
 
 use axum::Json;
-use narthex_gateway::models::ModelListing;
+use narthex_gateway::{
+    Gateway,
+    models::{InstalledPackage, ModelKind, ModelListing, ModelState, ModelStatus},
+};
+use narthex_spec::{Scheme, arch::Structure};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::OllamaError;
-use crate::app::App;
+use super::timestamp;
+use crate::{
+    app::App,
+    body::{self, Body, FromBody},
+    error::ApiError,
+};
 
-fn entry(model: &ModelListing) -> Value {
-    json!({"name": model.name, "model": model.name, "details": {"format": "onnx"}})
+/// Time at which a loaded model leaves: never by itself.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// Facts about a model.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ModelDetails {
+    parent_model: &'static str,
+    /// `onnx`.
+    format: &'static str,
+    family: String,
+    families: Vec<String>,
+    /// Number of parameters, as `135M`.
+    parameter_size: String,
+    /// Weight scheme.
+    quantization_level: String,
+}
+
+impl ModelDetails {
+    fn new(model: Option<&ModelListing>, family: Option<String>, scheme: Scheme) -> Self {
+        let parameters = model.and_then(|model| model.parameters);
+        let family = family.unwrap_or_default();
+        Self {
+            parent_model: "",
+            format: "onnx",
+            families: Some(family.clone()).filter(|family| !family.is_empty()).into_iter().collect(),
+            family,
+            parameter_size: parameters.map_or_else(String::new, parameter_size),
+            quantization_level: scheme.to_string(),
+        }
+    }
+}
+
+/// Returns a number of parameters as `135M` or `1.7B`.
+fn parameter_size(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000_000 => format!("{}M", parameters.div_ceil(1_000_000)),
+        _ => format!("{:.1}B", parameters as f64 / 1e9),
+    }
+}
+
+/// Models of `/api/tags`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct InstalledModels {
+    models: Vec<InstalledModel>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct InstalledModel {
+    name: String,
+    model: String,
+    modified_at: String,
+    /// Bytes on disk.
+    size: u64,
+    digest: String,
+    details: ModelDetails,
+}
+
+impl InstalledModel {
+    fn new(model: &ModelListing, package: &InstalledPackage) -> Self {
+        let name = model.name.to_string();
+        Self {
+            name: name.clone(),
+            model: name,
+            modified_at: timestamp::of(package.created),
+            size: package.bytes,
+            digest: package.digest.to_string(),
+            details: ModelDetails::new(Some(model), None, package.scheme),
+        }
+    }
 }
 
 /// Lists the installed models.
-pub(crate) async fn tags(app: App) -> Result<Json<Value>, OllamaError> {
+pub(crate) async fn tags(app: App) -> Result<Json<InstalledModels>, ApiError> {
     let gateway = app.gateway.clone();
     let models = app.shared.jobs.run(move || gateway.models()).await?;
-    let installed = models.iter().filter(|model| !model.installed.is_empty());
-    Ok(Json(json!({"models": installed.map(entry).collect::<Vec<_>>()})))
+    let newest = |model: &ModelListing| {
+        let package = model.installed.iter().max_by_key(|package| package.created)?;
+        Some(InstalledModel::new(model, package))
+    };
+    Ok(Json(InstalledModels { models: models.iter().filter_map(newest).collect() }))
+}
+
+/// Models of `/api/ps`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct LoadedModels {
+    models: Vec<LoadedModelEntry>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LoadedModelEntry {
+    name: String,
+    model: String,
+    /// Bytes of the package and of the KV cache in use.
+    size: u64,
+    digest: String,
+    details: ModelDetails,
+    expires_at: &'static str,
+    /// Bytes in the memory of a device; 0 if the model runs on the CPU.
+    size_vram: u64,
+    context_length: usize,
+    /// Device, as in `--providers`.
+    device: Option<String>,
+}
+
+impl LoadedModelEntry {
+    fn new(status: &ModelStatus, models: &[ModelListing]) -> Self {
+        let listing = models.iter().find(|model| model.name == status.name);
+        let package =
+            listing.and_then(|model| model.installed.iter().find(|package| package.scheme == status.scheme));
+        let kv = status.engine.as_ref().map_or(0, |engine| engine.kv_used_bytes as u64);
+        let size = package.map_or(0, |package| package.bytes) + kv;
+        let device = status.placement.as_ref().map(|placement| placement.name());
+        let is_on_cpu = device.as_deref().is_none_or(|device| device == "cpu");
+        Self {
+            name: status.name.to_string(),
+            model: status.name.to_string(),
+            size,
+            digest: package.map_or_else(String::new, |package| package.digest.to_string()),
+            details: ModelDetails::new(listing, None, status.scheme),
+            expires_at: NEVER,
+            size_vram: if is_on_cpu { 0 } else { size },
+            context_length: status.max_length.unwrap_or_default(),
+            device,
+        }
+    }
+}
+
+/// Lists the models in memory.
+pub(crate) async fn ps(app: App) -> Result<Json<LoadedModels>, ApiError> {
+    let gateway = app.gateway.clone();
+    let models = app.shared.jobs.run(move || gateway.models()).await?;
+    let status = app.gateway.status();
+    let ready = status.iter().filter(|status| status.state == ModelState::Ready);
+    Ok(Json(LoadedModels { models: ready.map(|status| LoadedModelEntry::new(status, &models)).collect() }))
+}
+
+/// Body of `/api/show`.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct ShowBody {
+    #[serde(alias = "name")]
+    model: String,
+}
+
+impl FromBody for ShowBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        body::read_body(body, &[&["model", "name", "verbose"]])
+    }
+}
+
+/// Answer of `/api/show`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ShownModel {
+    license: String,
+    modelfile: String,
+    parameters: String,
+    template: String,
+    details: ModelDetails,
+    /// Facts by GGUF's names.
+    model_info: BTreeMap<String, Value>,
+    /// `completion`, `tools`, `thinking`, `embedding`.
+    capabilities: Vec<&'static str>,
+    modified_at: String,
+}
+
+/// Describes one model.
+pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownModel>, ApiError> {
+    let Body(ShowBody { model }, _held) = body;
+    let gateway = app.gateway.clone();
+    let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
+    Ok(Json(shown))
+}
+
+fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::Error> {
+    let listing = gateway.model(model)?;
+    let package = listing.installed.iter().max_by_key(|package| package.created);
+    let manifest = package.map(|package| gateway.manifest(&format!("{}@{}", listing.name, package.scheme)));
+    let manifest = manifest.transpose()?;
+    let family = manifest.as_ref().and_then(|manifest| family(&manifest.architecture));
+    let architecture = family.clone().unwrap_or_else(|| "onnx".to_owned());
+    let mut info = BTreeMap::from([("general.architecture".to_owned(), json!(architecture))]);
+    if let Some(parameters) = listing.parameters {
+        info.insert("general.parameter_count".to_owned(), json!(parameters));
+    }
+    if let Some(manifest) = &manifest {
+        info.insert(format!("{architecture}.context_length"), json!(manifest.max_length));
+    }
+    let chat = manifest.as_ref().and_then(|manifest| manifest.chat.as_ref());
+    let scheme = package.map_or(Scheme::W8, |package| package.scheme);
+    Ok(ShownModel {
+        license: listing.license.clone().unwrap_or_default(),
+        modelfile: format!("FROM {}\n", listing.name),
+        parameters: String::new(),
+        template: String::new(),
+        details: ModelDetails::new(Some(&listing), family, scheme),
+        model_info: info,
+        capabilities: capabilities(listing.kind, chat.is_some_and(|chat| chat.reasoning.is_some())),
+        modified_at: package.map_or_else(timestamp::now, |package| timestamp::of(package.created)),
+    })
+}
+
+/// Returns the family of an architecture; imports have none.
+fn family(architecture: &Structure) -> Option<String> {
+    let family = match architecture {
+        Structure::Decoder(decoder) => decoder.family,
+        Structure::Encoder(encoder) => encoder.family,
+        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => return None,
+    };
+    serde_json::to_value(family).ok()?.as_str().map(str::to_owned)
+}
+
+fn capabilities(kind: ModelKind, reasons: bool) -> Vec<&'static str> {
+    match kind {
+        ModelKind::Chat if reasons => vec!["completion", "tools", "thinking"],
+        ModelKind::Chat => vec!["completion", "tools"],
+        ModelKind::Text => vec!["completion"],
+        ModelKind::Embedding => vec!["embedding"],
+        ModelKind::Rerank | ModelKind::Answer | ModelKind::Masked | ModelKind::Other => Vec::new(),
+    }
+}
+
+/// Answer of `/api/version`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Version {
+    version: &'static str,
 }
 
 /// Returns the version of this program.
-pub(crate) async fn version() -> Json<Value> {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+pub(crate) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_rounded() {
+        let check = |parameters: u64, expect: &str| assert_eq!(parameter_size(parameters), expect);
+        check(134_515_008, "135M");
+        check(1_711_376_384, "1.7B");
+        check(7_000, "1M");
+    }
 }

@@ -5,6 +5,7 @@ use narthex_gateway::{
     Cancel, Gateway,
     request::{Answer, AnswerRequest},
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,14 +16,13 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    model_name::refuse_path,
 };
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
 
-#[derive(Debug, Deserialize)]
-struct AnswerBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct AnswerBody {
     model: String,
     question: String,
     context: String,
@@ -39,7 +39,6 @@ pub(crate) struct ParsedAnswer {
 impl FromBody for ParsedAnswer {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: AnswerBody = read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);

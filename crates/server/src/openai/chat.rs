@@ -8,12 +8,13 @@ use narthex_gateway::{
         ToolCallStart, ToolChoice, ToolSettings,
     },
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     CompletionHeader, finish_reason,
-    hints::{self, Hints, Ignored},
+    hints::{self, Hints},
     messages::WireMessage,
     options::{Sampling, StreamOptions},
     read_body,
@@ -28,7 +29,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events,
-    model_name::refuse_path,
+    ignored::Ignored,
     reply::{Choice, collect},
     sse,
 };
@@ -48,8 +49,8 @@ const FIELDS: &[&str] = &[
     "modalities",
 ];
 
-#[derive(Debug, Deserialize)]
-struct ChatBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct ChatBody {
     model: String,
     messages: Vec<WireMessage>,
     logprobs: Option<bool>,
@@ -120,7 +121,6 @@ impl FromBody for ParsedChat {
         let mut chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::NAMES])?;
         let sampling: Sampling = body::read_fields(body)?;
         let ignored = body::read_fields::<Hints>(body)?.check()?;
-        refuse_path(&chat.model)?;
         chat.check()?;
         let options = sampling.options(chat.top_logprobs()?)?;
         let options = GenerateOptions { grammar: chat.grammar()?, ..options };
@@ -135,6 +135,10 @@ impl FromBody for ParsedChat {
             model: chat.model,
             ignored,
         })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 

@@ -5,6 +5,7 @@ use narthex_gateway::{
     Gateway,
     request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo},
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,6 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
-    model_name::refuse_path,
     reply::{Choice, collect},
     sse,
 };
@@ -42,8 +42,8 @@ const MAX_PROMPTS: usize = 64;
 /// Fields of a body beside [`Sampling::FIELDS`].
 const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
 
-#[derive(Debug, Deserialize)]
-struct CompletionBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct CompletionBody {
     model: String,
     prompt: Prompts<MAX_PROMPTS>,
     logprobs: Option<usize>,
@@ -65,7 +65,6 @@ impl FromBody for ParsedCompletion {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
         let sampling: Sampling = body::read_fields(body)?;
-        refuse_path(&request.model)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
                 "logprobs",

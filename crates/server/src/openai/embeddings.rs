@@ -6,17 +6,16 @@ use narthex_gateway::{
     Cancel, Gateway,
     request::{EmbedRequest, Overlong},
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::{prompts::Prompts, read_body, usage_of_prompt};
+use super::{PromptUsage, prompts::Prompts, read_body, usage_of_prompt};
 use crate::{
     app::App,
     blocking::run_cancellable,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    model_name::refuse_path,
 };
 
 /// Maximum number of inputs in one request.
@@ -25,8 +24,8 @@ const MAX_INPUTS: usize = 2048;
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
 
-#[derive(Debug, Deserialize)]
-struct EmbeddingsBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct EmbeddingsBody {
     model: String,
     input: Prompts<MAX_INPUTS>,
     encoding_format: Option<Format>,
@@ -35,7 +34,7 @@ struct EmbeddingsBody {
     prompt_name: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Format {
     #[default]
@@ -44,14 +43,14 @@ enum Format {
 }
 
 /// `truncate`: a flag, or the end to cut, as in other servers.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected true, false, \"END\" or \"NONE\"")]
 enum Truncate {
     Flag(bool),
     End(End),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 enum End {
     #[serde(rename = "END", alias = "end")]
     End,
@@ -63,51 +62,75 @@ enum End {
 pub(crate) struct ParsedEmbeddings {
     model: String,
     request: EmbedRequest,
+    truncate: Option<bool>,
     format: Format,
 }
 
 impl FromBody for ParsedEmbeddings {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: EmbeddingsBody = read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
-        let overlong = match body.truncate {
-            Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
-            Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
-        };
+        let truncate = body.truncate.map(|truncate| match truncate {
+            Truncate::Flag(flag) => flag,
+            Truncate::End(end) => matches!(end, End::End),
+        });
         let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
-        let request = EmbedRequest { inputs, overlong, dimensions, prompt };
-        Ok(Self { model: body.model, request, format: body.encoding_format.unwrap_or_default() })
+        let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions, prompt };
+        Ok(Self { model: body.model, request, truncate, format: body.encoding_format.unwrap_or_default() })
     }
+}
+
+/// Answer with a vector for each input.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct EmbeddingList {
+    /// `list`.
+    object: &'static str,
+    data: Vec<EmbeddingObject>,
+    model: String,
+    usage: PromptUsage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct EmbeddingObject {
+    /// `embedding`.
+    object: &'static str,
+    index: usize,
+    embedding: EmbeddingVector,
+}
+
+/// A vector in the requested form.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum EmbeddingVector {
+    Float(Vec<f32>),
+    /// Elements of 32 bits, little endian.
+    Base64(String),
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
-    let Body(ParsedEmbeddings { model, request, format }, held) = body;
+    let Body(ParsedEmbeddings { model, mut request, truncate, format }, held) = body;
+    request.overlong = app.shared.options.overlong(truncate);
     let name = model.clone();
     let call = move |gateway: &Gateway, cancel: &Cancel| gateway.embed(&name, &request, cancel);
     let answer = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
-    let data: Vec<Value> = answer
-        .vectors
-        .iter()
-        .enumerate()
-        .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, format)}))
-        .collect();
-    let body = json!({
-        "object": "list",
-        "data": data,
-        "model": model,
-        "usage": usage_of_prompt(answer.prompt_tokens),
+    let data = answer.vectors.into_iter().enumerate();
+    let data = data.map(|(index, vector)| EmbeddingObject {
+        object: "embedding",
+        index,
+        embedding: encode(vector, format),
     });
+    let usage = usage_of_prompt(answer.prompt_tokens);
+    let body = EmbeddingList { object: "list", data: data.collect(), model, usage };
     Ok(with_device_headers(&answer.ran_on, Json(body)))
 }
 
-fn encode(vector: &[f32], format: Format) -> Value {
+fn encode(vector: Vec<f32>, format: Format) -> EmbeddingVector {
     match format {
-        Format::Float => vector.into(),
+        Format::Float => EmbeddingVector::Float(vector),
         Format::Base64 => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            BASE64_STANDARD.encode(bytes).into()
+            EmbeddingVector::Base64(BASE64_STANDARD.encode(bytes))
         }
     }
 }
@@ -118,7 +141,8 @@ mod tests {
 
     #[test]
     fn base64_is_little_endian_f32() {
-        assert_eq!(encode(&[1.0], Format::Base64), "AACAPw==");
-        assert_eq!(encode(&[1.5], Format::Float), json!([1.5]));
+        let json = |vector, format| serde_json::to_value(encode(vector, format)).unwrap();
+        assert_eq!(json(vec![1.0], Format::Base64), "AACAPw==");
+        assert_eq!(json(vec![1.5], Format::Float), serde_json::json!([1.5]));
     }
 }

@@ -5,6 +5,7 @@ use narthex_gateway::{
     Cancel, Gateway,
     request::{Filling, MaskRequest, RefineRequest},
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,14 +16,13 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    model_name::refuse_path,
 };
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
 
-#[derive(Debug, Deserialize)]
-struct FillBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct FillBody {
     model: String,
     text: String,
     top_k: Option<usize>,
@@ -63,7 +63,6 @@ pub(crate) struct ParsedFill {
 impl FromBody for ParsedFill {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: FillBody = read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
         Ok(Self { model: body.model.clone(), request: body.into_request()? })
     }
 }

@@ -1,21 +1,15 @@
 //! Parameters that change no answer here. With a value that asks for nothing else they are ignored, and a header names them.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
-use axum::{
-    http::{HeaderName, HeaderValue},
-    response::Response,
-};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use crate::error::ApiError;
-
-/// Names the ignored parameters of a request.
-const IGNORED: HeaderName = HeaderName::from_static("x-narthex-ignored");
+use crate::{error::ApiError, ignored::Ignored};
 
 /// Names of all hints.
 pub(crate) const NAMES: &[&str] = &[
@@ -61,18 +55,14 @@ impl Hints {
     }
 }
 
-/// Names of ignored parameters.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Ignored(Vec<&'static str>);
+impl JsonSchema for Hints {
+    fn schema_name() -> Cow<'static, str> {
+        "Hints".into()
+    }
 
-impl Ignored {
-    /// Returns the response with a header that names them, if there are some.
-    pub(crate) fn name_in(&self, mut response: Response) -> Response {
-        if let Some(names) = HeaderValue::from_str(&self.0.join(", ")).ok().filter(|names| !names.is_empty())
-        {
-            response.headers_mut().insert(IGNORED, names);
-        }
-        response
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let fields: Map<String, Value> = NAMES.iter().map(|name| ((*name).to_owned(), json!(true))).collect();
+        json_schema!({"type": "object", "properties": fields})
     }
 }
 
@@ -103,9 +93,9 @@ impl<'de> Visitor<'de> for HintVisitor {
                 continue;
             }
             if is_neutral(name, &value) {
-                hints.ignored.0.push(*name);
+                hints.ignored.push(name);
             } else {
-                hints.refused.get_or_insert(*name);
+                hints.refused.get_or_insert(name);
             }
         }
         Ok(hints)
@@ -121,7 +111,7 @@ mod tests {
     fn hints_without_effect_are_ignored_and_named() {
         let read = |body: &str| read_fields::<Hints>(body.as_bytes()).and_then(Hints::check);
         let check = |body: &str, expect: Result<&[&str], &str>| match (read(body), expect) {
-            (Ok(ignored), Ok(names)) => assert_eq!(ignored.0, names, "{body}"),
+            (Ok(ignored), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
             (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
             (found, _) => panic!("{body}: {found:?}"),
         };
@@ -134,12 +124,5 @@ mod tests {
         check(r#"{"best_of": 2}"#, Err("best_of"));
         check(r#"{"id_slot": -1, "priority": 3}"#, Err("priority"));
         check(r#"{"min_tokens": 5}"#, Err("min_tokens"));
-    }
-
-    #[test]
-    fn a_header_names_what_was_ignored() {
-        let named = |names: &[&'static str]| Ignored(names.to_vec()).name_in(Response::default());
-        assert_eq!(named(&["store", "verbosity"]).headers()["x-narthex-ignored"], "store, verbosity");
-        assert!(named(&[]).headers().is_empty());
     }
 }

@@ -1,8 +1,9 @@
 //! Messages of a conversation in OpenAI's JSON, tool calls and results among them.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
     de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
@@ -12,7 +13,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 
 /// A message.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct WireMessage {
     role: WireRole,
     #[serde(default)]
@@ -24,7 +25,7 @@ pub(crate) struct WireMessage {
     function_call: Option<WireFunctionCall>,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum WireRole {
     System,
@@ -36,13 +37,13 @@ enum WireRole {
     Function,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct WireToolCall {
     id: Option<String>,
     function: WireFunctionCall,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct WireFunctionCall {
     name: String,
     /// JSON text, or an object as some clients send it.
@@ -60,6 +61,17 @@ pub(crate) enum Content {
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(ContentVisitor)
+    }
+}
+
+impl JsonSchema for Content {
+    fn schema_name() -> Cow<'static, str> {
+        "Content".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let parts = generator.subschema_for::<Vec<Part>>();
+        json_schema!({"anyOf": [{"type": "string"}, parts]})
     }
 }
 
@@ -83,7 +95,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
 }
 
 /// Part of a text.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Part {
     r#type: String,
     text: Option<String>,

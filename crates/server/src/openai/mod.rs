@@ -26,7 +26,8 @@ use std::{
 };
 
 use narthex_gateway::request::{FinishReason, Summary};
-use serde::de::DeserializeOwned;
+use schemars::JsonSchema;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{body, error::ApiError};
@@ -39,6 +40,9 @@ const CALLER_FIELDS: &[&str] =
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
     body::read_body(body, &[fields, &[CALLER_FIELDS]].concat())
 }
+
+/// Value of `system_fingerprint`: the program that computes the answers.
+const FINGERPRINT: &str = concat!("narthex-", env!("CARGO_PKG_VERSION"));
 
 /// Fields at the start of a completion object.
 pub(crate) struct CompletionHeader {
@@ -55,7 +59,13 @@ impl CompletionHeader {
 
     /// Returns an object of this type that has the header's fields alone.
     pub(crate) fn object(&self, object: &str) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.model})
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        })
     }
 }
 
@@ -91,7 +101,14 @@ pub(crate) fn usage(summary: &Summary) -> Value {
     })
 }
 
-/// Value of `usage` for a request that generates nothing.
-pub(crate) fn usage_of_prompt(tokens: usize) -> Value {
-    json!({"prompt_tokens": tokens, "total_tokens": tokens})
+/// `usage` of a request that generates nothing.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+pub(crate) struct PromptUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Returns the usage of a request that generates nothing.
+pub(crate) fn usage_of_prompt(tokens: usize) -> PromptUsage {
+    PromptUsage { prompt_tokens: tokens, total_tokens: tokens }
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use narthex_gateway::request::{GenerateOptions, StopTokens};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::error::ApiError;
 
 /// One string or several.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 pub(crate) enum OneOrMany {
     One(String),
@@ -16,14 +17,14 @@ pub(crate) enum OneOrMany {
 }
 
 /// `stream_options`.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 pub(crate) struct StreamOptions {
     #[serde(default)]
     pub(crate) include_usage: bool,
 }
 
 /// Parameters of both endpoints.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Sampling {
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,

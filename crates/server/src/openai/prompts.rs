@@ -3,10 +3,12 @@
 //! They are read element by element. Serde's untagged enums would keep every element as a value of its own first, which takes
 //! a hundred times the memory of the tokens.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use narthex_gateway::request::Prompt;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde_json::json;
 
 /// Texts and token lists, at most `MAX`.
 #[derive(Debug)]
@@ -15,6 +17,21 @@ pub(crate) struct Prompts<const MAX: usize>(pub(crate) Vec<Prompt>);
 impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(PromptsVisitor)
+    }
+}
+
+impl<const MAX: usize> JsonSchema for Prompts<MAX> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("Prompts{MAX}").into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let tokens =
+            json!({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}});
+        let element = json!({"anyOf": [{"type": "string"}, tokens]});
+        json_schema!({
+            "anyOf": [{"type": "string"}, tokens, {"type": "array", "items": element, "maxItems": MAX}],
+        })
     }
 }
 

@@ -5,36 +5,34 @@ use narthex_gateway::{
     Cancel, Gateway,
     request::{Overlong, Ranked, RerankRequest},
 };
-use serde::Deserialize;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::{new_id, read_body, usage_of_prompt};
+use super::{PromptUsage, new_id, read_body, usage_of_prompt};
 use crate::{
     app::App,
     blocking::run_cancellable,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    model_name::refuse_path,
 };
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "query", "documents", "top_n", "return_documents", "truncate"];
 
-#[derive(Debug, Deserialize)]
-struct RerankBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct RerankBody {
     model: String,
     query: String,
     documents: Vec<Document>,
     top_n: Option<usize>,
     #[serde(default)]
     return_documents: bool,
-    #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
 }
 
 /// A document: a text, or an object with one.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a text, or an object with the field text")]
 enum Document {
     Text(String),
@@ -53,44 +51,68 @@ impl Document {
 pub(crate) struct ParsedRerank {
     model: String,
     request: RerankRequest,
+    truncate: Option<bool>,
     return_documents: bool,
 }
 
 impl FromBody for ParsedRerank {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: RerankBody = read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),
             top_n: body.top_n,
-            overlong: if body.truncate { Overlong::Truncate } else { Overlong::Refuse },
+            overlong: Overlong::Refuse,
         };
-        Ok(Self { model: body.model, request, return_documents: body.return_documents })
+        let RerankBody { model, truncate, return_documents, .. } = body;
+        Ok(Self { model, request, truncate, return_documents })
     }
+}
+
+/// Documents in descending order of relevance.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct RerankAnswer {
+    id: String,
+    model: String,
+    results: Vec<RerankResult>,
+    usage: PromptUsage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RerankResult {
+    /// Index of the document in the request.
+    index: usize,
+    /// Relevance, 0 to 1.
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<RankedDocument>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RankedDocument {
+    text: String,
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
-    let Body(ParsedRerank { model, request, return_documents }, held) = body;
+    let Body(ParsedRerank { model, mut request, truncate, return_documents }, held) = body;
+    request.overlong = app.shared.options.overlong(truncate);
     let name = model.clone();
     let call = move |gateway: &Gateway, cancel: &Cancel| {
         Ok((gateway.rerank(&name, &request, cancel)?, request.documents))
     };
     let (answer, documents) = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
-    let result = |ranked: &Ranked| {
-        let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
-        if return_documents {
-            result["document"] = json!({"text": documents[ranked.index]});
-        }
-        result
+    let result = |ranked: &Ranked| RerankResult {
+        index: ranked.index,
+        relevance_score: ranked.score,
+        document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),
     };
-    let body = json!({
-        "id": new_id("rerank"),
-        "model": model,
-        "results": answer.results.iter().map(result).collect::<Vec<_>>(),
-        "usage": usage_of_prompt(answer.prompt_tokens),
-    });
+    let body = RerankAnswer {
+        id: new_id("rerank"),
+        model,
+        results: answer.results.iter().map(result).collect(),
+        usage: usage_of_prompt(answer.prompt_tokens),
+    };
     Ok(with_device_headers(&answer.ran_on, Json(body)))
 }

@@ -1,11 +1,12 @@
 //! `response_format`.
 
 use narthex_gateway::request::Grammar;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Form of the answer's text.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     /// Any text.
@@ -23,7 +24,7 @@ pub(crate) enum ResponseFormat {
 }
 
 /// A schema with a name, which changes nothing here. It is enforced whether `strict` is set or not.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct NamedSchema {
     schema: Option<Value>,
 }

@@ -2,8 +2,8 @@
 
 use axum::Json;
 use narthex_gateway::request::{ChatRequest, GenerateOptions, ToolSettings};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{messages::WireMessage, read_body, tools::WireTool};
 use crate::{
@@ -11,11 +11,10 @@ use crate::{
     blocking::run_cancellable,
     body::{Body, FromBody},
     error::ApiError,
-    model_name::refuse_path,
 };
 
 /// Body of `/tokenize`: a text, or a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct TokenizeBody {
     model: String,
     #[serde(alias = "prompt")]
@@ -25,17 +24,36 @@ pub(crate) struct TokenizeBody {
 }
 
 /// Body of `/detokenize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct DetokenizeBody {
     model: String,
     tokens: Vec<u32>,
+}
+
+/// Answer of `/tokenize`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TokenList {
+    tokens: Vec<u32>,
+    count: usize,
+}
+
+/// Answer of `/detokenize`: the text, under llama.cpp's name and vLLM's.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TokenText {
+    content: String,
+    prompt: String,
+}
+
+/// Answer of `/apply-template`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TemplateText {
+    prompt: String,
 }
 
 impl FromBody for TokenizeBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let fields = ["model", "content", "prompt", "messages", "tools", "add_special", "parse_special"];
         let read: Self = read_body(body, &[&fields])?;
-        refuse_path(&read.model)?;
         Ok(read)
     }
 }
@@ -43,7 +61,6 @@ impl FromBody for TokenizeBody {
 impl FromBody for DetokenizeBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let read: Self = read_body(body, &[&["model", "tokens"]])?;
-        refuse_path(&read.model)?;
         Ok(read)
     }
 }
@@ -66,7 +83,7 @@ impl TokenizeBody {
 }
 
 /// Returns the tokens of a text or of a conversation.
-pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
     let Body(mut body, held) = body;
     let (conversation, content, model) = (body.conversation()?, body.content.take(), body.model.clone());
     if conversation.is_none() && content.is_none() {
@@ -77,25 +94,28 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
         None => gateway.tokenize(&body.model, &content.unwrap_or_default()),
     };
     let tokens = run_cancellable(&app, &model, held, call).await?;
-    Ok(Json(json!({"tokens": tokens, "count": tokens.len()})))
+    Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 
 /// Returns the text of tokens.
-pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Json<TokenText>, ApiError> {
     let Body(DetokenizeBody { model, tokens }, held) = body;
     let name = model.clone();
     let text =
         run_cancellable(&app, &model, held, move |gateway, _| gateway.detokenize(&name, &tokens)).await?;
-    Ok(Json(json!({"content": text, "prompt": text})))
+    Ok(Json(TokenText { content: text.clone(), prompt: text }))
 }
 
 /// Returns the prompt that a conversation becomes.
-pub(crate) async fn apply_template(app: App, body: Body<TokenizeBody>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn apply_template(
+    app: App,
+    body: Body<TokenizeBody>,
+) -> Result<Json<TemplateText>, ApiError> {
     let Body(mut body, held) = body;
     let request = body.conversation()?;
     let request = request.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))?;
     let (model, name) = (body.model.clone(), body.model);
     let prompt =
         run_cancellable(&app, &model, held, move |gateway, _| gateway.chat_prompt(&name, request)).await?;
-    Ok(Json(json!({"prompt": prompt.text})))
+    Ok(Json(TemplateText { prompt: prompt.text }))
 }

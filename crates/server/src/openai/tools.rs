@@ -1,19 +1,20 @@
 //! Tools in OpenAI's JSON.
 
 use narthex_gateway::request::{Strictness, Tool, ToolChoice};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
 /// An entry of `tools`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct WireTool {
     r#type: String,
     function: Option<WireFunction>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct WireFunction {
     name: String,
     description: Option<String>,
@@ -22,7 +23,7 @@ struct WireFunction {
 }
 
 /// `tool_choice`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
 pub(crate) enum WireToolChoice {
     /// A mode.
@@ -35,7 +36,7 @@ pub(crate) enum WireToolChoice {
 }
 
 /// A mode of `tool_choice`.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ChoiceMode {
     None,
@@ -44,7 +45,7 @@ pub(crate) enum ChoiceMode {
 }
 
 /// Name of a function in `tool_choice`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct FunctionName {
     name: String,
 }

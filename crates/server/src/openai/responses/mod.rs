@@ -1,129 +1,168 @@
-//! `POST /v1/responses`. Responses are not stored: clients send the whole conversation.
+//! `POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`.
 
+mod object;
 mod request;
+mod store;
 mod stream;
 
-use axum::{Json, response::Response};
-use narthex_gateway::{
-    Gateway,
-    request::{ChatRequest, FinishReason, Summary},
-};
-use serde_json::{Value, json};
+use std::sync::Arc;
 
+use axum::{
+    Extension, Json,
+    extract::{Path, rejection::PathRejection},
+    http::StatusCode,
+    response::Response,
+};
+use narthex_gateway::request::ChatRequest;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
+use self::{
+    object::{ResponseSettings, output_items},
+    request::{FIELDS, InputRequest},
+    store::{PendingStore, Turns, messages},
+    stream::ResponseEvents,
+};
 use super::{new_id, now};
 use crate::{
     app::App,
     body::{self, Body, FromBody},
-    device_headers::with_device_headers,
+    conversation::{self, AnswerForm, Conversation},
     error::ApiError,
-    events,
-    model_name::refuse_path,
-    reply::{Choice, WholeToolCall, collect},
+    events::Events,
+    ignored::Ignored,
+    metrics::Metrics,
+    reply::Reply,
     sse,
 };
-use request::{FIELDS, ResponsesBody};
-use stream::ResponseEvents;
 
 /// A body that was read and checked.
 pub(crate) struct ParsedResponses {
-    request: ChatRequest,
+    model: String,
+    request: InputRequest,
     is_streamed: bool,
-    object: ResponseObject,
+    settings: ResponseSettings,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedResponses {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let settings: ResponseSettings = body::read_fields(body)?;
         let body: ResponsesBody = body::read_body(body, &[FIELDS])?;
-        refuse_path(&body.model)?;
-        let object = ResponseObject { id: new_id("resp"), created: now(), model: body.model.clone() };
-        Ok(Self { is_streamed: body.stream == Some(true), request: body.into_request()?, object })
+        let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
+        let mut ignored = Ignored::default();
+        let request = body.into_request(&mut ignored)?;
+        Ok(Self { model, request, is_streamed, settings: settings.with_defaults(), ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
-/// The fields of a response that do not depend on its answer.
-struct ResponseObject {
-    id: String,
-    created: u64,
-    model: String,
+/// Form of an answer to `/v1/responses`.
+struct ResponseForm {
+    object: ResponseObject,
+    /// Present if the response is stored.
+    pending: Option<PendingStore>,
 }
 
-impl ResponseObject {
-    /// Returns the response in a state.
-    fn value(&self, status: &str, output: Value) -> Value {
-        json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": null,
-            "incomplete_details": null,
-            "model": self.model,
-            "output": output,
-            "parallel_tool_calls": true,
-            "previous_response_id": null,
-            "store": false,
-            "usage": null,
-        })
-    }
-
-    /// Returns the response with a whole answer.
-    fn complete(&self, output: Value, reason: Option<FinishReason>, summary: &Summary) -> Value {
-        let is_cut = matches!(reason, Some(FinishReason::Length | FinishReason::Cancelled));
-        let mut value = self.value(if is_cut { "incomplete" } else { "completed" }, output);
-        if is_cut {
-            value["incomplete_details"] = json!({"reason": "max_output_tokens"});
+impl ResponseForm {
+    /// Completes the response and stores it.
+    fn complete(self, complete: impl FnOnce(ResponseObject) -> ResponseObject) -> ResponseObject {
+        let response = complete(self.object);
+        if let Some(pending) = self.pending {
+            pending.store(&response);
         }
-        value["usage"] = json!({
-            "input_tokens": summary.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": summary.cached_tokens},
-            "output_tokens": summary.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": summary.prompt_tokens + summary.completion_tokens,
-        });
-        value
+        response
     }
 }
 
-fn message_item(id: &str, text: &str, status: &str) -> Value {
-    json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": [text_part(text)]})
-}
+impl AnswerForm for ResponseForm {
+    type Whole = ResponseObject;
 
-fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": []})
-}
+    fn whole(self, mut reply: Reply) -> ResponseObject {
+        let choice = reply.choices.pop().unwrap_or_default();
+        self.complete(|object| object.complete(output_items(&choice), choice.finish, &reply.summary))
+    }
 
-fn call_item(id: &str, call: &WholeToolCall, status: &str) -> Value {
-    json!({
-        "type": "function_call",
-        "id": id,
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": status,
-    })
-}
-
-/// Returns the output items of a whole answer.
-fn output(choice: &Choice) -> Value {
-    let has_text = !choice.text.is_empty() || choice.calls.is_empty();
-    let message = has_text.then(|| message_item(&new_id("msg"), &choice.text, "completed"));
-    let calls = choice.calls.iter().map(|call| call_item(&new_id("fc"), call, "completed"));
-    message.into_iter().chain(calls).collect()
+    fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
+        sse::respond(events, Box::new(ResponseEvents::new(self)), metrics)
+    }
 }
 
 /// Handles a request.
-pub(crate) async fn create(app: App, body: Body<ParsedResponses>) -> Result<Response, ApiError> {
-    let Body(ParsedResponses { request, is_streamed, object }, held) = body;
-    let model = object.model.clone();
-    let name = model.clone();
-    let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
-    let events = events::start(&app, &model, held, call).await?;
-    if is_streamed {
-        return Ok(sse::respond(events, Box::new(ResponseEvents::new(object)), app.meter.metrics));
+pub(crate) async fn create(
+    app: App,
+    Extension(store): Extension<ResponseStore>,
+    body: Body<ParsedResponses>,
+) -> Result<Response, ApiError> {
+    let Body(ParsedResponses { model, request, is_streamed, settings, ignored }, held) = body;
+    let InputRequest { instructions, input, tools, options } = request;
+    let owner = app.meter.caller.key_hash();
+    let turns = match &settings.previous_response_id {
+        Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
+        None => Turns::new(),
+    };
+    let system = instructions.into_iter();
+    let request = ChatRequest {
+        messages: system.chain(messages(&turns)).chain(input.iter().cloned()).collect(),
+        tools,
+        options,
+    };
+    let form = ResponseForm {
+        pending: settings.is_stored().then(|| PendingStore { store, owner, turns, input }),
+        object: ResponseObject::new(new_id("resp"), now(), model.clone(), settings),
+    };
+    let conversation = Conversation { model, request, is_streamed };
+    Ok(ignored.name_in(conversation::answer(&app, conversation, held, form).await?))
+}
+
+fn no_previous(id: &str) -> ApiError {
+    let message =
+        format!("previous_response_id: no response {id:?} is stored; send the whole conversation as input");
+    ApiError::bad_request("previous_response_id", message).with_code("previous_response_not_found")
+}
+
+fn no_response(id: &str) -> ApiError {
+    ApiError::plain(StatusCode::NOT_FOUND, format!("no response {id:?} is stored"))
+}
+
+fn path(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+    Ok(id)
+}
+
+/// Returns a stored response.
+pub(crate) async fn retrieve(
+    app: App,
+    Extension(store): Extension<ResponseStore>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ResponseObject>, ApiError> {
+    let id = path(id)?;
+    let found = store.get(app.meter.caller.key_hash(), &id);
+    found.map(Json).ok_or_else(|| no_response(&id))
+}
+
+/// Answer to the removal of a response.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct DeletedResponse {
+    id: String,
+    /// `response`.
+    object: &'static str,
+    deleted: bool,
+}
+
+/// Removes a stored response.
+pub(crate) async fn remove(
+    app: App,
+    Extension(store): Extension<ResponseStore>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<DeletedResponse>, ApiError> {
+    let id = path(id)?;
+    if !store.remove(app.meter.caller.key_hash(), &id) {
+        return Err(no_response(&id));
     }
-    let ran_on = events.ran_on();
-    let mut reply = collect(events, 1).await?;
-    let choice = reply.choices.pop().unwrap_or_default();
-    let answer = object.complete(output(&choice), choice.finish, &reply.summary);
-    Ok(with_device_headers(&ran_on, Json(answer)))
+    Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }

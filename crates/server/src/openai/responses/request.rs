@@ -1,17 +1,21 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, Message, Role, Strictness, Tool,
-    ToolCall, ToolChoice, ToolSettings,
+    CallLimit, FunctionCall, GenerateOptions, Grammar, Message, Role, Strictness, Tool, ToolCall, ToolChoice,
+    ToolSettings,
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::{
-    messages::Content,
-    tools::{ChoiceMode, no_parameters},
+use super::{
+    super::{
+        messages::Content,
+        tools::{ChoiceMode, no_parameters},
+    },
+    object::arguments_value,
 };
-use crate::error::ApiError;
+use crate::{error::ApiError, ignored::Ignored};
 
 /// Names of the fields. Some change no answer here.
 pub(super) const FIELDS: &[&str] = &[
@@ -27,6 +31,7 @@ pub(super) const FIELDS: &[&str] = &[
     "parallel_tool_calls",
     "text",
     "store",
+    "previous_response_id",
     "reasoning",
     "include",
     "metadata",
@@ -40,8 +45,8 @@ pub(super) const FIELDS: &[&str] = &[
     "client_metadata",
 ];
 
-#[derive(Debug, Deserialize)]
-pub(super) struct ResponsesBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct ResponsesBody {
     pub(super) model: String,
     input: Input,
     instructions: Option<String>,
@@ -55,7 +60,7 @@ pub(super) struct ResponsesBody {
     text: Option<TextSettings>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of items")]
 enum Input {
     Text(String),
@@ -63,10 +68,11 @@ enum Input {
 }
 
 /// An item of the conversation; without a type it is a message.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct Item {
     #[serde(default = "message_type")]
     r#type: String,
+    #[schemars(with = "Option<String>")]
     role: Option<Role>,
     content: Option<Content>,
     call_id: Option<String>,
@@ -79,7 +85,7 @@ fn message_type() -> String {
     "message".to_owned()
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct ResponseTool {
     r#type: String,
     name: Option<String>,
@@ -88,19 +94,19 @@ struct ResponseTool {
     strict: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
 enum ResponseChoice {
     Mode(ChoiceMode),
     Function { name: String },
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct TextSettings {
     format: Option<TextFormat>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum TextFormat {
     Text,
@@ -123,8 +129,7 @@ impl Item {
                 Ok(Some(Message::new(role, text(self.content)?)))
             }
             "function_call" => {
-                let arguments = self.arguments.unwrap_or_default();
-                let arguments = serde_json::from_str(&arguments).unwrap_or(Value::String(arguments));
+                let arguments = arguments_value(self.arguments.unwrap_or_default());
                 let function = FunctionCall { name: self.name.ok_or_else(|| missing("name"))?, arguments };
                 let tool_calls = vec![ToolCall { id: self.call_id, function }];
                 Ok(Some(Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }))
@@ -142,6 +147,18 @@ impl Item {
             }
         }
     }
+}
+
+/// Tools that OpenAI's servers run. A model without them answers as one that does not call them.
+const HOSTED_TOOLS: [&str; 2] = ["web_search", "web_search_preview"];
+
+/// Conversation of a body without the turns before it, and its options.
+pub(super) struct InputRequest {
+    /// Instructions, which are not part of the conversation.
+    pub(super) instructions: Option<Message>,
+    pub(super) input: Vec<Message>,
+    pub(super) tools: ToolSettings,
+    pub(super) options: GenerateOptions,
 }
 
 impl ResponseTool {
@@ -162,20 +179,24 @@ impl ResponseTool {
 }
 
 impl ResponsesBody {
-    /// Returns the gateway's request.
-    pub(super) fn into_request(self) -> Result<ChatRequest, ApiError> {
-        let mut messages: Vec<Message> =
-            self.instructions.map(|text| Message::new(Role::System, text)).into_iter().collect();
+    /// Returns the gateway's request, and names what it leaves out.
+    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<InputRequest, ApiError> {
+        let mut input = Vec::new();
         match self.input {
-            Input::Text(text) => messages.push(Message::new(Role::User, text)),
+            Input::Text(text) => input.push(Message::new(Role::User, text)),
             Input::Items(items) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    messages.extend(item.into_message(index)?);
+                    input.extend(item.into_message(index)?);
                 }
             }
         }
-        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
-        let tools = tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+        let mut tools = Vec::new();
+        for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            match HOSTED_TOOLS.iter().find(|hosted| **hosted == tool.r#type) {
+                Some(hosted) => ignored.push(hosted),
+                None => tools.push(tool.into_tool(index)?),
+            }
+        }
         let choice = match self.tool_choice {
             None => ToolChoice::Auto,
             Some(ResponseChoice::Mode(mode)) => mode.into(),
@@ -195,7 +216,8 @@ impl ResponsesBody {
             grammar,
             ..standard
         };
-        Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, options })
+        let instructions = self.instructions.map(|text| Message::new(Role::System, text));
+        Ok(InputRequest { instructions, input, tools: ToolSettings { tools, choice, calls }, options })
     }
 }
 
@@ -216,14 +238,18 @@ mod tests {
                 {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{\"city\": \"Rome\"}"},
                 {"type": "function_call_output", "call_id": "c1", "output": "12"},
             ],
-            "tools": [{"type": "function", "name": "w", "parameters": {"type": "object"}, "strict": true}],
+            "tools": [{"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"type": "object"}, "strict": true}],
             "tool_choice": {"type": "function", "name": "w"},
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
         });
-        let request = serde_json::from_value::<ResponsesBody>(body).unwrap().into_request().unwrap();
-        let roles: Vec<Role> = request.messages.iter().map(|message| message.role).collect();
-        assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool]);
-        assert_eq!(request.messages[2].tool_calls[0].function.arguments, json!({"city": "Rome"}));
+        let mut ignored = Ignored::default();
+        let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
+        let request = body.into_request(&mut ignored).unwrap();
+        let roles: Vec<Role> = request.input.iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
+        assert_eq!(request.instructions.unwrap().content, "Be brief.");
+        assert_eq!(ignored.names(), ["web_search"]);
+        assert_eq!(request.input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
         assert_eq!(request.tools.choice, ToolChoice::Function("w".to_owned()));
         assert_eq!(request.tools.tools[0].strictness, Strictness::Strict);
         assert_eq!(request.options.grammar, Some(Grammar::json_object()));

@@ -4,15 +4,19 @@ use axum::response::sse::Event;
 use narthex_gateway::request::{FinishReason, GenerationEvent, ToolCallDelta};
 use serde_json::{Value, json};
 
-use super::{ResponseObject, call_item, message_item, new_id, text_part};
+use super::{
+    ResponseForm, new_id,
+    object::{OutputItem, OutputPart, ResponseStatus},
+};
 use crate::{reply::WholeToolCall, sse::EventEncoder};
 
 /// Encodes an answer as output items: a message, and one item for each call.
 pub(super) struct ResponseEvents {
-    object: ResponseObject,
+    /// The response, until it ends.
+    form: Option<ResponseForm>,
     sequence: u64,
     /// Complete items.
-    output: Vec<Value>,
+    output: Vec<OutputItem>,
     open: Option<OpenItem>,
     reason: Option<FinishReason>,
 }
@@ -30,14 +34,14 @@ enum OpenKind {
 
 impl ResponseEvents {
     /// A response that has not begun.
-    pub(super) fn new(object: ResponseObject) -> Self {
-        Self { object, sequence: 0, output: Vec::new(), open: None, reason: None }
+    pub(super) fn new(form: ResponseForm) -> Self {
+        Self { form: Some(form), sequence: 0, output: Vec::new(), open: None, reason: None }
     }
 
     fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
         match event {
             GenerationEvent::Started { .. } => {
-                let response = self.object.value("in_progress", json!([]));
+                let response = self.form.as_ref().map(|form| &form.object);
                 vec![
                     json!({"type": "response.created", "response": response}),
                     json!({"type": "response.in_progress", "response": response}),
@@ -51,13 +55,16 @@ impl ResponseEvents {
                 self.close()
             }
             GenerationEvent::Done(summary) => {
-                let response = self.object.complete(self.output.clone().into(), self.reason, &summary);
-                let kind = if response["status"] == "completed" { "completed" } else { "incomplete" };
-                vec![json!({"type": format!("response.{kind}"), "response": response})]
+                let (output, reason) = (std::mem::take(&mut self.output), self.reason);
+                let Some(form) = self.form.take() else { return Vec::new() };
+                let response = form.complete(|object| object.complete(output, reason, &summary));
+                let is_whole = response.status == ResponseStatus::Completed;
+                let kind = if is_whole { "response.completed" } else { "response.incomplete" };
+                vec![json!({"type": kind, "response": response})]
             }
             GenerationEvent::Failed { message } => {
-                let mut response = self.object.value("failed", self.output.clone().into());
-                response["error"] = json!({"code": "server_error", "message": message});
+                let Some(form) = self.form.take() else { return Vec::new() };
+                let response = form.object.failed(std::mem::take(&mut self.output), message);
                 vec![json!({"type": "response.failed", "response": response})]
             }
         }
@@ -68,8 +75,7 @@ impl ResponseEvents {
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Message(_), .. })) {
             values.extend(self.close());
             let id = new_id("msg");
-            let mut item = message_item(&id, "", "in_progress");
-            item["content"] = json!([]);
+            let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
             let index = self.output.len();
             values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
             values.push(json!({
@@ -77,7 +83,7 @@ impl ResponseEvents {
                 "item_id": id,
                 "output_index": index,
                 "content_index": 0,
-                "part": text_part(""),
+                "part": OutputPart::text(""),
             }));
             self.open = Some(OpenItem { id, kind: OpenKind::Message(String::new()) });
         }
@@ -101,7 +107,8 @@ impl ResponseEvents {
             values.extend(self.close());
             let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
             let id = new_id("fc");
-            let (item, index) = (call_item(&id, &call, "in_progress"), self.output.len());
+            let item = OutputItem::call(&id, &call, ResponseStatus::InProgress);
+            let index = self.output.len();
             values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
             self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
         }
@@ -132,11 +139,11 @@ impl ResponseEvents {
                     done[name] = value;
                     done
                 };
-                let values = vec![
-                    done("response.output_text.done", "text", json!(text)),
-                    done("response.content_part.done", "part", text_part(&text)),
-                ];
-                (values, message_item(&id, &text, "completed"))
+                let part = OutputPart::text(&text);
+                let mut whole = done("response.output_text.done", "text", json!(text));
+                whole["logprobs"] = json!([]);
+                let values = vec![whole, done("response.content_part.done", "part", json!(part))];
+                (values, OutputItem::message(&id, vec![part], ResponseStatus::Completed))
             }
             OpenKind::Call(call) => {
                 let done = json!({
@@ -146,7 +153,7 @@ impl ResponseEvents {
                     "name": call.name,
                     "arguments": call.arguments,
                 });
-                (vec![done], call_item(&id, &call, "completed"))
+                (vec![done], OutputItem::call(&id, &call, ResponseStatus::Completed))
             }
         };
         values.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
@@ -172,12 +179,15 @@ impl EventEncoder for ResponseEvents {
 mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
 
-    use super::*;
+    use super::{
+        super::object::{ResponseObject, ResponseSettings},
+        *,
+    };
 
     #[test]
     fn items_begin_and_end_in_order() {
-        let object = ResponseObject { id: "resp".to_owned(), created: 0, model: "m".to_owned() };
-        let mut events = ResponseEvents::new(object);
+        let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
+        let mut events = ResponseEvents::new(ResponseForm { object, pending: None });
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
         let summary = Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, times: None };
         let all = [

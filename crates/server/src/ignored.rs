@@ -1,0 +1,46 @@
+//! Parameters of a request that were ignored, and the header that names them.
+
+use axum::{
+    http::{HeaderName, HeaderValue},
+    response::Response,
+};
+
+/// Names the ignored parameters of a request.
+const IGNORED: HeaderName = HeaderName::from_static("x-narthex-ignored");
+
+/// Names of ignored parameters.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Ignored(Vec<&'static str>);
+
+impl Ignored {
+    /// Returns the names.
+    pub(crate) fn names(&self) -> &[&'static str] {
+        &self.0
+    }
+
+    /// Adds a name.
+    pub(crate) fn push(&mut self, name: &'static str) {
+        self.0.push(name);
+    }
+
+    /// Returns the response with a header that names them, if there are some.
+    pub(crate) fn name_in(&self, mut response: Response) -> Response {
+        if let Some(names) = HeaderValue::from_str(&self.0.join(", ")).ok().filter(|names| !names.is_empty())
+        {
+            response.headers_mut().insert(IGNORED, names);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_names_what_was_ignored() {
+        let named = |names: &[&'static str]| Ignored(names.to_vec()).name_in(Response::default());
+        assert_eq!(named(&["store", "verbosity"]).headers()["x-narthex-ignored"], "store, verbosity");
+        assert!(named(&[]).headers().is_empty());
+    }
+}

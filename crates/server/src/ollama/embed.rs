@@ -1,0 +1,111 @@
+//! `POST /api/embed`, and `POST /api/embeddings`, its first form.
+
+use std::time::Instant;
+
+use axum::{Json, response::Response};
+use narthex_gateway::{
+    Cancel, Gateway,
+    request::{EmbedRequest, Embeddings, Overlong, Prompt},
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::nanoseconds;
+use crate::{
+    app::App,
+    blocking::run_cancellable,
+    body::{self, Body, FromBody},
+    budget::Reservation,
+    device_headers::with_device_headers,
+    error::ApiError,
+    openai::prompts::Prompts,
+};
+
+/// Maximum number of inputs in one request.
+const MAX_INPUTS: usize = 2048;
+
+/// Body of `/api/embed`.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct EmbedBody {
+    model: String,
+    input: Prompts<MAX_INPUTS>,
+    truncate: Option<bool>,
+    dimensions: Option<usize>,
+}
+
+/// Body of `/api/embeddings`.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct PromptEmbedBody {
+    model: String,
+    prompt: String,
+}
+
+impl FromBody for EmbedBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        // The options concern generation and Ollama's own runtime.
+        body::read_body(body, &[&["model", "input", "truncate", "dimensions", "options", "keep_alive"]])
+    }
+}
+
+impl FromBody for PromptEmbedBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        body::read_body(body, &[&["model", "prompt", "options", "keep_alive"]])
+    }
+}
+
+/// Answer of `/api/embed`. Times are in nanoseconds.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct EmbedAnswer {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// Answer of `/api/embeddings`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct EmbeddingAnswer {
+    embedding: Vec<f32>,
+}
+
+/// Handles a request to `/api/embed`.
+pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
+    let Body(EmbedBody { model, input, truncate, dimensions }, held) = body;
+    let started = Instant::now();
+    // Ollama truncates by default.
+    let overlong = if truncate == Some(false) { Overlong::Refuse } else { Overlong::Truncate };
+    let request = EmbedRequest { inputs: input.0, overlong, dimensions, prompt: None };
+    let found = vectors(&app, &model, request, held).await?;
+    let answer = EmbedAnswer {
+        model,
+        embeddings: found.vectors,
+        total_duration: nanoseconds(started.elapsed()),
+        load_duration: 0,
+        prompt_eval_count: found.prompt_tokens,
+    };
+    Ok(with_device_headers(&found.ran_on, Json(answer)))
+}
+
+/// Handles a request to `/api/embeddings`.
+pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
+    let Body(PromptEmbedBody { model, prompt }, held) = body;
+    let inputs = vec![Prompt::Text(prompt)];
+    let request = EmbedRequest { inputs, overlong: Overlong::Truncate, dimensions: None, prompt: None };
+    let found = vectors(&app, &model, request, held).await?;
+    let embedding = found.vectors.into_iter().next().unwrap_or_default();
+    Ok(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding })))
+}
+
+async fn vectors(
+    app: &App,
+    model: &str,
+    request: EmbedRequest,
+    held: Reservation,
+) -> Result<Embeddings, ApiError> {
+    let name = model.to_owned();
+    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.embed(&name, &request, cancel);
+    let found = run_cancellable(app, model, held, call).await?;
+    app.meter.tokens(found.prompt_tokens);
+    Ok(found)
+}

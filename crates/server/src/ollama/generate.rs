@@ -1,0 +1,128 @@
+//! `POST /api/generate`: an answer to a prompt, through the chat template or without it.
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::{
+    Gateway,
+    request::{ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role, ToolSettings},
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{
+    lines::{AnswerLines, GeneratedText},
+    options,
+};
+use crate::{
+    app::App,
+    body::{self, Body, FromBody},
+    conversation::{self, Conversation, Delivery},
+    error::ApiError,
+    events,
+    ignored::Ignored,
+    loading,
+};
+
+/// Names of the fields.
+const FIELDS: &[&str] = &[
+    "model",
+    "prompt",
+    "system",
+    "raw",
+    "stream",
+    "format",
+    "options",
+    "keep_alive",
+    "logprobs",
+    "top_logprobs",
+];
+
+/// Body of the request.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct GenerateBody {
+    model: String,
+    #[serde(default)]
+    prompt: String,
+    system: Option<String>,
+    raw: Option<bool>,
+    stream: Option<bool>,
+    format: Option<Value>,
+    options: Option<Map<String, Value>>,
+    keep_alive: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+}
+
+/// A body that was read and checked.
+pub(crate) struct ParsedGenerate {
+    model: String,
+    is_streamed: bool,
+    work: GenerateWork,
+    ignored: Ignored,
+}
+
+/// Work that a request asks for.
+enum GenerateWork {
+    /// Loading the model.
+    Load,
+    /// An answer to the prompt as a message of a user.
+    Answer(Box<ChatRequest>),
+    /// A continuation of the prompt.
+    Continue(Box<CompletionRequest>),
+}
+
+impl FromBody for ParsedGenerate {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body: GenerateBody = body::read_body(body, &[FIELDS])?;
+        let mut ignored = Ignored::default();
+        if body.keep_alive.is_some() {
+            ignored.push("keep_alive");
+        }
+        let options = options::read(body.options, &mut ignored)?;
+        let logprobs = (body.logprobs == Some(true)).then(|| body.top_logprobs.unwrap_or(0));
+        let options = GenerateOptions { grammar: options::grammar(body.format)?, logprobs, ..options };
+        let work = if body.prompt.is_empty() {
+            GenerateWork::Load
+        } else if body.raw == Some(true) {
+            let prompt = Prompt::Text(body.prompt);
+            GenerateWork::Continue(Box::new(CompletionRequest { prompt, echo: Echo::Completion, options }))
+        } else {
+            let system = body.system.filter(|text| !text.is_empty());
+            let system = system.map(|text| Message::new(Role::System, text));
+            let messages = system.into_iter().chain([Message::new(Role::User, body.prompt)]).collect();
+            let tools = ToolSettings::default();
+            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, options }))
+        };
+        Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
+    }
+}
+
+/// Handles a request. Without a prompt it loads the model.
+pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
+    let Body(ParsedGenerate { model, is_streamed, work, ignored }, held) = body;
+    let form = AnswerLines::<GeneratedText>::new(model.clone());
+    let response = match work {
+        GenerateWork::Load => {
+            loading::wait(&app, &model).await?;
+            Json(form.loaded()).into_response()
+        }
+        GenerateWork::Answer(request) => {
+            let conversation = Conversation { model, request: *request, is_streamed };
+            conversation::answer(&app, conversation, held, form).await?
+        }
+        GenerateWork::Continue(request) => {
+            let name = model.clone();
+            let call = move |gateway: &Gateway, sink| gateway.complete(&name, *request, sink);
+            let events = events::start(&app, &model, held, call).await?;
+            conversation::whole_or_streamed(&app, events, form, Delivery { n: 1, is_streamed }).await?
+        }
+    };
+    Ok(ignored.name_in(response))
+}

@@ -1,0 +1,240 @@
+//! Answers to `/api/chat` and `/api/generate`: one object, or one per line in a stream.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{nanoseconds, timestamp};
+use crate::{
+    conversation::AnswerForm,
+    events::Events,
+    metrics::Metrics,
+    protocol::OllamaErrorBody,
+    reply::{Choice, Reply, WholeToolCall},
+    sse::{self, LineEncoder},
+};
+
+/// An answer, or a line of one.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct AnswerLine<C> {
+    model: String,
+    /// Time as in RFC 3339.
+    created_at: String,
+    #[serde(flatten)]
+    content: C,
+    /// Log-probabilities of the tokens, if they were requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<TokenLogprob>,
+    /// True in a whole answer, and in the last line of a streamed one.
+    done: bool,
+    #[serde(flatten)]
+    end: Option<AnswerEnd>,
+}
+
+/// A token with its log-probability.
+#[derive(Debug, Serialize, JsonSchema)]
+struct TokenLogprob {
+    token: String,
+    logprob: Option<f32>,
+    bytes: Vec<u8>,
+    /// The likeliest tokens at this position.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top_logprobs: Vec<TokenLogprob>,
+}
+
+/// Fields of the last line. Times are in nanoseconds.
+#[derive(Debug, Serialize, JsonSchema)]
+struct AnswerEnd {
+    done_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_count: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_duration: Option<u64>,
+}
+
+impl AnswerEnd {
+    /// The end of an answer that loaded a model and generated nothing.
+    fn loaded() -> Self {
+        Self {
+            done_reason: "load",
+            total_duration: None,
+            load_duration: None,
+            prompt_eval_count: None,
+            prompt_eval_duration: None,
+            eval_count: None,
+            eval_duration: None,
+        }
+    }
+
+    fn new(reason: Option<FinishReason>, summary: &Summary) -> Self {
+        let times = summary.times.as_ref();
+        Self {
+            done_reason: match reason {
+                Some(FinishReason::Length | FinishReason::Cancelled) => "length",
+                _ => "stop",
+            },
+            total_duration: times.map(|times| nanoseconds(times.total)),
+            load_duration: times.map(|_| 0),
+            prompt_eval_count: Some(summary.prompt_tokens),
+            prompt_eval_duration: times.map(|times| nanoseconds(times.first_token)),
+            eval_count: Some(summary.completion_tokens),
+            eval_duration: times.map(|times| nanoseconds(times.total.saturating_sub(times.first_token))),
+        }
+    }
+}
+
+/// Part of a line that differs between endpoints.
+pub(crate) trait LineContent: Serialize + Send + 'static {
+    /// Returns the content of a text and calls.
+    fn new(text: String, calls: &[WholeToolCall]) -> Self;
+}
+
+/// Content of `/api/generate`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct GeneratedText {
+    response: String,
+}
+
+impl LineContent for GeneratedText {
+    fn new(text: String, _calls: &[WholeToolCall]) -> Self {
+        Self { response: text }
+    }
+}
+
+/// Content of `/api/chat`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ChatContent {
+    message: AssistantMessage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AssistantMessage {
+    /// `assistant`.
+    role: &'static str,
+    content: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<AnswerCall>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AnswerCall {
+    function: CalledFunction,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct CalledFunction {
+    name: String,
+    /// Arguments as an object.
+    arguments: Value,
+}
+
+impl LineContent for ChatContent {
+    fn new(text: String, calls: &[WholeToolCall]) -> Self {
+        let calls = calls.iter().map(|call| {
+            let arguments = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
+            AnswerCall { function: CalledFunction { name: call.name.clone(), arguments } }
+        });
+        Self { message: AssistantMessage { role: "assistant", content: text, tool_calls: calls.collect() } }
+    }
+}
+
+/// Form of the answers of an endpoint.
+pub(super) struct AnswerLines<C> {
+    model: String,
+    /// Calls and the finish reason, which are sent at the end.
+    choice: Choice,
+    content: std::marker::PhantomData<C>,
+}
+
+impl<C: LineContent> AnswerLines<C> {
+    /// Lines of an answer by a model.
+    pub(super) fn new(model: String) -> Self {
+        Self { model, choice: Choice::default(), content: std::marker::PhantomData }
+    }
+
+    fn line(&self, content: C, tokens: &[TokenInfo], end: Option<AnswerEnd>) -> AnswerLine<C> {
+        AnswerLine {
+            model: self.model.clone(),
+            created_at: timestamp::now(),
+            content,
+            logprobs: tokens.iter().map(logprob).collect(),
+            done: end.is_some(),
+            end,
+        }
+    }
+
+    /// Returns the answer to a request without a prompt, which loads its model.
+    pub(super) fn loaded(self) -> AnswerLine<C> {
+        self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::loaded()))
+    }
+
+    fn lines_of(&mut self, event: GenerationEvent) -> Option<AnswerLine<C>> {
+        match event {
+            GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
+                Some(self.line(C::new(text, &[]), &tokens, None))
+            }
+            GenerationEvent::ToolCall { delta, .. } => {
+                self.choice.add_call(delta);
+                None
+            }
+            GenerationEvent::Finished { reason, .. } => {
+                self.choice.finish = Some(reason);
+                None
+            }
+            GenerationEvent::Done(summary) => {
+                let end = AnswerEnd::new(self.choice.finish, &summary);
+                Some(self.line(C::new(String::new(), &self.choice.calls), &[], Some(end)))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn logprob(token: &TokenInfo) -> TokenLogprob {
+    let top = token.top.iter().map(|top| TokenLogprob {
+        token: top.text.clone(),
+        logprob: Some(top.logprob),
+        bytes: top.bytes.clone(),
+        top_logprobs: Vec::new(),
+    });
+    TokenLogprob {
+        token: token.text.clone(),
+        logprob: token.logprob,
+        bytes: token.bytes.clone(),
+        top_logprobs: top.collect(),
+    }
+}
+
+impl<C: LineContent> AnswerForm for AnswerLines<C> {
+    type Whole = AnswerLine<C>;
+
+    fn whole(self, mut reply: Reply) -> AnswerLine<C> {
+        let Choice { text, tokens, calls, finish, .. } = reply.choices.pop().unwrap_or_default();
+        self.line(C::new(text, &calls), &tokens, Some(AnswerEnd::new(finish, &reply.summary)))
+    }
+
+    fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
+        sse::respond_lines(events, Box::new(self), metrics)
+    }
+}
+
+impl<C: LineContent> LineEncoder for AnswerLines<C> {
+    fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
+        match event {
+            GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
+            event => self.lines_of(event).map(|line| json!(line)).into_iter().collect(),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `POST /api/pull`: fetches and compiles a model, with progress. The caller's rights decide what may be fetched.
+
+use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+
+use axum::{
+    Json,
+    body::{Body as HttpBody, Bytes},
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::Cancel;
+use narthex_spec::{
+    ProgressSink,
+    progress::{Progress, Unit},
+};
+use parking_lot::Mutex;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use crate::{
+    app::App,
+    blocking::CancelOnDrop,
+    body::{self, Body, FromBody},
+    error::ApiError,
+};
+
+/// Delay before a client should ask again while other pulls run.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Maximum number of lines that wait for their client. Further ones are left out.
+const MAX_LINES: usize = 64;
+
+/// Body of the request.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct PullBody {
+    #[serde(alias = "name")]
+    model: String,
+    stream: Option<bool>,
+}
+
+impl FromBody for PullBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        body::read_body(body, &[&["model", "name", "stream", "insecure"]])
+    }
+}
+
+/// A line of the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub(crate) struct PullLine {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<String>,
+    /// Part of the work that `completed` and `total` count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
+    /// Bytes of the part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total: Option<u64>,
+    /// Bytes of the part that are done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl PullLine {
+    fn status(status: impl Into<String>) -> Self {
+        Self { status: Some(status.into()), digest: None, total: None, completed: None, error: None }
+    }
+
+    fn end(outcome: &Result<(), ApiError>) -> Self {
+        match outcome {
+            Ok(()) => Self::status("success"),
+            Err(error) => Self { status: None, error: Some(error.message()), ..Self::status("") },
+        }
+    }
+
+    fn bytes(&self) -> Bytes {
+        // Strings and numbers are always JSON.
+        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        line.push(b'\n');
+        line.into()
+    }
+}
+
+/// Turns progress into lines.
+struct LineSink {
+    lines: mpsc::Sender<PullLine>,
+    /// Bytes of the stages under way.
+    totals: Mutex<BTreeMap<String, u64>>,
+}
+
+impl LineSink {
+    fn line(&self, progress: Progress) -> Option<PullLine> {
+        let mut totals = self.totals.lock();
+        let part = |stage: String, total: u64, completed: u64| PullLine {
+            digest: Some(stage.clone()),
+            total: Some(total),
+            completed: Some(completed),
+            ..PullLine::status(stage)
+        };
+        match progress {
+            Progress::Started { stage, unit: Unit::Bytes, total: Some(total) } => {
+                totals.insert(stage.clone(), total);
+                Some(part(stage, total, 0))
+            }
+            Progress::Started { stage, .. } => Some(PullLine::status(stage)),
+            Progress::Advanced { stage, done } => {
+                let total = *totals.get(&stage)?;
+                Some(part(stage, total, done.min(total)))
+            }
+            Progress::Finished { stage } => {
+                let total = totals.remove(&stage)?;
+                Some(part(stage, total, total))
+            }
+            Progress::Note(text) => Some(PullLine::status(text)),
+        }
+    }
+}
+
+impl ProgressSink for LineSink {
+    fn event(&self, progress: Progress) {
+        if let Some(line) = self.line(progress) {
+            // A slow client misses lines; the work does not wait for it.
+            let _ = self.lines.try_send(line);
+        }
+    }
+}
+
+/// A pull under way. Dropping it cancels the pull.
+struct RunningPull {
+    lines: mpsc::Receiver<PullLine>,
+    job: Option<JoinHandle<Result<(), ApiError>>>,
+    _cancel: CancelOnDrop,
+}
+
+impl RunningPull {
+    /// Starts a pull of a model that the caller may fetch.
+    async fn start(app: &App, model: String) -> Result<Self, ApiError> {
+        let (gateway, name) = (app.gateway.clone(), model.clone());
+        app.shared.jobs.run(move || gateway.check_obtainable(&name)).await?;
+        let place = app.shared.pulls.clone().try_acquire_owned();
+        let place = place
+            .map_err(|_| ApiError::overloaded("other downloads are under way; try again later", RETRY))?;
+        let (sender, lines) = mpsc::channel(MAX_LINES);
+        let (gateway, cancel) = (app.gateway.clone(), Cancel::new());
+        let guard = CancelOnDrop(cancel.clone());
+        let call = move || {
+            let _place = place;
+            let sink = LineSink { lines: sender, totals: Mutex::default() };
+            sink.event(Progress::Note("pulling manifest".to_owned()));
+            gateway.pull_requested(&model, &sink, &cancel).map(drop)
+        };
+        let jobs = app.shared.jobs.clone();
+        let job = tokio::spawn(async move { jobs.run(call).await });
+        Ok(Self { lines, job: Some(job), _cancel: guard })
+    }
+
+    /// Returns the next line; `None` after the last one.
+    async fn next(&mut self) -> Option<PullLine> {
+        if let Some(line) = self.lines.recv().await {
+            return Some(line);
+        }
+        Some(PullLine::end(&self.outcome().await?))
+    }
+
+    /// Waits for the end; `None` if it was waited for before.
+    async fn outcome(&mut self) -> Option<Result<(), ApiError>> {
+        let ended = self.job.take()?.await;
+        Some(ended.unwrap_or_else(|_| Err(ApiError::panicked())))
+    }
+}
+
+/// Handles a request.
+pub(crate) async fn create(app: App, body: Body<PullBody>) -> Result<Response, ApiError> {
+    let Body(PullBody { model, stream }, _held) = body;
+    let mut pull = RunningPull::start(&app, model).await?;
+    if stream == Some(false) {
+        while pull.lines.recv().await.is_some() {}
+        pull.outcome().await.unwrap_or(Ok(()))?;
+        return Ok(Json(PullLine::end(&Ok(()))).into_response());
+    }
+    let lines = futures::stream::unfold(pull, |mut pull| async move {
+        let line = pull.next().await?;
+        Some((Ok::<_, Infallible>(line.bytes()), pull))
+    });
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], HttpBody::from_stream(lines)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_becomes_lines() {
+        let (lines, _receiver) = mpsc::channel(1);
+        let sink = LineSink { lines, totals: Mutex::default() };
+        let stage = || "weights".to_owned();
+        let counts = |line: Option<PullLine>| line.map(|line| (line.completed, line.total));
+        let started = Progress::Started { stage: stage(), unit: Unit::Bytes, total: Some(9) };
+        assert_eq!(counts(sink.line(started)), Some((Some(0), Some(9))));
+        let advanced = Progress::Advanced { stage: stage(), done: 4 };
+        assert_eq!(counts(sink.line(advanced)), Some((Some(4), Some(9))));
+        assert_eq!(counts(sink.line(Progress::Finished { stage: stage() })), Some((Some(9), Some(9))));
+        assert_eq!(sink.line(Progress::Advanced { stage: stage(), done: 1 }), None);
+        let packed = Progress::Started { stage: "packing".to_owned(), unit: Unit::Nothing, total: None };
+        assert_eq!(sink.line(packed), Some(PullLine::status("packing")));
+    }
+}

@@ -1,0 +1,198 @@
+//! Schemas of answers that handlers write field by field. A test validates answers of a server against them.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Value, json};
+
+/// Declares types that stand for schemas.
+macro_rules! schemas {
+    ($($(#[$doc:meta])* $name:ident = $schema:expr;)*) => {$(
+        $(#[$doc])*
+        pub(crate) enum $name {}
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                object($schema)
+            }
+        }
+    )*};
+}
+
+/// Returns the schema of an object with these fields, of which all but the ones of a nullable type are required.
+fn object(fields: Value) -> Schema {
+    let mut schema = Schema::default();
+    let is_required = |field: &Value| field.get("optional").is_none();
+    let mut properties = fields;
+    let required: Vec<String> = properties
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, field)| is_required(field))
+        .map(|(name, _)| name.clone())
+        .collect();
+    for field in properties.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
+        if let Some(field) = field.as_object_mut() {
+            field.remove("optional");
+        }
+    }
+    schema.insert("type".to_owned(), json!("object"));
+    schema.insert("properties".to_owned(), properties);
+    schema.insert("required".to_owned(), json!(required));
+    schema
+}
+
+fn string() -> Value {
+    json!({"type": "string"})
+}
+
+fn count() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn list(items: Value) -> Value {
+    json!({"type": "array", "items": items})
+}
+
+/// Returns the schema of an object inside another.
+fn nested(fields: Value) -> Value {
+    object(fields).to_value()
+}
+
+fn nullable(kind: &str) -> Value {
+    json!({"type": [kind, "null"]})
+}
+
+fn usage() -> Value {
+    nested(json!({
+        "prompt_tokens": count(),
+        "completion_tokens": count(),
+        "total_tokens": count(),
+        "prompt_tokens_details": nested(json!({"cached_tokens": count()})),
+    }))
+}
+
+fn prompt_usage() -> Value {
+    nested(json!({"prompt_tokens": count(), "total_tokens": count()}))
+}
+
+/// Returns the fields of a completion with choices of this form.
+fn completion(object: &str, choice: Value) -> Value {
+    json!({
+        "id": string(),
+        "object": {"const": object},
+        "created": count(),
+        "model": string(),
+        "system_fingerprint": string(),
+        "choices": list(choice),
+        "usage": usage(),
+    })
+}
+
+fn finish_reason() -> Value {
+    json!({"enum": ["stop", "length", "tool_calls", null]})
+}
+
+fn chat_choice() -> Value {
+    let function = nested(json!({"name": string(), "arguments": string()}));
+    let call = nested(json!({"id": string(), "type": {"const": "function"}, "function": function}));
+    let message = json!({
+        "role": {"const": "assistant"},
+        "content": nullable("string"),
+        "refusal": nullable("string"),
+        "reasoning_content": {"type": ["string", "null"], "optional": true},
+        "tool_calls": {"type": "array", "items": call, "optional": true},
+    });
+    nested(json!({
+        "index": count(),
+        "message": nested(message),
+        "logprobs": nullable("object"),
+        "finish_reason": finish_reason(),
+    }))
+}
+
+fn text_choice() -> Value {
+    nested(json!({
+        "index": count(),
+        "text": string(),
+        "logprobs": nullable("object"),
+        "finish_reason": finish_reason(),
+    }))
+}
+
+fn message_usage() -> Value {
+    nested(json!({
+        "input_tokens": count(),
+        "cache_read_input_tokens": count(),
+        "cache_creation_input_tokens": count(),
+        "output_tokens": count(),
+    }))
+}
+
+fn span() -> Value {
+    nested(json!({
+        "text": string(),
+        "start": count(),
+        "end": count(),
+        "start_byte": count(),
+        "end_byte": count(),
+        "score": {"type": "number"},
+    }))
+}
+
+fn filling() -> Value {
+    nested(json!({"token": count(), "text": string(), "score": {"type": "number"}}))
+}
+
+fn optional(mut schema: Value) -> Value {
+    schema["optional"] = json!(true);
+    schema
+}
+
+schemas! {
+    /// Answer of `/v1/chat/completions`.
+    ChatCompletion = completion("chat.completion", chat_choice());
+    /// Answer of `/v1/completions`.
+    TextCompletion = completion("text_completion", text_choice());
+    /// Answer of `/v1/messages`.
+    AnthropicMessage = json!({
+        "id": string(),
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": string(),
+        "content": list(nested(json!({"type": {"enum": ["text", "tool_use", "thinking"]}}))),
+        "stop_reason": nullable("string"),
+        "stop_sequence": nullable("string"),
+        "usage": message_usage(),
+    });
+    /// Answer of `/v1/answer`.
+    QuestionAnswers = json!({
+        "object": {"const": "answer"},
+        "model": string(),
+        "answer": nullable("string"),
+        "no_answer_score": {"type": "number"},
+        "answers": list(span()),
+        "usage": prompt_usage(),
+    });
+    /// Answer of `/v1/fill`: predictions for masks, or a generated text.
+    FilledText = json!({
+        "object": {"const": "fill"},
+        "model": string(),
+        "masks": optional(list(list(filling()))),
+        "text": optional(string()),
+        "generated": optional(string()),
+        "tokens": optional(list(filling())),
+        "usage": prompt_usage(),
+    });
+    /// Answer of `/health`. Callers without the key that is needed see the status alone.
+    HealthReport = json!({
+        "status": {"enum": ["ok", "degraded"]},
+        "version": optional(string()),
+        "npu": optional(json!({"type": "object"})),
+        "models": optional(list(json!({"type": "object"}))),
+    });
+}

@@ -1,0 +1,207 @@
+//! The document of the API at `/openapi.json`, generated from the types of bodies and answers.
+//!
+//! An [`Operation`] is a route with its types. The router and the document are made from the same list, so that no route is
+//! left out.
+
+pub(crate) mod answers;
+
+use std::collections::BTreeMap;
+
+use axum::routing::MethodRouter;
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    error::OpenAiErrorBody,
+    protocol::{AnthropicErrorBody, OllamaErrorBody, Protocol},
+};
+
+/// Returns the schema of a type.
+type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+
+fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+/// A route with its documentation.
+pub(crate) struct Operation {
+    pub(crate) path: &'static str,
+    pub(crate) handler: MethodRouter,
+    method: &'static str,
+    summary: &'static str,
+    /// Types that share the body's object.
+    bodies: Vec<SchemaOf>,
+    answer: AnswerSchema,
+    /// Media type of a streamed answer.
+    stream: Option<&'static str>,
+}
+
+/// Answer of an operation.
+enum AnswerSchema {
+    Json(SchemaOf),
+    Text(&'static str),
+}
+
+impl Operation {
+    /// An operation with an answer of this type.
+    pub(crate) fn json<T: JsonSchema>(
+        method: &'static str,
+        path: &'static str,
+        handler: MethodRouter,
+        summary: &'static str,
+    ) -> Self {
+        let answer = AnswerSchema::Json(schema_of::<T>);
+        Self { path, handler, method, summary, bodies: Vec::new(), answer, stream: None }
+    }
+
+    /// An operation that reads nothing and answers with a text of this media type.
+    pub(crate) fn text(
+        path: &'static str,
+        handler: MethodRouter,
+        summary: &'static str,
+        media: &'static str,
+    ) -> Self {
+        let answer = AnswerSchema::Text(media);
+        Self { path, handler, method: "get", summary, bodies: Vec::new(), answer, stream: None }
+    }
+
+    /// Adds a type whose fields the body has.
+    pub(crate) fn body<T: JsonSchema>(mut self) -> Self {
+        self.bodies.push(schema_of::<T>);
+        self
+    }
+
+    /// Adds answers as server-sent events.
+    pub(crate) fn or_events(self) -> Self {
+        Self { stream: Some("text/event-stream"), ..self }
+    }
+
+    /// Adds answers as lines of JSON.
+    pub(crate) fn or_lines(self) -> Self {
+        Self { stream: Some("application/x-ndjson"), ..self }
+    }
+
+    /// Returns the operation's entry in the document.
+    fn document(&self, schemas: &mut Generators) -> Value {
+        let mut operation = json!({"summary": self.summary, "operationId": self.id()});
+        let parameters: Vec<Value> = self.parameters().map(parameter).collect();
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
+        }
+        if !self.bodies.is_empty() {
+            let mut parts: Vec<Schema> = self.bodies.iter().map(|of| of(&mut schemas.bodies)).collect();
+            let schema = if parts.len() == 1 { json!(parts.pop()) } else { json!({"allOf": parts}) };
+            let content = json!({"application/json": {"schema": schema}});
+            operation["requestBody"] = json!({"required": true, "content": content});
+        }
+        let mut content = Map::new();
+        match self.answer {
+            AnswerSchema::Json(of) => {
+                content.insert("application/json".to_owned(), json!({"schema": of(&mut schemas.answers)}));
+            }
+            AnswerSchema::Text(media) => {
+                content.insert(media.to_owned(), json!({"schema": {"type": "string"}}));
+            }
+        }
+        if let Some(stream) = self.stream {
+            content.insert(stream.to_owned(), json!({"schema": {"type": "string"}}));
+        }
+        let mut responses = Map::new();
+        responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
+        let error = match Protocol::of(self.path) {
+            Protocol::OpenAi => schema_of::<OpenAiErrorBody>(&mut schemas.answers),
+            Protocol::Anthropic => schema_of::<AnthropicErrorBody>(&mut schemas.answers),
+            Protocol::Ollama => schema_of::<OllamaErrorBody>(&mut schemas.answers),
+        };
+        for (status, description) in self.errors() {
+            let content = json!({"application/json": {"schema": error}});
+            responses.insert(status.to_owned(), json!({"description": description, "content": content}));
+        }
+        operation["responses"] = responses.into();
+        operation
+    }
+
+    /// Returns the statuses of errors.
+    fn errors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let has_body = !self.bodies.is_empty();
+        let names_something = has_body || self.parameters().next().is_some();
+        let all = [
+            ("400", "The request is malformed, or names an unknown parameter or value", true),
+            ("401", "The API key is missing or unknown", true),
+            ("403", "The caller, host or origin may not do this", true),
+            ("404", "The model or object does not exist", names_something),
+            ("408", "The body came too slowly", has_body),
+            ("413", "The body is too large", has_body),
+            ("415", "The body has an unsupported encoding", has_body),
+            ("429", "A limit of the key or of the server is reached; try again later", true),
+            ("500", "Narthex has a defect", true),
+            ("503", "The model is loading or cannot be loaded, or the server stops", true),
+        ];
+        all.into_iter().filter(|(.., applies)| *applies).map(|(status, text, _)| (status, text))
+    }
+
+    /// Returns the names of the path's parameters.
+    fn parameters(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+    }
+
+    fn id(&self) -> String {
+        let words = self.path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        [self.method].into_iter().chain(words).collect::<Vec<_>>().join("_")
+    }
+}
+
+fn parameter(name: &str) -> Value {
+    let name = name.trim_start_matches('*');
+    json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
+}
+
+/// Generators for what clients send and for what they receive.
+struct Generators {
+    bodies: SchemaGenerator,
+    answers: SchemaGenerator,
+}
+
+impl Generators {
+    fn new() -> Self {
+        let settings = || {
+            SchemaSettings::draft2020_12().with(|settings| {
+                settings.definitions_path = "/components/schemas".into();
+                settings.meta_schema = None;
+            })
+        };
+        Self {
+            bodies: settings().for_deserialize().into_generator(),
+            answers: settings().for_serialize().into_generator(),
+        }
+    }
+}
+
+/// Returns the document of these operations.
+pub(crate) fn document(operations: &[Operation]) -> Value {
+    let mut schemas = Generators::new();
+    let mut paths: BTreeMap<String, Map<String, Value>> = BTreeMap::new();
+    for operation in operations {
+        let entry = operation.document(&mut schemas);
+        paths
+            .entry(operation.path.replace("{*", "{"))
+            .or_default()
+            .insert(operation.method.to_owned(), entry);
+    }
+    let mut definitions = schemas.bodies.take_definitions(true);
+    definitions.extend(schemas.answers.take_definitions(true));
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Narthex",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Language models on this machine, behind the APIs of OpenAI, Anthropic and Ollama.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    })
+}

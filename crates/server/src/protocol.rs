@@ -1,0 +1,114 @@
+//! The protocols, each known by its paths, and the form of an error in each.
+//!
+//! Handlers and access control make one kind of error, [`ApiError`](crate::error::ApiError), in OpenAI's form.
+//! [`translate_errors`] gives it the form of the protocol of its request.
+
+use axum::{
+    Json,
+    extract::Request,
+    http::{StatusCode, header::CONTENT_LENGTH},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl Protocol {
+    /// Returns the protocol of a canonical path.
+    pub(crate) fn of(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+}
+
+/// Message of an error, which its response carries beside its body.
+#[derive(Debug, Clone)]
+pub(crate) struct ErrorMessage(pub(crate) String);
+
+/// An error of Anthropic's protocol.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "error")]
+pub(crate) struct AnthropicErrorBody<'a> {
+    error: AnthropicError<'a>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AnthropicError<'a> {
+    r#type: &'static str,
+    message: &'a str,
+}
+
+impl<'a> AnthropicErrorBody<'a> {
+    /// The error of an answer with this status.
+    pub(crate) fn new(status: StatusCode, message: &'a str) -> Self {
+        let kind = match status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        Self { error: AnthropicError { r#type: kind, message } }
+    }
+}
+
+/// An error of Ollama's protocol.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct OllamaErrorBody<'a> {
+    /// Message.
+    pub(crate) error: &'a str,
+}
+
+/// Gives errors the form of their request's protocol.
+pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
+    let protocol = Protocol::of(request.uri().path());
+    let mut response = next.run(request).await;
+    let Some(ErrorMessage(message)) = response.extensions_mut().remove() else { return response };
+    let status = response.status();
+    let translated = match protocol {
+        Protocol::OpenAi => return response,
+        Protocol::Anthropic => Json(AnthropicErrorBody::new(status, &message)).into_response(),
+        Protocol::Ollama => Json(OllamaErrorBody { error: &message }).into_response(),
+    };
+    let (mut parts, _) = response.into_parts();
+    parts.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(parts, translated.into_body())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_protocol_has_its_paths_and_errors() {
+        for (path, expect) in [
+            ("/v1/chat/completions", Protocol::OpenAi),
+            ("/v1/messages/count_tokens", Protocol::Anthropic),
+            ("/api/chat", Protocol::Ollama),
+            ("/tokenize", Protocol::OpenAi),
+        ] {
+            assert_eq!(Protocol::of(path), expect, "{path}");
+        }
+        let body = AnthropicErrorBody::new(StatusCode::NOT_FOUND, "none");
+        let expect = json!({"type": "error", "error": {"type": "not_found_error", "message": "none"}});
+        assert_eq!(serde_json::to_value(body).unwrap(), expect);
+    }
+}
