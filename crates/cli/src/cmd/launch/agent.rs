@@ -1,0 +1,188 @@
+//! The agents: how each is started and how it learns about the server.
+
+use serde_json::json;
+
+use crate::args::Agent;
+
+/// The server and the model that an agent uses.
+#[derive(Debug, Clone)]
+pub(super) struct Endpoint {
+    /// `host:port`.
+    pub(super) address: String,
+    pub(super) model: String,
+    /// API key; any text for a server without keys.
+    pub(super) key: String,
+}
+
+/// A variable of the agent's environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Variable {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+}
+
+/// The command that starts an agent.
+#[derive(Debug)]
+pub(super) struct AgentCommand {
+    pub(super) program: &'static str,
+    pub(super) arguments: Vec<String>,
+    pub(super) environment: Vec<Variable>,
+    /// Command that installs the program.
+    pub(super) install: &'static str,
+}
+
+/// A conversation with Qwen-Agent, which has no program of its own.
+const QWEN_AGENT: &str = "
+import os
+from qwen_agent.agents import Assistant
+names = ('model', 'model_server', 'api_key')
+llm = {name: os.environ['QWEN_AGENT_' + name.upper()] for name in names}
+bot, messages = Assistant(llm=llm), []
+while True:
+    try:
+        messages.append({'role': 'user', 'content': input('> ')})
+    except EOFError:
+        break
+    answer = []
+    for answer in bot.run(messages=messages):
+        pass
+    messages.extend(answer)
+    print('\\n'.join(str(message.get('content', '')) for message in answer))
+";
+
+impl AgentCommand {
+    /// The command for an agent.
+    pub(super) fn new(agent: Agent, endpoint: &Endpoint) -> Self {
+        let Endpoint { address, model, key } = endpoint;
+        let (root, base) = (format!("http://{address}"), format!("http://{address}/v1"));
+        let variable = |name, value: &str| Variable { name, value: value.to_owned() };
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match agent {
+            Agent::Codex => Self {
+                program: "codex",
+                arguments: codex_arguments(&base, model),
+                environment: vec![variable("NARTHEX_API_KEY", key)],
+                install: "npm install -g @openai/codex",
+            },
+            Agent::Claude => Self {
+                program: "claude",
+                arguments: words(&["--model", model]),
+                environment: vec![
+                    variable("ANTHROPIC_BASE_URL", &root),
+                    variable("ANTHROPIC_AUTH_TOKEN", key),
+                    variable("ANTHROPIC_MODEL", model),
+                    variable("ANTHROPIC_DEFAULT_HAIKU_MODEL", model),
+                    variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
+                ],
+                install: "npm install -g @anthropic-ai/claude-code",
+            },
+            Agent::Opencode => Self {
+                program: "opencode",
+                arguments: Vec::new(),
+                environment: vec![variable("OPENCODE_CONFIG_CONTENT", &opencode_config(&base, endpoint))],
+                install: "npm install -g opencode-ai",
+            },
+            Agent::Aider => Self {
+                program: "aider",
+                arguments: words(&["--model", &format!("openai/{model}")]),
+                environment: vec![variable("OPENAI_API_BASE", &base), variable("OPENAI_API_KEY", key)],
+                install: "python -m pip install aider-chat",
+            },
+            Agent::OpenInterpreter => Self {
+                program: "interpreter",
+                arguments: words(&["--model", &format!("openai/{model}"), "--api_base", &base]),
+                environment: vec![variable("OPENAI_API_KEY", key)],
+                install: "python -m pip install open-interpreter",
+            },
+            Agent::Qwen => Self {
+                program: "python3",
+                arguments: words(&["-c", QWEN_AGENT]),
+                environment: vec![
+                    variable("QWEN_AGENT_MODEL", model),
+                    variable("QWEN_AGENT_MODEL_SERVER", &base),
+                    variable("QWEN_AGENT_API_KEY", key),
+                ],
+                install: "python -m pip install qwen-agent",
+            },
+        }
+    }
+
+    /// Returns the command as a line for a POSIX shell, with further arguments.
+    pub(super) fn shell(&self, further: &[String]) -> String {
+        let environment = self.environment.iter();
+        let environment = environment.map(|Variable { name, value }| format!("{name}={}", quoted(value)));
+        let arguments = self.arguments.iter().chain(further).map(|argument| quoted(argument));
+        let words: Vec<String> = environment.chain([self.program.to_owned()]).chain(arguments).collect();
+        words.join(" ")
+    }
+}
+
+/// Returns Codex's arguments. Its settings are TOML; strings of TOML and JSON have the same form.
+fn codex_arguments(base: &str, model: &str) -> Vec<String> {
+    let settings = [
+        ("model_provider", "narthex"),
+        ("model_providers.narthex.name", "Narthex"),
+        ("model_providers.narthex.base_url", base),
+        ("model_providers.narthex.env_key", "NARTHEX_API_KEY"),
+        ("model_providers.narthex.wire_api", "responses"),
+    ];
+    let settings =
+        settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={}", json!(value))]);
+    settings.chain(["-m".to_owned(), model.to_owned()]).collect()
+}
+
+/// Returns OpenCode's settings as JSON.
+fn opencode_config(base: &str, Endpoint { model, key, .. }: &Endpoint) -> String {
+    let mut models = serde_json::Map::new();
+    models.insert(model.clone(), json!({"name": model}));
+    let provider = json!({
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Narthex",
+        "options": {"baseURL": base, "apiKey": key},
+        "models": models,
+    });
+    json!({"model": format!("narthex/{model}"), "provider": {"narthex": provider}}).to_string()
+}
+
+/// Returns a word for a POSIX shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            address: "127.0.0.1:8000".to_owned(),
+            model: "qwen3:0.6b".to_owned(),
+            key: "a b".to_owned(),
+        }
+    }
+
+    #[test]
+    fn every_agent_learns_the_server_and_the_model() {
+        for agent in Agent::value_variants() {
+            let line = AgentCommand::new(*agent, &endpoint()).shell(&[]);
+            assert!(line.contains("http://127.0.0.1:8000") && line.contains("qwen3:0.6b"), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_are_quoted_for_a_shell() {
+        let line = AgentCommand::new(Agent::Aider, &endpoint()).shell(&["it's".to_owned()]);
+        assert_eq!(
+            line,
+            r"OPENAI_API_BASE=http://127.0.0.1:8000/v1 OPENAI_API_KEY='a b' aider --model openai/qwen3:0.6b 'it'\''s'"
+        );
+        let line = AgentCommand::new(Agent::Codex, &endpoint()).shell(&[]);
+        assert!(line.contains(r#"-c 'model_providers.narthex.wire_api="responses"'"#), "{line}");
+    }
+}

@@ -1,0 +1,84 @@
+//! `narthex launch`: runs an agent on a model of this machine. Nothing permanent is written: the settings are arguments and
+//! environment variables of the agent's process.
+
+mod agent;
+mod server;
+
+use std::{io::ErrorKind, process::Command};
+
+use anyhow::{Context, bail};
+use narthex_gateway::{
+    Gateway, RunningServer,
+    models::{ModelKind, ModelState},
+};
+
+use self::{
+    agent::{AgentCommand, Endpoint},
+    server::AgentServer,
+};
+use crate::{
+    args::{LaunchArgs, StoreArgs},
+    interrupt, output,
+};
+
+/// Address of the server that `--print` shows if none runs.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:8000";
+
+/// Runs the agent, or prints how it would run.
+pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
+    let running = gateway.running_servers().into_iter().find(|server| server::tcp_address(server).is_some());
+    let model = match args.model {
+        Some(model) => model,
+        None => default_model(gateway, running.as_ref())?,
+    };
+    let key = std::env::var("NARTHEX_API_KEY").unwrap_or_else(|_| "narthex".to_owned());
+    if args.print {
+        let address = running.as_ref().and_then(server::tcp_address);
+        let address = address.unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
+        if running.is_none() {
+            output::note(format!("No server is running; launch would start one with {model}."));
+        }
+        let command = AgentCommand::new(args.agent, &Endpoint { address, model, key });
+        return output::line(command.shell(&args.arguments));
+    }
+    let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
+    let endpoint = Endpoint { address: server.address.clone(), model, key };
+    let command = AgentCommand::new(args.agent, &endpoint);
+    interrupt::leave_to_child();
+    let status = Command::new(command.program)
+        .args(&command.arguments)
+        .args(&args.arguments)
+        .envs(command.environment.iter().map(|variable| (variable.name, &variable.value)))
+        .status();
+    let status = match status {
+        Ok(status) => status,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("{} is not installed; install it with `{}`", command.program, command.install)
+        }
+        Err(error) => return Err(error).with_context(|| format!("{} cannot be started", command.program)),
+    };
+    drop(server);
+    if status.success() { Ok(()) } else { bail!("{} ended with {status}", command.program) }
+}
+
+/// Returns a loaded chat model of the running server, else the largest installed one.
+fn default_model(gateway: &Gateway, running: Option<&RunningServer>) -> anyhow::Result<String> {
+    let loaded = running.into_iter().flat_map(|server| &server.models);
+    let is_chat = |kind: Option<ModelKind>| kind == Some(ModelKind::Chat);
+    if let Some(model) =
+        loaded.into_iter().find(|model| model.state == ModelState::Ready && is_chat(model.kind))
+    {
+        return Ok(model.name.to_string());
+    }
+    let models = gateway.models()?;
+    let installed = models.iter().filter(|model| model.kind == ModelKind::Chat);
+    let largest = installed
+        .filter_map(|model| Some((model.installed.iter().map(|package| package.bytes).max()?, model)))
+        .max_by_key(|(bytes, _)| *bytes);
+    match largest {
+        Some((_, model)) => Ok(model.name.to_string()),
+        None => {
+            bail!("no chat model is installed; install one with `narthex pull`, or name one with --model")
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The server of an agent: one that runs, or a new one for as long as the agent runs.
+
+use std::{
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use narthex_gateway::{Gateway, RunningServer};
+
+use crate::{args::StoreArgs, interrupt, output};
+
+/// Interval between looks for a server that starts.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// A server for an agent.
+pub(super) struct AgentServer {
+    /// `host:port`.
+    pub(super) address: String,
+    /// The process, if it was started for the agent.
+    child: Option<Child>,
+}
+
+impl Drop for AgentServer {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // The process may have ended already; other errors cannot be handled here.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Returns the address at which this machine reaches a server; `None` for a Unix socket.
+pub(super) fn tcp_address(server: &RunningServer) -> Option<String> {
+    let (host, port) = server.address.rsplit_once(':')?;
+    port.parse::<u16>().ok()?;
+    let host = match host {
+        "0.0.0.0" => "127.0.0.1",
+        "[::]" => "[::1]",
+        host => host,
+    };
+    Some(format!("{host}:{port}"))
+}
+
+impl AgentServer {
+    /// Returns the running server, or starts one and waits until its model is loaded.
+    pub(super) fn find_or_start(
+        gateway: &Gateway,
+        store: &StoreArgs,
+        running: Option<&RunningServer>,
+        model: &str,
+    ) -> anyhow::Result<Self> {
+        if let Some(address) = running.and_then(tcp_address) {
+            return Ok(Self { address, child: None });
+        }
+        output::note(format!("Starting a server with {model}."));
+        let mut command =
+            Command::new(std::env::current_exe().context("narthex does not know its own path")?);
+        command.args(["serve", "--port", "0", "--model", model]).stdin(Stdio::null()).stdout(Stdio::null());
+        if let Some(home) = &store.home {
+            command.arg("--home").arg(home);
+        }
+        if store.offline {
+            command.arg("--offline");
+        }
+        // Ctrl-C in the terminal is for the agent.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let child = command.spawn().context("the server cannot be started")?;
+        let mut server = Self { address: String::new(), child: Some(child) };
+        server.address = server.wait(gateway)?;
+        Ok(server)
+    }
+
+    /// Waits until the server listens, which it does once its model is loaded.
+    fn wait(&mut self, gateway: &Gateway) -> anyhow::Result<String> {
+        let Some(child) = &mut self.child else { bail!("no server was started") };
+        loop {
+            let records = gateway.running_servers();
+            if let Some(address) =
+                records.iter().find(|server| server.pid == child.id()).and_then(tcp_address)
+            {
+                return Ok(address);
+            }
+            if let Some(status) = child.try_wait()? {
+                bail!("the server ended with {status}");
+            }
+            if interrupt::pressed() {
+                bail!(narthex_gateway::Error::Cancelled);
+            }
+            thread::sleep(INTERVAL);
+        }
+    }
+}
