@@ -7,19 +7,14 @@ Prints a line per check and a count; exits 1 where one failed. Needs the models 
 import json
 import math
 import sys
-import traceback
 
 import openai
+
+from checks import check, run
 
 CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 def ask(**changes):
@@ -172,20 +167,66 @@ def what_is_wrong_is_named():
     refused(bad, "messages[0].content[0]", lambda: ask(messages=[{"role": "user", "content": image}]))
 
 
-def main():
-    failed = 0
-    for function in CHECKS:
-        name = function.__name__.replace("_", " ")
-        try:
-            function()
-            print("ok    ", name)
-        except Exception:
-            failed += 1
-            print("FAILED", name)
-            traceback.print_exc()
-    print(f"{len(CHECKS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+def respond(**changes):
+    request = {"model": CHAT, "input": QUESTION[0]["content"], "max_output_tokens": 16, "temperature": 0} | changes
+    return client.responses.create(**request)
+
+
+@check
+def responses_are_given_streamed_and_continued():
+    answer = respond(instructions="You answer briefly.")
+    assert answer.status == "incomplete" and answer.output_text and answer.usage.total_tokens > 0, answer
+    assert "Paris" in respond().output_text
+    events = list(respond(stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == respond().output_text == events[-1].response.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+    follow = respond(input="And of Italy?", previous_response_id=answer.id)
+    assert follow.usage.input_tokens > answer.usage.input_tokens
+    client.responses.delete(answer.id)
+    refused(openai.NotFoundError, None, lambda: client.responses.retrieve(answer.id))
+    refused(openai.BadRequestError, "previous_response_id", lambda: respond(previous_response_id=answer.id))
+
+
+@check
+def responses_call_tools():
+    tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+    request = dict(tools=[tool], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200)
+    call = next(item for item in respond(**request).output if item.type == "function_call")
+    assert call.name == "weather" and json.loads(call.arguments)["unit"] in ("C", "F"), call
+    events = list(respond(stream=True, **request))
+    pieces = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert json.loads(pieces)["unit"] in ("C", "F"), pieces
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
+    history = [{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True), result]
+    assert respond(input=history, tools=[tool]).output
+    form = {"format": {"type": "json_schema", "name": "w", "schema": WEATHER, "strict": True}}
+    assert set(json.loads(respond(text=form, max_output_tokens=200).output_text)) == {"city", "unit"}
+
+
+@check
+def calls_are_streamed_and_answered():
+    tool = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+    with client.chat.completions.stream(
+        model=CHAT, messages=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False,
+        max_tokens=200, temperature=0,
+    ) as stream:
+        message = stream.get_final_completion().choices[0].message
+    call = message.tool_calls[0]
+    assert json.loads(call.function.arguments)["unit"] in ("C", "F"), call
+    result = {"role": "tool", "tool_call_id": call.id, "content": "12"}
+    history = [*QUESTION, message.model_dump(exclude_none=True), result]
+    assert ask(messages=history, tools=[tool], max_tokens=4).usage.completion_tokens > 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

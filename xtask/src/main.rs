@@ -4,6 +4,7 @@
 //! the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other runtimes.
 
 mod attack;
+mod clients;
 mod fuzz;
 mod genai;
 mod load;
@@ -60,6 +61,8 @@ enum Command {
     Npu(RecordArgs),
     /// Compare exports in onnxruntime-genai with Narthex.
     Genai(RecordArgs),
+    /// Run frameworks for agents, OpenAI's client for Node and an API fuzzer against a server; installs 1 GB of packages.
+    Clients(RecordArgs),
     /// Measure the memory of a compile of a generated 7B checkpoint; takes 14 GB of disk.
     Memory(RecordArgs),
     /// Keep a server busy: no request may fail, no resource may leak.
@@ -96,6 +99,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Npu(args) => npu::run(&workspace, args),
         Command::Genai(args) => genai::run(&workspace, args),
+        Command::Clients(args) => clients::run(&workspace, args),
         Command::Memory(args) => memory::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
         Command::Peers(args) => peers::run(&workspace, &args),
@@ -143,6 +147,7 @@ mod tests {
         check("genai --record", Ok(Command::Genai(RecordArgs { record: true })));
         check("npu --record", Ok(Command::Npu(RecordArgs { record: true })));
         check("perplexity", Ok(Command::Perplexity(RecordArgs { record: false })));
+        check("clients --record", Ok(Command::Clients(RecordArgs { record: true })));
         check("memory --record", Ok(Command::Memory(RecordArgs { record: true })));
         check("fuzz --fast", Err("unexpected argument '--fast'"));
         check("nonsense", Err("unrecognized subcommand 'nonsense'"));

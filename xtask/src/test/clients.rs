@@ -1,35 +1,64 @@
-//! OpenAI's own Python client against a server that listens on a free port.
+//! Python clients of OpenAI, Anthropic and Ollama against a server that listens on a free port.
 //!
-//! `conformance/openai_client.py` sends the requests and checks the answers. This module prepares its Python environment
-//! with the pinned client, and runs the server.
+//! The scripts in `conformance` send the requests and check the answers. This module prepares their Python environment with
+//! the pinned clients, and runs the server.
 
 use anyhow::bail;
 
 use crate::{process, python::VirtualEnvironment, session::Session, terminal, test::server::Server};
 
-/// The client's exact version.
-const CLIENT: &str = "openai==3.52.0";
+/// A client with its script.
+struct ScriptedClient {
+    /// Package with its exact version.
+    package: &'static str,
+    /// Script, relative to the root.
+    script: &'static str,
+    /// Path of the API that the client takes as its base.
+    base: &'static str,
+}
 
-/// Script that checks the server, relative to the root.
-const SCRIPT: &str = "conformance/openai_client.py";
+const CLIENTS: [ScriptedClient; 3] = [
+    ScriptedClient { package: "openai==3.52.0", script: "conformance/openai_client.py", base: "/v1" },
+    ScriptedClient { package: "anthropic==2.12.0", script: "conformance/anthropic_client.py", base: "" },
+    ScriptedClient { package: "ollama==0.6.3", script: "conformance/ollama_client.py", base: "" },
+];
 
-/// Runs the script against a new server and returns its last line.
+/// Runs every script against a new server and returns their last lines.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
-    let script = session.workspace.root.join(SCRIPT);
-    if !script.is_file() {
-        bail!("{SCRIPT} is missing from the checkout");
-    }
     let folder = session.workspace.target.join("conformance");
     let environment = VirtualEnvironment::prepare(session, &folder)?;
-    environment.install(session, "client", &[CLIENT])?;
+    let packages = CLIENTS.map(|client| client.package);
+    environment.install(session, "client", &packages)?;
     let server = Server::start(session, &folder.join("server.log"), &[])?;
+    let mut verdicts = Vec::new();
+    for client in &CLIENTS {
+        let verdict = run(session, &environment, client, &server)?;
+        verdicts.push(format!("{}: {verdict}", client.package));
+    }
+    Ok(verdicts.join("; "))
+}
+
+/// Runs a script and returns its last line.
+///
+/// # Errors
+/// The end of the script and the last lines of the server's log, if a check failed.
+fn run(
+    session: &Session<'_>,
+    environment: &VirtualEnvironment,
+    client: &ScriptedClient,
+    server: &Server,
+) -> anyhow::Result<String> {
+    let script = session.workspace.root.join(client.script);
+    if !script.is_file() {
+        bail!("{} is missing from the checkout", client.script);
+    }
     let mut verdict = String::new();
-    let mut client = session.command(&environment.python);
-    let outcome =
-        process::each_line(client.arg(&script).arg(format!("http://{}/v1", server.address)), |line| {
-            terminal::line(line);
-            verdict = line.to_owned();
-        });
+    let mut command = session.command(&environment.python);
+    command.arg(&script).arg(format!("http://{}{}", server.address, client.base));
+    let outcome = process::each_line(&mut command, |line| {
+        terminal::line(line);
+        verdict = line.to_owned();
+    });
     if let Err(error) = outcome {
         bail!(
             "{error:#}\nlast lines of the server's log ({}):\n{}",

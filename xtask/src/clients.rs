@@ -1,0 +1,159 @@
+//! `cargo xtask clients`: frameworks for agents, OpenAI's client for Node, and a fuzzer of the API's document, against a
+//! server that listens on a free port.
+//!
+//! The scripts are in `conformance`. This module prepares their environments under `target/clients`, and runs the server.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+
+use crate::{
+    process,
+    python::VirtualEnvironment,
+    record::{self, RecordArgs},
+    session::Session,
+    terminal,
+    test::{self, server::Server},
+    workspace::Workspace,
+};
+
+/// The frameworks' exact versions.
+const FRAMEWORKS: [&str; 7] = [
+    "langchain-openai==1.7.3",
+    "llama-index-llms-openai-like==0.8.1",
+    "llama-index-embeddings-openai-like==0.4.0",
+    "litellm==1.106.2",
+    "instructor==1.17.0",
+    "pydantic-ai-slim[openai]==2.31.1",
+    "openai-agents==0.20.0",
+];
+
+/// OpenAI's client for Node.
+const NODE_CLIENT: &str = "openai@0.0.0";
+
+/// The fuzzer of documents in OpenAPI's form.
+const FUZZER: &str = "schemathesis==4.32.5";
+
+/// Checks of the fuzzer: no server error, no undocumented status or media type, no answer outside its schema.
+const FUZZER_CHECKS: &str =
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
+
+/// Runs every client; fails if a check of one fails.
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
+    let folder = workspace.target.join("clients");
+    let frameworks = VirtualEnvironment::prepare(&session, &folder.join("frameworks"))?;
+    frameworks.install(&session, "frameworks", &FRAMEWORKS)?;
+    let fuzzer = VirtualEnvironment::prepare(&session, &folder.join("fuzzer"))?;
+    fuzzer.install(&session, "fuzzer", &[FUZZER])?;
+    let node = install_node_client(&session, &folder)?;
+    let server = Server::start(&session, &folder.join("server.log"), &["--auto-pull", "never"])?;
+    let root = format!("http://{}", server.address);
+    let mut findings = Vec::new();
+
+    let mut command = session.command(&frameworks.python);
+    command.arg("conformance/frameworks.py").arg(&root);
+    findings.push(finding("Frameworks", &mut command, &server));
+    let mut command = session.command("node");
+    let script = workspace.root.join("conformance/openai_node.mjs");
+    command.current_dir(&node).arg(script).arg(format!("{root}/v1"));
+    findings.push(finding("OpenAI for Node", &mut command, &server));
+    let mut command = session.command(&fuzzer.python);
+    command.args(["-m", "schemathesis.cli", "run", "--checks", FUZZER_CHECKS, "--phases", "fuzzing"]);
+    command.args(["--max-examples", "20", "--request-timeout", "60", "--seed", "1"]);
+    findings.push(finding("Schemathesis", command.arg(format!("{root}/openapi.json")), &server));
+
+    if args.record {
+        record::write(workspace, record::CONFORMANCE, "clients", &report(&commit, &findings))?;
+    }
+    let failed: Vec<&str> =
+        findings.iter().filter(|finding| finding.failed).map(|finding| finding.client).collect();
+    ensure!(
+        failed.is_empty(),
+        "checks of {} failed; the server's log is {}",
+        failed.join(", "),
+        server.log.display()
+    );
+    terminal::line("clients: every check passed");
+    Ok(())
+}
+
+/// Installs the client for Node and returns its folder.
+fn install_node_client(session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
+    let folder = folder.join("node");
+    let mark = folder.join("installed");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    if !fs::read_to_string(&mark).is_ok_and(|installed| installed == NODE_CLIENT) {
+        let mut npm = session.command("npm");
+        npm.current_dir(&folder).args(["install", "--no-audit", "--no-fund", "--silent", NODE_CLIENT]);
+        process::run(&mut npm).context("the client for Node needs npm; on Debian: apt-get install npm")?;
+        fs::write(&mark, NODE_CLIENT).with_context(|| mark.display().to_string())?;
+    }
+    Ok(folder)
+}
+
+/// Lines and outcome of a client.
+struct ClientFinding {
+    client: &'static str,
+    lines: Vec<String>,
+    failed: bool,
+}
+
+/// Runs a client and keeps the lines about its checks.
+fn finding(client: &'static str, command: &mut Command, server: &Server) -> ClientFinding {
+    let mut lines = Vec::new();
+    let outcome = process::each_line(command, |line| {
+        terminal::line(line);
+        lines.extend(about_a_check(line));
+    });
+    if let Err(error) = &outcome {
+        terminal::line(format!(
+            "{client}: {error:#}\nlast lines of the server's log:\n{}",
+            server.last_lines()
+        ));
+    }
+    ClientFinding { client, lines, failed: outcome.is_err() }
+}
+
+/// Returns a line that reports a check or a count.
+fn about_a_check(line: &str) -> Option<String> {
+    let line = line.trim();
+    let words = ["ok ", "FAILED ", "Test cases:", "Operations:", "No issues found"];
+    let counts = line.contains(" passed") || line.contains(" generated");
+    (counts || words.iter().any(|word| line.contains(word))).then(|| line.to_owned())
+}
+
+fn report(commit: &str, findings: &[ClientFinding]) -> String {
+    let mut page = format!(
+        "# Clients, {}\n\nCommit {commit}; {}, CPU. `cargo xtask clients` ran each client against `narthex serve` with \
+         smollm2:135m and all-minilm-l6-v2.\n\n{}",
+        record::today(),
+        record::platform(),
+        record::list(&FRAMEWORKS.map(str::to_owned)),
+    );
+    page.push_str(&record::list(&[NODE_CLIENT.to_owned(), FUZZER.to_owned()]));
+    for ClientFinding { client, lines, failed } in findings {
+        let outcome = if *failed { "failed" } else { "passed" };
+        page.push_str(&format!("\n## {client}: {outcome}\n\n{}", record::list(lines)));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_about_checks_are_kept() {
+        let check = |line: &str, kept: bool| assert_eq!(about_a_check(line).is_some(), kept, "{line}");
+        check("ok     litellm chats", true);
+        check("FAILED instructor gives typed answers", true);
+        check("7 passed, 0 failed", true);
+        check("  Test cases:  310 generated, 310 passed", true);
+        check("Traceback (most recent call last):", false);
+    }
+}
