@@ -15,7 +15,7 @@ use crate::{
     index::{Catalog, Entry, HubSource, Source, WheelSource},
     source::{
         hub::reference::{is_repo, is_revision},
-        local,
+        local::{self, LocalName},
     },
 };
 
@@ -42,6 +42,8 @@ pub enum ModelRef {
 pub struct CheckpointSource {
     /// Name of its package.
     pub name: ModelName,
+    /// Name of its package if another checkpoint has [`Self::name`]; only files of this machine have one.
+    pub exact_name: Option<ModelName>,
     /// Source of the checkpoint.
     pub source: Location,
     /// Licence, if known before the download.
@@ -184,7 +186,7 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> CheckpointSource {
         Source::Hub(hub) => Location::Hub(hub.clone()),
     };
     let (name, license) = (entry.name.clone(), entry.license.clone());
-    CheckpointSource { name, source, license, provenance: entry.source.describe() }
+    CheckpointSource { name, exact_name: None, source, license, provenance: entry.source.describe() }
 }
 
 /// Resolves a repository. The model's name is the repository, followed by file and revision unless they are the default.
@@ -208,7 +210,7 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Erro
         _ => None,
     };
     let source = Location::Hub(HubSource { tokenizer, ..hub.clone() });
-    Ok(CheckpointSource { name: name.parse()?, source, license: None, provenance })
+    Ok(CheckpointSource { name: name.parse()?, exact_name: None, source, license: None, provenance })
 }
 
 fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> {
@@ -218,11 +220,13 @@ fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> 
         let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;
         return Ok(from_entry(entry, Some(path.to_path_buf())));
     }
+    let LocalName { short, exact, version } = local::name(path)?;
     Ok(CheckpointSource {
-        name: local::name(path)?,
+        name: short,
+        exact_name: Some(exact),
         source: Location::Local(path.to_path_buf()),
         license: None,
-        provenance: format!("local {}", path.display()),
+        provenance: format!("local {}, version {version}", path.display()),
     })
 }
 

@@ -40,7 +40,7 @@ pub use audit::{AuditedFile, FileCondition};
 pub use lock::Guard;
 pub use machine::MachineFolder;
 use narthex_spec::{ProgressSink, Sha256};
-pub use packages::PackageInfo;
+pub use packages::{PackageInfo, RemovableFolders};
 pub use staging::Staging;
 pub use verification::StoredFiles;
 

@@ -10,18 +10,20 @@ mod launch;
 
 use std::path::PathBuf;
 
-pub(crate) use catalogue::{ListArgs, PlanArgs};
+pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
-pub(crate) use compile::{CheckArgs, CompileArgs, TryOutArgs};
+pub(crate) use compile::{CheckArgs, CompileArgs, TRY_OUT, TryOutArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
-pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
+pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+
+use crate::output::DeviceLine;
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -35,6 +37,7 @@ const EXIT_CODES: &str = "Exit codes:
   7    check: part of the model would run on another device
   8    check: the model is refused
   9    a file is malformed, damaged or not a regular file
+  10   this version does not support the model or format
   130  interrupted";
 
 /// Runs language models on the NPU, GPU and CPU of this machine.
@@ -48,15 +51,32 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
+    /// Without a command, `narthex` shows the first steps.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
+}
+
+impl Args {
+    /// Returns whether the log shows the device of a loaded model. Commands that state it themselves need no such line.
+    pub(crate) fn device_line(&self) -> DeviceLine {
+        match self.command {
+            Some(
+                Command::Run(_)
+                | Command::Chat(_)
+                | Command::Complete(_)
+                | Command::Bench(_)
+                | Command::Compile(_),
+            ) => DeviceLine::Hidden,
+            _ => DeviceLine::Shown,
+        }
+    }
 }
 
 /// Options of the store and of downloads into it.
 #[derive(Debug, Clone, ClapArgs)]
 pub(crate) struct StoreArgs {
-    /// Folder for models and runtimes
-    #[arg(long, env = "NARTHEX_HOME", value_name = "DIR", global = true)]
+    /// Folder for models and runtimes [env: NARTHEX_HOME]
+    #[arg(long, value_name = "DIR", global = true)]
     pub(crate) home: Option<PathBuf>,
 
     /// Use only files on this machine; neither the network nor pip is used [env: NARTHEX_OFFLINE, HF_HUB_OFFLINE]
@@ -67,6 +87,8 @@ pub(crate) struct StoreArgs {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a model: as `chat`, with the model first
+    Run(RunArgs),
     /// Ask a model a question; without a prompt, start a conversation
     Chat(ChatArgs),
     /// Continue a text
@@ -89,8 +111,8 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Show the contents of a package
     Show(ShowArgs),
-    /// Remove a model
-    Rm(ModelArgs),
+    /// Remove a model, or one scheme of it
+    Rm(RmArgs),
     /// Verify the digests of a model's files, or of every file in the store
     Verify(VerifyArgs),
     /// List running servers and their models
@@ -105,9 +127,6 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Check whether a model would run on an NPU, and list obstacles and fixes
     Check(CheckArgs),
-    /// Run a vendor's compiler on one graph; `check` starts this as a process, to survive its crashes
-    #[command(hide = true)]
-    TryOut(TryOutArgs),
     /// Diagnose the devices, drivers and runtimes of this machine
     Doctor(JsonArgs),
     /// Measure a model on this machine
@@ -261,17 +280,6 @@ pub(crate) struct JsonArgs {
     pub(crate) json: bool,
 }
 
-/// `narthex show`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct ShowArgs {
-    /// The model, with @w4 for one scheme
-    pub(crate) model: String,
-
-    /// Print the manifest
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// `narthex verify`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct VerifyArgs {
@@ -394,6 +402,13 @@ mod tests {
     }
 
     #[test]
+    fn the_environment_adds_nothing_to_a_usage_line() {
+        let error = Args::try_parse_from(["narthex", "show"]).unwrap_err().to_string();
+        assert!(error.contains("Usage: narthex show <MODEL>"), "{error}");
+        assert!(Args::command().get_arguments().all(|argument| argument.get_env().is_none()));
+    }
+
+    #[test]
     fn numbers_that_nothing_can_run_with_are_refused() {
         assert_eq!((threads("0"), threads("8"), at_least_one("1")), (Ok(0), Ok(8), Ok(1)));
         assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
@@ -409,7 +424,7 @@ mod tests {
         }
         let several =
             ["--cors-origin", "https://a.example,http://b.example:81", "--cors-origin", "https://c.example"];
-        let Command::Serve(serve) = parse(&several).unwrap().command else { panic!("not serve") };
+        let Some(Command::Serve(serve)) = parse(&several).unwrap().command else { panic!("not serve") };
         assert_eq!(serve.cors_origin.len(), 3);
     }
 

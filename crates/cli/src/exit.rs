@@ -47,6 +47,7 @@ fn code(kind: ErrorKind) -> u8 {
         ErrorKind::Overloaded | ErrorKind::Loading | ErrorKind::Unavailable | ErrorKind::Forbidden => 5,
         ErrorKind::Storage => 6,
         ErrorKind::Malformed => MALFORMED,
+        ErrorKind::Unsupported => 10,
         ErrorKind::Cancelled => 130,
     }
 }

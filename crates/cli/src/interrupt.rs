@@ -1,5 +1,6 @@
 //! Ctrl-C and SIGTERM: the first cancels the running job, the second ends the process at once. While a command waits for
-//! input, the first ends the process too.
+//! input, the first ends the process too. A job that has not stopped within a second, because an operator or a vendor's
+//! compiler runs that nothing can interrupt, is ended with the process; the store is made for that.
 
 use std::{
     io::{BufRead, stdin},
@@ -7,6 +8,8 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -16,6 +19,11 @@ static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static COUNT: AtomicU8 = AtomicU8::new(0);
 /// Set while a command waits for input, which cannot be cancelled.
 static WAITING: AtomicBool = AtomicBool::new(false);
+/// Set while a server runs, which finishes its answers after a signal.
+static SERVING: AtomicBool = AtomicBool::new(false);
+
+/// Time for a job to stop after the first signal.
+const GRACE: Duration = Duration::from_millis(900);
 
 /// Set while a program runs in the foreground, which receives Ctrl-C itself.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
@@ -42,10 +50,25 @@ pub(crate) fn install() {
             exit_at_once();
         }
         flag.cancel();
+        // A failure to start the thread leaves the second signal.
+        let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(end_after_grace);
     });
     if let Err(error) = installed {
         tracing::warn!(%error, "Ctrl-C will end the process at once");
     }
+}
+
+/// Ends the process if the interrupted job still runs after the grace.
+fn end_after_grace() {
+    thread::sleep(GRACE);
+    if pressed() && !SERVING.load(Ordering::Relaxed) {
+        exit_at_once();
+    }
+}
+
+/// Leaves it to the server to stop after a signal.
+pub(crate) fn leave_to_server() {
+    SERVING.store(true, Ordering::Relaxed);
 }
 
 /// Turns a write beyond the limit on the size of files into an error, in place of the end of the process.

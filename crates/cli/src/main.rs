@@ -21,21 +21,34 @@ mod page;
 mod render;
 mod settings;
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use clap::Parser;
+
+use crate::output::DeviceLine;
 
 fn main() -> ExitCode {
     // Before any thread starts and before ONNX Runtime reads the environment.
     narthex_gateway::disable_telemetry();
-    let args = match args::Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return exit::usage(&error),
+    let outcome = if env::args_os().nth(1).is_some_and(|first| first == args::TRY_OUT) {
+        args::TryOutArgs::try_parse_from(env::args_os().skip(1)).map(|args| {
+            start(0, DeviceLine::Hidden);
+            cmd::try_out(&args)
+        })
+    } else {
+        args::Args::try_parse().map(|args| {
+            start(args.verbose, args.device_line());
+            cmd::run(args)
+        })
     };
-    output::start_log(args.verbose);
-    interrupt::install();
-    match cmd::run(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit::report(&error),
+    match outcome {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => exit::report(&error),
+        Err(error) => exit::usage(&error),
     }
+}
+
+fn start(verbose: u8, devices: DeviceLine) {
+    output::start_log(verbose, devices);
+    interrupt::install();
 }

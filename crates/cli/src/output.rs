@@ -10,7 +10,12 @@ use std::{
 use anyhow::Context;
 use narthex_gateway::redact;
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
 
 /// A closed standard output, which ends the process without an error.
 #[derive(Debug)]
@@ -24,17 +29,55 @@ impl std::fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
-/// Sends logs to standard error: `RUST_LOG`, else by the number of `-v`.
-pub(crate) fn start_log(verbose: u8) {
-    let level = match verbose {
-        0 => "warn",
-        1 => "info,ort=warn",
+/// The line with the device of a newly loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceLine {
+    Shown,
+    /// The command itself states the device.
+    Hidden,
+}
+
+/// Sends logs to standard error: `RUST_LOG`, else by the number of `-v`. Only `RUST_LOG` and `-vv` show the modules of the
+/// program that an event comes from.
+pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
+    let level = match (verbose, devices) {
+        (0, DeviceLine::Shown) => "warn,narthex::device=info",
+        (0, DeviceLine::Hidden) => "warn",
+        (1, _) => "info,ort=warn",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let colours = io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Redacted).with_ansi(colours);
-    log.without_time().init();
+    let named = EnvFilter::try_from_default_env();
+    let log = tracing_subscriber::fmt().with_writer(|| Redacted).without_time();
+    if named.is_ok() || verbose > 1 {
+        let filter = named.unwrap_or_else(|_| EnvFilter::new(level));
+        log.with_env_filter(filter).with_ansi(io::stderr().is_terminal()).init();
+    } else {
+        log.with_env_filter(EnvFilter::new(level)).with_ansi(false).event_format(PlainLine).init();
+    }
+}
+
+/// Events as lines for people: warnings and errors are marked, and no module is named.
+struct PlainLine;
+
+impl<S, N> FormatEvent<S, N> for PlainLine
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        match *event.metadata().level() {
+            Level::ERROR => writer.write_str("error: ")?,
+            Level::WARN => writer.write_str("warning: ")?,
+            _ => {}
+        }
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
 }
 
 /// Standard error without the credentials in a text. The log writes each event at once.
@@ -103,6 +146,13 @@ impl Drop for NewFile {
         // An incomplete file is useless; after the rename there is none.
         let _ = fs::remove_file(&self.temporary);
     }
+}
+
+/// Prints a question to standard error; the answer follows on the same line.
+pub(crate) fn question(text: impl std::fmt::Display) {
+    let mut stderr = io::stderr().lock();
+    // A failure is ignored: with standard error closed there is nowhere to ask.
+    let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
 }
 
 /// Prints one line to standard error, without the credentials in it.

@@ -87,7 +87,7 @@ mod tests {
             "prefill=qnn,decode=cpu",
         ])
         .unwrap();
-        let Command::Serve(serve) = args.command else { panic!("not serve") };
+        let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
         let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");

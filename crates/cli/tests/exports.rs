@@ -8,6 +8,7 @@ use std::{
 };
 
 use narthex_catalog::{runtimes, store::Store};
+use narthex_graph::Graph;
 
 fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
@@ -64,11 +65,11 @@ fn exports_become_models_like_any_other() {
     assert!(!embedded.is_empty());
     let out = home.path().join("out");
     let out = out.to_str().unwrap();
-    check(&["export", "genai-dml", out], 5, "", "an import, which has its export already");
+    check(&["export", "genai-dml", out], 10, "", "an import, which has its export already");
     check(&["export", "no-such-model", out], 3, "", "no model is called");
     check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai, quark]");
     assert!(!Path::new(out).exists());
-    check(&["rm", "genai-dml"], 0, "", "removed genai-dml");
+    check(&["rm", "genai-dml", "--yes"], 0, "", "removed genai-dml");
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
     }
     let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());
     let quark = ["export", model, out, "--format", "quark"];
-    check(&quark, 5, "", "--group 32");
+    check(&quark, 10, "", "--group 32");
     check(&[&quark[..], &["--group", "48"]].concat(), 2, "", "[128, 64, 32]");
     check(&["export", &format!("{model}@w4"), out, "--format", "quark"], 2, "", "without @w4");
     check(&["export", model, out, "--group", "32"], 2, "", "--group is for --format quark");
@@ -100,7 +101,7 @@ fn refused_imports_state_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     check(&["import", "/no/such/folder"], 3, "/no/such/folder");
-    check(&["import", path, "--name", "empty"], 5, "choose a graph with --file");
+    check(&["import", path, "--name", "empty"], 10, "choose a graph with --file");
     let checkpoint = folder.path().join("checkpoint");
     std::fs::create_dir(&checkpoint).unwrap();
     std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
@@ -111,10 +112,10 @@ fn refused_imports_state_a_reason() {
     std::fs::write(folder.path().join("htp_backend_ext_config.json"), device).unwrap();
     check(
         &["import", path, "--name", "bundle"],
-        5,
+        10,
         "runs on the NPU of Snapdragon X2 Elite (x2-elite) alone",
     );
-    check(&["import", path, "--name", "bundle"], 5, "narthex compile MODEL --target qnn:x2-elite");
+    check(&["import", path, "--name", "bundle"], 10, "narthex compile MODEL --target qnn:x2-elite");
     check(&["import", path, "--name", "smollm2:135m"], 2, "another name with --name");
     check(&["list"], 0, "No model is installed");
 }
@@ -131,7 +132,7 @@ fn a_name_stays_with_what_it_was_given_to() {
     check(&other, 2, "`narthex rm tiny`");
     // The same folder may come again.
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
-    check(&["rm", "tiny"], 0, "");
+    check(&["rm", "tiny", "--yes"], 0, "");
     check(&other, 0, "imported tiny");
 }
 
@@ -160,4 +161,35 @@ fn data_that_is_cut_off_or_missing_is_named() {
         3,
         &format!("error: cannot read {}: No such file", data.display()),
     );
+}
+
+/// A copy of an export whose graph is changed.
+fn changed(name: &str, change: impl FnOnce(&mut Graph)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(exports(name)).unwrap().map(Result::unwrap) {
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let path = folder.path().join("model.onnx");
+    let mut graph = Graph::decode(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut graph);
+    std::fs::write(&path, graph.encode()).unwrap();
+    folder
+}
+
+#[test]
+fn a_graph_that_does_not_run_is_not_imported() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
+    let broken = changed("masked", |graph| {
+        let node = graph.nodes.iter_mut().find(|node| node.op == "MatMul").unwrap();
+        node.op = "Frobnicate".to_owned();
+    });
+    let path = broken.path().to_str().unwrap();
+    check(&["import", path, "--name", "broken"], 9, "its graph does not run: ");
+    check(&["import", path, "--name", "broken"], 9, "Frobnicate");
+    check(&["list"], 0, "No model is installed");
+    let whole = changed("masked", |_| ());
+    check(&["import", whole.path().to_str().unwrap(), "--name", "whole"], 0, "imported whole");
 }

@@ -131,3 +131,51 @@ fn an_answer_that_is_interrupted_ends_quietly() {
     assert_eq!(output.status.code(), Some(130), "{report}");
     assert!(!report.to_lowercase().contains("error"), "{report}");
 }
+
+/// Copies between its own standard streams and a terminal of the given program.
+#[cfg(unix)]
+const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
+
+#[cfg(unix)]
+#[test]
+fn an_answer_in_a_conversation_stops_at_ctrl_c() {
+    use std::io::Read;
+    let mut child = Command::new("python3")
+        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_narthex"), "run", "smollm2:135m"])
+        .args(["--max-tokens", "4000", "--temperature", "1", "--seed", "1"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut shown = String::new();
+    let mut wait_for = |done: &dyn Fn(&str) -> bool| {
+        let from = shown.len();
+        while !done(&shown[from..]) {
+            let mut piece = [0; 256];
+            let count = screen.read(&mut piece).unwrap();
+            assert!(count > 0, "the program ended: {shown}");
+            shown.push_str(&String::from_utf8_lossy(&piece[..count]));
+        }
+        shown[from..].to_owned()
+    };
+    // The editor switches bracketed paste on for a line, and off after it.
+    let (prompt, entered) = ("\x1b[?2004h", "\x1b[?2004l");
+    wait_for(&|text| text.contains(prompt));
+    keys.write_all(b"Tell me a very long story about a ship.\r").unwrap();
+    wait_for(&|text| text.rsplit_once(entered).is_some_and(|(_, answer)| answer.len() > 80));
+    keys.write_all(b"\x03").unwrap();
+    let rest = wait_for(&|text| text.contains(prompt));
+    assert!(!rest.contains("tokens/s"), "the answer went on to its end: {rest}");
+    keys.write_all(b"\x04").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_completion_takes_an_installed_model_and_ends() {
+    // The store has no base model, and none can be fetched.
+    let (text, report) = text(&["complete", "The capital of France is"], "");
+    assert!(!text.trim().is_empty() && report.contains("smollm2:135m"), "{report}");
+}

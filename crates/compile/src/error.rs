@@ -78,6 +78,14 @@ pub enum CompileError {
         /// The value in the source.
         found: String,
     },
+    /// A setting that a graph leaves open is in no file.
+    #[error("there is no {file} beside the graph, and the graph does not state its {key}")]
+    NoSettings {
+        /// The missing file.
+        file: String,
+        /// The setting.
+        key: String,
+    },
     /// The model to be imported runs only on one kind of device, with its vendor's software.
     #[error("{path} holds {what}, which runs on {device} alone; expected an export for CPUs or GPUs")]
     Bound {

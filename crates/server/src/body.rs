@@ -204,13 +204,29 @@ pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiErro
         let inner = error.into_inner();
         match missing_field(&inner.to_string()) {
             Some(field) => ApiError::bad_request(field.clone(), format!("{field} is required")),
-            None if path != "." => ApiError::bad_request(path.clone(), format!("{path}: {inner}")),
+            None if path != "." => {
+                let problem = negative_count(&path, &inner.to_string()).unwrap_or_else(|| inner.to_string());
+                ApiError::bad_request(path.clone(), format!("{path}: {problem}"))
+            }
             None => {
                 let message = format!("the body is not the expected JSON: {inner}");
                 ApiError::plain(StatusCode::BAD_REQUEST, message)
             }
         }
     })
+}
+
+/// Fields with counts that are at least 1; other counts may be 0.
+const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
+
+/// Returns the message for a negative number in place of a count, which serde describes by its type.
+fn negative_count(path: &str, message: &str) -> Option<String> {
+    let rest = message.strip_prefix("invalid value: integer `")?;
+    let (found, expected) = rest.split_once("`, expected ")?;
+    let least = if AT_LEAST_ONE.contains(&path) { 1 } else { 0 };
+    let is_count = ["usize", "u64", "u32"].iter().any(|count| expected.starts_with(count));
+    (is_count && found.starts_with('-'))
+        .then(|| format!("expected an integer of at least {least}, found {found}"))
 }
 
 fn missing_field(message: &str) -> Option<String> {

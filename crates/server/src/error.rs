@@ -55,6 +55,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::Loading
         | ErrorKind::Unavailable
+        | ErrorKind::Unsupported
         | ErrorKind::Fetch
         | ErrorKind::Storage
         | ErrorKind::Malformed

@@ -1,8 +1,9 @@
-//! Suggestions for a mistyped name: names that contain it, then names within a small edit distance.
+//! Suggestions for a mistyped name: names that contain it, then names within a small edit distance, with all sizes of the
+//! nearest family.
 
 use narthex_spec::ModelName;
 
-/// Maximum number of suggestions.
+/// Maximum number of suggestions, apart from the sizes of one family.
 const LIMIT: usize = 5;
 
 /// Longest text, in bytes, that is taken for a mistyped name.
@@ -17,16 +18,33 @@ pub(super) fn nearest<'a>(
     if typed.is_empty() || typed.len() > LONGEST {
         return Vec::new();
     }
+    let all: Vec<(&str, &ModelName)> = known.collect();
     let mut scored: Vec<(usize, &ModelName)> =
-        known.filter_map(|(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
+        all.iter().filter_map(|&(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
     scored.sort_by_key(|&(score, name)| (score, name.as_str().len(), name));
     let mut names: Vec<ModelName> = Vec::new();
-    for (_, name) in scored {
+    for (_, name) in &scored {
         if !names.contains(name) && names.len() < LIMIT {
-            names.push(name.clone());
+            names.push((*name).clone());
         }
     }
-    names
+    // Of the nearest family every size is listed, also where the text names one.
+    let nearest = names.first().map(family).map(str::to_owned);
+    let same_family = |name: &&ModelName| nearest.as_deref() == Some(family(name));
+    let mut sizes: Vec<ModelName> = Vec::new();
+    for name in names.iter().chain(all.iter().map(|(_, name)| *name)).filter(same_family) {
+        if !sizes.contains(name) {
+            sizes.push(name.clone());
+        }
+    }
+    let others = names.into_iter().filter(|name| !sizes.contains(name)).collect::<Vec<_>>();
+    let room = LIMIT.saturating_sub(sizes.len());
+    sizes.into_iter().chain(others.into_iter().take(room)).collect()
+}
+
+/// Returns the part of a name that the sizes of a family share.
+fn family(name: &ModelName) -> &str {
+    name.as_str().split(':').next().unwrap_or_default()
 }
 
 /// Returns how far apart two spellings are, or `None` if they are not near each other.

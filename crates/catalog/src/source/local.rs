@@ -40,9 +40,18 @@ pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     }
 }
 
-/// The name of a local checkpoint: its own, made safe, and eight digits that change with its path, sizes and times, so
-/// that another file of the same name is another model.
-pub(crate) fn name(path: &Path) -> Result<ModelName, Error> {
+/// The names of a local checkpoint.
+pub(crate) struct LocalName {
+    /// The name of its file or folder, made safe: `local/tiny`.
+    pub(crate) short: ModelName,
+    /// The same with [`Self::version`].
+    pub(crate) exact: ModelName,
+    /// Eight digits that change with its path, sizes and times, so that another file of the same name is another model.
+    pub(crate) version: String,
+}
+
+/// Returns the names of a local checkpoint.
+pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
     let absolute = fs::canonicalize(path).map_err(Error::io("find", path))?;
     let mut identity = absolute.to_string_lossy().into_owned();
     for (name, file) in files_of(&absolute)? {
@@ -51,10 +60,11 @@ pub(crate) fn name(path: &Path) -> Result<ModelName, Error> {
         identity.push_str(&format!("\n{name} {} {modified}", meta.len()));
     }
     let Sha256(digest) = files::digest(identity.as_bytes());
-    let tail: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let version: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let stem = if absolute.is_dir() { absolute.file_name() } else { absolute.file_stem() };
     let stem = safe(&stem.unwrap_or_default().to_string_lossy());
-    Ok(format!("local/{stem}-{tail}").parse()?)
+    let exact = format!("local/{stem}-{version}").parse()?;
+    Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
 }
 
 /// The letters, digits and points of a name, in lower case, at most 80; everything else becomes one `-`.
@@ -137,10 +147,11 @@ mod tests {
         let path = folder.path().join("Tiny.gguf");
         fs::write(&path, b"one").unwrap();
         let first = name(&path).unwrap();
-        assert!(first.as_str().starts_with("local/tiny-"), "{first}");
-        assert_eq!(name(&path).unwrap(), first);
+        assert_eq!(first.short.as_str(), "local/tiny");
+        assert_eq!(first.exact.as_str(), format!("local/tiny-{}", first.version));
+        assert_eq!(name(&path).unwrap().exact, first.exact);
         fs::write(&path, b"longer").unwrap();
-        assert_ne!(name(&path).unwrap(), first);
+        assert_ne!(name(&path).unwrap().exact, first.exact);
     }
 
     #[test]

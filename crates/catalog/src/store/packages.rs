@@ -1,6 +1,10 @@
 //! Packages: compiled models under `packages/<name>/<scheme>/`.
 
-use std::{fs, path::PathBuf, time::SystemTime};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use narthex_spec::{ModelName, Scheme, manifest::MANIFEST_FILE};
 use serde::Deserialize;
@@ -28,6 +32,27 @@ pub struct PackageInfo {
     pub bytes: u64,
     /// When it was made.
     pub created: SystemTime,
+}
+
+/// Folders of a model in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemovableFolders {
+    /// Packages by scheme.
+    pub packages: Vec<(Scheme, PathBuf)>,
+    /// Checkpoints that the packages were made from.
+    pub checkpoints: Vec<PathBuf>,
+}
+
+impl RemovableFolders {
+    /// Returns the bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.folders().map(files::tree_bytes).sum()
+    }
+
+    fn folders(&self) -> impl Iterator<Item = &Path> {
+        let packages = self.packages.iter().map(|(_, folder)| folder.as_path());
+        packages.chain(self.checkpoints.iter().map(PathBuf::as_path))
+    }
 }
 
 /// The one field of a manifest that the store reads.
@@ -72,27 +97,28 @@ impl Store {
         Staging::with_kind(self, self.package_folder(name, scheme), becomes)
     }
 
+    /// Returns what [`Self::remove`] removes; [`Error::NoPackage`] if there is nothing.
+    pub fn removable(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<RemovableFolders, Error> {
+        let schemes = Scheme::ALL.into_iter().filter(|&other| scheme.is_none_or(|wanted| wanted == other));
+        let packages: Vec<(Scheme, PathBuf)> =
+            schemes.filter_map(|scheme| Some((scheme, self.package(name, scheme)?))).collect();
+        let checkpoints = if scheme.is_none() { self.checkpoints_of(name) } else { Vec::new() };
+        if packages.is_empty() && checkpoints.is_empty() {
+            return Err(Error::NoPackage { name: name.clone(), scheme });
+        }
+        Ok(RemovableFolders { packages, checkpoints })
+    }
+
     /// Removes one package, or without a scheme all of a model and the checkpoint it was made from, where that lies in
     /// the store. Gives the bytes freed; [`Error::NoPackage`] if there was nothing.
     pub fn remove(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<u64, Error> {
-        let mut doomed: Vec<PathBuf> = Scheme::ALL
-            .into_iter()
-            .filter(|&other| scheme.is_none_or(|wanted| wanted == other))
-            .filter_map(|other| self.package(name, other))
-            .collect();
-        if scheme.is_none() {
-            doomed.extend(self.checkpoints_of(name));
-        }
-        if doomed.is_empty() {
-            return Err(Error::NoPackage { name: name.clone(), scheme });
-        }
         let mut freed = 0;
-        for folder in doomed {
-            freed += files::tree_bytes(&folder);
+        for folder in self.removable(name, scheme)?.folders() {
+            freed += files::tree_bytes(folder);
             if folder.join(MANIFEST_FILE).is_file() {
-                self.forget_machine(&folder)?;
+                self.forget_machine(folder)?;
             }
-            self.discard(&folder)?;
+            self.discard(folder)?;
         }
         // An empty folder is harmless, so a failure to remove it is ignored.
         let _ = fs::remove_dir(self.root().join("packages").join(name.file_stem()));
@@ -100,7 +126,7 @@ impl Store {
     }
 
     /// Takes a folder out of the store in one step, then deletes it, so that a kill leaves it whole or gone.
-    pub(crate) fn discard(&self, folder: &std::path::Path) -> Result<(), Error> {
+    pub(crate) fn discard(&self, folder: &Path) -> Result<(), Error> {
         let staging = Staging::scratch(self)?;
         let _swap = swap_lock(self)?;
         let moved = staging.path().join("discarded");

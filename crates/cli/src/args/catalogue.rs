@@ -1,8 +1,8 @@
-//! Arguments of commands about models that need not be installed.
+//! Arguments of `list`, `plan`, `show` and `rm`.
 
 use clap::Args as ClapArgs;
 use narthex_gateway::models::ModelKind;
-use narthex_spec::Target;
+use narthex_spec::{Scheme, Target};
 
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
@@ -33,6 +33,32 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `narthex show`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShowArgs {
+    /// The model
+    pub(crate) model: String,
+
+    /// Weight scheme, as in model@w4 [default: the installed one]
+    #[arg(long)]
+    pub(crate) scheme: Option<Scheme>,
+
+    /// Print the manifest
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex rm`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RmArgs {
+    /// The model, with @w4 for one scheme alone
+    pub(crate) model: String,
+
+    /// Remove without asking
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 }
 
 /// Parses a kind of models.

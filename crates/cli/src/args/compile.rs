@@ -2,14 +2,22 @@
 
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
-use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target, target::UnknownTarget};
+use clap::{Args as ClapArgs, Parser};
+use narthex_spec::{
+    Calibration, LayerList, MatFormer, ModelName, Pass, Scheme, Target, target::UnknownTarget,
+};
+
+use super::StoreArgs;
 
 /// `narthex compile`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CompileArgs {
     /// The model: a name, hf:owner/repo, or a path
     pub(crate) model: String,
+
+    /// Name of the package [default: the model's name; for a path, the name of the file or folder]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<ModelName>,
 
     /// Weight scheme: w8, w4, f16 or f32
     #[arg(long, default_value = "w8")]
@@ -92,9 +100,17 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
-/// `narthex try-out`.
-#[derive(Debug, ClapArgs)]
+/// First argument of the process in which `check` runs a vendor's compiler, to survive its crashes. It is no command, so
+/// that neither help nor suggestions nor completions show it.
+pub(crate) const TRY_OUT: &str = "try-out";
+
+/// The arguments after [`TRY_OUT`].
+#[derive(Debug, Parser)]
+#[command(name = TRY_OUT)]
 pub(crate) struct TryOutArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
     /// The NPU
     pub(crate) target: Target,
 

@@ -1,4 +1,4 @@
-//! Arguments of `chat` and `complete`.
+//! Arguments of `run`, `chat` and `complete`.
 
 use clap::Args as ClapArgs;
 
@@ -25,15 +25,42 @@ pub(crate) struct ChatArgs {
     pub(crate) load: LoadArgs,
 }
 
+/// `narthex run`: the arguments of `chat`, with the model first.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RunArgs {
+    /// The model: a name, hf:owner/repo, or a path
+    pub(crate) model: String,
+
+    /// The question [default: standard input; a conversation on a terminal]
+    pub(crate) prompt: Option<String>,
+
+    /// System prompt
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) generate: GenerateArgs,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+impl From<RunArgs> for ChatArgs {
+    fn from(RunArgs { model, prompt, system, generate, load }: RunArgs) -> Self {
+        Self { prompt, model, system, generate, load }
+    }
+}
+
 /// `narthex complete`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CompleteArgs {
     /// The text to continue [default: standard input]
     pub(crate) prompt: Option<String>,
 
-    /// The model: a name, hf:owner/repo, or a path
-    #[arg(short, long, default_value = "gemma3:270m-base")]
-    pub(crate) model: String,
+    /// The model: a name, hf:owner/repo, or a path [default: the newest installed text or chat model, else
+    /// gemma3:270m-base]
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
 
     #[command(flatten)]
     pub(crate) generate: GenerateArgs,
@@ -61,7 +88,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 0.0)]
     pub(crate) min_p: f32,
 
-    /// Maximum number of generated tokens
+    /// Maximum number of generated tokens [default: up to the model's context; 128 for `complete`]
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
 

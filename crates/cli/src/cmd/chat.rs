@@ -6,7 +6,7 @@ use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
     models::{ModelKind, ModelStatus},
-    request::{CompletionRequest, Echo, Message, Prompt, Role},
+    request::{CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role},
 };
 
 use super::{
@@ -22,12 +22,17 @@ use crate::{
 /// Maximum size of a prompt from standard input.
 const MAX_STDIN_BYTES: u64 = 16 << 20;
 
+/// Model of `complete` if none is named and no suitable one is installed.
+const DEFAULT_TEXT_MODEL: &str = "gemma3:270m-base";
+
+/// Length of a completion if none is given: many base models never end a text.
+const DEFAULT_COMPLETION_TOKENS: usize = 128;
+
 /// Answers one question, or starts a conversation without one.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
-        Some(prompt) => Some(prompt.clone()),
         None if stdin().is_terminal() => None,
-        None => Some(interrupt::input(read_stdin)?),
+        given => Some(prompt(given.as_deref())?),
     };
     let status = gateway.load(&args.model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
     if status.kind == Some(ModelKind::Text) {
@@ -47,15 +52,22 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
 
 /// Continues a text.
 pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result<()> {
-    let prompt = match &args.prompt {
-        Some(prompt) => prompt.clone(),
-        None => interrupt::input(read_stdin)?,
+    let prompt = prompt(args.prompt.as_deref())?;
+    let model = match &args.model {
+        Some(model) => model.clone(),
+        None => {
+            let installed = gateway.newest_installed(&[ModelKind::Text, ModelKind::Chat])?;
+            installed.map_or_else(|| DEFAULT_TEXT_MODEL.to_owned(), |name| name.to_string())
+        }
     };
-    let status = gateway.load(&args.model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
+    let status = gateway.load(&model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
     let request = CompletionRequest {
         prompt: Prompt::Text(prompt),
         echo: Echo::Completion,
-        options: options(&args.generate),
+        options: GenerateOptions {
+            max_tokens: args.generate.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS)),
+            ..options(&args.generate)
+        },
     };
     let answer = print(|sink| gateway.complete(&status.id(), request, sink))?;
     finish(&args.generate, &status, answer)
@@ -68,6 +80,19 @@ fn finish(args: &GenerateArgs, status: &ModelStatus, answer: PrintedAnswer) -> a
         AnswerEnd::Interrupted => return Err(Error::Cancelled.into()),
     }
     Ok(())
+}
+
+/// Returns the given prompt, else that of standard input, and refuses an empty one before a model is loaded.
+fn prompt(given: Option<&str>) -> anyhow::Result<String> {
+    let prompt = match given {
+        Some(prompt) => prompt.to_owned(),
+        None => interrupt::input(read_stdin)?,
+    };
+    if prompt.trim().is_empty() {
+        let message = "prompt: expected a text, found an empty one".to_owned();
+        return Err(Error::Invalid { param: "prompt", message }.into());
+    }
+    Ok(prompt)
 }
 
 fn read_stdin() -> anyhow::Result<String> {

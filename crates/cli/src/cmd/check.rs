@@ -9,19 +9,19 @@ use narthex_gateway::{
 };
 
 use crate::{
-    args::{CheckArgs, TryOutArgs},
+    args::{CheckArgs, TRY_OUT, TryOutArgs},
     exit::NegativeResult,
     interrupt, output,
 };
 
 /// Returns the command that runs this executable as the compiler process.
 fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
-    let mut arguments = Vec::new();
+    let mut arguments = vec![TRY_OUT.into()];
     if let Some(home) = &gateway.config().home {
         arguments.extend(["--home".into(), home.into()]);
     }
     // The following arguments are paths, which may begin like options.
-    arguments.extend(["try-out".into(), "--".into()]);
+    arguments.push("--".into());
     Ok(TrialProgram { path: env::current_exe().context("cannot find this executable")?, arguments })
 }
 

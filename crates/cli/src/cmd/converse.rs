@@ -48,18 +48,17 @@ pub(super) fn first_messages(args: &ChatArgs) -> Vec<Message> {
 
 /// Runs a conversation until the user leaves.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> anyhow::Result<()> {
-    let mut editor = DefaultEditor::new()?;
+    let mut history = Vec::new();
     let mut messages = first_messages(args);
     output::note(format!("{} is ready; /help lists the commands.", status.name));
     loop {
-        let line = match editor.readline("> ") {
+        let line = match read_line(&history) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        // History is a convenience, so a failure is ignored.
-        let _ = editor.add_history_entry(line.as_str());
+        history.push(line.clone());
         match parse(&line) {
             ChatInput::Empty => {}
             ChatInput::Help => output::note(HELP),
@@ -70,6 +69,16 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> a
             ChatInput::Message(text) => answer(gateway, args, status, &mut messages, text)?,
         }
     }
+}
+
+/// Reads a line with an editor of its own: an editor handles Ctrl-C as long as it exists, also during an answer.
+fn read_line(history: &[String]) -> Result<String, ReadlineError> {
+    let mut editor = DefaultEditor::new()?;
+    for line in history {
+        // History is a convenience, so a failure is ignored.
+        let _ = editor.add_history_entry(line.as_str());
+    }
+    editor.readline("> ")
 }
 
 fn answer(

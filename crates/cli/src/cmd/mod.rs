@@ -20,11 +20,12 @@ mod rerank;
 mod runtime;
 mod serve;
 mod verify;
+mod welcome;
 
 use narthex_gateway::{Config, Drain, Gateway};
 
 use crate::{
-    args::{Args, Command},
+    args::{Args, ChatArgs, Command, TryOutArgs},
     settings::{config, serve_config},
 };
 
@@ -41,11 +42,21 @@ fn open(config: Config) -> anyhow::Result<OpenGateway> {
     Ok(OpenGateway(Gateway::open(config)?))
 }
 
+/// Runs a vendor's compiler on one graph, as a process of `check`.
+pub(crate) fn try_out(args: &TryOutArgs) -> anyhow::Result<()> {
+    check::try_out(&open(config(&args.store, None))?.0, args)
+}
+
 /// Runs a command.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Args { store, command, .. } = args;
+    let Some(command) = command else { return welcome::run() };
     let plain = || open(config(&store, None));
     match command {
+        Command::Run(run) => {
+            let chat = ChatArgs::from(run);
+            chat::run(&open(config(&store, Some(&chat.load)))?.0, &chat)
+        }
         Command::Chat(chat) => chat::run(&open(config(&store, Some(&chat.load)))?.0, &chat),
         Command::Complete(complete) => {
             chat::complete(&open(config(&store, Some(&complete.load)))?.0, &complete)
@@ -67,7 +78,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Export(export) => exports::export(&plain()?.0, export),
         Command::Import(import) => exports::import(&plain()?.0, import),
         Command::Check(check) => check::run(&plain()?.0, check),
-        Command::TryOut(try_out) => check::try_out(&plain()?.0, &try_out),
         Command::Doctor(doctor) => doctor::run(&plain()?.0, &doctor),
         Command::Bench(bench) => bench::run(&open(config(&store, Some(&bench.load)))?.0, &bench),
         Command::Runtime(runtime) => runtime::run(&plain()?.0, runtime.command),

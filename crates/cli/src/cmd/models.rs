@@ -1,9 +1,12 @@
 //! `narthex pull`, `list`, `show`, `rm` and `compile`.
 
-use narthex_gateway::{CompileRequest, Gateway, Rebuild, vocabulary};
+use std::io::{IsTerminal, stderr, stdin};
+
+use anyhow::Context;
+use narthex_gateway::{CompileRequest, Error, Gateway, Rebuild, models::Removal, vocabulary};
 
 use crate::{
-    args::{CompileArgs, ListArgs, ModelArgs, ShowArgs},
+    args::{CompileArgs, ListArgs, ModelArgs, RmArgs, ShowArgs},
     bars::Bars,
     interrupt, output, render,
 };
@@ -45,18 +48,39 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
 
 /// Shows a package.
 pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
-    let manifest = gateway.manifest(&args.model)?;
+    let manifest = match args.scheme {
+        Some(scheme) => gateway.manifest(&format!("{}@{scheme}", args.model))?,
+        None => gateway.manifest(&args.model)?,
+    };
     if args.json {
         return output::json(&manifest);
     }
     output::line(render::manifest(&manifest, &gateway.model(manifest.name.as_str())?))
 }
 
-/// Removes a model's packages.
-pub(crate) fn rm(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
+/// Removes a model's packages, after a question unless `--yes` is given.
+pub(crate) fn rm(gateway: &Gateway, args: &RmArgs) -> anyhow::Result<()> {
+    let removal = gateway.removal(&args.model)?;
+    if !args.yes && !confirmed(&removal)? {
+        output::note("nothing was removed");
+        return Ok(());
+    }
     let freed = gateway.remove(&args.model)?;
-    output::note(format!("removed {}, freed {}", args.model, render::bytes(freed)));
+    output::note(format!("removed {}, freed {}", render::removal(&removal), render::bytes(freed)));
     Ok(())
+}
+
+/// Asks on the terminal whether to remove these packages.
+fn confirmed(removal: &Removal) -> anyhow::Result<bool> {
+    let what = format!("{} ({})", render::removal(removal), render::bytes(removal.bytes));
+    if !stdin().is_terminal() || !stderr().is_terminal() {
+        let message = format!("rm would remove {what}; repeat it with --yes");
+        return Err(Error::Invalid { param: "yes", message }.into());
+    }
+    output::question(format!("Remove {what}? [y/N] "));
+    let mut answer = String::new();
+    interrupt::input(|| stdin().read_line(&mut answer)).context("cannot read the answer")?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Compiles a checkpoint.
@@ -64,6 +88,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     let file = args.prune_vocabulary.as_ref();
     let vocabulary = file.map(|file| vocabulary(file, args.vocabulary_size)).transpose()?;
     let request = CompileRequest {
+        name: args.name.clone(),
         scheme: args.scheme,
         calibration: args.calibrate,
         matformer: args.matformer.clone(),

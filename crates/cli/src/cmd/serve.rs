@@ -38,6 +38,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         gateway.load(model, &Bars::new(), interrupt::cancel())?;
     }
     let mut announced = None;
+    interrupt::leave_to_server();
     let served = narthex_server::run_blocking(gateway.clone(), options, |address| {
         output::note(match &address {
             ServerAddress::Tcp(address) => {

@@ -13,7 +13,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 pub(crate) use self::{
     bench::{bench, comparison},
     keys::keys,
-    models::{catalogue, installed, rank},
+    models::{catalogue, installed, rank, removal},
     package::{changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},

@@ -1,7 +1,7 @@
 //! Installed models and the catalogue.
 
 use comfy_table::Cell;
-use narthex_gateway::models::{Access, Figures, ModelListing};
+use narthex_gateway::models::{Access, Figures, ModelListing, Removal};
 use narthex_spec::Scheme;
 
 use super::{bytes, count, right, table};
@@ -27,6 +27,13 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
         }
     }
     table.trim_fmt()
+}
+
+/// Renders what a removal removes: `tiny (w8, w4) and its checkpoint`.
+pub(crate) fn removal(removal: &Removal) -> String {
+    let schemes: Vec<&str> = removal.schemes.iter().map(|scheme| scheme.as_str()).collect();
+    let checkpoint = if removal.checkpoint { " and its checkpoint" } else { "" };
+    format!("{} ({}){checkpoint}", removal.name, schemes.join(", "))
 }
 
 /// Sorts models by NPU score, then by size; models that NPUs refuse come last.

@@ -118,6 +118,7 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
         return Err(refused(format!("filename of {GENAI_CONFIG}"), "a file in the folder", graph));
     }
     let settings = Settings {
+        is_missing: false,
         file: GENAI_CONFIG.to_owned(),
         vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
         hidden: checked("a hidden_size", decoder.hidden_size, &WIDTH)?,

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::refused;
-use crate::error::Result;
+use crate::error::{CompileError, Result};
 use narthex_checkpoint::{
     CheckpointError,
     hf::{
@@ -23,6 +23,8 @@ pub(super) const GENAI_CONFIG: &str = "genai_config.json";
 pub(super) struct Settings {
     /// The file that they come from.
     pub(super) file: String,
+    /// Absence of the file.
+    pub(super) is_missing: bool,
     pub(super) vocab: Option<usize>,
     pub(super) hidden: Option<usize>,
     pub(super) heads: Option<usize>,
@@ -65,7 +67,7 @@ impl Settings {
     /// Reads `config.json`; without the file, all settings are open.
     pub(super) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
         if !folder.has(CONFIG) {
-            return Ok(Self { file: CONFIG.to_owned(), ..Self::default() });
+            return Ok(Self { file: CONFIG.to_owned(), is_missing: true, ..Self::default() });
         }
         let config = Config::read(folder)?;
         let keys: ConfigKeys = config.keys()?;
@@ -80,6 +82,7 @@ impl Settings {
         let context = context.map(|rows| if behind { rows.saturating_sub(PADDING_ROWS) } else { rows });
         Ok(Self {
             file: CONFIG.to_owned(),
+            is_missing: false,
             vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,
             hidden,
             heads,
@@ -100,7 +103,10 @@ impl Settings {
 
     /// Returns a number that must be stated in the graph or in the settings.
     pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize> {
-        value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
+        value.ok_or_else(|| match self.is_missing {
+            true => CompileError::NoSettings { file: self.file.clone(), key: key.to_owned() },
+            false => refused(format!("{key} of {}", self.file), "a number", "none"),
+        })
     }
 }
 

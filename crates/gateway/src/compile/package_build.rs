@@ -82,7 +82,7 @@ pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullL
     if may_pull || library.store.package(&key.name, key.scheme).is_some() {
         return Ok(());
     }
-    Err(Error::NotInstalled { name: key.name.clone() })
+    Err(library.not_installed(key))
 }
 
 /// Returns the folder of a package to load, which is built from `source` if it is missing. A package without

@@ -7,7 +7,7 @@ use std::{
 
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
-use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target, id::BadModelName};
+use narthex_spec::{Calibration, LayerList, MatFormer, ModelName, Pass, Scheme, Target, id::BadModelName};
 
 use crate::{error::Error, library::package_key::PackageKey};
 
@@ -26,6 +26,8 @@ use crate::{error::Error, library::package_key::PackageKey};
 /// ```
 #[derive(Debug, Clone)]
 pub struct CompileRequest {
+    /// Name of the package; by default that of the model.
+    pub name: Option<ModelName>,
     /// Weight scheme.
     pub scheme: Scheme,
     /// Calibration of weights with the activations of a text.
@@ -60,6 +62,7 @@ impl CompileRequest {
     /// Creates a request with the default settings: calibrated, without an NPU, keeping an existing package.
     pub fn new(scheme: Scheme) -> Self {
         Self {
+            name: None,
             scheme,
             calibration: Calibration::Standard,
             matformer: None,
@@ -75,9 +78,12 @@ impl CompileRequest {
         }
     }
 
-    /// Returns the package's key: `base`, with a suffix for each reduction, as in `gemma3n:e4b-e2b` or
+    /// Returns the package's key: the requested name, else that of `base` with a suffix for each reduction, as in `gemma3n:e4b-e2b` or
     /// `smollm2:135m-drop3.7`.
     pub(crate) fn package_key(&self, mut base: PackageKey) -> Result<PackageKey, Error> {
+        if let Some(name) = &self.name {
+            return Ok(PackageKey { name: name.clone(), ..base });
+        }
         let reductions = [
             ("matformer", self.matformer.as_ref().map(MatFormer::slug)),
             ("drop_layers", self.drop_layers.as_ref().map(LayerList::slug)),
@@ -128,6 +134,8 @@ mod tests {
         let dropped = CompileRequest { drop_layers: Some("7,3".parse().unwrap()), ..plain.clone() };
         assert_eq!(name(&dropped), "gemma3n:e4b-drop3.7");
         assert_eq!(plain.package_key(key.clone()).unwrap(), key);
+        let named = CompileRequest { name: Some("mine".parse().unwrap()), ..dropped.clone() };
+        assert_eq!(name(&named), "mine");
         let long = PackageKey { name: "x".repeat(198).parse().unwrap(), ..key };
         assert_eq!(sized("e2b").package_key(long.clone()).unwrap_err().param(), Some("matformer"));
         assert_eq!(dropped.package_key(long).unwrap_err().param(), Some("drop_layers"));

@@ -57,7 +57,7 @@ fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
 fn checkpoint_kind(error: &CheckpointError) -> ErrorKind {
     match error.what() {
         CheckpointError::Read { source, .. } => io_kind(source),
-        CheckpointError::Architecture { .. } | CheckpointError::Unsupported { .. } => ErrorKind::Unavailable,
+        CheckpointError::Architecture { .. } | CheckpointError::Unsupported { .. } => ErrorKind::Unsupported,
         CheckpointError::Malformed { .. }
         | CheckpointError::MissingTensor { .. }
         | CheckpointError::WrongShape { .. }
@@ -80,10 +80,11 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         },
         Compile::Checkpoint(error) => checkpoint_kind(error),
         Compile::Tokenizer(_) => ErrorKind::Malformed,
-        Compile::Calibration(_)
-        | Compile::Bound { .. }
-        | Compile::Foreign { .. }
-        | Compile::Unsupported { .. } => ErrorKind::Unavailable,
+        Compile::Calibration(_) => ErrorKind::Unavailable,
+        Compile::Bound { .. } | Compile::Foreign { .. } | Compile::Unsupported { .. } => {
+            ErrorKind::Unsupported
+        }
+        Compile::NoSettings { .. } => ErrorKind::NotFound,
         Compile::Open(error) => onnx_kind(error),
         Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => io_kind(source),
         Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {

@@ -13,7 +13,7 @@ use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
-use hint::{io_hint, unknown_hint};
+use hint::{io_hint, near_names, package_id, unknown_hint};
 use kind::{catalog_kind, check_kind, compile_kind, io_kind};
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
@@ -31,6 +31,8 @@ pub enum ErrorKind {
     Loading,
     /// The model cannot be loaded, or its device failed.
     Unavailable,
+    /// This version does not support the model or the format.
+    Unsupported,
     /// A download failed.
     Fetch,
     /// A file is malformed or damaged.
@@ -118,10 +120,12 @@ pub enum Error {
         found: String,
     },
     /// The model is known, but not installed.
-    #[error("{name} is not installed on this machine")]
+    #[error("{} is not installed on this machine", package_id(name, *scheme))]
     NotInstalled {
         /// Model.
         name: ModelName,
+        /// Weight scheme, if it matters.
+        scheme: Option<Scheme>,
     },
     /// The model does not support the task.
     #[error("{name} is {is}, not {wanted}")]
@@ -260,14 +264,6 @@ pub enum Error {
     Step(#[from] narthex_engine::executor::StepError),
 }
 
-fn near_names(near: &[ModelName]) -> String {
-    if near.is_empty() {
-        return String::new();
-    }
-    let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
-    format!("; did you mean {}?", names.join(" or "))
-}
-
 fn required(policy: NpuPolicy) -> &'static str {
     if policy == NpuPolicy::Require { " although an NPU is required" } else { "" }
 }
@@ -372,7 +368,7 @@ impl Error {
                 "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
             ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
-            Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
+            Self::NotInstalled { name, scheme } => Some(hint::pull(name, *scheme)),
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"
             )),

@@ -1,6 +1,6 @@
 //! Methods for the store and the catalogue.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use narthex_catalog::{
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
@@ -9,7 +9,7 @@ use narthex_catalog::{
     source::wheel::WheelOrigin,
     store::AuditedFile,
 };
-use narthex_spec::{ProgressSink, manifest::Manifest};
+use narthex_spec::{ModelName, ProgressSink, manifest::Manifest};
 
 use super::Gateway;
 use crate::{
@@ -24,7 +24,8 @@ use crate::{
         runtimes::{self, RuntimeListing},
         schemes_from,
     },
-    report::models::{InstalledPackage, ModelListing},
+    load::trial_run,
+    report::models::{InstalledPackage, ModelKind, ModelListing, Removal},
     rights::AutoPull,
 };
 
@@ -42,6 +43,17 @@ impl Gateway {
             };
         }
         Ok(models)
+    }
+
+    /// Returns the installed model of the first of these kinds that has one: of several, the newest.
+    pub fn newest_installed(&self, kinds: &[ModelKind]) -> Result<Option<ModelName>, Error> {
+        let models = self.models()?;
+        let newest = |kind: &ModelKind| {
+            let installed = models.iter().filter(|model| model.kind == *kind);
+            let created = |model: &ModelListing| model.installed.iter().map(|package| package.created).max();
+            installed.filter_map(|model| Some((created(model)?, &model.name))).max()
+        };
+        Ok(kinds.iter().find_map(newest).map(|(_, name)| name.clone()))
     }
 
     /// Returns one model that is installed or in the catalogue. The text names no file.
@@ -99,7 +111,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a target without an ahead-of-time compiler or a scheme that NPUs do not support, before
-    /// anything is fetched.
+    /// anything is fetched; [`Error::NameTaken`] for the name of another model.
     pub fn compile(
         &self,
         model: &str,
@@ -113,15 +125,19 @@ impl Gateway {
         let reference = &library.reference(model)?;
         let key = library.key(model)?;
         library.refuse_import(&key)?;
+        if let Some(name) = &request.name {
+            library.check_compile_name(name, &key.name, reference)?;
+        }
         let key = request.package_key(PackageKey { scheme: request.scheme, ..key })?;
         let folder = PackageBuild { library, key: &key, reference, request, progress, cancel }.run()?;
         self.models.evict(&key);
         Ok((folder, library.manifest(&key)?))
     }
 
-    /// Imports an ONNX export. Returns the package's folder and manifest.
+    /// Imports an ONNX export whose graph runs on the CPU, if that can run it. Returns the package's folder and manifest.
     ///
     /// # Errors
+    /// [`Error::BadPackage`] for a graph that ONNX Runtime refuses;
     /// [`Error::Compile`] for an export that is not supported, with the expected and the found files; [`Error::Invalid`]
     /// for a name of the catalogue and for a checkpoint; [`Error::NameTaken`] for the name of another model.
     pub fn import(
@@ -130,7 +146,9 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(PathBuf, Manifest), Error> {
-        let (key, folder) = import::import(&self.library, request, progress, cancel)?;
+        let library = &*self.library;
+        let trial = |key: &PackageKey, folder: &Path| trial_run::run(library, key, folder, progress, cancel);
+        let (key, folder) = import::import(library, request, &trial, progress, cancel)?;
         self.models.evict(&key);
         Ok((folder, self.library.manifest(&key)?))
     }
@@ -147,6 +165,21 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         export::export(&self.library, request, progress, cancel)
+    }
+
+    /// Returns what [`Self::remove`] would remove.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`].
+    pub fn removal(&self, model: &str) -> Result<Removal, Error> {
+        let name = self.library.installed_key(model)?.name;
+        let folders = self.library.store.removable(&name, split_scheme(model).1)?;
+        Ok(Removal {
+            bytes: folders.bytes(),
+            schemes: folders.packages.into_iter().map(|(scheme, _)| scheme).collect(),
+            checkpoint: !folders.checkpoints.is_empty(),
+            name,
+        })
     }
 
     /// Removes the packages of a model, or the one that `model@scheme` names. Returns the number of bytes freed.

@@ -196,6 +196,7 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<ModelStatus, Error> {
         let key = self.library.key(model)?;
+        self.models.drop_stale();
         loop {
             match self.models.claim(&key)? {
                 Claim::Ready(loaded) => return Ok(loaded.status()),
@@ -213,6 +214,7 @@ impl Gateway {
 
     /// Returns the status of every model that was requested since the gateway was opened.
     pub fn status(&self) -> Vec<ModelStatus> {
+        self.models.drop_stale();
         let mut status = self.models.status();
         status.retain(|model| self.rights.allows(&model.name));
         status
@@ -252,6 +254,7 @@ impl Gateway {
             return Err(Error::ShuttingDown);
         }
         let requested = self.library.requested(model)?;
+        self.models.drop_stale();
         self.rights.check(&requested.key.name)?;
         if !self.models.contains(&requested.key) {
             // A name without a loadable model is an error of the request and leaves no state.

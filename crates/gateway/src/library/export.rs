@@ -59,7 +59,7 @@ fn genai(
     }
     let key = library.installed_key(model)?;
     let package = library.store.package(&key.name, key.scheme);
-    let package = package.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+    let package = package.ok_or_else(|| library.not_installed(&key))?;
     let manifest = package::verified_manifest(&library.store, &key, &package, progress, cancel)?;
     Ok(export::genai(&ExportJob { package: &package, manifest: &manifest, out })?)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use narthex_catalog::resolve::import_name;
 use narthex_compile::import::{self, Import, ImportJob};
 use narthex_graph::onnx::files::graph_files;
-use narthex_spec::{ModelName, ProgressSink, Scheme, progress::Progress};
+use narthex_spec::{ModelName, ProgressSink, progress::Progress};
 
 use crate::{
     cancel::Cancel,
@@ -24,10 +24,14 @@ pub struct ImportRequest {
     pub file: Option<String>,
 }
 
-/// Imports an export. Returns the key and the folder of the package.
+/// Runs a new package in a folder before it is kept.
+pub(crate) type TrialRun<'a> = &'a dyn Fn(&PackageKey, &Path) -> Result<(), Error>;
+
+/// Imports an export that passes the trial run. Returns the key and the folder of the package.
 pub(crate) fn import(
     library: &Library,
     request: &ImportRequest,
+    trial: TrialRun<'_>,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(PackageKey, PathBuf), Error> {
@@ -35,13 +39,9 @@ pub(crate) fn import(
         Some(name) => name.clone(),
         None => import_name(&import::folder(&request.path))?,
     };
-    if library.catalog.get(&name).is_some() {
-        let message = format!("{name} is a model of the catalogue; choose another name with --name");
-        return Err(Error::Invalid { param: "name", message });
-    }
     let failed = |source| Error::Io { what: format!("cannot find {}", request.path.display()), source };
     let source = format!("local {}", std::path::absolute(&request.path).map_err(failed)?.display());
-    check_name(library, &name, &source)?;
+    library.check_name(&name, None, &source)?;
     let export = open(request)?;
     if let Some(bound) = export.bound() {
         let note = format!("The export holds {}, which runs only on {}.", bound.holds, bound.device);
@@ -56,6 +56,7 @@ pub(crate) fn import(
     let staging = library.store.stage_package(&name, key.scheme)?;
     let compiler = format!("narthex {}", env!("CARGO_PKG_VERSION"));
     export.write(ImportJob { name, out: staging.path(), source, compiler }, progress, cancel.flag())?;
+    trial(&key, staging.path())?;
     Ok((key, staging.commit()?))
 }
 
@@ -70,22 +71,6 @@ fn open(request: &ImportRequest) -> Result<Import, Error> {
         }
         found => Ok(found?),
     }
-}
-
-/// Fails if a package of this name has another source than `source`. In another scheme, the name would stand for two
-/// models; in the same scheme, the import would replace the other model.
-fn check_name(library: &Library, name: &ModelName, source: &str) -> Result<(), Error> {
-    for scheme in Scheme::ALL {
-        let key = PackageKey { name: name.clone(), scheme };
-        // What is not installed or cannot be read is nobody's model.
-        let Ok(manifest) = library.manifest(&key) else { continue };
-        let found = manifest.provenance.source;
-        // The source of an import is its path, followed by the kind of export.
-        if found != source && !found.strip_prefix(source).is_some_and(|rest| rest.starts_with(", ")) {
-            return Err(Error::NameTaken { name: name.clone(), found });
-        }
-    }
-    Ok(())
 }
 
 /// Returns whether a path holds a checkpoint's weights and no graph.

@@ -7,6 +7,7 @@ pub(crate) mod model_ref;
 mod models;
 pub(crate) mod package;
 pub(crate) mod package_key;
+mod package_name;
 pub(crate) mod runtimes;
 
 use std::sync::Arc;

@@ -37,7 +37,7 @@ pub(crate) enum ResolvedModel {
     /// A checkpoint whose settings are known.
     Checkpoint(Box<CheckpointSettings>),
     /// A model of the catalogue that this version does not compile, with the reason.
-    Unsupported(String),
+    Unsupported(Box<Error>),
 }
 
 /// Settings of a checkpoint.
@@ -112,7 +112,7 @@ fn named(
                 scheme: key.scheme,
                 stated: None,
             })),
-            Err(error) => ResolvedModel::Unsupported(error.to_string()),
+            Err(error) => ResolvedModel::Unsupported(Box::new(error)),
         });
     }
     let resolved = reference.resolve(&library.catalog)?;
@@ -131,7 +131,7 @@ fn named(
     }
     match fetch::settings(&library.store, &resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
-        None => Err(Error::NotInstalled { name: key.name.clone() }),
+        None => Err(library.not_installed(key)),
     }
 }
 

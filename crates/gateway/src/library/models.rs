@@ -114,8 +114,16 @@ impl Library {
         let key = self.key(model)?;
         match self.store.package(&key.name, key.scheme) {
             Some(_) => Ok(key),
-            None => Err(Error::NotInstalled { name: key.name }),
+            None => Err(self.not_installed(&key)),
         }
+    }
+
+    /// Returns the error of a missing package. It names the scheme if that is not the default one, or if the model is
+    /// installed in another.
+    pub(crate) fn not_installed(&self, key: &PackageKey) -> Error {
+        let is_installed = |&scheme: &Scheme| self.store.package(&key.name, scheme).is_some();
+        let is_named = key.scheme != DEFAULT_SCHEME || Scheme::ALL.iter().any(is_installed);
+        Error::NotInstalled { name: key.name.clone(), scheme: is_named.then_some(key.scheme) }
     }
 
     fn resolve_name(&self, reference: &ModelRef) -> Result<ModelName, Error> {
@@ -123,8 +131,28 @@ impl Library {
             ModelRef::Id(ModelId::Catalogue(name)) => {
                 Ok(self.catalog.get(name).map_or_else(|| name.clone(), |entry| entry.name.clone()))
             }
-            other => Ok(other.resolve(&self.catalog)?.name),
+            other => {
+                let resolved = other.resolve(&self.catalog)?;
+                let is_other = resolved.exact_name.is_some() && self.is_taken(&resolved);
+                Ok(resolved.exact_name.filter(|_| is_other).unwrap_or(resolved.name))
+            }
         }
+    }
+
+    /// Returns whether a package with the name of a local checkpoint was made from another one.
+    fn is_taken(&self, resolved: &CheckpointSource) -> bool {
+        // The source ends in the version of the files, so that another spelling of the path is the same model.
+        let version = |source: &str| source.rsplit_once(", ").map(|(_, version)| version.to_owned());
+        let wanted = version(&resolved.provenance);
+        Scheme::ALL.into_iter().any(|scheme| {
+            let key = PackageKey { name: resolved.name.clone(), scheme };
+            match self.store.package(&key.name, scheme) {
+                Some(_) => {
+                    self.manifest(&key).map_or(true, |found| version(&found.provenance.source) != wanted)
+                }
+                None => false,
+            }
+        })
     }
 
     /// Returns the model that a text without a scheme refers to. Known names come first; another name may be a path in
@@ -155,7 +183,7 @@ impl Library {
     /// Reads the manifest of an installed package.
     pub(crate) fn manifest(&self, key: &PackageKey) -> Result<Manifest, Error> {
         let folder = self.store.package(&key.name, key.scheme);
-        let folder = folder.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+        let folder = folder.ok_or_else(|| self.not_installed(key))?;
         package::read_manifest(&folder, key)
     }
 
@@ -182,7 +210,7 @@ impl Library {
         let Manifest { max_length, bound, .. } = self.manifest(key)?;
         let packages = self.store.packages()?;
         let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
-        let info = info.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+        let info = info.ok_or_else(|| self.not_installed(key))?;
         Ok(InstalledPackage {
             scheme: key.scheme,
             bytes: info.bytes,
@@ -201,7 +229,7 @@ impl Library {
         }
         // Lists skip a broken package; a request for it by name reports its error.
         self.manifest(&key)?;
-        Err(Error::NotInstalled { name: key.name })
+        Err(self.not_installed(&key))
     }
 
     /// Returns every installed model and every catalogue entry, by name.

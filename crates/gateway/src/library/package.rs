@@ -1,6 +1,9 @@
 //! The small files of a package: manifest, tokenizer and template. Errors name the file.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use narthex_catalog::store::{Store, StoredFiles};
 use narthex_spec::{
@@ -20,7 +23,12 @@ pub(crate) struct Package {
     pub(crate) folder: PathBuf,
     pub(crate) manifest: Manifest,
     pub(crate) tokenizer: Tokenizer,
+    /// Time and length of the manifest's file when it was read.
+    stamp: Option<ManifestStamp>,
 }
+
+/// Time and length of a manifest's file, which differ after a replacement of the package.
+type ManifestStamp = (SystemTime, u64);
 
 impl Package {
     /// Verifies the files of an installed package that changed since their last verification, and opens it.
@@ -37,10 +45,22 @@ impl Package {
 
     /// Reads the manifest and the tokenizer.
     pub(crate) fn open(key: &PackageKey, folder: &Path) -> Result<Self, Error> {
+        // Taken first, so that a replacement in between is noticed.
+        let stamp = manifest_stamp(folder);
         let manifest = read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&read(folder, &manifest.tokenizer.file)?)?;
-        Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, tokenizer })
+        Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, tokenizer, stamp })
     }
+
+    /// Returns whether the package is still in its folder, neither removed nor replaced.
+    pub(crate) fn is_current(&self) -> bool {
+        self.stamp.is_some() && manifest_stamp(&self.folder) == self.stamp
+    }
+}
+
+fn manifest_stamp(folder: &Path) -> Option<ManifestStamp> {
+    let found = folder.join(MANIFEST_FILE).metadata().ok()?;
+    Some((found.modified().ok()?, found.len()))
 }
 
 /// Reads the manifest of an installed package, and verifies the files that changed since their last verification.

@@ -140,6 +140,11 @@ impl LoadedModel {
         self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
+    /// Returns whether the package in the store is still the one in memory.
+    pub(crate) fn is_current(&self) -> bool {
+        self.package.is_current()
+    }
+
     /// Returns the device of the answers, with the preferred devices that refused the model.
     pub(crate) fn ran_on(&self) -> RanOn {
         let announced = self.passed_over.iter().filter(|passed| passed.announced);

@@ -17,4 +17,5 @@ pub(crate) mod residency;
 pub(crate) mod runtime_choice;
 pub(crate) mod sessions;
 pub(crate) mod supervise;
+pub(crate) mod trial_run;
 pub(crate) mod verify;

@@ -8,6 +8,9 @@ use crate::{
     report::{models::PassedOver, placement::PlacementReport},
 };
 
+/// Target of the log's line with the device of a loaded model, so that programs can show it alone.
+const DEVICE_LINE: &str = "narthex::device";
+
 /// A model that is open on its devices.
 pub(crate) struct OpenModel {
     pub(crate) model: Model,
@@ -39,14 +42,15 @@ impl OpenModel {
         if let Some(why) = &self.report.why {
             tracing::info!("{name} on {}: {why}", self.report.name());
         }
-        match self.report.place() {
-            DevicePlacement::Single(device) => tracing::info!("{name} runs on {}", device.describe()),
+        let placement = match self.report.place() {
+            DevicePlacement::Single(device) => format!("runs on {}", device.describe()),
             DevicePlacement::Phases(PhaseSplit { prefill, decode }) => {
-                tracing::info!("{name}: prefill on {}, decode on {}", prefill.describe(), decode.describe());
+                format!("prefill on {}, decode on {}", prefill.describe(), decode.describe())
             }
             DevicePlacement::Head(HeadSplit { layers, head }) => {
-                tracing::info!("{name}: layers on {}, head on {}", layers.describe(), head.describe());
+                format!("layers on {}, head on {}", layers.describe(), head.describe())
             }
-        }
+        };
+        tracing::info!(target: DEVICE_LINE, "{name}: {placement}");
     }
 }

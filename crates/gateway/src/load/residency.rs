@@ -83,6 +83,7 @@ fn is_transient(kind: ErrorKind) -> bool {
         | Kind::NotFound
         | Kind::Forbidden
         | Kind::Unavailable
+        | Kind::Unsupported
         | Kind::Storage
         | Kind::Malformed
         | Kind::Internal => false,
@@ -265,6 +266,15 @@ impl ResidentModels {
         }
     }
 
+    /// Removes the models whose packages were removed or replaced. Requests that hold one finish on it.
+    pub(crate) fn drop_stale(&self) {
+        let is_stale = |residence: &Residence| matches!(residence, Residence::Ready { model, .. } if !model.is_current());
+        let stale: Vec<_> = self.models.lock().extract_if(.., |_, residence| is_stale(residence)).collect();
+        if !stale.is_empty() {
+            self.notify();
+        }
+    }
+
     /// Removes a model. Requests that hold it finish on it.
     pub(crate) fn evict(&self, key: &PackageKey) {
         let evicted = {
@@ -302,10 +312,13 @@ impl ResidentModels {
             .iter()
             .map(|(key, residence)| match residence {
                 Residence::Ready { model, .. } => model.status(),
-                Residence::Loading { .. } => status_without_model(key, ModelState::Loading),
+                Residence::Loading { .. } => {
+                    ModelStatus::unloaded(&key.name, key.scheme, ModelState::Loading)
+                }
                 Residence::Failed { failure: LoadFailure { reason, hint, passed_over, .. }, .. } => {
                     let state = ModelState::Failed { reason: reason.clone(), hint: hint.clone() };
-                    ModelStatus { passed_over: passed_over.clone(), ..status_without_model(key, state) }
+                    let passed_over = passed_over.clone();
+                    ModelStatus { passed_over, ..ModelStatus::unloaded(&key.name, key.scheme, state) }
                 }
             })
             .collect()
@@ -377,19 +390,6 @@ impl Drop for LoadPlace {
 
 fn still_loading(key: &PackageKey) -> Error {
     Error::Loading { name: key.name.clone(), retry_after: LOADING_RETRY }
-}
-
-fn status_without_model(key: &PackageKey, state: ModelState) -> ModelStatus {
-    ModelStatus {
-        name: key.name.clone(),
-        kind: None,
-        scheme: key.scheme,
-        state,
-        placement: None,
-        passed_over: Vec::new(),
-        engine: None,
-        max_length: None,
-    }
 }
 
 #[cfg(test)]

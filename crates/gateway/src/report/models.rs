@@ -118,6 +118,19 @@ pub struct InstalledPackage {
     pub digest: Sha256,
 }
 
+/// Packages and checkpoint that the removal of a model removes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removal {
+    /// Name.
+    pub name: ModelName,
+    /// Schemes of the packages.
+    pub schemes: Vec<Scheme>,
+    /// Presence of a checkpoint in the store that is removed too.
+    pub checkpoint: bool,
+    /// Bytes of all files.
+    pub bytes: u64,
+}
+
 /// A model that was requested since the gateway was opened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModelStatus {
@@ -140,6 +153,20 @@ pub struct ModelStatus {
 }
 
 impl ModelStatus {
+    /// Returns the status of a model that is not in memory.
+    pub(crate) fn unloaded(name: &ModelName, scheme: Scheme, state: ModelState) -> Self {
+        Self {
+            name: name.clone(),
+            kind: None,
+            scheme,
+            state,
+            placement: None,
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+        }
+    }
+
     /// Returns the text that requests name the model by: `smollm2:135m@w8`.
     pub fn id(&self) -> String {
         format!("{}@{}", self.name, self.scheme)

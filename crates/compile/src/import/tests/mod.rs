@@ -103,7 +103,7 @@ fn what_is_missing_or_unknown_is_named() {
     without("genai-cpu", "tokenizer.json", "expected tokenizer.json");
     without("genai-cpu", "model.onnx", "model.onnx");
     without("genai-cpu", "model.onnx.data", "model.onnx.data");
-    without("transformers-js", "config.json", "the longest sequence of config.json");
+    without("transformers-js", "config.json", "there is no config.json beside the graph");
     without("transformers-js", "onnx/embed_tokens.onnx", "inputs_embeds");
     without("optimum-two", "decoder_model.onnx", "decoder_with_past_model.onnx alone");
     let changed = |name: &str, file: &str, from: &str, to: &str, expect: &str| {

@@ -103,7 +103,7 @@ impl Gateway {
             ResolvedModel::Checkpoint(found) => {
                 architecture::check_architecture(subject, &found.architecture, found.scheme, options)
             }
-            ResolvedModel::Unsupported(reason) => architecture::refused(subject, reason, options),
+            ResolvedModel::Unsupported(error) => architecture::refused(subject, error.to_string(), options),
         };
         refuse_unused(request)?;
         Ok(CheckReport { report, fixed: None })

@@ -6,7 +6,11 @@
 mod fit;
 mod model_estimate;
 
+use std::path::PathBuf;
+
 use narthex_catalog::{index::Access, source::hub::RepoSummary};
+use narthex_check::CheckError;
+use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
@@ -94,13 +98,21 @@ impl Gateway {
         let library = self.library();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });
         let exports = "model: a plan needs a checkpoint; for ONNX files use `narthex check`";
-        let (architecture, stated) = match model_ref::find(library, &request.subject, cancel)? {
+        let is_graph = |file: &PathBuf| file.extension().is_some_and(|end| end.eq_ignore_ascii_case("onnx"));
+        let found = match model_ref::find(library, &request.subject, cancel) {
+            Err(Error::Check(CheckError::Open(OnnxFileError::NoModel { .. }))) => {
+                return not_a_model(request);
+            }
+            Ok(ResolvedModel::Graphs(files)) if !files.iter().any(is_graph) => return not_a_model(request),
+            found => found?,
+        };
+        let (architecture, stated) = match found {
             ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
                 Some(architecture) => (architecture, None),
                 None => return refused(exports.to_owned()),
             },
             ResolvedModel::Checkpoint(found) => (found.architecture, found.stated),
-            ResolvedModel::Unsupported(reason) => return refused(format!("model: {reason}")),
+            ResolvedModel::Unsupported(error) => return Err(*error),
             ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
@@ -114,6 +126,15 @@ impl Gateway {
             machine,
         })
     }
+}
+
+fn not_a_model(request: &PlanRequest) -> Result<PlanReport, Error> {
+    let message = format!(
+        "model: {} is not a model; expected a name of `narthex list --available`, hf:owner/repo, a folder with \
+         config.json, or a GGUF file",
+        request.subject
+    );
+    Err(Error::Invalid { param: "model", message })
 }
 
 /// Returns every supported NPU.

@@ -1,0 +1,90 @@
+//! One run of a new package's graph on the CPU, so that a graph that does not run is found before the package is kept.
+
+use std::{path::Path, sync::Arc};
+
+use narthex_device::{DeviceError, ep::Facts, runtime::Runtime, static_shapes::Form};
+use narthex_engine::encoder::{Encoder, Text};
+use narthex_spec::{
+    ProgressSink, Variant,
+    progress::{Progress, Stage, Unit},
+};
+
+use crate::{
+    cancel::Cancel,
+    config::Config,
+    error::Error,
+    library::{Library, package::Package, package_key::PackageKey},
+    load::{
+        request::{DeviceAssignment, LoadRequest},
+        runtime_choice::{cpu_library, cpu_runtime},
+        sessions::{self, Model},
+        verify::{feed, reference_texts},
+    },
+};
+
+/// Maximum number of tokens of the run.
+const LONGEST: usize = 8;
+
+/// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has operators
+/// of other providers, is kept with a note.
+///
+/// # Errors
+/// [`Error::BadPackage`] with ONNX Runtime's reason.
+pub(crate) fn run(
+    library: &Library,
+    key: &PackageKey,
+    folder: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    let package = Arc::new(Package::open(key, folder)?);
+    if package.manifest.bound.is_some() {
+        return Ok(());
+    }
+    if Runtime::loaded().is_none() && cpu_library(library)?.is_none() {
+        let note = "The graph was not run, because ONNX Runtime is not installed; `narthex runtime install` installs it.";
+        progress.event(Progress::Note(note.to_owned()));
+        return Ok(());
+    }
+    let _stage = Stage::start(progress, "Running the graph once", Unit::Nothing, None);
+    let request = LoadRequest {
+        package: package.clone(),
+        runtime: cpu_runtime(library, progress, cancel)?,
+        facts: Arc::new(Facts::default()),
+        config: Arc::new(Config { slots: 1, ..(*library.config).clone() }),
+        store: library.store.clone(),
+        progress,
+        cancel: cancel.clone(),
+    };
+    match run_once(&request) {
+        Err(Error::Device(DeviceError::Ort { message, .. })) if is_unavailable(&message) => {
+            progress.event(Progress::Note(format!("The graph does not run on the CPU: {message}")));
+            Ok(())
+        }
+        Err(error @ (Error::Device(_) | Error::Step(_))) => {
+            let reason = format!("its graph does not run: {error}");
+            Err(Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason })
+        }
+        other => other,
+    }
+}
+
+/// Returns whether ONNX Runtime lacks an operator on the CPU, as with graphs for GPUs.
+fn is_unavailable(message: &str) -> bool {
+    message.contains("NOT_IMPLEMENTED") || message.contains("Could not find an implementation")
+}
+
+fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {
+    let texts = reference_texts(&request.package)?;
+    let Some(text) = texts.first() else { return Ok(()) };
+    let tokens = &text[..text.len().min(LONGEST)];
+    match sessions::open(request, &DeviceAssignment::cpu(), Variant::Dynamic, Form::Graph)?.model {
+        Model::Decoder(mut executor) => {
+            feed(&mut executor, 0, tokens)?;
+        }
+        Model::Encoder(mut encoder) => {
+            encoder.run(&[Text { asked: &[0], ..Text::of(tokens) }])?;
+        }
+    }
+    Ok(())
+}
