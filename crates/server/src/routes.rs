@@ -16,6 +16,7 @@ use crate::{
     access::{self, Access},
     anthropic::{
         messages::{self, InputTokenCount},
+        object::AnthropicMessage,
         request::MessagesBody,
     },
     app::App,
@@ -42,9 +43,7 @@ use crate::{
     },
     openapi::{
         self, Operation,
-        answers::{
-            AnthropicMessage, ChatCompletion, FilledText, HealthReport, QuestionAnswers, TextCompletion,
-        },
+        answers::{ChatCompletion, FilledText, HealthReport, QuestionAnswers, TextCompletion},
     },
     paths, protocol,
 };

@@ -5,13 +5,11 @@ use std::sync::Arc;
 use axum::{Json, response::Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{
+    object::{AnthropicMessage, MessageUsage},
     request::{FIELDS, MessagesBody},
-    stop_reason,
     stream::MessageEvents,
-    usage,
 };
 use crate::{
     app::App,
@@ -22,7 +20,7 @@ use crate::{
     events::Events,
     metrics::Metrics,
     openai::new_id,
-    reply::{Choice, Reply},
+    reply::Reply,
     sse,
 };
 
@@ -43,20 +41,12 @@ struct MessageForm {
 }
 
 impl AnswerForm for MessageForm {
-    type Whole = Value;
+    type Whole = AnthropicMessage;
 
-    fn whole(self, reply: Reply) -> Value {
-        let choice = reply.choices.first();
-        json!({
-            "id": new_id("msg"),
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": choice.map(content),
-            "stop_reason": choice.and_then(|choice| choice.finish).map(stop_reason),
-            "stop_sequence": null,
-            "usage": usage(&reply.summary),
-        })
+    fn whole(self, mut reply: Reply) -> AnthropicMessage {
+        let choice = reply.choices.pop().unwrap_or_default();
+        let usage = MessageUsage::new(&reply.summary);
+        AnthropicMessage::new(new_id("msg"), self.model, usage).complete(&choice)
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
@@ -69,16 +59,6 @@ pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Respo
     let Body(ParsedMessages(conversation), held) = body;
     let form = MessageForm { model: conversation.model.clone() };
     conversation::answer(&app, conversation, held, form).await
-}
-
-/// Returns the content blocks of an answer.
-fn content(choice: &Choice) -> Value {
-    let text = (!choice.text.is_empty()).then(|| json!({"type": "text", "text": choice.text}));
-    let calls = choice.calls.iter().map(|call| {
-        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-        json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
-    });
-    text.into_iter().chain(calls).collect()
 }
 
 /// Number of tokens of a conversation.

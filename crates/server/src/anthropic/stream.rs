@@ -4,8 +4,8 @@ use axum::{http::StatusCode, response::sse::Event};
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
 use serde_json::{Value, json};
 
-use super::{stop_reason, usage};
-use crate::{protocol::AnthropicErrorBody, sse::EventEncoder};
+use super::object::{AnthropicMessage, ContentBlock, MessageUsage, StopReason};
+use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder};
 
 /// Encodes an answer as content blocks: text, and one block for each call.
 pub(super) struct MessageEvents {
@@ -36,8 +36,7 @@ impl MessageEvents {
             GenerationEvent::Text { text, .. } => {
                 let mut values = Vec::new();
                 if self.open != Some(OpenBlock::Text) {
-                    let block = json!({"type": "text", "text": ""});
-                    self.start(OpenBlock::Text, block, &mut values);
+                    self.start(OpenBlock::Text, ContentBlock::text(""), &mut values);
                 }
                 values.push(self.delta(json!({"type": "text_delta", "text": text})));
                 values
@@ -55,23 +54,16 @@ impl MessageEvents {
     }
 
     fn message_start(&self, prompt_tokens: usize) -> Value {
-        json!({"type": "message_start", "message": {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [],
-            "stop_reason": null,
-            "stop_sequence": null,
-            "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
-        }})
+        let usage = MessageUsage::of_prompt(prompt_tokens);
+        let message = AnthropicMessage::new(self.id.clone(), self.model.clone(), usage);
+        json!({"type": "message_start", "message": message})
     }
 
     fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
         let mut values = Vec::new();
         if let Some(ToolCallStart { id, name }) = delta.start {
-            let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-            self.start(OpenBlock::Call, block, &mut values);
+            let call = WholeToolCall { id, name, arguments: String::new() };
+            self.start(OpenBlock::Call, ContentBlock::call(&call, json!({})), &mut values);
         }
         if !delta.arguments.is_empty() {
             values.push(self.delta(json!({"type": "input_json_delta", "partial_json": delta.arguments})));
@@ -79,7 +71,7 @@ impl MessageEvents {
         values
     }
 
-    fn start(&mut self, kind: OpenBlock, block: Value, values: &mut Vec<Value>) {
+    fn start(&mut self, kind: OpenBlock, block: ContentBlock, values: &mut Vec<Value>) {
         values.extend(self.stop());
         values.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": block}));
         self.blocks += 1;
@@ -96,8 +88,14 @@ impl MessageEvents {
     }
 
     fn end(&self, summary: &Summary) -> Vec<Value> {
-        let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": null});
-        let end = json!({"type": "message_delta", "delta": delta, "usage": usage(summary)});
+        let delta = json!({
+            "stop_reason": self.reason.map(StopReason::from),
+            "stop_sequence": null,
+            "stop_details": null,
+            "container": null,
+        });
+        let usage = MessageUsage::new(summary);
+        let end = json!({"type": "message_delta", "delta": delta, "usage": usage});
         vec![end, json!({"type": "message_stop"})]
     }
 }

@@ -124,15 +124,6 @@ fn text_choice() -> Value {
     }))
 }
 
-fn message_usage() -> Value {
-    nested(json!({
-        "input_tokens": count(),
-        "cache_read_input_tokens": count(),
-        "cache_creation_input_tokens": count(),
-        "output_tokens": count(),
-    }))
-}
-
 fn span() -> Value {
     nested(json!({
         "text": string(),
@@ -158,17 +149,6 @@ schemas! {
     ChatCompletion = completion("chat.completion", chat_choice());
     /// Answer of `/v1/completions`.
     TextCompletion = completion("text_completion", text_choice());
-    /// Answer of `/v1/messages`.
-    AnthropicMessage = json!({
-        "id": string(),
-        "type": {"const": "message"},
-        "role": {"const": "assistant"},
-        "model": string(),
-        "content": list(nested(json!({"type": {"enum": ["text", "tool_use", "thinking"]}}))),
-        "stop_reason": nullable("string"),
-        "stop_sequence": nullable("string"),
-        "usage": message_usage(),
-    });
     /// Answer of `/v1/answer`.
     QuestionAnswers = json!({
         "object": {"const": "answer"},

@@ -87,6 +87,7 @@ pub(crate) struct ResponseSettings {
     tools: Option<Vec<Value>>,
     top_p: Option<f64>,
     truncation: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
 }
 

@@ -1,0 +1,153 @@
+//! The message object. Anthropic's clients expect every field; those that concern its own servers are null.
+
+use narthex_gateway::request::{FinishReason, Summary};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::reply::{Choice, WholeToolCall};
+
+/// A message of the model.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct AnthropicMessage {
+    pub(super) id: String,
+    /// `message`.
+    r#type: &'static str,
+    /// `assistant`.
+    role: &'static str,
+    model: String,
+    content: Vec<ContentBlock>,
+    stop_reason: Option<StopReason>,
+    stop_sequence: Option<String>,
+    stop_details: Option<Value>,
+    container: Option<Value>,
+    usage: MessageUsage,
+}
+
+impl AnthropicMessage {
+    /// A message without content.
+    pub(super) fn new(id: String, model: String, usage: MessageUsage) -> Self {
+        Self {
+            id,
+            r#type: "message",
+            role: "assistant",
+            model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            stop_details: None,
+            container: None,
+            usage,
+        }
+    }
+
+    /// Returns the message with an answer.
+    pub(super) fn complete(self, choice: &Choice) -> Self {
+        let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
+        let calls = choice.calls.iter().map(|call| {
+            let input = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
+            ContentBlock::call(call, input)
+        });
+        Self {
+            content: text.into_iter().chain(calls).collect(),
+            stop_reason: choice.finish.map(StopReason::from),
+            ..self
+        }
+    }
+}
+
+/// Part of a message.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ContentBlock {
+    /// Text.
+    Text { text: String, citations: Option<Vec<Value>> },
+    /// A call of a tool.
+    ToolUse {
+        id: String,
+        name: String,
+        /// Arguments.
+        input: Value,
+        caller: CallOrigin,
+    },
+}
+
+/// Origin of a call.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum CallOrigin {
+    /// The model.
+    Direct,
+}
+
+impl ContentBlock {
+    /// A text.
+    pub(super) fn text(text: &str) -> Self {
+        Self::Text { text: text.to_owned(), citations: None }
+    }
+
+    /// A call with these arguments.
+    pub(super) fn call(call: &WholeToolCall, input: Value) -> Self {
+        Self::ToolUse { id: call.id.clone(), name: call.name.clone(), input, caller: CallOrigin::Direct }
+    }
+}
+
+/// Reason why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StopReason {
+    EndTurn,
+    ToolUse,
+    MaxTokens,
+}
+
+impl From<FinishReason> for StopReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::EndTurn,
+            FinishReason::ToolCalls => Self::ToolUse,
+            FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
+        }
+    }
+}
+
+/// Tokens of an answer. Cached tokens are not among the input tokens.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(super) struct MessageUsage {
+    input_tokens: usize,
+    cache_read_input_tokens: usize,
+    cache_creation_input_tokens: usize,
+    cache_creation: Option<Value>,
+    output_tokens: usize,
+    output_tokens_details: Option<Value>,
+    server_tool_use: Option<Value>,
+    inference_geo: Option<String>,
+    service_tier: Option<String>,
+}
+
+impl MessageUsage {
+    /// The tokens of an answer that has not begun.
+    pub(super) fn of_prompt(prompt_tokens: usize) -> Self {
+        Self {
+            input_tokens: prompt_tokens,
+            cache_read_input_tokens: 0,
+            cache_creation_input_tokens: 0,
+            cache_creation: None,
+            output_tokens: 0,
+            output_tokens_details: None,
+            server_tool_use: None,
+            inference_geo: None,
+            service_tier: None,
+        }
+    }
+
+    /// The tokens of a whole answer.
+    pub(super) fn new(summary: &Summary) -> Self {
+        let cached = summary.cached_tokens.min(summary.prompt_tokens);
+        Self {
+            cache_read_input_tokens: cached,
+            output_tokens: summary.completion_tokens,
+            ..Self::of_prompt(summary.prompt_tokens - cached)
+        }
+    }
+}
