@@ -4,6 +4,7 @@ use axum::http::StatusCode;
 use narthex_gateway::request::{
     FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart,
 };
+use serde::de::IgnoredAny;
 
 use crate::{error::ApiError, events::Events};
 
@@ -34,6 +35,14 @@ impl Choice {
             call.arguments.push_str(&delta.arguments);
         }
     }
+
+    /// Ends the choice. The text has the calls that are malformed; one that was cut off is kept.
+    pub(crate) fn end(&mut self, reason: FinishReason) {
+        self.finish = Some(reason);
+        if !matches!(reason, FinishReason::Length | FinishReason::Cancelled) {
+            self.calls.retain(|call| serde_json::from_str::<IgnoredAny>(&call.arguments).is_ok());
+        }
+    }
 }
 
 /// A complete answer.
@@ -62,7 +71,7 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
             }
             GenerationEvent::Finished { choice, reason } => {
                 if let Some(choice) = choices.get_mut(choice) {
-                    choice.finish = Some(reason);
+                    choice.end(reason);
                 }
             }
             GenerationEvent::Done(summary) => return Ok(Reply { choices, summary }),
@@ -72,4 +81,25 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
         }
     }
     Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the engine stopped before the answer was complete"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_calls_are_left_to_the_text() {
+        let check = |reason, expect: usize| {
+            let mut choice = Choice::default();
+            for (index, arguments) in ["{}", "{\"a\": "].into_iter().enumerate() {
+                let start = Some(ToolCallStart { id: index.to_string(), name: "f".to_owned() });
+                choice.add_call(ToolCallDelta { index, start, arguments: arguments.to_owned() });
+            }
+            choice.end(reason);
+            assert_eq!(choice.calls.len(), expect, "{reason:?}");
+        };
+        check(FinishReason::ToolCalls, 1);
+        check(FinishReason::MalformedCall, 1);
+        check(FinishReason::Length, 2);
+    }
 }

@@ -15,6 +15,8 @@ pub struct Detokenizer {
     place: Place,
     /// Number of leading characters that may still be dropped.
     droppable: usize,
+    /// Special tokens whose spelling is text.
+    shown: Vec<TokenId>,
 }
 
 impl Tokenizer {
@@ -31,12 +33,20 @@ impl Detokenizer {
     /// Creates a detokenizer at the beginning of a text.
     pub fn new(tokenizer: Tokenizer) -> Self {
         let droppable = tokenizer.leading().count;
-        Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable }
+        Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable, shown: Vec::new() }
+    }
+
+    /// Returns the detokenizer with these spellings of special tokens in its text. Other spellings change nothing.
+    pub fn showing(mut self, spellings: &[&str]) -> Self {
+        let tokens = self.tokenizer.special_tokens().iter();
+        let shown = tokens.filter(|token| spellings.contains(&token.text.as_str())).map(|token| token.id);
+        self.shown.extend(shown);
+        self
     }
 
     /// Takes one token and returns the text that is complete now, if any.
     pub fn push(&mut self, token: TokenId) -> Option<String> {
-        if self.tokenizer.is_special(token) {
+        if self.tokenizer.is_special(token) && !self.shown.contains(&token) {
             return None;
         }
         self.tokenizer.append_bytes(token, self.place, &mut self.partial);
@@ -126,6 +136,21 @@ mod tests {
             .collect();
         assert_eq!(pieces, [Some("a".to_owned()), None, None, None, Some("🙂".to_owned())]);
         assert_eq!(detokenizer.finish(), None);
+    }
+
+    #[test]
+    fn special_tokens_are_skipped_unless_they_are_shown() {
+        let vocab = GgufVocab {
+            model: "gpt2".to_owned(),
+            pre: Some("smollm".to_owned()),
+            tokens: ["a", "[CALL]", "[END]"].map(str::to_owned).to_vec(),
+            types: Some(vec![1, 3, 3]),
+            ..GgufVocab::default()
+        };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let mut shown = Detokenizer::new(tokenizer.clone()).showing(&["[CALL]", "a"]);
+        assert_eq!([1, 0, 2].map(|token| shown.push(token)), [Some("[CALL]".to_owned()), Some("a".to_owned()), None]);
+        assert_eq!(tokenizer.decode(&[1, 0, 2]), "a");
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use narthex_engine::{
     supervise::NumericsMonitor,
     worker::{Drain, Engine, EngineConfig},
 };
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, ToolFormat};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::ChatTemplate,
@@ -92,6 +92,11 @@ impl LoadedModel {
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
         Error::WrongKind { name: self.name().clone(), is: self.kind().describe(), wanted: wanted.describe() }
+    }
+
+    /// Returns the format of the model's tool calls: its own, or the one that its prompt asks for.
+    pub(crate) fn tool_format(&self) -> ToolFormat {
+        self.package.manifest.chat.as_ref().and_then(|chat| chat.tools).unwrap_or(ToolFormat::Hermes)
     }
 
     /// Compiles a grammar for this model's vocabulary.

@@ -18,9 +18,9 @@ use crate::{
         options,
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
-            Message, Prompt, ToolChoice, ToolSettings,
+            Message, Prompt, ToolSettings,
         },
-        tools,
+        tools::{self, CallRules},
     },
 };
 
@@ -113,8 +113,13 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
     let refused = |error: GrammarError| Error::invalid(param, error.to_string());
     let grammar = tools::answer_grammar(tools, options.grammar.as_ref()).map_err(refused)?;
     let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
-    let may_call = !tools.tools.is_empty() && tools.choice != ToolChoice::None;
-    Ok(AnswerRules { grammar, may_call })
+    let declarations = tools::declarations(tools);
+    let calls = (!declarations.is_empty()).then(|| CallRules {
+        format: model.tool_format(),
+        tools: declarations,
+        limit: tools.calls,
+    });
+    Ok(AnswerRules { grammar, calls })
 }
 
 /// Returns the name of the field with the grammar in the API.

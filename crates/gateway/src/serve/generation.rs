@@ -3,7 +3,6 @@
 //! The sinks run on the engine's thread and do no I/O.
 
 use std::{
-    mem,
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,9 +14,7 @@ use narthex_engine::{
     worker::{SequenceHandle, SubmitError},
 };
 use narthex_spec::{ModelName, TokenId};
-use narthex_text::{
-    detokenize::Detokenizer, grammar::GrammarMatcher, stop::StopStrings, tokenizer::Tokenizer,
-};
+use narthex_text::grammar::GrammarMatcher;
 use parking_lot::Mutex;
 
 use crate::{
@@ -29,9 +26,9 @@ use crate::{
         options,
         request::{
             FinishReason, GenerateOptions, GenerationEvent, GenerationSink, StopTokens, Summary, Times,
-            TokenAlternative, TokenInfo,
         },
-        tools::{CallParser, Piece},
+        text::{ChoiceText, TextPart},
+        tools::CallRules,
     },
 };
 
@@ -67,8 +64,8 @@ pub(super) struct PromptTokens {
 pub(super) struct AnswerRules {
     /// The grammar at its beginning.
     pub(super) grammar: Option<GrammarMatcher>,
-    /// True if the answers may have tool calls.
-    pub(super) may_call: bool,
+    /// Rules of tool calls; `None` if the answers have none.
+    pub(super) calls: Option<CallRules>,
 }
 
 /// Submits every choice of a request to the engine, which checks the prompt.
@@ -99,8 +96,7 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let calls = rules.may_call.then(CallParser::default);
-        let text = ChoiceText { calls, ..ChoiceText::new(choice, &model.package.tokenizer, options) };
+        let text = ChoiceText::new(&model.package.tokenizer, options, &rules);
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,
@@ -108,7 +104,7 @@ pub(super) fn start(
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
             constraint: rules.grammar.clone().map(|grammar| Box::new(GrammarConstraint::new(grammar)) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
-            sink: Box::new(ChoiceSink { state: state.clone(), text }),
+            sink: Box::new(ChoiceSink { choice, state: state.clone(), text }),
         };
         match engine.submit(request) {
             Ok(sequence) => sequences.push(sequence),
@@ -216,139 +212,43 @@ impl GenerationState {
 
 /// Receives the tokens of one choice from the engine.
 struct ChoiceSink {
+    choice: usize,
     state: Arc<Mutex<GenerationState>>,
     text: ChoiceText,
 }
 
-/// Text of one choice.
-struct ChoiceText {
-    choice: usize,
-    tokenizer: Tokenizer,
-    detokenizer: Detokenizer,
-    stop: StopStrings,
-    /// Set if the events have log-probabilities.
-    has_logprobs: bool,
-    /// Tokens whose text was not sent yet.
-    pending: Vec<TokenInfo>,
-    /// Set once a stop string was found.
-    stopped: bool,
-    /// Parser of tool calls, if there may be some.
-    calls: Option<CallParser>,
-}
-
-impl ChoiceText {
-    fn new(choice: usize, tokenizer: &Tokenizer, options: &GenerateOptions) -> Self {
-        Self {
-            choice,
-            tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(tokenizer.clone()),
-            stop: StopStrings::new(options.stop.clone()),
-            has_logprobs: options.logprobs.is_some(),
-            pending: Vec::new(),
-            stopped: false,
-            calls: None,
-        }
-    }
-
-    fn info(&self, event: &TokenEvent<'_>) -> TokenInfo {
-        let text_and_bytes = |token: TokenId| {
-            let bytes = self.tokenizer.token_bytes(token);
-            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
-        };
-        let (text, bytes) = text_and_bytes(event.token);
-        let alternatives = event.top.iter().map(|top| {
-            let (text, bytes) = text_and_bytes(top.token);
-            TokenAlternative { text, bytes, logprob: top.logprob }
-        });
-        TokenInfo { text, bytes, logprob: event.logprob, top: alternatives.collect() }
-    }
-
-    /// Sends the text that cannot become part of a stop string any more.
-    fn push(&mut self, text: &str, state: &mut GenerationState) {
-        let outcome = self.stop.push(text);
-        self.stopped |= outcome.stopped.is_some();
-        self.send(outcome.text, state);
-    }
-
-    fn send(&mut self, text: String, state: &mut GenerationState) {
-        match &mut self.calls {
-            _ if text.is_empty() => {}
-            None => self.send_text(text, state),
-            Some(calls) => {
-                let pieces = calls.push(&text);
-                self.send_pieces(pieces, state);
-            }
-        }
-    }
-
-    fn send_text(&mut self, text: String, state: &mut GenerationState) {
-        let tokens = mem::take(&mut self.pending);
-        state.send(GenerationEvent::Text { choice: self.choice, text, tokens });
-    }
-
-    fn send_pieces(&mut self, pieces: Vec<Piece>, state: &mut GenerationState) {
-        for piece in pieces {
-            match piece {
-                Piece::Text(text) => self.send_text(text, state),
-                Piece::Call(delta) => state.send(GenerationEvent::ToolCall { choice: self.choice, delta }),
-            }
-        }
-    }
-
-    /// Sends the rest of the calls. Returns true if the answer has some.
-    fn finish_calls(&mut self, state: &mut GenerationState) -> bool {
-        let Some(mut calls) = self.calls.take() else { return false };
-        let rest = calls.finish();
-        self.send_pieces(rest, state);
-        if calls.malformed() > 0 {
-            tracing::warn!(model = %state.model.name(), "the model wrote a malformed tool call; its text was sent");
-        }
-        calls.calls() > 0
-    }
-
-    /// Sends the rest of the text.
-    fn finish(&mut self, state: &mut GenerationState) {
-        if let Some(text) = self.detokenizer.finish() {
-            self.push(&text, state);
-        }
-        if self.stopped {
-            return;
-        }
-        let rest = self.stop.finish();
-        self.send(rest, state);
-        let tokens = mem::take(&mut self.pending);
-        if !tokens.is_empty() {
-            state.send(GenerationEvent::Text { choice: self.choice, text: String::new(), tokens });
+impl ChoiceSink {
+    /// Sends the parts of the answer.
+    fn send(state: &mut GenerationState, choice: usize, parts: Vec<TextPart>) {
+        for part in parts {
+            state.send(match part {
+                TextPart::Text { text, tokens } => GenerationEvent::Text { choice, text, tokens },
+                TextPart::Call(delta) => GenerationEvent::ToolCall { choice, delta },
+            });
         }
     }
 }
 
 impl TokenSink for ChoiceSink {
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let (choice, tokens) = (self.text.choice, vec![self.text.info(&event)]);
+        let (choice, tokens) = (self.choice, vec![self.text.info(&event)]);
         let mut state = self.state.lock();
         state.send(GenerationEvent::Text { choice, text: String::new(), tokens });
         state.flow()
     }
 
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let Self { state, text } = self;
+        let Self { choice, state, text } = self;
         let mut state = state.lock();
         state.flow()?;
         let elapsed = state.started.elapsed();
         state.first_token.get_or_insert(elapsed);
-        if text.has_logprobs {
-            let info = text.info(&event);
-            text.pending.push(info);
-        }
-        if let Some(new) = text.detokenizer.push(event.token) {
-            text.push(&new, &mut state);
-        }
-        if text.stopped { ControlFlow::Break(()) } else { state.flow() }
+        Self::send(&mut state, *choice, text.push(&event));
+        if text.is_over() { ControlFlow::Break(()) } else { state.flow() }
     }
 
     fn finish(&mut self, finish: Finish, usage: Usage) {
-        let Self { state, text } = self;
+        let Self { choice, state, text } = self;
         let mut state = state.lock();
         let reason = match finish {
             Finish::Failed(error) => return state.fail(error.to_string()),
@@ -359,19 +259,11 @@ impl TokenSink for ChoiceSink {
             Finish::Length => FinishReason::Length,
             Finish::Cancelled | Finish::ShutDown => FinishReason::Cancelled,
         };
-        if !text.stopped {
-            text.finish(&mut state);
+        let (rest, reason) = text.finish(reason);
+        Self::send(&mut state, *choice, rest);
+        if text.malformed_calls() > 0 {
+            tracing::warn!(model = %state.model.name(), "the model wrote a malformed tool call; its text was sent");
         }
-        let has_calls = text.finish_calls(&mut state);
-        let reason = match reason {
-            FinishReason::Stop | FinishReason::Cancelled
-                if has_calls && (text.stopped || reason == FinishReason::Stop) =>
-            {
-                FinishReason::ToolCalls
-            }
-            _ if text.stopped => FinishReason::Stop,
-            reason => reason,
-        };
-        state.finish_choice(text.choice, reason, usage);
+        state.finish_choice(*choice, reason, usage);
     }
 }

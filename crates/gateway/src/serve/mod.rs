@@ -11,4 +11,5 @@ pub(crate) mod mask_predict;
 mod options;
 pub mod request;
 pub(crate) mod rerank;
+mod text;
 pub(crate) mod tools;

@@ -4,7 +4,7 @@ use axum::{Json, response::Response};
 use narthex_gateway::{
     Gateway,
     request::{
-        CallLimit, ChatRequest, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo, ToolCallDelta,
+        CallLimit, ChatRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo, ToolCallDelta,
         ToolCallStart, ToolChoice, ToolSettings,
     },
 };
@@ -162,12 +162,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
         .iter()
         .enumerate()
         .map(|(index, choice)| {
-            json!({
+            let mut object = json!({
                 "index": index,
                 "message": message(choice),
                 "logprobs": with_logprobs.then(|| logprobs(&choice.tokens)),
-                "finish_reason": choice.finish.map(finish_reason),
-            })
+            });
+            add_finish(&mut object, choice.finish);
+            object
         })
         .collect();
     let mut answer = header.object("chat.completion");
@@ -193,6 +194,15 @@ fn message(choice: &Choice) -> Value {
         message["tool_calls"] = calls.collect();
     }
     message
+}
+
+/// Adds the reason of the end. An answer with a malformed call has `stop_reason` as well, a field that vLLM has added to the
+/// API, because `finish_reason` has no value for it.
+fn add_finish(choice: &mut Value, finish: Option<FinishReason>) {
+    choice["finish_reason"] = finish.map(finish_reason).into();
+    if finish == Some(FinishReason::MalformedCall) {
+        choice["stop_reason"] = "malformed_tool_call".into();
+    }
 }
 
 /// Returns the delta for a part of a call.
@@ -237,9 +247,10 @@ impl ChatChunks {
         chunk
     }
 
-    fn choice(&self, index: usize, delta: Value, tokens: &[TokenInfo], finish: Option<&str>) -> Value {
+    fn choice(&self, index: usize, delta: Value, tokens: &[TokenInfo], finish: Option<FinishReason>) -> Value {
         let logprobs = if tokens.is_empty() { Value::Null } else { logprobs(tokens) };
-        let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
+        let mut choice = json!({"index": index, "delta": delta, "logprobs": logprobs});
+        add_finish(&mut choice, finish);
         self.chunk(json!([choice]), None)
     }
 }
@@ -257,7 +268,7 @@ impl Chunks for ChatChunks {
                 vec![self.choice(choice, call_delta(delta), &[], None)]
             }
             GenerationEvent::Finished { choice, reason } => {
-                vec![self.choice(choice, json!({}), &[], Some(finish_reason(reason)))]
+                vec![self.choice(choice, json!({}), &[], Some(reason))]
             }
             GenerationEvent::Done(summary) if self.options.include_usage => {
                 vec![self.chunk(json!([]), Some(&summary))]

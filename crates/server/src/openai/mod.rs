@@ -82,10 +82,10 @@ pub(crate) fn new_id(prefix: &str) -> String {
 }
 
 /// Value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length" tells clients that it
-/// is incomplete.
+/// is incomplete. Clients know no reason for a malformed tool call either, so it is "stop", as in vLLM and llama.cpp.
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop => "stop",
+        FinishReason::Stop | FinishReason::MalformedCall => "stop",
         FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length | FinishReason::Cancelled => "length",
     }

@@ -253,6 +253,8 @@ pub enum FinishReason {
     Stop,
     /// The answer ends with tool calls.
     ToolCalls,
+    /// The answer ended with a malformed tool call, which is in its text.
+    MalformedCall,
     /// `max_tokens` was reached, or the context is full.
     Length,
     /// The caller left, or the server shut down.

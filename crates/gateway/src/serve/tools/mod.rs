@@ -1,15 +1,14 @@
-//! Tool calls in answers, in the format of Hermes and Qwen: `<tool_call>`, an object with `name` and `arguments`,
-//! `</tool_call>`.
+//! Tools of a request: their prompt, the grammar that guarantees calls, and the calls in an answer.
 //!
-//! Templates that know this format get the tools and the calls as they are. For other models `prompt` writes them as text.
-//! `grammar` guarantees calls, and `parser` finds them in the text of an answer.
+//! `narthex-text` has the formats and their parsers. Templates that know tools get the tools and the calls as they are. For
+//! other models `prompt` writes them as text. `grammar` guarantees calls, and `calls` finds them in the text of an answer.
 
+mod calls;
 mod grammar;
-mod parser;
 mod prompt;
 
+pub(super) use calls::{AnswerCalls, CallRules, Piece, TextEnd};
 pub(super) use grammar::answer_grammar;
-pub(super) use parser::{CallParser, Piece};
 pub(super) use prompt::{as_text, check, declarations};
 
 /// Beginning of a call.

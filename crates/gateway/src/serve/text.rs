@@ -1,0 +1,150 @@
+//! Text of one choice: from tokens over stop strings and tool calls to the parts that a client gets.
+
+use std::mem;
+
+use narthex_engine::request::TokenEvent;
+use narthex_spec::TokenId;
+use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokenizer, tools};
+
+use crate::serve::{
+    generation::AnswerRules,
+    request::{FinishReason, GenerateOptions, TokenAlternative, TokenInfo, ToolCallDelta},
+    tools::{AnswerCalls, Piece, TextEnd},
+};
+
+/// Part of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum TextPart {
+    /// Text, with the tokens since the last one if the client wants log-probabilities.
+    Text { text: String, tokens: Vec<TokenInfo> },
+    /// Part of a tool call.
+    Call(ToolCallDelta),
+}
+
+/// Text of one choice.
+pub(super) struct ChoiceText {
+    tokenizer: Tokenizer,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    /// Set if the parts have log-probabilities.
+    has_logprobs: bool,
+    /// Tokens whose text was not sent yet.
+    pending: Vec<TokenInfo>,
+    /// Set once a stop string was found.
+    stopped: bool,
+    /// Parser of tool calls, if there may be some.
+    calls: Option<AnswerCalls>,
+}
+
+impl ChoiceText {
+    /// A choice that has no text yet.
+    pub(super) fn new(tokenizer: &Tokenizer, options: &GenerateOptions, rules: &AnswerRules) -> Self {
+        let markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format));
+        Self {
+            tokenizer: tokenizer.clone(),
+            detokenizer: Detokenizer::new(tokenizer.clone()).showing(markers),
+            stop: StopStrings::new(options.stop.clone()),
+            has_logprobs: options.logprobs.is_some(),
+            pending: Vec::new(),
+            stopped: false,
+            calls: rules.calls.as_ref().map(|rules| AnswerCalls::new(rules, tokenizer)),
+        }
+    }
+
+    /// Returns the log-probabilities of a token.
+    pub(super) fn info(&self, event: &TokenEvent<'_>) -> TokenInfo {
+        let text_and_bytes = |token: TokenId| {
+            let bytes = self.tokenizer.token_bytes(token);
+            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+        };
+        let (text, bytes) = text_and_bytes(event.token);
+        let alternatives = event.top.iter().map(|top| {
+            let (text, bytes) = text_and_bytes(top.token);
+            TokenAlternative { text, bytes, logprob: top.logprob }
+        });
+        TokenInfo { text, bytes, logprob: event.logprob, top: alternatives.collect() }
+    }
+
+    /// Takes a token and returns what cannot become part of a stop string or a marker any more.
+    pub(super) fn push(&mut self, event: &TokenEvent<'_>) -> Vec<TextPart> {
+        if self.has_logprobs {
+            let info = self.info(event);
+            self.pending.push(info);
+        }
+        let text = self.detokenizer.push(event.token);
+        text.map_or_else(Vec::new, |text| self.push_text(&text))
+    }
+
+    /// Returns true if no token should follow.
+    pub(super) fn is_over(&self) -> bool {
+        self.stopped || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
+    }
+
+    /// Number of malformed tool calls.
+    pub(super) fn malformed_calls(&self) -> usize {
+        self.calls.as_ref().map_or(0, AnswerCalls::malformed)
+    }
+
+    /// Ends the text. Returns the rest and the reason of the end for the client.
+    pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
+        let mut parts = Vec::new();
+        if !self.stopped
+            && let Some(text) = self.detokenizer.finish()
+        {
+            parts = self.push_text(&text);
+        }
+        if !self.stopped {
+            let rest = self.stop.finish();
+            parts.extend(self.divide(rest));
+        }
+        let reason = if self.is_over() { FinishReason::Stop } else { reason };
+        let reason = self.finish_calls(reason, &mut parts);
+        if !self.pending.is_empty() {
+            parts.push(self.text_part(String::new()));
+        }
+        (parts, reason)
+    }
+
+    fn push_text(&mut self, text: &str) -> Vec<TextPart> {
+        let outcome = self.stop.push(text);
+        self.stopped |= outcome.stopped.is_some();
+        self.divide(outcome.text)
+    }
+
+    fn divide(&mut self, text: String) -> Vec<TextPart> {
+        match &mut self.calls {
+            _ if text.is_empty() => Vec::new(),
+            None => vec![self.text_part(text)],
+            Some(calls) => {
+                let pieces = calls.push(&text);
+                self.parts(pieces)
+            }
+        }
+    }
+
+    fn parts(&mut self, pieces: Vec<Piece>) -> Vec<TextPart> {
+        let part = |piece| match piece {
+            Piece::Text(text) => self.text_part(text),
+            Piece::Call(delta) => TextPart::Call(delta),
+        };
+        pieces.into_iter().map(part).collect()
+    }
+
+    fn text_part(&mut self, text: String) -> TextPart {
+        TextPart::Text { text, tokens: mem::take(&mut self.pending) }
+    }
+
+    /// Appends the rest of the calls. Returns the reason of the end.
+    fn finish_calls(&mut self, reason: FinishReason, parts: &mut Vec<TextPart>) -> FinishReason {
+        let Some(calls) = &mut self.calls else { return reason };
+        let end = if reason == FinishReason::Stop { TextEnd::Complete } else { TextEnd::Cut };
+        let rest = calls.finish(end);
+        let (complete, malformed) = (calls.complete(), calls.malformed());
+        parts.extend(self.parts(rest));
+        match reason {
+            FinishReason::Stop if complete > 0 => FinishReason::ToolCalls,
+            FinishReason::Stop if malformed > 0 => FinishReason::MalformedCall,
+            reason => reason,
+        }
+    }
+}
