@@ -149,7 +149,10 @@ mod tests {
         };
         let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
         let mut shown = Detokenizer::new(tokenizer.clone()).showing(&["[CALL]", "a"]);
-        assert_eq!([1, 0, 2].map(|token| shown.push(token)), [Some("[CALL]".to_owned()), Some("a".to_owned()), None]);
+        assert_eq!(
+            [1, 0, 2].map(|token| shown.push(token)),
+            [Some("[CALL]".to_owned()), Some("a".to_owned()), None]
+        );
         assert_eq!(tokenizer.decode(&[1, 0, 2]), "a");
     }
 

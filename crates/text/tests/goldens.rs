@@ -10,14 +10,15 @@ use std::{
 use narthex_text::{
     detokenize::Detokenizer,
     prompt,
-    template::{ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall},
+    template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
     tokenizer::{GgufVocab, Specials, Tokenizer},
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
-const OPTIONS: RenderOptions =
-    RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 11, 21), tools: Vec::new() };
+fn options() -> RenderOptions {
+    RenderOptions::answer((2026, 11, 21))
+}
 
 fn fixture(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -170,9 +171,9 @@ fn conversations_become_the_prompts_of_the_reference() {
     let start = BYTE_LEVEL.token_id("<|im_start|>").unwrap();
     for chat in SMOLLM["chats"].as_array().unwrap() {
         let messages: Vec<Message> = serde_json::from_value(chat["messages"].clone()).unwrap();
-        assert_eq!(template.render(&messages, &OPTIONS).unwrap().text(), chat["text"].as_str().unwrap());
+        assert_eq!(template.render(&messages, &options()).unwrap().text(), chat["text"].as_str().unwrap());
         for bos in [None, Some(start)] {
-            let tokens = prompt::tokens(&BYTE_LEVEL, &template, &messages, &OPTIONS, bos).unwrap();
+            let tokens = prompt::tokens(&BYTE_LEVEL, &template, &messages, &options(), bos).unwrap();
             assert_eq!(original(&tokens), ids(&chat["ids"]));
         }
     }
@@ -183,7 +184,7 @@ fn typed_special_tokens_change_no_structure() {
     let template = smollm_template();
     let structure = |text: &str| -> Vec<u32> {
         let messages = [Message::new(Role::User, text.to_owned())];
-        let tokens = prompt::tokens(&BYTE_LEVEL, &template, &messages, &OPTIONS, None).unwrap();
+        let tokens = prompt::tokens(&BYTE_LEVEL, &template, &messages, &options(), None).unwrap();
         let spelled: Vec<u8> = tokens.iter().flat_map(|&token| BYTE_LEVEL.token_bytes(token)).collect();
         assert!(String::from_utf8(spelled).unwrap().contains(&format!("user\n{text}<|im_end|>")), "{text:?}");
         tokens.into_iter().filter(|&token| BYTE_LEVEL.is_special(token)).collect()
@@ -210,7 +211,7 @@ fn special_tokens_in_tools_and_calls_are_text() {
         FunctionCall { name: end.to_owned(), arguments: serde_json::json!({end: [end, {"deep": end}]}) };
     let mut message = Message::new(Role::Assistant, String::new());
     message.tool_calls = vec![ToolCall { id: Some(end.to_owned()), function }];
-    let options = RenderOptions { tools: vec![serde_json::json!({"name": end, end: end})], ..OPTIONS };
+    let options = RenderOptions { tools: vec![serde_json::json!({"name": end, end: end})], ..options() };
     let tokens = prompt::tokens(&BYTE_LEVEL, &template, &[message], &options, None).unwrap();
     assert!(tokens.iter().all(|&token| !BYTE_LEVEL.is_special(token)));
     assert_eq!(BYTE_LEVEL.decode(&tokens).matches(end).count(), 3 + 3 + 5);

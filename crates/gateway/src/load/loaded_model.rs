@@ -10,7 +10,7 @@ use narthex_engine::{
 use narthex_spec::{ModelName, ToolFormat};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
-    template::ChatTemplate,
+    template::{Abilities, ChatTemplate},
 };
 
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
 pub(crate) struct LoadedModel {
     pub(crate) package: Arc<Package>,
     pub(crate) template: Option<ChatTemplate>,
+    pub(crate) template_abilities: Abilities,
     /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
     worker: Worker,
@@ -56,6 +57,7 @@ impl LoadedModel {
         let config = &request.config;
         Ok(Self {
             package: request.package.clone(),
+            template_abilities: template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities),
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
             worker: Worker::start(model, config)?,

@@ -1,12 +1,12 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use narthex_spec::TokenId;
 use narthex_text::{
     grammar::GrammarError,
     prompt::PromptError,
-    template::RenderOptions,
+    template::{Abilities, ChatTemplate, RenderOptions, Rendered},
     tokenizer::{Bounds, Encoded},
 };
 
@@ -56,9 +56,9 @@ pub(crate) fn chat(
 /// Returns the prompt of a conversation.
 pub(crate) fn prompt(
     model: &LoadedModel,
-    mut messages: Vec<Message>,
+    messages: Vec<Message>,
     settings: &ToolSettings,
-    mut options: RenderOptions,
+    options: RenderOptions,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<ChatPrompt, Error> {
     let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
@@ -68,20 +68,42 @@ pub(crate) fn prompt(
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
     };
-    options.tools = tools::declarations(settings);
-    if !template.knows_calls() {
-        messages = tools::as_text(messages, &mem::take(&mut options.tools), &settings.choice);
-    }
     let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
     // A template may leave out parts of a long history, but not most of it.
     if fewest / LEFT_OUT >= engine.limits().longest() {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let rendered = template.render(&messages, &options).map_err(PromptError::from)?;
+    let rendered = render(model, template, messages, settings, options)?;
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
     let tokens = tokenize(model, "messages", &shielded, is_cancelled)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
+}
+
+/// Renders a conversation. A template that cannot write these tools or calls gets them as text.
+fn render(
+    model: &LoadedModel,
+    template: &ChatTemplate,
+    messages: Vec<Message>,
+    settings: &ToolSettings,
+    options: RenderOptions,
+) -> Result<Rendered, PromptError> {
+    let attempt = |messages, abilities| {
+        let mut options = RenderOptions { tools: tools::declarations(settings), ..options.clone() };
+        let choice = &settings.choice;
+        let messages =
+            tools::conversation(messages, &mut options.tools, choice, model.tool_format(), abilities);
+        template.render(&messages, &options)
+    };
+    let has_tools = !settings.tools.is_empty() || messages.iter().any(|one| !one.tool_calls.is_empty());
+    if !has_tools || !model.template_abilities.tools {
+        return Ok(attempt(messages, model.template_abilities)?);
+    }
+    let first = match attempt(messages.clone(), model.template_abilities) {
+        Ok(rendered) => return Ok(rendered),
+        Err(error) => error,
+    };
+    Ok(attempt(messages, Abilities::default()).map_err(|_| first)?)
 }
 
 /// Returns the tokens of a text in which special tokens are recognised.
@@ -111,7 +133,9 @@ pub(crate) fn token_text(model: &LoadedModel, tokens: &[TokenId]) -> Result<Stri
 fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -> Result<AnswerRules, Error> {
     let param = if tools.tools.is_empty() { grammar_param(options) } else { "tools" };
     let refused = |error: GrammarError| Error::invalid(param, error.to_string());
-    let grammar = tools::answer_grammar(tools, options.grammar.as_ref()).map_err(refused)?;
+    let grammar =
+        tools::answer_grammar(tools, model.tool_format(), &model.package.tokenizer, options.grammar.as_ref());
+    let grammar = grammar.map_err(refused)?;
     let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
     let declarations = tools::declarations(tools);
     let calls = (!declarations.is_empty()).then(|| CallRules {

@@ -4,8 +4,8 @@ use axum::{Json, response::Response};
 use narthex_gateway::{
     Gateway,
     request::{
-        CallLimit, ChatRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo, ToolCallDelta,
-        ToolCallStart, ToolChoice, ToolSettings,
+        CallLimit, ChatRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo,
+        ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
     },
 };
 use schemars::JsonSchema;
@@ -247,7 +247,13 @@ impl ChatChunks {
         chunk
     }
 
-    fn choice(&self, index: usize, delta: Value, tokens: &[TokenInfo], finish: Option<FinishReason>) -> Value {
+    fn choice(
+        &self,
+        index: usize,
+        delta: Value,
+        tokens: &[TokenInfo],
+        finish: Option<FinishReason>,
+    ) -> Value {
         let logprobs = if tokens.is_empty() { Value::Null } else { logprobs(tokens) };
         let mut choice = json!({"index": index, "delta": delta, "logprobs": logprobs});
         add_finish(&mut choice, finish);

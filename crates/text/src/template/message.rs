@@ -37,6 +37,9 @@ pub struct Message {
     /// Id of the call that a tool's result answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+    /// Reasoning before the assistant's text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
     /// Tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
@@ -65,7 +68,14 @@ pub struct FunctionCall {
 impl Message {
     /// Creates a message with a text alone.
     pub fn new(role: Role, content: String) -> Self {
-        Self { role, content, name: None, tool_call_id: None, tool_calls: Vec::new() }
+        Self {
+            role,
+            content,
+            name: None,
+            tool_call_id: None,
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+        }
     }
 
     /// Returns the message as a template reads it: its texts as those of the conversation, its role as one of the

@@ -23,6 +23,7 @@ use minijinja::{
     syntax::SyntaxConfig,
     value::Serde,
 };
+use serde_json::{Map, json};
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
 pub use origin::Rendered;
@@ -79,12 +80,14 @@ pub struct RenderOptions {
     pub date: (i64, u8, u8),
     /// Tools that the assistant may call, each an object of OpenAI's `tools`.
     pub tools: Vec<serde_json::Value>,
+    /// Further variables, such as `enable_thinking`. They replace none of the others.
+    pub variables: serde_json::Map<String, serde_json::Value>,
 }
 
 impl RenderOptions {
     /// Returns options for an answer on a date, without tools.
     pub fn answer(date: (i64, u8, u8)) -> Self {
-        Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new() }
+        Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new(), variables: Map::new() }
     }
 }
 
@@ -93,9 +96,20 @@ impl RenderOptions {
 pub struct ChatTemplate {
     /// Holds the template without checks, which are woven in for each conversation.
     env: Arc<Environment<'static>>,
-    special_tokens: Value,
+    /// Texts of special tokens by name, marked as the template's.
+    special_tokens: BTreeMap<String, String>,
     knows_developer: bool,
-    knows_calls: bool,
+}
+
+/// Parts of a conversation with tools that a template writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Abilities {
+    /// The declarations of tools.
+    pub tools: bool,
+    /// The calls of the assistant.
+    pub calls: bool,
+    /// The results of calls, as messages of their own role.
+    pub results: bool,
 }
 
 impl ChatTemplate {
@@ -104,7 +118,6 @@ impl ChatTemplate {
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
         let knows_developer = source.contains("developer");
-        let knows_calls = source.contains("tools") && source.contains("<tool_call>");
         let compile = || {
             let mut env = functions::environment()?;
             env.add_template_owned(NAME, instructions::shield_literals(&source, syntax()?)?)?;
@@ -116,14 +129,37 @@ impl ChatTemplate {
             let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
             thread.join().map_err(|_| panicked())?.map_err(malformed)
         })?;
-        let special_tokens = special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text)));
-        let special_tokens = Value::from_pairs(special_tokens);
-        Ok(Self { env: Arc::new(env), special_tokens, knows_developer, knows_calls })
+        let special_tokens =
+            special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
+        Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
     }
 
-    /// Returns true if the template writes tools itself, and asks for calls between `<tool_call>` and `</tool_call>`.
-    pub fn knows_calls(&self) -> bool {
-        self.knows_calls
+    /// Returns the parts of a conversation with tools that the template writes. It renders a small one to find out.
+    pub fn abilities(&self) -> Abilities {
+        let mut options = RenderOptions::answer((2026, 1, 1));
+        let parameters =
+            json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
+        let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
+        options.tools.push(json!({"type": "function", "function": function}));
+        // Mistral's templates require ids of nine letters and digits.
+        let id = Some("probe0001".to_owned());
+        let arguments = json!({"a": "probeargument"});
+        let function = FunctionCall { name: "probefunction".to_owned(), arguments };
+        let tool_calls = vec![ToolCall { id: id.clone(), function }];
+        let messages = [
+            Message::new(Role::User, "c".to_owned()),
+            Message { tool_calls, ..Message::new(Role::Assistant, String::new()) },
+            Message { tool_call_id: id, ..Message::new(Role::Tool, "proberesult".to_owned()) },
+        ];
+        let writes = |count: usize, probe: &str| {
+            self.render(&messages[..count], &options).is_ok_and(|rendered| rendered.text().contains(probe))
+        };
+        let tools = writes(1, "probefunction");
+        Abilities {
+            tools,
+            calls: tools && writes(2, "probeargument"),
+            results: tools && writes(3, "proberesult"),
+        }
     }
 
     /// Renders a conversation.
@@ -168,13 +204,18 @@ impl ChatTemplate {
         let messages = messages.iter().map(Message::template_value).collect::<Result<Vec<_>, _>>()?;
         let tools: Vec<_> =
             options.tools.iter().map(|tool| message::map_json(tool, &origin::escape)).collect();
+        let variable = |(name, value): (&String, &_)| {
+            (name.clone(), Value::from(Serde(message::map_json(value, &origin::escape))))
+        };
+        let mut variables: BTreeMap<String, Value> = options.variables.iter().map(variable).collect();
+        variables.extend(self.special_tokens.iter().map(|(name, text)| (name.clone(), text.clone().into())));
         let values = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
             // Templates test these for `none`, which an undefined variable is not.
             tools => (!tools.is_empty()).then(|| Value::from(Serde(tools))),
             documents => Value::from(()),
-            ..self.special_tokens.clone(),
+            ..Value::from_pairs(variables),
         };
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
@@ -235,14 +276,29 @@ mod tests {
 
     use super::*;
 
-    const OPTIONS: RenderOptions =
-        RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7), tools: Vec::new() };
+    fn options() -> RenderOptions {
+        RenderOptions::answer((2026, 3, 7))
+    }
+
+    #[test]
+    fn variables_are_those_of_the_conversation_and_replace_no_other() {
+        let source = "{{ bos_token }}{{ mode }}{{ messages | length }}{{ enable_thinking is false }}";
+        let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        let variables = json!({"mode": "<s>", "bos_token": "x", "messages": "y", "enable_thinking": false});
+        let variables = variables.as_object().unwrap().clone();
+        let message = Message::new(Role::User, String::new());
+        let options = RenderOptions { variables, ..options() };
+        let rendered = ChatTemplate::new(source, specials).unwrap().render(&[message], &options).unwrap();
+        assert_eq!(rendered.text(), "<s><s>1True");
+        // What a function returns is not the template's.
+        assert_eq!(rendered.written(), std::slice::from_ref(&(0..3)));
+    }
 
     fn render(source: &str, messages: &[(Role, &str)]) -> Result<String, TemplateError> {
         let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
         let messages: Vec<Message> =
             messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
-        ChatTemplate::new(source, specials)?.render(&messages, &OPTIONS).map(Rendered::into_text)
+        ChatTemplate::new(source, specials)?.render(&messages, &options()).map(Rendered::into_text)
     }
 
     fn check(source: &str, messages: &[(Role, &str)], expected: &str) {
@@ -311,7 +367,7 @@ mod tests {
                         let text = format!("{asker} {round}");
                         let says = |text: &str| {
                             let message = Message::new(Role::User, text.to_owned());
-                            template.render(&[message], &OPTIONS).map(Rendered::into_text)
+                            template.render(&[message], &options()).map(Rendered::into_text)
                         };
                         assert_eq!(says(&text).unwrap(), format!("1{text}"));
                         assert!(matches!(says("much"), Err(TemplateError::Failed { .. })));

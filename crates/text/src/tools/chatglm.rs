@@ -3,9 +3,12 @@
 use std::mem;
 
 use super::{
-    CallSyntax, MAX_CALL, ToolEvent, is_callable, overlap, push_text,
-    pythonic::{ArgumentStep, argument},
+    CallSyntax, Callable, MAX_CALL, ToolEvent,
+    grammar::{FormatRules, names, one_of, quoted},
+    is_callable, overlap, push_text,
+    pythonic::{ArgumentStep, argument, keyword_rules},
 };
+use crate::grammar::GrammarError;
 
 /// Text between the name and the arguments. White space around its parts is free.
 const CODE: &str = "```python";
@@ -39,6 +42,20 @@ enum Head {
     Call { name: String, length: usize },
     Wait,
     Text,
+}
+
+/// Returns the rules of one call.
+pub(super) fn rules(functions: &[Callable<'_>]) -> Result<FormatRules, GrammarError> {
+    let mut rules = format!("calls: {}\n", one_of("call", functions.len()));
+    for (index, function) in functions.iter().enumerate() {
+        let head = quoted(&format!("{}\n {CODE}\n{CALL}", function.name));
+        let (rule, tail) = (format!("keywords_{index}"), quoted(&format!(")\n{CLOSE}")));
+        rules.push_str(&format!("call_{index}: {head} {rule} {tail}\n"));
+        rules.push_str(&keyword_rules(&rule, function.parameters)?);
+    }
+    let space = "[ \\t\\r\\n]*";
+    let call = format!("{space}{}{space}\\n{space}```python{space}tool_call\\(", names(functions));
+    Ok(FormatRules { rules, markers: &[], bare: Some(format!("{call}(\\n|.)*")), head: None })
 }
 
 impl ChatGlmCalls {

@@ -5,10 +5,13 @@ use std::mem;
 use narthex_spec::ToolFormat;
 
 use super::{
-    CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
+    grammar::{FormatRules, Markers, one_of, quoted, repeated},
+    is_callable,
     json_object::{JsonObject, Progress},
     overlap, push_text,
 };
+use crate::grammar::{GrammarError, json_rule};
 
 /// Reads calls in JSON.
 #[derive(Debug)]
@@ -80,6 +83,52 @@ fn syntax(format: ToolFormat) -> JsonSyntax {
         }
         _ => plain,
     }
+}
+
+/// Returns the rules of calls.
+pub(super) fn rules(
+    format: ToolFormat,
+    functions: &[Callable<'_>],
+    limit: CallLimit,
+    markers: &Markers<'_>,
+) -> Result<FormatRules, GrammarError> {
+    let JsonSyntax { opens, closes, bare, .. } = syntax(format);
+    let open = opens.first().map_or_else(String::new, |open| markers.item(open));
+    let close = closes.first().map_or_else(String::new, |close| markers.item(close));
+    let list = format!(r#""[" {} "]""#, repeated("object", ", ", limit));
+    let head_end = markers.token("[ARGS]").filter(|_| format == ToolFormat::Mistral);
+    let mut rules = match (format, &head_end) {
+        (ToolFormat::LlamaJson, _) => format!("calls: {}\nbody: calls\n", repeated("object", "; ", limit)),
+        (ToolFormat::Mistral, Some(_)) => {
+            let (calls, heads) = (repeated("call", "", limit), one_of("headed", functions.len()));
+            format!("calls: {calls}\ncall: {open} headed\nheaded: {heads}\nbody: headed | {list}\n")
+        }
+        (ToolFormat::Mistral, None) => format!("calls: {open} body\nbody: \" \"? {list}\n"),
+        (ToolFormat::Phi4Mini, _) => format!("calls: {open} body\nbody: {list} {close}\n"),
+        // Of its two markers, only one has an end.
+        (ToolFormat::Granite, _) => format!("calls: {open} body\nbody: {list}\n"),
+        _ => {
+            let calls = repeated("call", "\n", limit);
+            format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n")
+        }
+    };
+    let key = if format == ToolFormat::LlamaJson { "parameters" } else { "arguments" };
+    let tail = match format {
+        ToolFormat::Mistral => r#""}" | ", \"id\": \"" /[a-zA-Z0-9]{9}/ "\"}""#,
+        _ => r#""}""#,
+    };
+    rules.push_str(&format!("object: {}\ntail: {tail}\n", one_of("object", functions.len())));
+    for (index, function) in functions.iter().enumerate() {
+        let head = format!("{{\"name\": \"{}\", \"{key}\": ", function.name);
+        rules.push_str(&format!("object_{index}: {} arguments_{index} tail\n", quoted(&head)));
+        rules.push_str(&format!("arguments_{index}: {}\n", json_rule(function.parameters)?));
+        if let Some(end) = &head_end {
+            rules.push_str(&format!("headed_{index}: {} {end} arguments_{index}\n", quoted(function.name)));
+        }
+    }
+    let first = bare.first().map(|first| format!("[ \\t\\r\\n]*\\{first}(\\n|.)*"));
+    let head = Some(open).filter(|_| format == ToolFormat::LlamaJson);
+    Ok(FormatRules { rules, markers: opens, bare: first, head })
 }
 
 impl JsonCalls {

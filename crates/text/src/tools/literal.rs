@@ -127,6 +127,8 @@ impl LiteralReader<'_> {
                     'n' => text.push('\n'),
                     't' => text.push('\t'),
                     'r' => text.push('\r'),
+                    'b' => text.push('\u{8}'),
+                    'f' => text.push('\u{c}'),
                     '\n' => {}
                     'x' => text.push(code(&mut chars, 2)?),
                     'u' => text.push(code(&mut chars, 4)?),

@@ -3,22 +3,29 @@
 //! [`ToolParser`] divides an answer into text and calls in a [`ToolFormat`]. [`ReasoningParser`] comes before it and takes the
 //! reasoning out. What they return, joined, does not depend on how the text is cut. A malformed call stays text and is
 //! reported as such. `json_calls` reads the formats with JSON objects, `pythonic` and `chatglm` those with Python calls,
-//! `qwen_coder` the one with tags.
+//! `qwen_coder` the one with tags; each of these files has the rules of its format's grammar as well ([`call_grammar`]).
 
 mod chatglm;
+mod grammar;
+#[cfg(test)]
+mod guarantees;
 mod json_calls;
 mod json_object;
 mod literal;
 mod pythonic;
 mod qwen_coder;
 mod reasoning;
+mod schema;
 #[cfg(test)]
 mod transcripts;
+mod write;
 
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+pub use grammar::{Beside, Callable, call_grammar};
 pub use reasoning::{ReasoningEvent, ReasoningParser};
+pub use write::{json_text, write_calls};
 
 use chatglm::ChatGlmCalls;
 use json_calls::JsonCalls;
@@ -27,6 +34,16 @@ use qwen_coder::QwenCoderCalls;
 
 /// Maximum bytes of a call. A longer one is malformed.
 const MAX_CALL: usize = 1 << 20;
+
+/// Number of calls in one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CallLimit {
+    /// One.
+    One,
+    /// Any.
+    #[default]
+    Any,
+}
 
 /// Part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

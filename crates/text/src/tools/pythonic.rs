@@ -4,7 +4,13 @@ use std::mem;
 
 use serde_json::Value;
 
-use super::{CallSyntax, MAX_CALL, ToolEvent, is_callable, literal, overlap, push_arguments, push_text};
+use super::{
+    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
+    grammar::{FormatRules, names, one_of, quoted, regex},
+    is_callable, literal, overlap, push_arguments, push_text,
+    schema::{Parameter, parameters},
+};
+use crate::grammar::{GrammarError, json_rule};
 
 /// Marker that may stand before the list.
 const OPEN: &str = "<|python_tag|>";
@@ -58,21 +64,98 @@ pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) 
         events.push(ToolEvent::End);
         return ArgumentStep::End(space + 1);
     }
+    if is_first && b"**".starts_with(&rest.as_bytes()[..rest.len().min(2)]) {
+        return dictionary(rest.get(2..).unwrap_or_default(), space + 2, events);
+    }
     let Some(equals) = rest.find('=') else {
         let is_key = rest.trim_end().chars().all(|c| c.is_alphanumeric() || c == '_');
         return if is_key { ArgumentStep::Wait } else { ArgumentStep::Bad };
     };
     let key = rest[..equals].trim();
-    if key.is_empty() || !key.chars().all(|c| c.is_alphanumeric() || c == '_') {
+    if !is_keyword(key) {
         return ArgumentStep::Bad;
     }
     let after = &rest[equals + 1..];
     let Some(length) = literal::length(after) else { return ArgumentStep::Wait };
-    let Some(value) = literal::parse(&after[..length]) else { return ArgumentStep::Bad };
+    let Some(value) = value(&after[..length]) else { return ArgumentStep::Bad };
     let open = if is_first { "{" } else { ", " };
     push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
     let comma = usize::from(after[length..].starts_with(','));
     ArgumentStep::Argument(space + equals + 1 + length + comma)
+}
+
+/// Reads all arguments of a call as one dictionary, `**{…})`, after its stars.
+fn dictionary(text: &str, before: usize, events: &mut Vec<ToolEvent>) -> ArgumentStep {
+    match literal::length(text) {
+        None => ArgumentStep::Wait,
+        Some(length) => match value(&text[..length]) {
+            Some(arguments @ Value::Object(_)) if text[length..].starts_with(')') => {
+                push_arguments(&arguments.to_string(), events);
+                events.push(ToolEvent::End);
+                ArgumentStep::End(before + length + 1)
+            }
+            _ => ArgumentStep::Bad,
+        },
+    }
+}
+
+/// Returns the value of JSON or of a literal of Python.
+fn value(text: &str) -> Option<Value> {
+    serde_json::from_str(text).ok().or_else(|| literal::parse(text))
+}
+
+fn is_keyword(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// Returns the rules of calls.
+pub(super) fn rules(functions: &[Callable<'_>], limit: CallLimit) -> Result<FormatRules, GrammarError> {
+    let count = functions.len();
+    let more = match limit {
+        CallLimit::One => "",
+        CallLimit::Any => "(\", \" call)*",
+    };
+    let mut rules = format!(
+        "calls: first {more} \"]\"\nfirst: {}\ncall: {}\n",
+        one_of("first", count),
+        one_of("call", count)
+    );
+    for (index, Callable { name, parameters }) in functions.iter().enumerate() {
+        let rule = format!("keywords_{index}");
+        // The bracket and the name are one lexeme, so that the lexer can tell a call from text.
+        let (first, head) = (quoted(&format!("[{name}(")), quoted(&format!("{name}(")));
+        rules.push_str(&format!("first_{index}: {first} {rule} \")\"\ncall_{index}: {head} {rule} \")\"\n"));
+        rules.push_str(&keyword_rules(&rule, parameters)?);
+    }
+    let begin = format!("(\\[|{}[ \\t\\r\\n]*\\[?)", regex(OPEN));
+    let bare = format!("[ \\t\\r\\n]*{begin}[ \\t\\r\\n]*{}\\((\\n|.)*", names(functions));
+    Ok(FormatRules { rules, markers: &[], bare: Some(bare), head: None })
+}
+
+/// Returns a rule of arguments by keyword that are valid under a schema. Values are JSON, and arguments that cannot be named
+/// one by one are a dictionary.
+pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, GrammarError> {
+    let can_be_left_out = |one: &Parameter<'_>| is_keyword(one.name) || !one.is_required;
+    let Some(mut named) = parameters(schema).ok().filter(|named| named.iter().all(can_be_left_out)) else {
+        return Ok(format!("{rule}: \"**\" {rule}_all\n{rule}_all: {}\n", json_rule(schema)?));
+    };
+    named.retain(|one| is_keyword(one.name));
+    // `first` follows no argument, `next` follows some.
+    let mut rules = format!("{rule}: {rule}_first_0\n");
+    for (at, parameter) in named.iter().enumerate() {
+        let item = format!("{rule}_{at}");
+        rules.push_str(&format!("{item}: {} {item}_value\n", quoted(&format!("{}=", parameter.name))));
+        rules.push_str(&format!("{item}_value: {}\n", json_rule(&parameter.schema)?));
+        let after = at + 1;
+        for (place, separator) in [("first", ""), ("next", "\", \" ")] {
+            let left_out =
+                if parameter.is_required { String::new() } else { format!(" | {rule}_{place}_{after}") };
+            let rest = format!("{separator}{item} {rule}_next_{after}{left_out}");
+            rules.push_str(&format!("{rule}_{place}_{at}: {rest}\n"));
+        }
+    }
+    let end = named.len();
+    Ok(rules + &format!("{rule}_first_{end}: \"\"\n{rule}_next_{end}: \"\"\n"))
 }
 
 impl PythonCalls {

@@ -4,7 +4,13 @@ use std::{collections::HashMap, mem};
 
 use serde_json::Value;
 
-use super::{CallSyntax, MAX_CALL, ToolEvent, literal, overlap, push_arguments, push_text};
+use super::{
+    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
+    grammar::{FormatRules, Markers, one_of, quoted, repeated},
+    literal, overlap, push_arguments, push_text,
+    schema::{ValueKinds, parameters},
+};
+use crate::grammar::{GrammarError, json_rule};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -16,8 +22,8 @@ const END_PARAMETER: &str = "\n</parameter>";
 /// Reads calls in tags.
 #[derive(Debug)]
 pub(super) struct QwenCoderCalls {
-    /// Declared types of parameters, by function and parameter.
-    types: HashMap<(String, String), String>,
+    /// Schemas of parameters, by function and parameter.
+    schemas: HashMap<(String, String), Value>,
     held: String,
     raw: String,
     state: TagState,
@@ -37,19 +43,116 @@ enum TagState {
     End,
 }
 
+/// Returns the rules of calls.
+pub(super) fn rules(
+    functions: &[Callable<'_>],
+    limit: CallLimit,
+    markers: &Markers<'_>,
+) -> Result<FormatRules, GrammarError> {
+    let (open, close) = (markers.item(OPEN), markers.item(CLOSE));
+    let mut rules = format!(
+        "calls: {}\ncall: {open} body\nbody: \"\\n\" function \"\\n\" {close}\nfunction: {}\n",
+        repeated("call", "\n", limit),
+        one_of("function", functions.len()),
+    );
+    rules.push_str("text_value[lazy]: VALUE \"\\n</parameter>\"\nVALUE: /(\\n|.)*/\n");
+    for (index, function) in functions.iter().enumerate() {
+        let refused = |keyword: String| GrammarError::UnsupportedKeywords { keywords: keyword };
+        let head = quoted(&format!("{FUNCTION}{}>\n", function.name));
+        let mut items = String::new();
+        for (at, parameter) in parameters(function.parameters).map_err(refused)?.into_iter().enumerate() {
+            let rule = format!("parameter_{index}_{at}");
+            let name = parameter.name;
+            if name.is_empty() || name.contains(['>', '\n']) {
+                return Err(refused(format!("properties.{name}")));
+            }
+            items.push_str(&format!(" {rule}{}", if parameter.is_required { "" } else { "?" }));
+            let value = value_rule(&rule, &parameter.schema).map_err(|error| match error {
+                ValueError::Keyword(keyword) => refused(format!("properties.{name}.{keyword}")),
+                ValueError::Grammar(error) => error,
+            })?;
+            let start = quoted(&format!("{PARAMETER}{name}>\n"));
+            rules.push_str(&format!("{rule}: {start} {rule}_value \"\\n\"\n{value}"));
+        }
+        rules.push_str(&format!("function_{index}: {head}{items} {}\n", quoted(END_FUNCTION)));
+    }
+    Ok(FormatRules { rules, markers: &[OPEN], bare: None, head: None })
+}
+
+/// Reason why a value cannot be guaranteed.
+enum ValueError {
+    Keyword(String),
+    Grammar(GrammarError),
+}
+
+/// Returns the rule of a parameter's value and of the end of its tag. Strings are plain text, other values are JSON.
+fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueError> {
+    let kinds = ValueKinds::of(schema);
+    if kinds == ValueKinds::Others {
+        let json = json_rule(schema).map_err(ValueError::Grammar)?;
+        let end = quoted(END_PARAMETER);
+        return Ok(format!("{rule}_value: {rule}_json {end}\n{rule}_json: {json}\n"));
+    }
+    let listed = schema["enum"].as_array().map(Vec::as_slice);
+    let listed = listed.or(schema.get("const").map(std::slice::from_ref));
+    let mut keywords = schema.as_object().into_iter().flat_map(|fields| fields.keys());
+    match listed {
+        Some(values) if kinds == ValueKinds::Strings => {
+            let texts = values.iter().filter_map(Value::as_str);
+            let texts: Vec<String> = texts.map(|text| quoted(&format!("{text}{END_PARAMETER}"))).collect();
+            Ok(format!("{rule}_value: {}\n", texts.join(" | ")))
+        }
+        _ => match keywords.find(|key| !FREE.contains(&key.as_str()) && !is_union(schema, key)) {
+            Some(keyword) => Err(ValueError::Keyword(keyword.clone())),
+            None => Ok(format!("{rule}_value: text_value\n")),
+        },
+    }
+}
+
+/// Keywords that restrict no text.
+const FREE: &[&str] =
+    &["type", "description", "title", "default", "examples", "example", "$comment", "$defs", "definitions"];
+
+/// Returns whether a keyword joins schemas that are types alone.
+fn is_union(schema: &Value, keyword: &str) -> bool {
+    let is_type = |one: &Value| {
+        one.as_object().is_some_and(|fields| fields.keys().all(|key| FREE.contains(&key.as_str())))
+    };
+    matches!(keyword, "anyOf" | "oneOf") && schema[keyword].as_array().into_iter().flatten().all(is_type)
+}
+
+/// Returns whether a value is of a type that the schema names. One without types allows all.
+fn has_type(schema: &Value, value: &Value) -> bool {
+    let is = |name: &Value| match name.as_str() {
+        Some("null") => value.is_null(),
+        Some("boolean") => value.is_boolean(),
+        Some("integer") => value.is_i64() || value.is_u64(),
+        Some("number") => value.is_number(),
+        Some("array") => value.is_array(),
+        Some("object") => value.is_object(),
+        _ => false,
+    };
+    let alternatives = schema["anyOf"].as_array().or(schema["oneOf"].as_array());
+    match (&schema["type"], alternatives, schema["enum"].as_array()) {
+        (Value::Array(names), _, _) => names.iter().any(is),
+        (name @ Value::String(_), _, _) => is(name),
+        (_, Some(all), _) => all.iter().any(|one| has_type(one, value)),
+        (_, _, Some(values)) => values.contains(value),
+        _ => true,
+    }
+}
+
 impl QwenCoderCalls {
     pub(super) fn new(tools: &[Value]) -> Self {
-        let mut types = HashMap::new();
+        let mut schemas = HashMap::new();
         for function in tools.iter().map(|tool| &tool["function"]) {
             let Some(name) = function["name"].as_str() else { continue };
             for (key, field) in function["parameters"]["properties"].as_object().into_iter().flatten() {
-                if let Some(kind) = field["type"].as_str() {
-                    types.insert((name.to_owned(), key.clone()), kind.to_owned());
-                }
+                schemas.insert((name.to_owned(), key.clone()), field.clone());
             }
         }
         let (held, raw, function) = (String::new(), String::new(), String::new());
-        Self { types, held, raw, state: TagState::Text, function, is_first: true, calls: 0 }
+        Self { schemas, held, raw, state: TagState::Text, function, is_first: true, calls: 0 }
     }
 
     fn take(&mut self, length: usize) {
@@ -131,14 +234,14 @@ impl QwenCoderCalls {
 
     /// Returns a parameter's value, of the declared type where the text has it.
     fn value(&self, key: &str, text: &str) -> Value {
-        let kind = self.types.get(&(self.function.clone(), key.to_owned())).map(String::as_str);
-        if kind == Some("string") {
-            return Value::from(text);
-        }
-        let json = serde_json::from_str(text).ok();
-        json.or_else(|| literal::parse(text))
-            .filter(|value| kind.is_some() || !value.is_string())
-            .unwrap_or_else(|| text.into())
+        let schema = self.schemas.get(&(self.function.clone(), key.to_owned())).unwrap_or(&Value::Null);
+        let read = || serde_json::from_str(text).ok().or_else(|| literal::parse(text));
+        let value = match ValueKinds::of(schema) {
+            ValueKinds::Strings => None,
+            ValueKinds::Others => read(),
+            ValueKinds::Mixed => read().filter(|value| !value.is_string() && has_type(schema, value)),
+        };
+        value.unwrap_or_else(|| text.into())
     }
 
     fn fail(&mut self, events: &mut Vec<ToolEvent>) -> bool {

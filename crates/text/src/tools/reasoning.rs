@@ -16,7 +16,7 @@ pub enum ReasoningEvent {
 }
 
 /// Divides an answer into reasoning and text. Only a block at the beginning is reasoning.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ReasoningParser {
     open: &'static str,
     close: &'static str,
@@ -46,6 +46,16 @@ impl ReasoningParser {
         let is_inside = prompt.trim_end().ends_with(open);
         let state = if is_inside { ReasoningState::Opened } else { ReasoningState::Start };
         Self { open, close, held: String::new(), state }
+    }
+
+    /// Returns the spellings around a block, which may be special tokens.
+    pub fn markers(&self) -> (&'static str, &'static str) {
+        (self.open, self.close)
+    }
+
+    /// Returns whether a block is open.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.state, ReasoningState::Opened | ReasoningState::Inside)
     }
 
     /// Returns whether the answer's text has begun, so that no reasoning follows.

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{ReasoningEvent, ReasoningParser, ToolEvent, ToolParser, reasoning_format, tool_format};
-use crate::template::{ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall};
+use crate::template::{
+    Abilities, ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall,
+};
 
 fn tools() -> Vec<Value> {
     let tool = |name: &str, properties: Value| {
@@ -185,6 +187,24 @@ fn templates_name_their_formats() {
     check("chatglm3", Some(ToolFormat::ChatGlm3));
     check("gemma3", None);
     check("smollm2", None);
+}
+
+#[test]
+fn templates_write_what_they_claim() {
+    let check = |name: &str, tools, calls, results| {
+        let specials = BTreeMap::from([("eos_token".to_owned(), "</s>".to_owned())]);
+        let template = ChatTemplate::new(&source(name), specials).unwrap();
+        assert_eq!(template.abilities(), Abilities { tools, calls, results }, "{name}");
+    };
+    for name in
+        ["qwen2.5", "qwen3", "qwen3-coder", "hermes3", "granite4", "llama3.1", "llama3.2", "mistral-nemo"]
+    {
+        check(name, true, true, true);
+    }
+    check("granite3.3", true, false, true);
+    for name in ["smollm2", "smollm3", "gemma3", "chatglm3", "phi4-mini"] {
+        check(name, false, false, false);
+    }
 }
 
 fn source(name: &str) -> String {

@@ -1,5 +1,6 @@
 //! Tools that a model may call, and the calls in its answer.
 
+pub use narthex_text::tools::CallLimit;
 use serde_json::Value;
 
 /// Tools of a request.
@@ -47,16 +48,6 @@ pub enum ToolChoice {
     Required,
     /// One call of this function, valid under its schema.
     Function(String),
-}
-
-/// Number of calls in one answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CallLimit {
-    /// One.
-    One,
-    /// Any.
-    #[default]
-    Any,
 }
 
 /// Part of a tool call.

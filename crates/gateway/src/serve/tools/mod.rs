@@ -9,10 +9,4 @@ mod prompt;
 
 pub(super) use calls::{AnswerCalls, CallRules, Piece, TextEnd};
 pub(super) use grammar::answer_grammar;
-pub(super) use prompt::{as_text, check, declarations};
-
-/// Beginning of a call.
-const OPEN: &str = "<tool_call>";
-
-/// End of a call.
-const CLOSE: &str = "</tool_call>";
+pub(super) use prompt::{check, conversation, declarations};

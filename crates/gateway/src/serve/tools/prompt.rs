@@ -1,11 +1,14 @@
 //! Tools and calls in the prompt.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, mem};
 
-use narthex_text::template::{Message, Role, ToolCall};
+use narthex_spec::ToolFormat;
+use narthex_text::{
+    template::{Abilities, FunctionCall, Message, Role},
+    tools::{json_text, write_calls},
+};
 use serde_json::{Value, json};
 
-use super::{CLOSE, OPEN};
 use crate::{
     error::Error,
     serve::request::{Tool, ToolChoice, ToolSettings},
@@ -58,17 +61,21 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
     settings.tools.iter().map(declaration).collect()
 }
 
-/// Returns the conversation for a template without tools: the tools in a system message, calls and results as text.
-pub(in crate::serve) fn as_text(
+/// Returns the conversation with what its template does not write as text: the tools in a system message, calls and results
+/// in the content of messages. `tools` are left to the template if it writes them.
+pub(in crate::serve) fn conversation(
     messages: Vec<Message>,
-    tools: &[Value],
+    tools: &mut Vec<Value>,
     choice: &ToolChoice,
+    format: ToolFormat,
+    abilities: Abilities,
 ) -> Vec<Message> {
-    let mut messages: Vec<Message> = messages.into_iter().map(without_calls).collect();
-    if tools.is_empty() {
+    let adapt = |message| adapted(message, format, abilities);
+    let mut messages: Vec<Message> = messages.into_iter().map(adapt).collect();
+    if tools.is_empty() || abilities.tools {
         return messages;
     }
-    let instructions = instructions(tools, choice);
+    let instructions = instructions(&mem::take(tools), choice, format);
     match messages.first_mut().filter(|first| matches!(first.role, Role::System | Role::Developer)) {
         Some(first) => {
             first.content.push_str("\n\n");
@@ -79,17 +86,16 @@ pub(in crate::serve) fn as_text(
     messages
 }
 
-fn instructions(tools: &[Value], choice: &ToolChoice) -> String {
+fn instructions(tools: &[Value], choice: &ToolChoice, format: ToolFormat) -> String {
     let mut text =
         "# Tools\n\nYou may call one or more functions. These are their signatures:\n<tools>\n".to_owned();
     for tool in tools {
-        let _ = writeln!(text, "{tool}");
+        let _ = writeln!(text, "{}", json_text(tool));
     }
-    let _ = write!(
-        text,
-        "</tools>\n\nFor each call, return a JSON object with the name and the arguments of the function:\n{OPEN}\n\
-         {{\"name\": \"FUNCTION\", \"arguments\": {{…}}}}\n{CLOSE}"
-    );
+    let example = FunctionCall { name: "FUNCTION".to_owned(), arguments: json!({"ARGUMENT": "VALUE"}) };
+    let example = write_calls(format, &[example]);
+    let _ =
+        write!(text, "</tools>\n\nTo call a function, write its name and arguments in this form:\n{example}");
     match choice {
         ToolChoice::Required => text.push_str("\n\nYou must call a function now."),
         ToolChoice::Function(name) => {
@@ -100,28 +106,47 @@ fn instructions(tools: &[Value], choice: &ToolChoice) -> String {
     text
 }
 
-fn without_calls(mut message: Message) -> Message {
-    for call in std::mem::take(&mut message.tool_calls) {
+fn adapted(mut message: Message, format: ToolFormat, abilities: Abilities) -> Message {
+    if !abilities.calls && !message.tool_calls.is_empty() {
+        let calls: Vec<FunctionCall> =
+            mem::take(&mut message.tool_calls).into_iter().map(|call| call.function).collect();
         if !message.content.is_empty() {
             message.content.push('\n');
         }
-        message.content.push_str(&call_text(&call));
+        message.content.push_str(&write_calls(format, &calls));
     }
-    if message.role == Role::Tool {
+    if !abilities.results && message.role == Role::Tool {
         let content = format!("<tool_response>\n{}\n</tool_response>", message.content);
         message = Message::new(Role::User, content);
+    }
+    if format == ToolFormat::Mistral {
+        let ids = message.tool_calls.iter_mut().map(|call| &mut call.id).chain([&mut message.tool_call_id]);
+        ids.for_each(|id| *id = id.as_deref().map(short_id));
+        // A call without an id is answered by the result that follows it.
+        message.tool_calls.iter_mut().for_each(|call| _ = call.id.get_or_insert_with(|| short_id("")));
+        if message.role == Role::Tool {
+            message.tool_call_id.get_or_insert_with(|| short_id(""));
+        }
     }
     message
 }
 
-fn call_text(call: &ToolCall) -> String {
-    let call = json!({"name": call.function.name, "arguments": call.function.arguments});
-    format!("{OPEN}\n{call}\n{CLOSE}")
+/// Returns the id in the form that Mistral's templates require: nine letters and digits.
+fn short_id(id: &str) -> String {
+    const LENGTH: usize = 9;
+    if id.len() == LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    // FNV-1a: equal ids must stay equal between requests.
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{hash:016x}")[..LENGTH].to_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use narthex_text::template::FunctionCall;
+    use narthex_text::template::ToolCall;
 
     use super::*;
     use crate::serve::request::Strictness;
@@ -136,25 +161,47 @@ mod tests {
         ToolSettings { tools: vec![tool], choice, ..ToolSettings::default() }
     }
 
-    #[test]
-    fn templates_without_tools_get_them_as_text() {
+    fn history() -> Vec<Message> {
         let function = FunctionCall { name: "get_weather".to_owned(), arguments: json!({"city": "Paris"}) };
         let call = ToolCall { id: Some("c1".to_owned()), function };
-        let messages = vec![
+        vec![
             Message::new(Role::User, "Weather?".to_owned()),
             Message { tool_calls: vec![call], ..Message::new(Role::Assistant, String::new()) },
             Message { tool_call_id: Some("c1".to_owned()), ..Message::new(Role::Tool, "12 °C".to_owned()) },
-        ];
+        ]
+    }
+
+    #[test]
+    fn parts_that_a_template_does_not_write_become_text() {
         let settings = settings(ToolChoice::Auto);
-        let told = as_text(messages, &declarations(&settings), &settings.choice);
+        let written = |format, abilities| {
+            conversation(history(), &mut declarations(&settings), &settings.choice, format, abilities)
+        };
+        let told = written(ToolFormat::Hermes, Abilities::default());
         let roles: Vec<Role> = told.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::User]);
-        assert!(told[0].content.contains(r#""name":"get_weather""#), "{}", told[0].content);
-        assert_eq!(
-            told[2].content,
-            "<tool_call>\n{\"name\":\"get_weather\",\"arguments\":{\"city\":\"Paris\"}}\n</tool_call>"
-        );
+        assert!(told[0].content.contains(r#""name": "get_weather""#), "{}", told[0].content);
+        assert!(told[0].content.ends_with("\"arguments\": {\"ARGUMENT\": \"VALUE\"}}\n</tool_call>"));
+        let call =
+            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+        assert_eq!(told[2].content, call);
         assert_eq!(told[3].content, "<tool_response>\n12 °C\n</tool_response>");
+        let told = written(ToolFormat::Granite, Abilities { tools: true, calls: false, results: true });
+        let roles: Vec<Role> = told.iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
+        assert!(told[1].content.starts_with("<|tool_call|>[{"), "{}", told[1].content);
+        let all = Abilities { tools: true, calls: true, results: true };
+        assert_eq!(written(ToolFormat::Hermes, all), history());
+    }
+
+    #[test]
+    fn ids_become_those_that_mistral_requires() {
+        let all = Abilities { tools: true, calls: true, results: true };
+        let told = conversation(history(), &mut Vec::new(), &ToolChoice::Auto, ToolFormat::Mistral, all);
+        let (call, result) = (told[1].tool_calls[0].id.clone(), told[2].tool_call_id.clone());
+        assert_eq!(call, result);
+        assert!(call.is_some_and(|id| id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
+        assert_eq!(short_id("abcdefgh9"), "abcdefgh9");
     }
 
     #[test]

@@ -1,0 +1,295 @@
+//! Tests of the grammars of calls: what a parser reads as a call is valid, in every format.
+
+use narthex_spec::ToolFormat;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{Beside, CallLimit, Callable, ToolEvent, ToolParser, call_grammar, markers, write_calls};
+use crate::{
+    grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
+    template::FunctionCall,
+    tokenizer::{GgufVocab, Specials, Tokenizer},
+};
+
+const FORMATS: [ToolFormat; 8] = [
+    ToolFormat::Hermes,
+    ToolFormat::LlamaJson,
+    ToolFormat::Pythonic,
+    ToolFormat::QwenCoder,
+    ToolFormat::Phi4Mini,
+    ToolFormat::Mistral,
+    ToolFormat::Granite,
+    ToolFormat::ChatGlm3,
+];
+
+/// A tokenizer of single bytes and of these special tokens, the first of which ends an answer.
+fn tokenizer(special: &[&str]) -> Tokenizer {
+    let mut shifted = 256;
+    let byte = |byte: u8| match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        _ => {
+            shifted += 1;
+            char::from_u32(shifted - 1).unwrap()
+        }
+    };
+    let mut tokens: Vec<String> = (0..=255).map(byte).map(String::from).collect();
+    tokens.extend(special.iter().map(|token| (*token).to_owned()));
+    let types = (0..tokens.len()).map(|id| if id > 255 { 3 } else { 1 }).collect();
+    let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+    let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
+    Tokenizer::from_gguf(&vocab).unwrap()
+}
+
+const END: u32 = 256;
+
+struct Tools {
+    weather: Value,
+    stop: Value,
+}
+
+impl Tools {
+    fn new() -> Self {
+        let weather = json!({
+            "type": "object",
+            "properties": {
+                "city": {"$ref": "#/$defs/city"},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "parts": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+            },
+            "required": ["city"],
+            "additionalProperties": false,
+            "$defs": {"city": {"type": "string", "enum": ["Rome", "Oslo's \"old\" town"]}},
+        });
+        let stop = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        Self { weather, stop }
+    }
+
+    fn grammar(
+        &self,
+        tokenizer: &Tokenizer,
+        format: ToolFormat,
+        beside: Beside<'_>,
+    ) -> Result<Grammar, GrammarError> {
+        // A reference is no value of a tag.
+        let mut weather = self.weather.clone();
+        if format == ToolFormat::QwenCoder {
+            weather["properties"]["city"] = weather["$defs"]["city"].clone();
+        }
+        let functions = [
+            Callable { name: "get-weather", parameters: &weather },
+            Callable { name: "stop", parameters: &self.stop },
+        ];
+        call_grammar(tokenizer, format, &functions, CallLimit::Any, beside)
+    }
+}
+
+fn matcher(tokenizer: &Tokenizer, grammar: &Grammar) -> GrammarMatcher {
+    let compiler = GrammarCompiler::new(tokenizer, &[END]).unwrap();
+    compiler.compile(grammar).unwrap_or_else(|error| panic!("{error}: {grammar:?}"))
+}
+
+fn is_allowed(matcher: &mut GrammarMatcher, token: u32) -> bool {
+    matcher.prepare();
+    matcher.allowed()[token as usize / 32] >> (token % 32) & 1 == 1
+}
+
+/// Returns whether a text follows a grammar from its beginning to its end.
+fn follows(tokenizer: &Tokenizer, grammar: &GrammarMatcher, text: &str) -> bool {
+    let mut matcher = grammar.clone();
+    let tokens = tokenizer.encode(text, Specials::Parse).unwrap();
+    let all = tokens.into_iter().all(|token| {
+        let allowed = !matcher.is_complete() && is_allowed(&mut matcher, token);
+        matcher.accept(token);
+        allowed
+    });
+    all && (matcher.is_complete() || is_allowed(&mut matcher, END))
+}
+
+/// Returns the markers of a format, in a vocabulary of Mistral's whose models write lists.
+fn markers_of_lists(format: ToolFormat) -> &'static [&'static str] {
+    if format == ToolFormat::Mistral { &["[TOOL_CALLS]"] } else { markers(format) }
+}
+
+fn call(name: &str, arguments: Value) -> FunctionCall {
+    FunctionCall { name: name.to_owned(), arguments }
+}
+
+/// Returns the calls that the parser reads, and whether it finds anything else.
+fn parsed(format: ToolFormat, schema: &Value, text: &str) -> (Vec<FunctionCall>, bool) {
+    let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let mut parser = ToolParser::new(format, &[tool("get-weather", schema), tool("stop", &Value::Null)]);
+    let (mut calls, mut arguments, mut has_more) = (Vec::new(), String::new(), false);
+    for event in [parser.push(text), parser.finish()].concat() {
+        match event {
+            ToolEvent::Begin { name, .. } => calls.push(call(&name, Value::Null)),
+            ToolEvent::Arguments(part) => arguments.push_str(&part),
+            ToolEvent::End => {
+                let read = serde_json::from_str(&std::mem::take(&mut arguments)).unwrap();
+                calls.last_mut().unwrap().arguments = read;
+            }
+            ToolEvent::Text(_) | ToolEvent::Malformed(_) => has_more = true,
+        }
+    }
+    (calls, has_more)
+}
+
+#[test]
+fn every_format_allows_valid_calls_alone() {
+    let tools = Tools::new();
+    let valid = [
+        json!({"city": "Rome"}),
+        json!({"city": "Oslo's \"old\" town", "days": 2}),
+        json!({"city": "Rome", "days": 9, "parts": []}),
+    ];
+    let wrong = [json!({"city": "Bonn"}), json!({"days": 2}), json!({"city": "Rome", "days": 12})];
+    for format in FORMATS {
+        for special in [&[][..], markers_of_lists(format)] {
+            let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
+            let grammar = tools.grammar(&tokenizer, format, Beside::Nothing).unwrap();
+            let matcher = matcher(&tokenizer, &grammar);
+            let check = |calls: &[FunctionCall], expect: bool| {
+                let text = write_calls(format, calls);
+                assert_eq!(follows(&tokenizer, &matcher, &text), expect, "{format:?}: {text} {grammar:?}");
+            };
+            valid.iter().for_each(|arguments| check(&[call("get-weather", arguments.clone())], true));
+            wrong.iter().for_each(|arguments| check(&[call("get-weather", arguments.clone())], false));
+            check(&[call("stop", json!({}))], true);
+            check(&[call("other", json!({}))], false);
+            if format != ToolFormat::ChatGlm3 {
+                check(&[call("stop", json!({})), call("get-weather", valid[0].clone())], true);
+            }
+            assert!(!follows(&tokenizer, &matcher, "Hello"), "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn names_stand_before_arguments_where_the_vocabulary_divides_them() {
+    let format = ToolFormat::Mistral;
+    let tokenizer = tokenizer(&[&["<|end|>"], markers(format)].concat());
+    let grammar = Tools::new().grammar(&tokenizer, format, Beside::Nothing).unwrap();
+    let matcher = matcher(&tokenizer, &grammar);
+    let text = "[TOOL_CALLS]get-weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]stop[ARGS]{}";
+    assert!(follows(&tokenizer, &matcher, text));
+    assert!(!follows(&tokenizer, &matcher, &text.replace("Rome", "Bonn")));
+    assert_eq!(parsed(format, &Value::Null, text).0.len(), 2);
+}
+
+#[test]
+fn free_text_has_valid_calls_alone() {
+    let tools = Tools::new();
+    for format in FORMATS {
+        for special in [&[][..], markers_of_lists(format)] {
+            let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
+            let grammar = tools.grammar(&tokenizer, format, Beside::Text).unwrap();
+            let matcher = matcher(&tokenizer, &grammar);
+            let check = |text: &str, expect: bool| {
+                assert_eq!(follows(&tokenizer, &matcher, text), expect, "{format:?}: {text} {grammar:?}");
+            };
+            let right = write_calls(format, &[call("get-weather", json!({"city": "Rome"}))]);
+            check("Hello <b>, 1 < 2, f(x) = [1, 2] {}", true);
+            check("", true);
+            check(&right, true);
+            check(&right.replace("Rome", "Bonn"), false);
+            if matches!(format, ToolFormat::Hermes | ToolFormat::QwenCoder | ToolFormat::Granite) {
+                check(&format!("Wait. {right} {right} done"), true);
+                check(&format!("Wait. {}", right.replace("Rome", "Bonn")), false);
+            }
+        }
+    }
+}
+
+#[test]
+fn answers_are_calls_or_the_content_of_a_schema() {
+    let tokenizer = tokenizer(&["<|end|>"]);
+    let schema = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
+    let schema = Grammar::JsonSchema(schema);
+    for format in FORMATS {
+        let grammar = Tools::new().grammar(&tokenizer, format, Beside::Content(&schema)).unwrap();
+        let matcher = matcher(&tokenizer, &grammar);
+        let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
+        let stop = write_calls(format, &[call("stop", json!({}))]);
+        let texts = ["{\"a\": 1}", &format!("{head}{stop}"), "Hello"];
+        let found = texts.map(|text| follows(&tokenizer, &matcher, text));
+        assert_eq!(found, [true, true, false], "{format:?}: {grammar:?}");
+    }
+}
+
+#[test]
+fn arguments_that_cannot_be_named_are_a_dictionary() {
+    let tokenizer = tokenizer(&["<|end|>"]);
+    let schema = json!({
+        "type": "object",
+        "properties": {"a-b": {"type": "integer"}},
+        "required": ["a-b"],
+        "additionalProperties": false,
+    });
+    let functions = [Callable { name: "get-weather", parameters: &schema }];
+    for format in [ToolFormat::Pythonic, ToolFormat::ChatGlm3] {
+        let grammar = call_grammar(&tokenizer, format, &functions, CallLimit::Any, Beside::Nothing).unwrap();
+        let one = call("get-weather", json!({"a-b": 5}));
+        let text = write_calls(format, std::slice::from_ref(&one));
+        let matcher = matcher(&tokenizer, &grammar);
+        assert!(text.contains("(**{") && follows(&tokenizer, &matcher, &text), "{text}");
+        assert_eq!(parsed(format, &schema, &text), (vec![one], false));
+    }
+    let refused = call_grammar(
+        &tokenizer,
+        ToolFormat::QwenCoder,
+        &[Callable {
+            name: "f",
+            parameters: &json!({"properties": {"a": {"type": "string", "pattern": "b"}}}),
+        }],
+        CallLimit::Any,
+        Beside::Nothing,
+    );
+    let keywords = "properties.a.pattern".to_owned();
+    assert_eq!(refused, Err(GrammarError::UnsupportedKeywords { keywords }));
+}
+
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[ -~\n\t\u{8}\u{1f}\"'\\\\é漢🙂]{0,12}".prop_map(Value::from),
+        "[0-9]{1,4}|true|None|null".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec(("[a-z\"é ]{1,5}", inner), 0..4)
+                .prop_map(|pairs| Value::Object(pairs.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn written_calls_are_read_back(pairs in prop::collection::vec(("[a-z_\"é-]{1,6}", values()), 0..4)) {
+        let arguments = Value::Object(pairs.into_iter().collect());
+        let calls = [call("get-weather", arguments), call("stop", json!({}))];
+        for format in FORMATS.into_iter().filter(|format| *format != ToolFormat::QwenCoder) {
+            let count = if format == ToolFormat::ChatGlm3 { 1 } else { 2 };
+            let text = write_calls(format, &calls[..count]);
+            prop_assert_eq!(parsed(format, &Value::Null, &text), (calls[..count].to_vec(), false), "{}", text);
+        }
+    }
+
+    #[test]
+    fn written_tags_are_read_back(
+        city in "[ -~\n\"'\\\\é漢🙂]{0,20}", days in any::<i32>(), more in values(), free in "[ -~]{0,9}",
+    ) {
+        let schema = json!({"properties": {
+            "city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"},
+            "free": {"type": ["string", "null"]},
+        }});
+        let arguments = json!({"city": city, "days": days, "more": [more], "free": format!("x{free}")});
+        let calls = vec![call("get-weather", arguments)];
+        let text = write_calls(ToolFormat::QwenCoder, &calls);
+        prop_assert_eq!(parsed(ToolFormat::QwenCoder, &schema, &text), (calls, false), "{}", text);
+    }
+}
