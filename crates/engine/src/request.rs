@@ -40,7 +40,7 @@ pub struct LogProbs {
     pub prompt: bool,
 }
 
-/// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, top-p, min-p.
+/// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, typical, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -51,6 +51,9 @@ pub struct Sampling {
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 drops none (Nguyen et al. 2024, arXiv:2407.01082).
     pub min_p: f32,
+    /// Keep the tokens whose information is closest to the expected one, up to this sum of probabilities; 1 keeps all
+    /// (Meister et al. 2022, arXiv:2202.00666).
+    pub typical_p: f32,
     /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 changes nothing
     /// (Keskar et al. 2019, arXiv:1909.05858).
     pub repetition_penalty: f32,
@@ -72,6 +75,7 @@ impl Sampling {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            typical_p: 1.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,

@@ -124,7 +124,11 @@ impl Events {
         let event = self.receiver.next().await;
         match &event {
             Some(GenerationEvent::Started { prompt_tokens }) => self.uncounted += prompt_tokens,
-            Some(GenerationEvent::Text { .. } | GenerationEvent::ToolCall { .. }) => self.uncounted += 1,
+            Some(
+                GenerationEvent::Text { .. }
+                | GenerationEvent::Reasoning { .. }
+                | GenerationEvent::ToolCall { .. },
+            ) => self.uncounted += 1,
             Some(GenerationEvent::Done(summary)) => {
                 self.uncounted = 0;
                 self.meter.generation(summary);
@@ -137,6 +141,11 @@ impl Events {
     /// Ends the request once its client has read nothing of its stream for too long.
     pub(crate) fn limit_unread(&self) {
         self.receiver.limit(MAX_UNREAD);
+    }
+
+    /// Returns whether the model may reason before it answers.
+    pub(crate) fn reasons(&self) -> bool {
+        self.generation.0.reasons
     }
 
     /// Device that the request runs on.

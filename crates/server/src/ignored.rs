@@ -23,6 +23,11 @@ impl Ignored {
         self.0.push(name);
     }
 
+    /// Adds names.
+    pub(crate) fn extend(&mut self, names: Vec<&'static str>) {
+        self.0.extend(names);
+    }
+
     /// Returns the response with a header that names them, if there are some.
     pub(crate) fn name_in(&self, mut response: Response) -> Response {
         if let Some(names) = HeaderValue::from_str(&self.0.join(", ")).ok().filter(|names| !names.is_empty())

@@ -12,6 +12,7 @@ use crate::{error::ApiError, events::Events};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     pub(crate) text: String,
+    pub(crate) reasoning: String,
     pub(crate) tokens: Vec<TokenInfo>,
     pub(crate) calls: Vec<WholeToolCall>,
     pub(crate) finish: Option<FinishReason>,
@@ -62,6 +63,11 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
                 if let Some(choice) = choices.get_mut(choice) {
                     choice.text.push_str(&text);
                     choice.tokens.extend(tokens);
+                }
+            }
+            GenerationEvent::Reasoning { choice, text } => {
+                if let Some(choice) = choices.get_mut(choice) {
+                    choice.reasoning.push_str(&text);
                 }
             }
             GenerationEvent::ToolCall { choice, delta } => {

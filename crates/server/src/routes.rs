@@ -37,6 +37,7 @@ use crate::{
         hints::Hints,
         models::{self, ModelList, ModelObject},
         options::Sampling,
+        reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
         responses::{self, DeletedResponse, ResponseObject, ResponseStore},
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
@@ -92,6 +93,7 @@ fn of_openai() -> Vec<Operation> {
         )
         .body::<chat::ChatBody>()
         .body::<Sampling>()
+        .body::<ReasoningOptions>()
         .body::<Hints>()
         .or_events(),
         Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")

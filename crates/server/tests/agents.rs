@@ -384,3 +384,226 @@ fn errors_have_the_form_of_their_protocol() {
     assert!(live.request("GET", "/api/tags", &host, b"").json()["error"].is_string());
     live.request("GET", "/v1/models", &host, b"").error(403);
 }
+
+/// A protocol with its forms of requests and answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Protocol {
+    Chat,
+    Responses,
+    Messages,
+}
+
+/// Parts of an answer of any protocol.
+#[derive(Debug, Default, PartialEq)]
+struct Parts {
+    reasoning: String,
+    text: String,
+    /// Arguments of each call.
+    calls: Vec<String>,
+}
+
+impl Protocol {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+        }
+    }
+
+    /// A request; `budget` are the tokens of reasoning.
+    fn request(self, model: &str, budget: Option<usize>, with_tools: bool, with_schema: bool) -> Value {
+        let limit = 400;
+        let mut request = json!({"model": model, "messages": messages(), "max_tokens": limit});
+        match self {
+            Self::Chat => {
+                request["temperature"] = json!(0);
+                request["thinking_budget"] = json!(budget);
+                request["enable_thinking"] = json!(budget.is_some());
+                request["parallel_tool_calls"] = json!(false);
+            }
+            Self::Responses => {
+                let effort = if budget.is_some() { "high" } else { "none" };
+                request = json!({
+                    "model": model, "input": "the cat", "max_output_tokens": limit, "temperature": 0,
+                    "reasoning": {"effort": effort}, "thinking_budget": budget, "parallel_tool_calls": false,
+                });
+            }
+            Self::Messages => {
+                request["temperature"] = json!(0);
+                request["thinking"] = match budget {
+                    Some(budget) => json!({"type": "enabled", "budget_tokens": budget}),
+                    None => json!({"type": "disabled"}),
+                };
+            }
+        }
+        if with_tools {
+            let choice = if with_schema { "auto" } else { "required" };
+            (request["tools"], request["tool_choice"]) = match self {
+                Self::Chat => (tools(), json!(choice)),
+                Self::Responses => {
+                    let tool =
+                        json!({"type": "function", "name": "set", "parameters": schema(), "strict": true});
+                    (json!([tool]), json!(choice))
+                }
+                Self::Messages => {
+                    let choice = if with_schema { "auto" } else { "any" };
+                    let choice = json!({"type": choice, "disable_parallel_tool_use": true});
+                    (json!([{"name": "set", "input_schema": schema()}]), choice)
+                }
+            };
+        }
+        if with_schema {
+            let format = json!({"type": "json_schema", "name": "n", "schema": schema()});
+            match self {
+                Self::Chat => {
+                    request["response_format"] = json!({"type": "json_schema", "json_schema": format});
+                }
+                Self::Responses => request["text"] = json!({"format": format}),
+                Self::Messages => request["output_config"] = json!({"format": format}),
+            }
+        }
+        request
+    }
+
+    fn whole(self, answer: &Value) -> Parts {
+        let mut parts = Parts::default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        match self {
+            Self::Chat => {
+                let message = &answer["choices"][0]["message"];
+                (parts.reasoning, parts.text) =
+                    (text(&message["reasoning_content"]), text(&message["content"]));
+                let calls = message["tool_calls"].as_array().into_iter().flatten();
+                parts.calls = calls.map(|call| text(&call["function"]["arguments"])).collect();
+            }
+            Self::Responses => {
+                for item in answer["output"].as_array().unwrap() {
+                    let content = text(&item["content"][0]["text"]);
+                    match item["type"].as_str().unwrap() {
+                        "reasoning" => parts.reasoning = content,
+                        "message" => parts.text = content,
+                        _ => parts.calls.push(text(&item["arguments"])),
+                    }
+                }
+            }
+            Self::Messages => {
+                for block in answer["content"].as_array().unwrap() {
+                    match block["type"].as_str().unwrap() {
+                        "thinking" => parts.reasoning = text(&block["thinking"]),
+                        "text" => parts.text = text(&block["text"]),
+                        _ => parts.calls.push(block["input"].to_string()),
+                    }
+                }
+            }
+        }
+        parts
+    }
+
+    fn streamed(self, events: &[Value]) -> Parts {
+        let mut parts = Parts::default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        for event in events {
+            match self {
+                Self::Chat => {
+                    let delta = &event["choices"][0]["delta"];
+                    parts.reasoning += &text(&delta["reasoning_content"]);
+                    parts.text += &text(&delta["content"]);
+                    for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                        parts.calls.resize(call["index"].as_u64().unwrap() as usize + 1, String::new());
+                        *parts.calls.last_mut().unwrap() += &text(&call["function"]["arguments"]);
+                    }
+                }
+                Self::Responses => match event["type"].as_str().unwrap() {
+                    "response.reasoning_text.delta" => parts.reasoning += &text(&event["delta"]),
+                    "response.output_text.delta" => parts.text += &text(&event["delta"]),
+                    "response.function_call_arguments.done" => parts.calls.push(text(&event["arguments"])),
+                    _ => {}
+                },
+                Self::Messages => {
+                    if event["content_block"]["type"] == "tool_use" {
+                        parts.calls.push(String::new());
+                    }
+                    parts.reasoning += &text(&event["delta"]["thinking"]);
+                    parts.text += &text(&event["delta"]["text"]);
+                    if let Some(part) = event["delta"]["partial_json"].as_str() {
+                        *parts.calls.last_mut().unwrap() += part;
+                    }
+                }
+            }
+        }
+        parts
+    }
+}
+
+#[test]
+fn every_protocol_keeps_constraints_with_and_without_reasoning() {
+    let tiny = Tiny::new();
+    let model = tiny.thinking_chat();
+    let live = Live::start(tiny.config());
+    for protocol in [Protocol::Chat, Protocol::Responses, Protocol::Messages] {
+        for budget in [Some(6), None] {
+            for (with_tools, with_schema) in [(true, false), (false, true), (true, true)] {
+                let request = protocol.request(&model, budget, with_tools, with_schema);
+                let answer = live.post(protocol.path(), &request);
+                assert_eq!(answer.status, 200, "{request}: {}", answer.text());
+                let parts = protocol.whole(&answer.json());
+                assert_eq!(parts.reasoning.is_empty(), budget.is_none(), "{request}: {parts:?}");
+                assert!(with_schema || !parts.calls.is_empty(), "{request}: {parts:?}");
+                assert!(with_tools || parts.calls.is_empty(), "{request}: {parts:?}");
+                match parts.calls.as_slice() {
+                    [] => check_schema(&parts.text),
+                    calls => calls.iter().for_each(|call| check_schema(call)),
+                }
+                let stream = live.post(protocol.path(), &with(request.clone(), json!({"stream": true})));
+                assert_eq!(stream.status, 200, "{request}: {}", stream.text());
+                let text = stream.text();
+                let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+                let data = data.filter(|data| *data != "[DONE]");
+                let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+                let streamed = protocol.streamed(&events);
+                let plain = |parts: &Parts| {
+                    let calls = parts.calls.iter().map(|call| serde_json::from_str::<Value>(call).unwrap());
+                    (parts.reasoning.clone(), parts.text.clone(), calls.collect::<Vec<_>>())
+                };
+                assert_eq!(plain(&streamed), plain(&parts), "{request}");
+            }
+        }
+    }
+    let request = Protocol::Chat.request(&model, Some(6), false, true);
+    let usage = live.post("/v1/chat/completions", &request).json()["usage"].clone();
+    let reasoning = usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((6..24).contains(&reasoning), "{usage}");
+}
+
+#[test]
+fn prompts_are_scored_without_an_answer() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let score =
+        json!({"model": model, "prompt": "the cat and", "max_tokens": 0, "echo": true, "logprobs": 1});
+    let answer = live.post("/v1/completions", &score).json();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["text"], &answer["usage"]["completion_tokens"]), (&json!("the cat and"), &json!(0)));
+    let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert!(logprobs.len() > 1 && logprobs[0].is_null() && logprobs[1].as_f64().is_some(), "{choice}");
+    let refused = live.post("/v1/completions", &with(score, json!({"echo": false})));
+    assert_eq!(refused.error(400)["param"], "max_tokens");
+}
+
+#[test]
+fn an_answer_has_its_minimum_of_tokens() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    // The bias makes the stop token the best one at every place.
+    let request = json!({
+        "model": model, "messages": messages(), "max_tokens": 9, "temperature": 0, "logit_bias": {"2": 100},
+    });
+    let count = |request: Value| {
+        live.post("/v1/chat/completions", &request).json()["usage"]["completion_tokens"].clone()
+    };
+    assert_eq!(count(request.clone()), 1);
+    assert_eq!(count(with(request, json!({"min_tokens": 5, "typical_p": 0.9}))), 6);
+}

@@ -1,6 +1,12 @@
 //! Answers of a model with random logits under generated schemas: each is valid, or its schema was refused.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "the long test reports times")]
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use narthex_engine::{
     config::EngineConfig,
@@ -17,25 +23,30 @@ use narthex_text::{
 };
 use serde_json::{Map, Value, json};
 
-/// The matcher as the engine's constraint.
-struct Matched(GrammarMatcher);
+/// The matcher as the engine's constraint, with the times of its masks.
+struct Matched {
+    matcher: GrammarMatcher,
+    times: Arc<Mutex<Vec<Duration>>>,
+}
 
 impl Constraint for Matched {
     fn prepare(&mut self) {
-        self.0.prepare();
+        let begun = Instant::now();
+        self.matcher.prepare();
+        self.times.lock().unwrap().push(begun.elapsed());
     }
 
     fn allowed(&self) -> Allowed<'_> {
-        self.0.failure().map_or(Allowed::Only(self.0.allowed()), Allowed::Failed)
+        self.matcher.failure().map_or(Allowed::Only(self.matcher.allowed()), Allowed::Failed)
     }
 
     fn accept(&mut self, token: u32) -> Progress {
-        self.0.accept(token);
-        if self.0.is_complete() { Progress::Complete } else { Progress::Open }
+        self.matcher.accept(token);
+        if self.matcher.is_complete() { Progress::Complete } else { Progress::Open }
     }
 
     fn forced(&mut self, tokens: &mut Vec<u32>) {
-        self.0.forced(tokens);
+        self.matcher.forced(tokens);
     }
 }
 
@@ -105,6 +116,7 @@ struct Bench {
     tokenizer: Tokenizer,
     compiler: GrammarCompiler,
     end: u32,
+    times: Arc<Mutex<Vec<Duration>>>,
 }
 
 impl Bench {
@@ -116,11 +128,20 @@ impl Bench {
         let limits = Limits { slots: 2, context: 4096, chunk: 64, batch: 2, vocab, kv };
         let config = EngineConfig::for_limits(&limits);
         let core = EngineLoop::new(Box::new(FakeExecutor::new(limits)), config);
-        Self { core, tokenizer, compiler, end }
+        Self { core, tokenizer, compiler, end, times: Arc::default() }
+    }
+
+    /// Prints the times of all masks.
+    fn print_times(&self) {
+        let mut times = self.times.lock().unwrap().clone();
+        times.sort_unstable();
+        let (count, tokens) = (times.len(), self.tokenizer.vocab_size());
+        let mean = times.iter().sum::<Duration>() / count as u32;
+        println!("{count} masks of {tokens} tokens: mean {mean:.1?}, 99 % {:.1?}", times[count * 99 / 100]);
     }
 
     fn answer(&mut self, grammar: &Grammar, sampling: Sampling) -> Result<(String, Finish), GrammarError> {
-        let constraint = Matched(self.compiler.compile(grammar)?);
+        let constraint = Matched { matcher: self.compiler.compile(grammar)?, times: self.times.clone() };
         let sink = Recorder::new();
         let request = Request {
             prompt: vec![1, 2, 3],
@@ -360,8 +381,18 @@ fn every_answer_is_valid_or_its_schema_was_refused() {
 #[test]
 #[ignore = "takes minutes; run by hand after a change of the grammar compiler"]
 fn every_answer_is_valid_for_two_thousand_schemas() {
-    check_counts(&run(&mut Bench::new(byte_level()), MANY, 7), MANY);
-    check_counts(&run(&mut Bench::new(byte_fallback()), MANY, 8), MANY);
+    let mut tokenizers = vec![byte_level(), byte_fallback()];
+    // The `tokenizer.json` of a real model shows what its masks cost.
+    if let Ok(path) = std::env::var("NARTHEX_TOKENIZER") {
+        let tokenizer = Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap();
+        let end = tokenizer.special_tokens().first().unwrap().id;
+        tokenizers.push((tokenizer, end));
+    }
+    for (seed, tokenizer) in (7..).zip(tokenizers) {
+        let mut bench = Bench::new(tokenizer);
+        check_counts(&run(&mut bench, MANY, seed), MANY);
+        bench.print_times();
+    }
 }
 
 #[test]

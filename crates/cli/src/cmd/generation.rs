@@ -6,7 +6,8 @@ use narthex_gateway::{
     Error, Gateway, Generation,
     models::ModelStatus,
     request::{
-        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Summary, ToolSettings,
+        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Summary,
+        ToolSettings,
     },
 };
 
@@ -31,7 +32,12 @@ pub(super) fn print_chat(
     status: &ModelStatus,
     messages: Vec<Message>,
 ) -> anyhow::Result<PrintedAnswer> {
-    let request = ChatRequest { messages, tools: ToolSettings::default(), options: options(args) };
+    let request = ChatRequest {
+        messages,
+        tools: ToolSettings::default(),
+        reasoning: ReasoningSettings::default(),
+        options: options(args),
+    };
     print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
@@ -41,10 +47,17 @@ pub(super) fn print(
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
     let turn = start(Box::new(ChannelSink(sender)))?;
-    let mut text = String::new();
+    let (mut text, mut is_reasoning) = (String::new(), false);
     loop {
         match events.recv_timeout(Duration::from_millis(50)) {
+            Ok(GenerationEvent::Reasoning { text: piece, .. }) => {
+                is_reasoning = true;
+                output::text(&piece)?;
+            }
             Ok(GenerationEvent::Text { text: piece, .. }) => {
+                if is_reasoning && text.is_empty() {
+                    output::text("\n\n")?;
+                }
                 text.push_str(&piece);
                 if let Err(error) = output::text(&piece) {
                     turn.cancel();

@@ -143,6 +143,9 @@ impl Sampler {
             candidates.select_nth_unstable_by(s.top_k - 1, Candidate::likelier);
             candidates.truncate(s.top_k);
         }
+        if s.typical_p < 1.0 {
+            keep_typical(candidates, f64::from(s.typical_p));
+        }
         if s.top_p < 1.0 {
             keep_nucleus(candidates, f64::from(s.top_p));
         }
@@ -203,6 +206,23 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
             None => sorted = (sorted * 4).min(candidates.len()),
         }
     }
+}
+
+/// Keeps the smallest set of candidates whose information is closest to the expected one and whose share of all reaches
+/// `typical_p`.
+fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f64) {
+    let total = total(candidates);
+    candidates.retain(|candidate| candidate.weight > 0.0);
+    let information = |candidate: &Candidate| -(f64::from(candidate.weight) / total).ln();
+    let entropy: f64 = candidates.iter().map(|one| f64::from(one.weight) / total * information(one)).sum();
+    let distance = |candidate: &Candidate| (information(candidate) - entropy).abs();
+    candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(a.likelier(b)));
+    let mut sum = 0.0;
+    let reached = candidates.iter().position(|candidate| {
+        sum += f64::from(candidate.weight);
+        sum >= typical_p * total
+    });
+    candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
 }
 
 /// Returns the peak of changed logits, some of which may be negative infinity; `None` if it is not finite.
@@ -286,6 +306,9 @@ mod tests {
         check(|s| s.top_p = 0.7, [1.0 / 3.0, 0.0, 2.0 / 3.0, 0.0]);
         check(|s| s.top_p = 0.5, [0.0, 0.0, 1.0, 0.0]);
         check(|s| s.min_p = 0.3, [1.0 / 3.0, 0.0, 2.0 / 3.0, 0.0]);
+        // The entropy is 1.75 bits: the token of 2 bits is the most typical one, then that of 1 bit.
+        check(|s| s.typical_p = 0.2, [1.0, 0.0, 0.0, 0.0]);
+        check(|s| s.typical_p = 0.7, [1.0 / 3.0, 0.0, 2.0 / 3.0, 0.0]);
         check(|s| s.temperature = 0.01, [0.0, 0.0, 1.0, 0.0]);
         check(|s| s.temperature = 0.5, [4.0 / 22.0, 1.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0]);
     }

@@ -7,7 +7,6 @@ use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_engine::worker::Drain;
 use narthex_spec::{Ep, ProgressSink, progress::Quiet};
-use narthex_text::template::RenderOptions;
 use parking_lot::Mutex;
 
 use crate::{
@@ -134,13 +133,7 @@ impl Gateway {
 
     /// Returns the prompt of a conversation with its tools. Its options change nothing.
     pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
-        chat::prompt(
-            &*self.ready(model)?,
-            request.messages,
-            &request.tools,
-            RenderOptions::answer(date::today()),
-            &|| false,
-        )
+        chat::whole_prompt(&*self.ready(model)?, request, date::today())
     }
 
     /// Returns the tokens of a text, in which special tokens are recognised.

@@ -7,7 +7,7 @@ use narthex_engine::{
     supervise::NumericsMonitor,
     worker::{Drain, Engine, EngineConfig},
 };
-use narthex_spec::{ModelName, ToolFormat};
+use narthex_spec::{ModelName, ReasoningFormat, ToolFormat};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
@@ -99,6 +99,11 @@ impl LoadedModel {
     /// Returns the format of the model's tool calls: its own, or the one that its prompt asks for.
     pub(crate) fn tool_format(&self) -> ToolFormat {
         self.package.manifest.chat.as_ref().and_then(|chat| chat.tools).unwrap_or(ToolFormat::Hermes)
+    }
+
+    /// Returns the format of the model's reasoning, if it reasons.
+    pub(crate) fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        self.package.manifest.chat.as_ref().and_then(|chat| chat.reasoning)
     }
 
     /// Compiles a grammar for this model's vocabulary.

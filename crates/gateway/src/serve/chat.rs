@@ -8,17 +8,19 @@ use narthex_text::{
     prompt::PromptError,
     template::{Abilities, ChatTemplate, RenderOptions, Rendered},
     tokenizer::{Bounds, Encoded},
+    tools::ReasoningParser,
 };
 
 use crate::{
     error::{Error, TokenCount},
     load::loaded_model::LoadedModel,
     serve::{
-        generation::{self, AnswerRules, Generation, PromptTokens},
-        options,
+        answer_rules::AnswerRules,
+        generation::{self, Generation, PromptTokens},
+        options::{self, Length},
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
-            Message, Prompt, ToolSettings,
+            Message, Prompt, ReasoningSettings, ToolSettings,
         },
         tools::{self, CallRules},
     },
@@ -40,21 +42,37 @@ pub(crate) fn chat(
     if sink.is_closed() {
         return Err(Error::Cancelled);
     }
-    options::check(&request.options)?;
+    options::check(&request.options, Length::Some)?;
     tools::check(&request.tools)?;
     if request.messages.is_empty() {
         return Err(Error::invalid("messages", "expected at least one message, found none"));
     }
-    let rules = rules(model, &request.tools, &request.options)?;
-    let ChatRequest { messages, tools, options } = request;
-    let ChatPrompt { tokens, .. } =
-        prompt(model, messages, &tools, RenderOptions::answer(date), &|| sink.is_closed())?;
+    let mut rules = rules(model, &request.tools, &request.options)?;
+    let ChatRequest { messages, tools, reasoning, options } = request;
+    let render = render_options(&reasoning, date);
+    let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, &|| sink.is_closed())?;
+    rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
+    rules.reasoning_limit = reasoning.limit();
     let prompt = PromptTokens { tokens, param: "messages", echo: None };
     generation::start(model, prompt, &options, rules, sink)
 }
 
+/// Returns the prompt of a request, whose options change nothing.
+pub(crate) fn whole_prompt(
+    model: &LoadedModel,
+    request: ChatRequest,
+    date: (i64, u8, u8),
+) -> Result<ChatPrompt, Error> {
+    let ChatRequest { messages, tools, reasoning, .. } = request;
+    prompt(model, messages, &tools, render_options(&reasoning, date), &|| false)
+}
+
+fn render_options(reasoning: &ReasoningSettings, date: (i64, u8, u8)) -> RenderOptions {
+    RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date) }
+}
+
 /// Returns the prompt of a conversation.
-pub(crate) fn prompt(
+fn prompt(
     model: &LoadedModel,
     messages: Vec<Message>,
     settings: &ToolSettings,
@@ -143,7 +161,7 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
         tools: declarations,
         limit: tools.calls,
     });
-    Ok(AnswerRules { grammar, calls })
+    Ok(AnswerRules { grammar, calls, ..AnswerRules::default() })
 }
 
 /// Returns the name of the field with the grammar in the API.
@@ -164,7 +182,8 @@ pub(crate) fn complete(
     if sink.is_closed() {
         return Err(Error::Cancelled);
     }
-    options::check(&request.options)?;
+    let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
+    options::check(&request.options, length)?;
     let tokens = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
         Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &|| sink.is_closed())?),

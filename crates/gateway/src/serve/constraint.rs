@@ -1,39 +1,314 @@
-//! Answers inside a grammar: the engine's port for constraints over the matcher of `narthex-text`.
+//! Constraints of an answer: the engine's port over a grammar, the bounds of reasoning and a minimum length.
+//!
+//! Reasoning is free; the grammar begins behind it. Reasoning that has reached its budget is ended by tokens that the engine
+//! takes as they are. While it runs, no token ends an answer that a grammar has to follow.
 
 use narthex_engine::constraint::{Allowed, Constraint, Progress};
 use narthex_spec::TokenId;
-use narthex_text::grammar::GrammarMatcher;
+use narthex_text::{
+    detokenize::Detokenizer,
+    grammar::GrammarMatcher,
+    tokenizer::{Specials, Tokenizer},
+    tools::{ReasoningEvent, ReasoningParser},
+};
 
-/// Keeps an answer inside a grammar.
-pub(super) struct GrammarConstraint {
-    matcher: GrammarMatcher,
+/// Reasoning of an answer, followed by its tokens.
+#[derive(Clone)]
+pub(super) struct ReasoningTrack {
+    detokenizer: Detokenizer,
+    tokenizer: Tokenizer,
+    parser: ReasoningParser,
+    /// Token that begins a block, if it is one token.
+    open: Option<TokenId>,
+    /// Tokens that end a block.
+    end: Vec<TokenId>,
+    /// Number of tokens of `end` that were taken.
+    ended: usize,
+    /// Maximum number of tokens.
+    budget: Option<usize>,
+    /// Number of tokens in the block.
+    tokens: usize,
 }
 
-impl GrammarConstraint {
-    /// A constraint for one answer.
-    pub(super) fn new(matcher: GrammarMatcher) -> Self {
-        Self { matcher }
+impl ReasoningTrack {
+    /// A track of an answer whose text `parser` divides.
+    pub(super) fn new(tokenizer: &Tokenizer, parser: ReasoningParser, budget: Option<usize>) -> Self {
+        let (open, close) = parser.markers();
+        let end = tokenizer.encode(&format!("\n{close}\n\n"), Specials::Parse).unwrap_or_default();
+        Self {
+            detokenizer: Detokenizer::new(tokenizer.clone()).showing(&[open, close]),
+            open: tokenizer.token_id(open),
+            tokenizer: tokenizer.clone(),
+            parser,
+            end,
+            ended: 0,
+            budget,
+            tokens: 0,
+        }
+    }
+
+    /// Returns the tokens that end the block, once the budget is used up.
+    fn ending(&self) -> &[TokenId] {
+        let is_used_up = self.budget.is_some_and(|budget| self.tokens >= budget);
+        if is_used_up && self.parser.is_inside() || self.ended > 0 { &self.end[self.ended..] } else { &[] }
+    }
+
+    /// Takes a token. Returns the tokens of text behind the block once this one has ended it.
+    fn accept(&mut self, token: TokenId) -> Option<Vec<TokenId>> {
+        let is_forced = self.ending().first() == Some(&token);
+        self.tokens += 1;
+        self.ended += usize::from(is_forced);
+        let text = self.detokenizer.push(token).unwrap_or_default();
+        let events = self.parser.push(&text);
+        if is_forced {
+            return (self.ended == self.end.len()).then(Vec::new);
+        }
+        let behind: String = events
+            .into_iter()
+            .filter_map(|event| match event {
+                ReasoningEvent::Text(text) => Some(text),
+                ReasoningEvent::Reasoning(_) => None,
+            })
+            .collect();
+        let encode = || self.tokenizer.encode(&behind, Specials::AsText).unwrap_or_default();
+        self.parser.is_in_text().then(encode)
     }
 }
 
-impl Constraint for GrammarConstraint {
+/// Constraint of one answer.
+pub(super) struct AnswerConstraint {
+    grammar: Option<GrammarMatcher>,
+    /// Reasoning that may go on; `None` once text has begun.
+    reasoning: Option<ReasoningTrack>,
+    /// Tokens that end an answer.
+    stop: Vec<TokenId>,
+    /// Number of tokens before the answer may end.
+    min_tokens: usize,
+    /// Number of tokens of the vocabulary.
+    vocab: usize,
+    /// Bits of the tokens that may come next, if not all may.
+    allowed: Option<Vec<u32>>,
+}
+
+/// Parts of a constraint.
+#[derive(Clone, Default)]
+pub(super) struct ConstraintParts {
+    /// Grammar at its beginning.
+    pub(super) grammar: Option<GrammarMatcher>,
+    /// Reasoning at its beginning.
+    pub(super) reasoning: Option<ReasoningTrack>,
+    /// Number of tokens before the answer may end.
+    pub(super) min_tokens: usize,
+}
+
+impl AnswerConstraint {
+    /// A constraint for one answer, or `None` if nothing restricts it. `stop` are the tokens that end an answer.
+    pub(super) fn new(parts: ConstraintParts, stop: &[TokenId], vocab: usize) -> Option<Self> {
+        let ConstraintParts { grammar, reasoning, min_tokens } = parts;
+        let is_bounded = reasoning.as_ref().is_some_and(|track| track.budget.is_some());
+        let restricts = grammar.is_some() || is_bounded || min_tokens > 0;
+        restricts.then(|| Self { grammar, reasoning, stop: stop.to_vec(), min_tokens, vocab, allowed: None })
+    }
+
+    /// Returns whether the answer is inside a block of reasoning.
+    fn is_reasoning(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(|track| track.parser.is_inside())
+    }
+
+    /// Forbids the tokens that end an answer, unless no other is left.
+    fn forbid_stop(&mut self) {
+        let mut words = self.allowed.take().unwrap_or_else(|| vec![u32::MAX; self.vocab.div_ceil(32)]);
+        let mut cleared = Vec::new();
+        for &token in &self.stop {
+            let (word, bit) = (token as usize / 32, 1 << (token % 32));
+            if let Some(word) = words.get_mut(word).filter(|word| **word & bit != 0) {
+                *word &= !bit;
+                cleared.push(token);
+            }
+        }
+        if words.iter().all(|&word| word == 0) {
+            cleared.iter().for_each(|&token| words[token as usize / 32] |= 1 << (token % 32));
+        }
+        self.allowed = Some(words);
+    }
+}
+
+impl Constraint for AnswerConstraint {
     fn prepare(&mut self) {
-        self.matcher.prepare();
+        self.allowed = None;
+        let is_reasoning = self.is_reasoning();
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| !is_reasoning) {
+            grammar.prepare();
+            if self.reasoning.is_some() || self.min_tokens > 0 {
+                let mut words = grammar.allowed().to_vec();
+                // Before its text, an answer may begin to reason.
+                if let Some(open) = self.reasoning.as_ref().and_then(|track| track.open)
+                    && let Some(word) = words.get_mut(open as usize / 32)
+                {
+                    *word |= 1 << (open % 32);
+                }
+                self.allowed = Some(words);
+            }
+        }
+        if self.min_tokens > 0 || is_reasoning && self.grammar.is_some() {
+            self.forbid_stop();
+        }
     }
 
     fn allowed(&self) -> Allowed<'_> {
-        match self.matcher.failure() {
-            Some(reason) => Allowed::Failed(reason),
-            None => Allowed::Only(self.matcher.allowed()),
+        let is_reasoning = self.is_reasoning();
+        let grammar = self.grammar.as_ref().filter(|_| !is_reasoning);
+        match (grammar.and_then(GrammarMatcher::failure), &self.allowed) {
+            (Some(reason), _) => Allowed::Failed(reason),
+            (None, Some(words)) => Allowed::Only(words),
+            (None, None) => grammar.map_or(Allowed::All, |grammar| Allowed::Only(grammar.allowed())),
         }
     }
 
     fn accept(&mut self, token: TokenId) -> Progress {
-        self.matcher.accept(token);
-        if self.matcher.is_complete() { Progress::Complete } else { Progress::Open }
+        self.min_tokens = self.min_tokens.saturating_sub(1);
+        let mut behind = vec![token];
+        if let Some(track) = &mut self.reasoning {
+            // With a grammar, only the marker's own token begins to reason: any other is text.
+            let begins_text = self.grammar.is_some()
+                && !track.parser.is_inside()
+                && track.ended == 0
+                && track.open != Some(token);
+            if !begins_text {
+                match track.accept(token) {
+                    None => return Progress::Open,
+                    Some(tokens) => behind = tokens,
+                }
+            }
+            self.reasoning = None;
+        }
+        let Some(grammar) = &mut self.grammar else { return Progress::Open };
+        behind.into_iter().for_each(|token| grammar.accept(token));
+        if grammar.is_complete() { Progress::Complete } else { Progress::Open }
     }
 
     fn forced(&mut self, tokens: &mut Vec<TokenId>) {
-        self.matcher.forced(tokens);
+        let ending = self.reasoning.as_ref().map_or(&[][..], ReasoningTrack::ending);
+        if !ending.is_empty() {
+            tokens.extend_from_slice(ending);
+        } else if self.reasoning.is_none()
+            && let Some(grammar) = &mut self.grammar
+        {
+            grammar.forced(tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::ReasoningFormat;
+    use narthex_text::{
+        grammar::{Grammar, GrammarCompiler},
+        tokenizer::GgufVocab,
+    };
+
+    use super::*;
+
+    const OPEN: TokenId = 95;
+    const CLOSE: TokenId = 96;
+    const END: TokenId = 97;
+
+    /// A tokenizer of single printable characters, a line break, and the markers of reasoning.
+    fn tokenizer() -> Tokenizer {
+        let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+        tokens.extend(["Ċ", "<think>", "</think>", "<|end|>"].map(str::to_owned));
+        let types = (0..tokens.len()).map(|id| if id < OPEN as usize { 1 } else { 3 }).collect();
+        let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+        let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
+        Tokenizer::from_gguf(&vocab).unwrap()
+    }
+
+    /// A constraint of an answer that is `yes`, after this prompt.
+    fn constraint(prompt: &str, budget: Option<usize>, min_tokens: usize) -> AnswerConstraint {
+        let tokenizer = tokenizer();
+        let grammar = GrammarCompiler::new(&tokenizer, &[END]).unwrap();
+        let grammar = grammar.compile(&Grammar::Regex("yes|no{1,9}".to_owned())).unwrap();
+        let parser = ReasoningParser::new(ReasoningFormat::Think, prompt);
+        let reasoning = Some(ReasoningTrack::new(&tokenizer, parser, budget));
+        let parts = ConstraintParts { grammar: Some(grammar), reasoning, min_tokens };
+        AnswerConstraint::new(parts, &[END], 98).unwrap()
+    }
+
+    fn token(char: char) -> TokenId {
+        tokenizer().token_id(&char.to_string()).unwrap()
+    }
+
+    /// Returns the tokens that are allowed next; `None` for all.
+    fn allowed(constraint: &mut AnswerConstraint) -> Option<Vec<TokenId>> {
+        constraint.prepare();
+        match constraint.allowed() {
+            Allowed::All => None,
+            Allowed::Failed(reason) => panic!("{reason}"),
+            Allowed::Only(words) => {
+                let is_set = |token: &TokenId| words[*token as usize / 32] >> (token % 32) & 1 == 1;
+                Some((0..98).filter(is_set).collect())
+            }
+        }
+    }
+
+    fn forced(constraint: &mut AnswerConstraint) -> Vec<TokenId> {
+        let mut tokens = Vec::new();
+        constraint.forced(&mut tokens);
+        tokens
+    }
+
+    #[test]
+    fn the_grammar_begins_behind_the_reasoning() {
+        let mut answer = constraint("", None, 0);
+        assert_eq!(allowed(&mut answer), Some(vec![token('n'), token('y'), OPEN]));
+        answer.accept(OPEN);
+        // All but the end, for the grammar is to follow.
+        assert_eq!(allowed(&mut answer), Some((0..END).collect()));
+        assert!(forced(&mut answer).is_empty());
+        answer.accept(token('x'));
+        answer.accept(CLOSE);
+        assert_eq!(allowed(&mut answer), Some(vec![token('n'), token('y')]));
+        for (char, progress) in [('y', Progress::Open), ('e', Progress::Open), ('s', Progress::Complete)] {
+            assert_eq!(answer.accept(token(char)), progress);
+        }
+        // An answer that does not reason follows the grammar at once.
+        let mut answer = constraint("", None, 0);
+        answer.accept(token('y'));
+        assert_eq!(allowed(&mut answer), Some(vec![token('e')]));
+    }
+
+    #[test]
+    fn a_budget_ends_the_reasoning_by_forced_tokens() {
+        let line = tokenizer().token_id("Ċ").unwrap();
+        let end = vec![line, CLOSE, line, line];
+        let mut answer = constraint("<think>\n", Some(2), 0);
+        answer.accept(token('a'));
+        assert!(forced(&mut answer).is_empty());
+        answer.accept(token('b'));
+        assert_eq!(forced(&mut answer), end);
+        for (index, token) in end.iter().enumerate() {
+            assert_eq!(forced(&mut answer), end[index..]);
+            answer.accept(*token);
+        }
+        assert_eq!(allowed(&mut answer), Some(vec![token('n'), token('y')]));
+        assert_eq!(forced(&mut constraint("<think>\n", Some(0), 0)), end);
+        assert!(forced(&mut constraint("", Some(0), 0)).is_empty());
+    }
+
+    #[test]
+    fn an_answer_ends_after_its_minimum() {
+        let mut answer = constraint("<think></think>", None, 4);
+        for char in ['n', 'o', 'o'] {
+            answer.accept(token(char));
+            assert_eq!(allowed(&mut answer), Some(vec![token('o')]), "{char}");
+        }
+        answer.accept(token('o'));
+        assert_eq!(allowed(&mut answer), Some(vec![token('o'), END]));
+        assert!(AnswerConstraint::new(ConstraintParts::default(), &[END], 98).is_none());
+        let parts = ConstraintParts { min_tokens: 1, ..ConstraintParts::default() };
+        let mut free = AnswerConstraint::new(parts, &[END], 98).unwrap();
+        assert_eq!(allowed(&mut free), Some((0..END).collect()));
+        free.accept(0);
+        assert_eq!(allowed(&mut free), None);
     }
 }

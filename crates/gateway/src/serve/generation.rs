@@ -14,7 +14,6 @@ use narthex_engine::{
     worker::{SequenceHandle, SubmitError},
 };
 use narthex_spec::{ModelName, TokenId};
-use narthex_text::grammar::GrammarMatcher;
 use parking_lot::Mutex;
 
 use crate::{
@@ -22,13 +21,13 @@ use crate::{
     load::loaded_model::LoadedModel,
     report::placement::RanOn,
     serve::{
-        constraint::GrammarConstraint,
+        answer_rules::AnswerRules,
+        constraint::{AnswerConstraint, ConstraintParts, ReasoningTrack},
         options,
         request::{
             FinishReason, GenerateOptions, GenerationEvent, GenerationSink, StopTokens, Summary, Times,
         },
         text::{ChoiceText, TextPart},
-        tools::CallRules,
     },
 };
 
@@ -40,6 +39,8 @@ pub struct Generation {
     pub prompt_tokens: usize,
     /// Device.
     pub ran_on: RanOn,
+    /// True if the model may reason before it answers.
+    pub reasons: bool,
     sequences: Vec<SequenceHandle>,
 }
 
@@ -59,15 +60,6 @@ pub(super) struct PromptTokens {
     pub(super) echo: Option<String>,
 }
 
-/// Rules for the text of the answers.
-#[derive(Default)]
-pub(super) struct AnswerRules {
-    /// The grammar at its beginning.
-    pub(super) grammar: Option<GrammarMatcher>,
-    /// Rules of tool calls; `None` if the answers have none.
-    pub(super) calls: Option<CallRules>,
-}
-
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
     model: &Arc<LoadedModel>,
@@ -84,10 +76,16 @@ pub(super) fn start(
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
     let mut sampling = options::sampling(options, limits)?;
+    let stop = &model.package.manifest.tokenizer.stop;
     if options.stop_tokens == StopTokens::Never {
-        let stop = &model.package.manifest.tokenizer.stop;
         sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
     }
+    let track = |parser| ReasoningTrack::new(&model.package.tokenizer, parser, rules.reasoning_limit);
+    let parts = ConstraintParts {
+        grammar: rules.grammar.clone(),
+        reasoning: rules.reasoning.clone().map(track),
+        min_tokens: options.min_tokens,
+    };
     let prompt_tokens = tokens.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
@@ -100,9 +98,10 @@ pub(super) fn start(
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,
-            stop: model.package.manifest.tokenizer.stop.clone(),
+            stop: stop.clone(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
-            constraint: rules.grammar.clone().map(|grammar| Box::new(GrammarConstraint::new(grammar)) as _),
+            constraint: AnswerConstraint::new(parts.clone(), stop, limits.vocab)
+                .map(|one| Box::new(one) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
             sink: Box::new(ChoiceSink { choice, state: state.clone(), text }),
         };
@@ -115,7 +114,8 @@ pub(super) fn start(
             }
         }
     }
-    Ok(Generation { model: model.name().clone(), prompt_tokens, ran_on: model.ran_on(), sequences })
+    let reasons = rules.reasoning.is_some();
+    Ok(Generation { model: model.name().clone(), prompt_tokens, ran_on: model.ran_on(), reasons, sequences })
 }
 
 /// Returns the error of a prompt that leaves no room for an answer.
@@ -149,6 +149,7 @@ struct GenerationState {
     first_token: Option<Duration>,
     unfinished: usize,
     usage: Usage,
+    reasoning_tokens: usize,
     /// Set once the caller has gone or the last event was sent. No event follows.
     closed: bool,
 }
@@ -162,6 +163,7 @@ impl GenerationState {
             first_token: None,
             unfinished: choices,
             usage: Usage::default(),
+            reasoning_tokens: 0,
             closed: false,
         }
     }
@@ -205,6 +207,7 @@ impl GenerationState {
             prompt_tokens: self.usage.prompt_tokens,
             cached_tokens: self.usage.cached_tokens,
             completion_tokens: self.usage.completion_tokens,
+            reasoning_tokens: self.reasoning_tokens,
             times: self.model.placement().stand_in().is_none().then_some(times),
         }
     }
@@ -223,6 +226,7 @@ impl ChoiceSink {
         for part in parts {
             state.send(match part {
                 TextPart::Text { text, tokens } => GenerationEvent::Text { choice, text, tokens },
+                TextPart::Reasoning(text) => GenerationEvent::Reasoning { choice, text },
                 TextPart::Call(delta) => GenerationEvent::ToolCall { choice, delta },
             });
         }
@@ -264,6 +268,7 @@ impl TokenSink for ChoiceSink {
         if text.malformed_calls() > 0 {
             tracing::warn!(model = %state.model.name(), "the model wrote a malformed tool call; its text was sent");
         }
+        state.reasoning_tokens += text.reasoning_tokens();
         state.finish_choice(*choice, reason, usage);
     }
 }

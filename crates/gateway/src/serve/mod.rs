@@ -1,6 +1,7 @@
 //! Requests to loaded models, and their answers.
 
 pub(crate) mod answer;
+mod answer_rules;
 pub(crate) mod chat;
 mod constraint;
 pub(crate) mod date;

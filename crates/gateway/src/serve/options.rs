@@ -15,11 +15,21 @@ const MAX_STOPS: usize = 16;
 /// Maximum alternatives per token.
 const MAX_LOGPROBS: usize = 20;
 
+/// Smallest number of tokens that a request may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Length {
+    /// One.
+    Some,
+    /// None, since the prompt is part of the answer.
+    None,
+}
+
 /// Checks every option against the API's range.
-pub(super) fn check(options: &GenerateOptions) -> Result<(), Error> {
+pub(super) fn check(options: &GenerateOptions, length: Length) -> Result<(), Error> {
     in_range("temperature", options.temperature, 0.0, 2.0)?;
     in_range("top_p", options.top_p, 0.0, 1.0)?;
     in_range("min_p", options.min_p, 0.0, 1.0)?;
+    in_range("typical_p", options.typical_p, 0.0, 1.0)?;
     in_range("presence_penalty", options.presence_penalty, -2.0, 2.0)?;
     in_range("frequency_penalty", options.frequency_penalty, -2.0, 2.0)?;
     in_range("repetition_penalty", options.repetition_penalty, 0.01, 100.0)?;
@@ -32,8 +42,12 @@ pub(super) fn check(options: &GenerateOptions) -> Result<(), Error> {
     if options.n == 0 {
         return Err(Error::invalid("n", "expected at least 1, found 0"));
     }
-    if options.max_tokens == Some(0) {
+    if options.max_tokens == Some(0) && length == Length::Some {
         return Err(Error::invalid("max_tokens", "expected at least 1, found 0"));
+    }
+    if options.max_tokens.is_some_and(|most| options.min_tokens > most) {
+        let message = format!("expected at most max_tokens, found {}", options.min_tokens);
+        return Err(Error::invalid("min_tokens", message));
     }
     if options.stop.iter().any(String::is_empty) {
         return Err(Error::invalid("stop", "expected non-empty strings, found an empty one"));
@@ -54,6 +68,7 @@ pub(super) fn sampling(options: &GenerateOptions, limits: &Limits) -> Result<Sam
         top_k: options.top_k,
         top_p: options.top_p,
         min_p: options.min_p,
+        typical_p: options.typical_p,
         repetition_penalty: options.repetition_penalty,
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
@@ -96,7 +111,7 @@ mod tests {
         let check_refused = |change: fn(&mut GenerateOptions), expected: &str| {
             let mut options = GenerateOptions::api_defaults();
             change(&mut options);
-            match check(&options) {
+            match check(&options, Length::Some) {
                 Err(Error::Invalid { param, message }) => {
                     assert_eq!(param, expected);
                     assert!(message.contains("expected") && message.contains("found"), "{message}");
@@ -104,13 +119,17 @@ mod tests {
                 other => panic!("{expected}: {other:?}"),
             }
         };
-        check(&GenerateOptions::api_defaults()).unwrap();
+        check(&GenerateOptions::api_defaults(), Length::Some).unwrap();
+        let none = GenerateOptions { max_tokens: Some(0), ..GenerateOptions::api_defaults() };
+        check(&none, Length::None).unwrap();
         check_refused(|o| o.temperature = 2.5, "temperature");
         check_refused(|o| o.temperature = f32::NAN, "temperature");
         check_refused(|o| o.top_p = -0.1, "top_p");
         check_refused(|o| o.n = 0, "n");
         check_refused(|o| o.n = 1000, "n");
         check_refused(|o| o.max_tokens = Some(0), "max_tokens");
+        check_refused(|o| (o.max_tokens, o.min_tokens) = (Some(3), 4), "min_tokens");
+        check_refused(|o| o.typical_p = 1.5, "typical_p");
         check_refused(|o| o.stop = vec![String::new()], "stop");
         check_refused(|o| o.logprobs = Some(21), "top_logprobs");
         check_refused(|o| o.logit_bias = BTreeMap::from([(1, 101.0)]), "logit_bias");

@@ -1,13 +1,18 @@
-//! Text of one choice: from tokens over stop strings and tool calls to the parts that a client gets.
+//! Text of one choice: from tokens over reasoning, stop strings and tool calls to the parts that a client gets.
 
 use std::mem;
 
 use narthex_engine::request::TokenEvent;
 use narthex_spec::TokenId;
-use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokenizer, tools};
+use narthex_text::{
+    detokenize::Detokenizer,
+    stop::StopStrings,
+    tokenizer::Tokenizer,
+    tools::{self, ReasoningEvent, ReasoningParser},
+};
 
 use crate::serve::{
-    generation::AnswerRules,
+    answer_rules::AnswerRules,
     request::{FinishReason, GenerateOptions, TokenAlternative, TokenInfo, ToolCallDelta},
     tools::{AnswerCalls, Piece, TextEnd},
 };
@@ -17,6 +22,8 @@ use crate::serve::{
 pub(super) enum TextPart {
     /// Text, with the tokens since the last one if the client wants log-probabilities.
     Text { text: String, tokens: Vec<TokenInfo> },
+    /// Reasoning.
+    Reasoning(String),
     /// Part of a tool call.
     Call(ToolCallDelta),
 }
@@ -25,6 +32,9 @@ pub(super) enum TextPart {
 pub(super) struct ChoiceText {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,
+    /// Parser of reasoning, if the model reasons.
+    reasoning: Option<ReasoningParser>,
+    reasoning_tokens: usize,
     stop: StopStrings,
     /// Set if the parts have log-probabilities.
     has_logprobs: bool,
@@ -39,10 +49,14 @@ pub(super) struct ChoiceText {
 impl ChoiceText {
     /// A choice that has no text yet.
     pub(super) fn new(tokenizer: &Tokenizer, options: &GenerateOptions, rules: &AnswerRules) -> Self {
-        let markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format));
+        let mut markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format)).to_vec();
+        let reasoning = rules.reasoning.clone();
+        markers.extend(reasoning.iter().flat_map(|parser| <[&str; 2]>::from(parser.markers())));
         Self {
             tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(tokenizer.clone()).showing(markers),
+            detokenizer: Detokenizer::new(tokenizer.clone()).showing(&markers),
+            reasoning,
+            reasoning_tokens: 0,
             stop: StopStrings::new(options.stop.clone()),
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
@@ -71,8 +85,17 @@ impl ChoiceText {
             let info = self.info(event);
             self.pending.push(info);
         }
+        let is_inside = |text: &Self| text.reasoning.as_ref().is_some_and(ReasoningParser::is_inside);
+        let was_inside = is_inside(self);
         let text = self.detokenizer.push(event.token);
-        text.map_or_else(Vec::new, |text| self.push_text(&text))
+        let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text));
+        self.reasoning_tokens += usize::from(was_inside || is_inside(self));
+        parts
+    }
+
+    /// Number of tokens of reasoning.
+    pub(super) fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
     }
 
     /// Returns true if no token should follow.
@@ -91,7 +114,11 @@ impl ChoiceText {
         if !self.stopped
             && let Some(text) = self.detokenizer.finish()
         {
-            parts = self.push_text(&text);
+            parts = self.push_answer(&text);
+        }
+        if let Some(mut reasoning) = self.reasoning.take() {
+            let rest = reasoning.finish();
+            parts.extend(self.without_reasoning(rest));
         }
         if !self.stopped {
             let rest = self.stop.finish();
@@ -103,6 +130,32 @@ impl ChoiceText {
             parts.push(self.text_part(String::new()));
         }
         (parts, reason)
+    }
+
+    /// Takes text of the answer with its reasoning.
+    fn push_answer(&mut self, text: &str) -> Vec<TextPart> {
+        match &mut self.reasoning {
+            None => self.push_text(text),
+            Some(reasoning) => {
+                let events = reasoning.push(text);
+                self.without_reasoning(events)
+            }
+        }
+    }
+
+    fn without_reasoning(&mut self, events: Vec<ReasoningEvent>) -> Vec<TextPart> {
+        let mut parts = Vec::new();
+        for event in events {
+            match event {
+                ReasoningEvent::Text(text) => parts.extend(self.push_text(&text)),
+                ReasoningEvent::Reasoning(text) => {
+                    // Log-probabilities are those of the text.
+                    self.pending.clear();
+                    parts.push(TextPart::Reasoning(text));
+                }
+            }
+        }
+        parts
     }
 
     fn push_text(&mut self, text: &str) -> Vec<TextPart> {

@@ -13,7 +13,7 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
-        Message, Prompt, Role, Summary, TokenInfo, ToolSettings,
+        Message, Prompt, ReasoningSettings, Role, Summary, TokenInfo, ToolSettings,
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
@@ -27,6 +27,13 @@ const SEED: u64 = 7;
 
 /// The context of [`Tiny::long_chat`]: answers that take seconds, so that something can happen in the middle of one.
 pub(crate) const LONG_CONTEXT: usize = 8192;
+
+/// ChatML with reasoning.
+const THINKING_TEMPLATE: &str = concat!(
+    r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}",
+    r"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}",
+    r"{% if enable_thinking is defined and enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}",
+);
 
 /// The special tokens of the tiny Llama, some of which end an answer.
 pub(crate) const SPECIAL: [u32; 3] = [0, 1, 2];
@@ -135,6 +142,16 @@ impl Tiny {
         self.gguf("tiny", LLAMA_CONTEXT).to_str().unwrap().to_owned()
     }
 
+    /// Compiles a tiny Llama whose template begins every answer with a block of reasoning, unless it is switched off.
+    pub(crate) fn thinking_chat(&self) -> String {
+        let mut gguf = checkpoint::tiny_llama(SEED);
+        gguf.set("llama.context_length", Meta::U32(LONG_CONTEXT as u32));
+        gguf.set("tokenizer.chat_template", Meta::Text(THINKING_TEMPLATE.into()));
+        let file = self.folder.path().join("thinking.gguf");
+        fs::write(&file, gguf.to_bytes()).unwrap();
+        self.compile(file)
+    }
+
     fn llama(&self, name: &str, context: usize) -> String {
         self.compile(self.gguf(name, context))
     }
@@ -173,7 +190,7 @@ pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
 /// One user message.
 pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
     let messages = vec![Message::new(Role::User, text.to_owned())];
-    ChatRequest { messages, tools: ToolSettings::default(), options }
+    ChatRequest { messages, tools: ToolSettings::default(), reasoning: ReasoningSettings::default(), options }
 }
 
 /// A text to go on from.
@@ -213,7 +230,9 @@ pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
     let (mut answer, mut infos, mut end) = (String::new(), Vec::new(), None);
     loop {
         match events.recv_timeout(PATIENCE).expect("an answer ends with Done or Failed") {
-            GenerationEvent::Started { .. } | GenerationEvent::ToolCall { .. } => {}
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Reasoning { .. }
+            | GenerationEvent::ToolCall { .. } => {}
             GenerationEvent::Text { text, tokens, .. } => {
                 answer.push_str(&text);
                 infos.extend(tokens);

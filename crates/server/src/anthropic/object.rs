@@ -43,13 +43,14 @@ impl AnthropicMessage {
 
     /// Returns the message with an answer.
     pub(super) fn complete(self, choice: &Choice) -> Self {
+        let thinking = (!choice.reasoning.is_empty()).then(|| ContentBlock::thinking(&choice.reasoning));
         let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
         let calls = choice.calls.iter().map(|call| {
             let input = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
             ContentBlock::call(call, input)
         });
         Self {
-            content: text.into_iter().chain(calls).collect(),
+            content: thinking.into_iter().chain(text).chain(calls).collect(),
             stop_reason: choice.finish.map(StopReason::from),
             ..self
         }
@@ -60,6 +61,8 @@ impl AnthropicMessage {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ContentBlock {
+    /// Reasoning. It has no signature, for it is the model's own text.
+    Thinking { thinking: String, signature: String },
     /// Text.
     Text { text: String, citations: Option<Vec<Value>> },
     /// A call of a tool.
@@ -81,6 +84,11 @@ pub(super) enum CallOrigin {
 }
 
 impl ContentBlock {
+    /// Reasoning.
+    pub(super) fn thinking(thinking: &str) -> Self {
+        Self::Thinking { thinking: thinking.to_owned(), signature: String::new() }
+    }
+
     /// A text.
     pub(super) fn text(text: &str) -> Self {
         Self::Text { text: text.to_owned(), citations: None }
@@ -104,7 +112,7 @@ pub(super) enum StopReason {
 impl From<FinishReason> for StopReason {
     fn from(reason: FinishReason) -> Self {
         match reason {
-            FinishReason::Stop => Self::EndTurn,
+            FinishReason::Stop | FinishReason::MalformedCall => Self::EndTurn,
             FinishReason::ToolCalls => Self::ToolUse,
             FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
         }

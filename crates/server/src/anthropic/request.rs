@@ -1,8 +1,8 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Message, Role, Strictness, Tool, ToolCall,
-    ToolChoice, ToolSettings,
+    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, Message, ReasoningSettings, Role,
+    Strictness, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -48,6 +48,33 @@ pub(crate) struct MessagesBody {
     pub(super) stream: Option<bool>,
     tools: Option<Vec<ToolDefinition>>,
     tool_choice: Option<TurnChoice>,
+    thinking: Option<ThinkingSettings>,
+    output_config: Option<OutputConfig>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct OutputConfig {
+    format: Option<OutputFormat>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum OutputFormat {
+    JsonSchema { schema: Value },
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct ThinkingSettings {
+    r#type: ThinkingType,
+    budget_tokens: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingType {
+    Enabled,
+    Adaptive,
+    Disabled,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -87,7 +114,9 @@ enum Block {
         tool_use_id: String,
         content: Option<Blocks>,
     },
-    Thinking {},
+    Thinking {
+        thinking: String,
+    },
     RedactedThinking {},
     #[serde(other)]
     Unknown,
@@ -158,7 +187,8 @@ impl WireTurn {
             TurnRole::Assistant => Role::Assistant,
             TurnRole::System => Role::System,
         };
-        let (mut texts, mut tool_calls, mut has_results) = (Vec::new(), Vec::new(), false);
+        let (mut texts, mut tool_calls, mut reasoning) = (Vec::new(), Vec::new(), Vec::new());
+        let mut has_results = false;
         for block in blocks {
             match block {
                 Block::Text { text } => texts.push(text),
@@ -172,15 +202,17 @@ impl WireTurn {
                     messages.push(Message { tool_call_id: Some(tool_use_id), ..result });
                     has_results = true;
                 }
-                // The model's own templates drop earlier reasoning.
-                Block::Thinking {} | Block::RedactedThinking {} => {}
+                // The model's template keeps or drops earlier reasoning.
+                Block::Thinking { thinking } => reasoning.push(thinking),
+                Block::RedactedThinking {} => {}
                 Block::Unknown => return Err(not_text(&path)),
             }
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
             let text = texts.join("\n");
             let text = if role == Role::System { stable(&text) } else { text };
-            messages.push(Message { tool_calls, ..Message::new(role, text) });
+            let reasoning_content = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
+            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, text) });
         }
         Ok(())
     }
@@ -203,6 +235,10 @@ impl MessagesBody {
             top_p: self.top_p.unwrap_or(standard.top_p),
             top_k: self.top_k.unwrap_or(standard.top_k),
             stop: self.stop_sequences.unwrap_or_default(),
+            grammar: self
+                .output_config
+                .and_then(|config| config.format)
+                .map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema)),
             ..standard
         };
         let tools = self.tools.unwrap_or_default().into_iter().map(ToolDefinition::into_tool).collect();
@@ -210,7 +246,20 @@ impl MessagesBody {
             self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
         let calls = if single { CallLimit::One } else { CallLimit::Any };
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
-        Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, options })
+        let reasoning =
+            self.thinking.map_or_else(ReasoningSettings::default, ThinkingSettings::into_settings);
+        Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
+    }
+}
+
+impl ThinkingSettings {
+    fn into_settings(self) -> ReasoningSettings {
+        let thinking = match self.r#type {
+            ThinkingType::Enabled => Thinking::On,
+            ThinkingType::Adaptive => Thinking::Template,
+            ThinkingType::Disabled => Thinking::Off,
+        };
+        ReasoningSettings { thinking, budget: self.budget_tokens, ..ReasoningSettings::default() }
     }
 }
 

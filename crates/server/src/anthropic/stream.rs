@@ -19,6 +19,7 @@ pub(super) struct MessageEvents {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenBlock {
+    Thinking,
     Text,
     Call,
 }
@@ -39,6 +40,14 @@ impl MessageEvents {
                     self.start(OpenBlock::Text, ContentBlock::text(""), &mut values);
                 }
                 values.push(self.delta(json!({"type": "text_delta", "text": text})));
+                values
+            }
+            GenerationEvent::Reasoning { text, .. } => {
+                let mut values = Vec::new();
+                if self.open != Some(OpenBlock::Thinking) {
+                    self.start(OpenBlock::Thinking, ContentBlock::thinking(""), &mut values);
+                }
+                values.push(self.delta(json!({"type": "thinking_delta", "thinking": text})));
                 values
             }
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
@@ -125,9 +134,16 @@ mod tests {
             choice: 0,
             delta: ToolCallDelta { index: 0, start, arguments: arguments.to_owned() },
         };
-        let summary = Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, times: None };
+        let summary = Summary {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            completion_tokens: 5,
+            reasoning_tokens: 0,
+            times: None,
+        };
         let all = [
             GenerationEvent::Started { prompt_tokens: 9 },
+            GenerationEvent::Reasoning { choice: 0, text: "r".to_owned() },
             text("a"),
             text("b"),
             call(start, ""),
@@ -144,18 +160,21 @@ mod tests {
                 ("message_start", None),
                 ("content_block_start", Some(0)),
                 ("content_block_delta", Some(0)),
-                ("content_block_delta", Some(0)),
                 ("content_block_stop", Some(0)),
                 ("content_block_start", Some(1)),
                 ("content_block_delta", Some(1)),
+                ("content_block_delta", Some(1)),
                 ("content_block_stop", Some(1)),
+                ("content_block_start", Some(2)),
+                ("content_block_delta", Some(2)),
+                ("content_block_stop", Some(2)),
                 ("message_delta", None),
                 ("message_stop", None),
             ]
         );
-        assert_eq!(values[8]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(values[11]["delta"]["stop_reason"], "tool_use");
         assert_eq!(
-            (&values[8]["usage"]["input_tokens"], &values[8]["usage"]["cache_read_input_tokens"]),
+            (&values[11]["usage"]["input_tokens"], &values[11]["usage"]["cache_read_input_tokens"]),
             (&json!(5), &json!(4))
         );
     }

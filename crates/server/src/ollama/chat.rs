@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::request::{
-    ChatRequest, FunctionCall, GenerateOptions, Message, Role, ToolCall, ToolSettings,
+    ChatRequest, FunctionCall, GenerateOptions, Message, ReasoningSettings, Role, ToolCall, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, ChatContent},
-    options,
+    options::{self, Think},
 };
 use crate::{
     app::App,
@@ -26,8 +26,18 @@ use crate::{
 };
 
 /// Names of the fields.
-const FIELDS: &[&str] =
-    &["model", "messages", "stream", "tools", "format", "options", "keep_alive", "logprobs", "top_logprobs"];
+const FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "stream",
+    "tools",
+    "format",
+    "options",
+    "keep_alive",
+    "logprobs",
+    "top_logprobs",
+    "think",
+];
 
 /// Body of the request.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -42,6 +52,7 @@ pub(crate) struct OllamaBody {
     keep_alive: Option<Value>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
+    think: Option<Think>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -50,6 +61,7 @@ struct OllamaMessage {
     role: Role,
     #[serde(default)]
     content: String,
+    thinking: Option<String>,
     tool_name: Option<String>,
     tool_calls: Option<Vec<OllamaCall>>,
     images: Option<Vec<String>>,
@@ -83,7 +95,8 @@ impl FromBody for ParsedOllamaChat {
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         let tools = ToolSettings { tools, ..ToolSettings::default() };
-        let request = ChatRequest { messages, tools, options };
+        let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+        let request = ChatRequest { messages, tools, reasoning, options };
         let (model, is_streamed) = (body.model, body.stream != Some(false));
         Ok(Self { conversation: Conversation { model, request, is_streamed }, ignored })
     }
@@ -100,7 +113,8 @@ impl OllamaMessage {
         }
         let calls = self.tool_calls.unwrap_or_default().into_iter();
         let tool_calls = calls.map(|call| ToolCall { id: None, function: call.function }).collect();
-        Ok(Message { name: self.tool_name, tool_calls, ..Message::new(self.role, self.content) })
+        let (name, reasoning_content) = (self.tool_name, self.thinking);
+        Ok(Message { name, reasoning_content, tool_calls, ..Message::new(self.role, self.content) })
     }
 }
 

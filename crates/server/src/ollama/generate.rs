@@ -6,7 +6,10 @@ use axum::{
 };
 use narthex_gateway::{
     Gateway,
-    request::{ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role, ToolSettings},
+    request::{
+        ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, ReasoningSettings, Role,
+        ToolSettings,
+    },
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,7 +17,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, GeneratedText},
-    options,
+    options::{self, Think},
 };
 use crate::{
     app::App,
@@ -38,6 +41,7 @@ const FIELDS: &[&str] = &[
     "keep_alive",
     "logprobs",
     "top_logprobs",
+    "think",
 ];
 
 /// Body of the request.
@@ -54,6 +58,7 @@ pub(crate) struct GenerateBody {
     keep_alive: Option<Value>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
+    think: Option<Think>,
 }
 
 /// A body that was read and checked.
@@ -94,7 +99,8 @@ impl FromBody for ParsedGenerate {
             let system = system.map(|text| Message::new(Role::System, text));
             let messages = system.into_iter().chain([Message::new(Role::User, body.prompt)]).collect();
             let tools = ToolSettings::default();
-            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, options }))
+            let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
         };
         Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored })
     }

@@ -99,17 +99,26 @@ impl AnswerEnd {
 pub(crate) trait LineContent: Serialize + Send + 'static {
     /// Returns the content of a text and calls.
     fn new(text: String, calls: &[WholeToolCall]) -> Self;
+
+    /// Returns the content with reasoning.
+    fn with_thinking(self, thinking: String) -> Self;
 }
 
 /// Content of `/api/generate`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct GeneratedText {
     response: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    thinking: String,
 }
 
 impl LineContent for GeneratedText {
     fn new(text: String, _calls: &[WholeToolCall]) -> Self {
-        Self { response: text }
+        Self { response: text, thinking: String::new() }
+    }
+
+    fn with_thinking(self, thinking: String) -> Self {
+        Self { thinking, ..self }
     }
 }
 
@@ -124,6 +133,8 @@ struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
     content: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    thinking: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<AnswerCall>,
 }
@@ -146,7 +157,13 @@ impl LineContent for ChatContent {
             let arguments = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
             AnswerCall { function: CalledFunction { name: call.name.clone(), arguments } }
         });
-        Self { message: AssistantMessage { role: "assistant", content: text, tool_calls: calls.collect() } }
+        let (tool_calls, thinking) = (calls.collect(), String::new());
+        Self { message: AssistantMessage { role: "assistant", content: text, thinking, tool_calls } }
+    }
+
+    fn with_thinking(mut self, thinking: String) -> Self {
+        self.message.thinking = thinking;
+        self
     }
 }
 
@@ -185,12 +202,15 @@ impl<C: LineContent> AnswerLines<C> {
             GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
                 Some(self.line(C::new(text, &[]), &tokens, None))
             }
+            GenerationEvent::Reasoning { text, .. } => {
+                Some(self.line(C::new(String::new(), &[]).with_thinking(text), &[], None))
+            }
             GenerationEvent::ToolCall { delta, .. } => {
                 self.choice.add_call(delta);
                 None
             }
             GenerationEvent::Finished { reason, .. } => {
-                self.choice.finish = Some(reason);
+                self.choice.end(reason);
                 None
             }
             GenerationEvent::Done(summary) => {
@@ -221,8 +241,12 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
     type Whole = AnswerLine<C>;
 
     fn whole(self, mut reply: Reply) -> AnswerLine<C> {
-        let Choice { text, tokens, calls, finish, .. } = reply.choices.pop().unwrap_or_default();
-        self.line(C::new(text, &calls), &tokens, Some(AnswerEnd::new(finish, &reply.summary)))
+        let Choice { text, reasoning, tokens, calls, finish } = reply.choices.pop().unwrap_or_default();
+        self.line(
+            C::new(text, &calls).with_thinking(reasoning),
+            &tokens,
+            Some(AnswerEnd::new(finish, &reply.summary)),
+        )
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {

@@ -1,10 +1,36 @@
 //! `options` and `format` of a request.
 
-use narthex_gateway::request::{GenerateOptions, Grammar};
+use narthex_gateway::request::{GenerateOptions, Grammar, ReasoningSettings, Thinking};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{error::ApiError, ignored::Ignored, openai::options::OneOrMany};
+use crate::{
+    error::ApiError,
+    ignored::Ignored,
+    openai::{options::OneOrMany, reasoning::Effort},
+};
+
+/// `think`: a switch or a level.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a boolean or a level such as \"low\"")]
+pub(super) enum Think {
+    Switch(bool),
+    Level(Effort),
+}
+
+impl Think {
+    /// Returns the gateway's settings.
+    pub(super) fn settings(self) -> ReasoningSettings {
+        match self {
+            Self::Level(effort) => effort.settings(),
+            Self::Switch(is_on) => {
+                let thinking = if is_on { Thinking::On } else { Thinking::Off };
+                ReasoningSettings { thinking, ..ReasoningSettings::default() }
+            }
+        }
+    }
+}
 
 /// Options that change an answer.
 #[derive(Debug, Default, Deserialize)]
@@ -14,6 +40,7 @@ struct AnswerOptions {
     top_k: Option<i64>,
     top_p: Option<f32>,
     min_p: Option<f32>,
+    typical_p: Option<f32>,
     seed: Option<i64>,
     stop: Option<OneOrMany>,
     repeat_penalty: Option<f32>,
@@ -28,6 +55,7 @@ const ANSWER: &[&str] = &[
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
     "seed",
     "stop",
     "repeat_penalty",
@@ -59,7 +87,7 @@ const RUNTIME: &[&str] = &[
 ];
 
 /// Options that are ignored if they have the value that changes nothing.
-const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0)];
+const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
 
 /// Reads the options of an answer.
 ///
@@ -100,6 +128,7 @@ impl AnswerOptions {
             top_k: count(self.top_k).unwrap_or(standard.top_k),
             top_p: self.top_p.unwrap_or(standard.top_p),
             min_p: self.min_p.unwrap_or(standard.min_p),
+            typical_p: self.typical_p.unwrap_or(standard.typical_p),
             seed: self.seed.map(|seed| seed as u64),
             stop: match self.stop {
                 None => Vec::new(),

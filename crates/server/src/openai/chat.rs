@@ -18,6 +18,7 @@ use super::{
     messages::WireMessage,
     options::{Sampling, StreamOptions},
     read_body,
+    reasoning::ReasoningOptions,
     response_format::ResponseFormat,
     stream::{ChunkEncoder, Chunks},
     tools::{WireTool, WireToolChoice},
@@ -114,13 +115,18 @@ pub(crate) struct ParsedChat {
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
     ignored: Ignored,
+    /// Parameters that a model that does not reason ignores.
+    of_reasoning: Vec<&'static str>,
 }
 
 impl FromBody for ParsedChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::NAMES])?;
+        let mut chat: ChatBody =
+            read_body(body, &[FIELDS, Sampling::FIELDS, ReasoningOptions::FIELDS, hints::NAMES])?;
         let sampling: Sampling = body::read_fields(body)?;
         let ignored = body::read_fields::<Hints>(body)?.check()?;
+        let reasoning: ReasoningOptions = body::read_fields(body)?;
+        let of_reasoning = reasoning.given();
         chat.check()?;
         let options = sampling.options(chat.top_logprobs()?)?;
         let options = GenerateOptions { grammar: chat.grammar()?, ..options };
@@ -129,11 +135,12 @@ impl FromBody for ParsedChat {
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            request: ChatRequest { messages, tools, options },
+            request: ChatRequest { messages, tools, reasoning: reasoning.settings(), options },
             streaming: sampling.streaming(),
             with_logprobs: chat.logprobs.unwrap_or(false),
             model: chat.model,
             ignored,
+            of_reasoning,
         })
     }
 
@@ -144,12 +151,15 @@ impl FromBody for ParsedChat {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body(ParsedChat { model, request, streaming, with_logprobs, ignored }, held) = body;
+    let Body(ParsedChat { model, request, streaming, with_logprobs, mut ignored, of_reasoning }, held) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
     let name = model.clone();
     let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
     let events = events::start(&app, &model, held, call).await?;
+    if !events.reasons() {
+        ignored.extend(of_reasoning);
+    }
     if let Some(options) = streaming {
         let chunks = ChatChunks { header, options, n };
         let response = sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics);
@@ -177,9 +187,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }
 
-/// Returns the message of a complete answer. Its content is null if it has calls alone.
+/// Returns the message of a complete answer. Its content is null if it has calls alone. The field for reasoning is
+/// DeepSeek's, which other local servers have taken over.
 fn message(choice: &Choice) -> Value {
     let mut message = json!({"role": "assistant", "content": choice.text, "refusal": null});
+    if !choice.reasoning.is_empty() {
+        message["reasoning_content"] = choice.reasoning.as_str().into();
+    }
     if !choice.calls.is_empty() {
         if choice.text.is_empty() {
             message["content"] = Value::Null;
@@ -269,6 +283,9 @@ impl Chunks for ChatChunks {
                 .collect(),
             GenerationEvent::Text { choice, text, tokens } => {
                 vec![self.choice(choice, json!({"content": text}), &tokens, None)]
+            }
+            GenerationEvent::Reasoning { choice, text } => {
+                vec![self.choice(choice, json!({"reasoning_content": text}), &[], None)]
             }
             GenerationEvent::ToolCall { choice, delta } => {
                 vec![self.choice(choice, call_delta(delta), &[], None)]

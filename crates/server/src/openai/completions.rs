@@ -134,6 +134,7 @@ fn sum(total: Option<Summary>, one: Summary) -> Summary {
         prompt_tokens: total.prompt_tokens + one.prompt_tokens,
         cached_tokens: total.cached_tokens + one.cached_tokens,
         completion_tokens: total.completion_tokens + one.completion_tokens,
+        reasoning_tokens: total.reasoning_tokens + one.reasoning_tokens,
         ..one
     }
 }
@@ -215,6 +216,7 @@ impl Chunks for TextChunks {
                 vec![self.chunk(json!([]), Some(&summary))]
             }
             GenerationEvent::Started { .. }
+            | GenerationEvent::Reasoning { .. }
             | GenerationEvent::ToolCall { .. }
             | GenerationEvent::Done(_)
             | GenerationEvent::Failed { .. } => Vec::new(),

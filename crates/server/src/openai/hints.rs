@@ -18,13 +18,10 @@ pub(crate) const NAMES: &[&str] = &[
     "cache_prompt",
     "id_slot",
     "keep_alive",
-    "min_tokens",
     "mirostat",
     "prediction",
     "priority",
-    "reasoning_effort",
     "store",
-    "typical_p",
     "verbosity",
 ];
 
@@ -32,9 +29,9 @@ pub(crate) const NAMES: &[&str] = &[
 fn is_neutral(name: &str, value: &Value) -> bool {
     match name {
         "add_generation_prompt" => *value == true,
-        "best_of" | "typical_p" => value.as_f64() == Some(1.0),
+        "best_of" => value.as_f64() == Some(1.0),
         "id_slot" => value.as_i64().is_some_and(|slot| slot < 0),
-        "min_tokens" | "mirostat" | "priority" => value.as_f64() == Some(0.0),
+        "mirostat" | "priority" => value.as_f64() == Some(0.0),
         _ => true,
     }
 }
@@ -116,13 +113,9 @@ mod tests {
             (found, _) => panic!("{body}: {found:?}"),
         };
         check(r#"{"model": "m", "store": false, "verbosity": null}"#, Ok(&[]));
-        check(r#"{"reasoning_effort": "low", "store": true}"#, Ok(&["reasoning_effort", "store"]));
-        check(
-            r#"{"best_of": 1, "mirostat": 0, "typical_p": 1.0}"#,
-            Ok(&["best_of", "mirostat", "typical_p"]),
-        );
+        check(r#"{"verbosity": "low", "store": true}"#, Ok(&["verbosity", "store"]));
+        check(r#"{"best_of": 1, "mirostat": 0}"#, Ok(&["best_of", "mirostat"]));
         check(r#"{"best_of": 2}"#, Err("best_of"));
         check(r#"{"id_slot": -1, "priority": 3}"#, Err("priority"));
-        check(r#"{"min_tokens": 5}"#, Err("min_tokens"));
     }
 }

@@ -19,13 +19,15 @@ pub(crate) struct WireMessage {
     #[serde(default)]
     content: Option<Content>,
     refusal: Option<String>,
+    #[serde(alias = "reasoning")]
+    reasoning_content: Option<String>,
     name: Option<String>,
     tool_call_id: Option<String>,
     tool_calls: Option<Vec<WireToolCall>>,
     function_call: Option<WireFunctionCall>,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum WireRole {
     System,
@@ -165,7 +167,9 @@ impl WireMessage {
         let calls = calls.map(|call| call.function.into_call(call.id));
         let tool_calls = calls.chain(self.function_call.map(|call| call.into_call(None))).collect();
         let (name, tool_call_id) = (self.name, self.tool_call_id);
-        Ok(Message { name, tool_call_id, tool_calls, ..Message::new(self.role.into(), content) })
+        let reasoning_content = self.reasoning_content.filter(|_| self.role == WireRole::Assistant);
+        let message = Message::new(self.role.into(), content);
+        Ok(Message { name, tool_call_id, tool_calls, reasoning_content, ..message })
     }
 }
 

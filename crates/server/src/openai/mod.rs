@@ -13,6 +13,7 @@ pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod prompts;
+pub(crate) mod reasoning;
 pub(crate) mod rerank;
 pub(crate) mod response_format;
 pub(crate) mod responses;
@@ -98,6 +99,7 @@ pub(crate) fn usage(summary: &Summary) -> Value {
         "completion_tokens": summary.completion_tokens,
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": summary.reasoning_tokens},
     })
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Sampling {
     top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
+    typical_p: Option<f32>,
+    min_tokens: Option<usize>,
     #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
@@ -57,6 +59,8 @@ impl Sampling {
         "top_p",
         "top_k",
         "min_p",
+        "typical_p",
+        "min_tokens",
         "repetition_penalty",
         "repeat_penalty",
         "presence_penalty",
@@ -90,6 +94,8 @@ impl Sampling {
             // Other servers write -1 for all.
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(standard.top_k),
             min_p: self.min_p.unwrap_or(standard.min_p),
+            typical_p: self.typical_p.unwrap_or(standard.typical_p),
+            min_tokens: self.min_tokens.unwrap_or(standard.min_tokens),
             repetition_penalty: self.repetition_penalty.unwrap_or(standard.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),

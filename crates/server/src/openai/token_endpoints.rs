@@ -1,7 +1,7 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`, as llama.cpp and vLLM have them.
 
 use axum::Json;
-use narthex_gateway::request::{ChatRequest, GenerateOptions, ToolSettings};
+use narthex_gateway::request::{ChatRequest, GenerateOptions, ReasoningSettings, ToolSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +77,7 @@ impl TokenizeBody {
                 .map(|(index, message)| message.into_message(index))
                 .collect::<Result<_, _>>()?,
             tools: ToolSettings { tools, ..ToolSettings::default() },
+            reasoning: ReasoningSettings::default(),
             options: GenerateOptions::api_defaults(),
         }))
     }

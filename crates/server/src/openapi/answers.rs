@@ -73,6 +73,7 @@ fn usage() -> Value {
         "completion_tokens": count(),
         "total_tokens": count(),
         "prompt_tokens_details": nested(json!({"cached_tokens": count()})),
+        "completion_tokens_details": nested(json!({"reasoning_tokens": count()})),
     }))
 }
 
@@ -112,6 +113,7 @@ fn chat_choice() -> Value {
         "message": nested(message),
         "logprobs": nullable("object"),
         "finish_reason": finish_reason(),
+        "stop_reason": {"const": "malformed_tool_call", "optional": true},
     }))
 }
 

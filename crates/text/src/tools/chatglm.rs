@@ -3,9 +3,9 @@
 use std::mem;
 
 use super::{
-    CallSyntax, Callable, MAX_CALL, ToolEvent,
-    grammar::{FormatRules, names, one_of, quoted},
-    is_callable, overlap, push_text,
+    CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    lark::{Callable, FormatRules, names, one_of, quoted},
+    overlap, push_text,
     pythonic::{ArgumentStep, argument, keyword_rules},
 };
 use crate::grammar::GrammarError;

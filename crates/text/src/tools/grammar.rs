@@ -2,22 +2,16 @@
 //! an answer.
 
 use narthex_spec::ToolFormat;
-use serde_json::Value;
 
-use super::{CallLimit, chatglm, json_calls, pythonic, qwen_coder};
+use super::{
+    CallLimit, chatglm, json_calls,
+    lark::{Callable, Markers},
+    pythonic, qwen_coder,
+};
 use crate::{
     grammar::{Grammar, GrammarError, json_rule},
     tokenizer::Tokenizer,
 };
-
-/// A function that a model may call.
-#[derive(Debug, Clone, Copy)]
-pub struct Callable<'a> {
-    /// Name: letters, digits, `_`, `-` and `.`.
-    pub name: &'a str,
-    /// JSON schema of the arguments, an object.
-    pub parameters: &'a Value,
-}
 
 /// Answers beside calls.
 #[derive(Debug, Clone, Copy)]
@@ -28,34 +22,6 @@ pub enum Beside<'a> {
     Text,
     /// Texts of a grammar.
     Content(&'a Grammar),
-}
-
-/// Lark rules of one format.
-pub(super) struct FormatRules {
-    /// Definitions of `calls`, an answer of calls alone, of `body`, which follows a marker, and of the rules that they use.
-    pub(super) rules: String,
-    /// Spellings after which the parser expects a call, wherever they stand.
-    pub(super) markers: &'static [&'static str],
-    /// Regular expression of the texts that the parser reads as calls without a marker.
-    pub(super) bare: Option<String>,
-    /// Item in front of `calls` that sets them apart from JSON, if they begin as JSON does.
-    pub(super) head: Option<String>,
-}
-
-/// Spellings of markers in a grammar.
-pub(super) struct Markers<'a>(pub(super) &'a Tokenizer);
-
-impl Markers<'_> {
-    /// Returns the item for a marker: its token if it is a special one, or else its text.
-    pub(super) fn item(&self, marker: &str) -> String {
-        self.token(marker).unwrap_or_else(|| quoted(marker))
-    }
-
-    /// Returns the item for a special token; `None` if the marker is none.
-    pub(super) fn token(&self, marker: &str) -> Option<String> {
-        let token = self.0.special_tokens().iter().find(|token| token.text == marker)?;
-        Some(format!("<[{}]>", token.id))
-    }
 }
 
 /// Returns the grammar of answers with calls of these functions.
@@ -91,66 +57,4 @@ pub fn call_grammar(
         Beside::Content(grammar) => return Ok(grammar.clone()),
     };
     Ok(Grammar::Lark(start + &rules.rules))
-}
-
-impl FormatRules {
-    /// Returns the rules of a text in which every call is valid.
-    fn text(&self, limit: CallLimit, markers: &Markers<'_>) -> String {
-        let spellings: Vec<String> = self.markers.iter().map(|marker| regex(marker)).collect();
-        let spellings = spellings.join("|");
-        if let Some(bare) = &self.bare {
-            let mut plain = format!("/(\\n|.)*/ & ~/{bare}/");
-            if !spellings.is_empty() {
-                plain.push_str(&format!(" & ~/(\\n|.)*({spellings})(\\n|.)*/"));
-            }
-            return format!("start: calls | PLAIN\nPLAIN: {plain}\n");
-        }
-        let count = match limit {
-            CallLimit::One => "?",
-            CallLimit::Any => "*",
-        };
-        let tokens = self.markers.iter().filter_map(|marker| markers.token(marker));
-        let tokens: String = tokens.map(|token| format!(" | TEXT {token} body")).collect();
-        format!(
-            "start: called{count} TEXT\ncalled: opening body{tokens}\nopening[lazy]: TEXT /({spellings})/\n\
-             TEXT: /(\\n|.)*/\n"
-        )
-    }
-}
-
-/// Returns the right side of a rule that repeats an item, up to the limit.
-pub(super) fn repeated(item: &str, separator: &str, limit: CallLimit) -> String {
-    match limit {
-        CallLimit::One => item.to_owned(),
-        CallLimit::Any if separator.is_empty() => format!("{item}+"),
-        CallLimit::Any => format!("{item} ({} {item})*", quoted(separator)),
-    }
-}
-
-/// Returns the right side of a rule that is one of several: `NAME_0 | NAME_1 | …`.
-pub(super) fn one_of(name: &str, count: usize) -> String {
-    (0..count).map(|index| format!("{name}_{index}")).collect::<Vec<_>>().join(" | ")
-}
-
-/// Returns a string of a Lark grammar, whose escapes are those of JSON.
-pub(super) fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// Returns a regular expression of a text, for use between slashes.
-pub(super) fn regex(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len() * 2);
-    for char in text.chars() {
-        if r"\.+*?()|[]{}^$#&~/".contains(char) {
-            escaped.push('\\');
-        }
-        escaped.push(char);
-    }
-    escaped
-}
-
-/// Returns a regular expression of the functions' names.
-pub(super) fn names(functions: &[Callable<'_>]) -> String {
-    let names: Vec<String> = functions.iter().map(|function| regex(function.name)).collect();
-    format!("({})", names.join("|"))
 }

@@ -5,10 +5,9 @@ use std::mem;
 use narthex_spec::ToolFormat;
 
 use super::{
-    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
-    grammar::{FormatRules, Markers, one_of, quoted, repeated},
-    is_callable,
+    CallLimit, CallSyntax, MAX_CALL, ToolEvent, is_callable,
     json_object::{JsonObject, Progress},
+    lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
     overlap, push_text,
 };
 use crate::grammar::{GrammarError, json_rule};

@@ -11,6 +11,7 @@ mod grammar;
 mod guarantees;
 mod json_calls;
 mod json_object;
+mod lark;
 mod literal;
 mod pythonic;
 mod qwen_coder;
@@ -23,7 +24,8 @@ mod write;
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
-pub use grammar::{Beside, Callable, call_grammar};
+pub use grammar::{Beside, call_grammar};
+pub use lark::Callable;
 pub use reasoning::{ReasoningEvent, ReasoningParser};
 pub use write::{json_text, write_calls};
 

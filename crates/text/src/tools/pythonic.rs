@@ -5,9 +5,9 @@ use std::mem;
 use serde_json::Value;
 
 use super::{
-    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
-    grammar::{FormatRules, names, one_of, quoted, regex},
-    is_callable, literal, overlap, push_arguments, push_text,
+    CallLimit, CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    lark::{Callable, FormatRules, names, one_of, quoted, regex},
+    literal, overlap, push_arguments, push_text,
     schema::{Parameter, parameters},
 };
 use crate::grammar::{GrammarError, json_rule};

@@ -5,8 +5,8 @@ use std::{collections::HashMap, mem};
 use serde_json::Value;
 
 use super::{
-    CallLimit, CallSyntax, Callable, MAX_CALL, ToolEvent,
-    grammar::{FormatRules, Markers, one_of, quoted, repeated},
+    CallLimit, CallSyntax, MAX_CALL, ToolEvent,
+    lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
     literal, overlap, push_arguments, push_text,
     schema::{ValueKinds, parameters},
 };

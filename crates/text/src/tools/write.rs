@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::template::FunctionCall;
 
-/// Spelling of a value.
+/// Notation of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spelling {
+enum Notation {
     /// JSON with a space after `:` and `,`, as templates and models write it.
     Json,
     /// A literal of Python.
@@ -48,7 +48,7 @@ pub fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
 /// Returns a value as JSON with a space after `:` and `,`.
 pub fn json_text(value: &Value) -> String {
     let mut text = String::new();
-    write(value, Spelling::Json, &mut text);
+    write(value, Notation::Json, &mut text);
     text
 }
 
@@ -64,12 +64,12 @@ fn keywords(arguments: &Value) -> String {
             for (index, (name, value)) in fields.iter().enumerate() {
                 let separator = if index > 0 { ", " } else { "" };
                 let _ = write!(text, "{separator}{name}=");
-                write(value, Spelling::Python, &mut text);
+                write(value, Notation::Python, &mut text);
             }
         }
         _ => {
             text.push_str("**");
-            write(arguments, Spelling::Python, &mut text);
+            write(arguments, Notation::Python, &mut text);
         }
     }
     text
@@ -85,8 +85,8 @@ fn tagged(call: &FunctionCall) -> String {
 }
 
 /// Values nest as deep as `serde_json` reads.
-fn write(value: &Value, spelling: Spelling, text: &mut String) {
-    let is_python = spelling == Spelling::Python;
+fn write(value: &Value, notation: Notation, text: &mut String) {
+    let is_python = notation == Notation::Python;
     match value {
         Value::Null if is_python => text.push_str("None"),
         Value::Bool(true) if is_python => text.push_str("True"),
@@ -95,7 +95,7 @@ fn write(value: &Value, spelling: Spelling, text: &mut String) {
             text.push('[');
             for (index, item) in items.iter().enumerate() {
                 text.push_str(if index > 0 { ", " } else { "" });
-                write(item, spelling, text);
+                write(item, notation, text);
             }
             text.push(']');
         }
@@ -104,7 +104,7 @@ fn write(value: &Value, spelling: Spelling, text: &mut String) {
             for (index, (key, value)) in fields.iter().enumerate() {
                 let separator = if index > 0 { ", " } else { "" };
                 let _ = write!(text, "{separator}{}: ", Value::from(&**key));
-                write(value, spelling, text);
+                write(value, notation, text);
             }
             text.push('}');
         }

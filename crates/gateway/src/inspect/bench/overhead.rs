@@ -22,8 +22,8 @@ use crate::{
     serve::{
         date,
         request::{
-            ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Role, Summary, Times,
-            ToolSettings,
+            ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
+            Summary, Times, ToolSettings,
         },
     },
 };
@@ -165,8 +165,12 @@ impl OverheadBench<'_> {
             logit_bias: self.suppressed().iter().map(|&token| (token, SUPPRESSION)).collect(),
             ..GenerateOptions::api_defaults()
         };
-        let request =
-            ChatRequest { messages: self.messages(number), tools: ToolSettings::default(), options };
+        let request = ChatRequest {
+            messages: self.messages(number),
+            tools: ToolSettings::default(),
+            reasoning: ReasoningSettings::default(),
+            options,
+        };
         let (ends, received) = mpsc::channel();
         round::rest();
         let begun = Instant::now();
@@ -191,6 +195,7 @@ impl GenerationSink for LastEvent {
             GenerationEvent::Failed { message } => Err(StepError::Device { message }.into()),
             GenerationEvent::Started { .. }
             | GenerationEvent::Text { .. }
+            | GenerationEvent::Reasoning { .. }
             | GenerationEvent::ToolCall { .. }
             | GenerationEvent::Finished { .. } => {
                 return ControlFlow::Continue(());

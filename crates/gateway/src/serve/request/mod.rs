@@ -1,6 +1,7 @@
 //! Requests to models and their answers, in text rather than tokens.
 
 mod encoder;
+mod reasoning;
 mod tools;
 
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
@@ -15,12 +16,14 @@ pub use encoder::{
     Ranked, Ranking, RefineRequest, Refined, RerankRequest,
 };
 
+pub use reasoning::{ReasoningSettings, Thinking};
+
 pub use tools::{CallLimit, Strictness, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings};
 
 /// Request for an answer in a conversation.
 ///
 /// ```
-/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, Role, ToolSettings};
+/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, ReasoningSettings, Role, ToolSettings};
 ///
 /// let request = ChatRequest {
 ///     messages: vec![
@@ -28,6 +31,7 @@ pub use tools::{CallLimit, Strictness, Tool, ToolCallDelta, ToolCallStart, ToolC
 ///         Message::new(Role::User, "What is a narthex?".to_owned()),
 ///     ],
 ///     tools: ToolSettings::default(),
+///     reasoning: ReasoningSettings::default(),
 ///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
 /// };
 /// assert_eq!(request.messages.len(), 2);
@@ -38,6 +42,8 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// Tools that the model may call.
     pub tools: ToolSettings,
+    /// Reasoning before the answer.
+    pub reasoning: ReasoningSettings,
     /// Generation options.
     pub options: GenerateOptions,
 }
@@ -93,6 +99,8 @@ pub struct GenerateOptions {
     pub top_k: usize,
     /// Minimum probability relative to the likeliest token, 0 to 1.
     pub min_p: f32,
+    /// Share of the probability of the most typical tokens, above 0 to 1; 1 keeps all.
+    pub typical_p: f32,
     /// Penalty on repeated tokens as a factor, above 0; 1 for none.
     pub repetition_penalty: f32,
     /// Penalty on tokens that occurred, -2 to 2.
@@ -113,6 +121,8 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Treatment of the model's stop tokens.
     pub stop_tokens: StopTokens,
+    /// Number of tokens before which no stop token is generated.
+    pub min_tokens: usize,
 }
 
 /// Treatment of the tokens that end an answer.
@@ -133,6 +143,7 @@ impl GenerateOptions {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            typical_p: 1.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
@@ -143,6 +154,7 @@ impl GenerateOptions {
             logprobs: None,
             grammar: None,
             stop_tokens: StopTokens::End,
+            min_tokens: 0,
         }
     }
 }
@@ -198,6 +210,13 @@ pub enum GenerationEvent {
         text: String,
         /// Log-probabilities of the tokens since the last event, if requested.
         tokens: Vec<TokenInfo>,
+    },
+    /// More reasoning of one choice, which precedes its text.
+    Reasoning {
+        /// Index of the choice.
+        choice: usize,
+        /// Whole characters.
+        text: String,
     },
     /// More of a tool call of one choice.
     ToolCall {
@@ -270,6 +289,8 @@ pub struct Summary {
     pub cached_tokens: usize,
     /// Generated tokens of all choices.
     pub completion_tokens: usize,
+    /// Generated tokens of reasoning among them.
+    pub reasoning_tokens: usize,
     /// Times; `None` if software stood in for an NPU, since its times mean nothing.
     pub times: Option<Times>,
 }

@@ -99,7 +99,7 @@ pub(crate) async fn create(
     body: Body<ParsedResponses>,
 ) -> Result<Response, ApiError> {
     let Body(ParsedResponses { model, request, is_streamed, settings, ignored }, held) = body;
-    let InputRequest { instructions, input, tools, options } = request;
+    let InputRequest { instructions, input, tools, reasoning, options } = request;
     let owner = app.meter.caller.key_hash();
     let turns = match &settings.previous_response_id {
         Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
@@ -109,6 +109,7 @@ pub(crate) async fn create(
     let request = ChatRequest {
         messages: system.chain(messages(&turns)).chain(input.iter().cloned()).collect(),
         tools,
+        reasoning,
         options,
     };
     let form = ResponseForm {

@@ -125,6 +125,8 @@ pub(crate) enum OutputItem {
         role: &'static str,
         content: Vec<OutputPart>,
     },
+    /// Reasoning: the model's own text, and no summary.
+    Reasoning { id: String, summary: Vec<Value>, content: Vec<ReasoningPart> },
     /// A call of a function.
     FunctionCall {
         id: String,
@@ -144,6 +146,21 @@ pub(crate) enum OutputPart {
     OutputText { text: String, annotations: Vec<Value>, logprobs: Vec<Value> },
 }
 
+/// Part of an item of reasoning.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ReasoningPart {
+    /// Text.
+    ReasoningText { text: String },
+}
+
+impl ReasoningPart {
+    /// A part with a text.
+    pub(super) fn text(text: &str) -> Self {
+        Self::ReasoningText { text: text.to_owned() }
+    }
+}
+
 impl OutputPart {
     /// A part with a text.
     pub(super) fn text(text: &str) -> Self {
@@ -157,15 +174,21 @@ impl OutputItem {
         Self::Message { id: id.to_owned(), status, role: "assistant", content }
     }
 
+    /// Reasoning with this content.
+    pub(super) fn reasoning(id: &str, content: Vec<ReasoningPart>) -> Self {
+        Self::Reasoning { id: id.to_owned(), summary: Vec::new(), content }
+    }
+
     /// A call.
     pub(super) fn call(id: &str, call: &WholeToolCall, status: ResponseStatus) -> Self {
         let WholeToolCall { id: call_id, name, arguments } = call.clone();
         Self::FunctionCall { id: id.to_owned(), call_id, name, arguments, status }
     }
 
-    /// Returns the item as a message of the conversation.
-    fn to_message(&self) -> Message {
-        match self {
+    /// Returns the item as a message of the conversation; `None` for reasoning, which the model's template would drop.
+    fn to_message(&self) -> Option<Message> {
+        Some(match self {
+            Self::Reasoning { .. } => return None,
             Self::Message { content, .. } => {
                 let texts = content.iter().map(|OutputPart::OutputText { text, .. }| text.as_str());
                 Message::new(Role::Assistant, texts.collect())
@@ -176,7 +199,7 @@ impl OutputItem {
                 let tool_calls = vec![ToolCall { id: Some(call_id.clone()), function }];
                 Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }
             }
-        }
+        })
     }
 }
 
@@ -191,7 +214,9 @@ pub(super) fn output_items(choice: &Choice) -> Vec<OutputItem> {
     let done = ResponseStatus::Completed;
     let message = || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text)], done);
     let calls = choice.calls.iter().map(|call| OutputItem::call(&new_id("fc"), call, done));
-    has_text.then(message).into_iter().chain(calls).collect()
+    let parts = vec![ReasoningPart::text(&choice.reasoning)];
+    let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs"), parts));
+    reasoning.into_iter().chain(has_text.then(message)).chain(calls).collect()
 }
 
 impl ResponseObject {
@@ -223,7 +248,7 @@ impl ResponseObject {
             input_tokens: summary.prompt_tokens,
             input_tokens_details: InputTokens { cached_tokens: summary.cached_tokens },
             output_tokens: summary.completion_tokens,
-            output_tokens_details: OutputTokens { reasoning_tokens: 0 },
+            output_tokens_details: OutputTokens { reasoning_tokens: summary.reasoning_tokens },
             total_tokens: summary.prompt_tokens + summary.completion_tokens,
         };
         Self {
@@ -243,6 +268,6 @@ impl ResponseObject {
 
     /// Returns the output as messages of the conversation.
     pub(super) fn messages(&self) -> impl Iterator<Item = Message> {
-        self.output.iter().map(OutputItem::to_message)
+        self.output.iter().filter_map(OutputItem::to_message)
     }
 }

@@ -1,8 +1,8 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, FunctionCall, GenerateOptions, Grammar, Message, Role, Strictness, Tool, ToolCall, ToolChoice,
-    ToolSettings,
+    CallLimit, FunctionCall, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool,
+    ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     super::{
         messages::Content,
+        reasoning::Effort,
         tools::{ChoiceMode, no_parameters},
     },
     object::arguments_value,
@@ -33,6 +34,7 @@ pub(super) const FIELDS: &[&str] = &[
     "store",
     "previous_response_id",
     "reasoning",
+    "thinking_budget",
     "include",
     "metadata",
     "user",
@@ -58,6 +60,14 @@ pub(crate) struct ResponsesBody {
     tool_choice: Option<ResponseChoice>,
     parallel_tool_calls: Option<bool>,
     text: Option<TextSettings>,
+    reasoning: Option<ReasoningEffort>,
+    /// Maximum number of tokens of reasoning.
+    thinking_budget: Option<usize>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct ReasoningEffort {
+    effort: Option<Effort>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -158,6 +168,7 @@ pub(super) struct InputRequest {
     pub(super) instructions: Option<Message>,
     pub(super) input: Vec<Message>,
     pub(super) tools: ToolSettings,
+    pub(super) reasoning: ReasoningSettings,
     pub(super) options: GenerateOptions,
 }
 
@@ -217,7 +228,11 @@ impl ResponsesBody {
             ..standard
         };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
-        Ok(InputRequest { instructions, input, tools: ToolSettings { tools, choice, calls }, options })
+        let effort = self.reasoning.and_then(|reasoning| reasoning.effort);
+        let mut reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
+        reasoning.budget = self.thinking_budget.or(reasoning.budget);
+        let tools = ToolSettings { tools, choice, calls };
+        Ok(InputRequest { instructions, input, tools, reasoning, options })
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     ResponseForm, new_id,
-    object::{OutputItem, OutputPart, ResponseStatus},
+    object::{OutputItem, OutputPart, ReasoningPart, ResponseStatus},
 };
 use crate::{reply::WholeToolCall, sse::EventEncoder};
 
@@ -28,6 +28,7 @@ struct OpenItem {
 }
 
 enum OpenKind {
+    Reasoning(String),
     Message(String),
     Call(WholeToolCall),
 }
@@ -49,6 +50,7 @@ impl ResponseEvents {
             }
             GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
             GenerationEvent::Text { text, .. } => self.text(&text),
+            GenerationEvent::Reasoning { text, .. } => self.reasoning(&text),
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
@@ -101,6 +103,35 @@ impl ResponseEvents {
         values
     }
 
+    fn reasoning(&mut self, delta: &str) -> Vec<Value> {
+        let mut values = Vec::new();
+        let index = self.output.len();
+        if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Reasoning(_), .. })) {
+            let id = new_id("rs");
+            let item = OutputItem::reasoning(&id, Vec::new());
+            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
+            values.push(json!({
+                "type": "response.content_part.added",
+                "item_id": id,
+                "output_index": index,
+                "content_index": 0,
+                "part": ReasoningPart::text(""),
+            }));
+            self.open = Some(OpenItem { id, kind: OpenKind::Reasoning(String::new()) });
+        }
+        if let Some(OpenItem { id, kind: OpenKind::Reasoning(text) }) = &mut self.open {
+            text.push_str(delta);
+            values.push(json!({
+                "type": "response.reasoning_text.delta",
+                "item_id": id,
+                "output_index": index,
+                "content_index": 0,
+                "delta": delta,
+            }));
+        }
+        values
+    }
+
     fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
         let mut values = Vec::new();
         if let Some(start) = delta.start {
@@ -130,15 +161,23 @@ impl ResponseEvents {
     fn close(&mut self) -> Vec<Value> {
         let Some(OpenItem { id, kind }) = self.open.take() else { return Vec::new() };
         let index = self.output.len();
+        let place = json!({"item_id": id, "output_index": index, "content_index": 0});
+        let done = |kind: &str, name: &str, value: Value| {
+            let mut done = place.clone();
+            done["type"] = kind.into();
+            done[name] = value;
+            done
+        };
         let (mut values, item) = match kind {
+            OpenKind::Reasoning(text) => {
+                let part = ReasoningPart::text(&text);
+                let values = vec![
+                    done("response.reasoning_text.done", "text", json!(text)),
+                    done("response.content_part.done", "part", json!(part)),
+                ];
+                (values, OutputItem::reasoning(&id, vec![part]))
+            }
             OpenKind::Message(text) => {
-                let place = json!({"item_id": id, "output_index": index, "content_index": 0});
-                let done = |kind: &str, name: &str, value: Value| {
-                    let mut done = place.clone();
-                    done["type"] = kind.into();
-                    done[name] = value;
-                    done
-                };
                 let part = OutputPart::text(&text);
                 let mut whole = done("response.output_text.done", "text", json!(text));
                 whole["logprobs"] = json!([]);
@@ -189,9 +228,16 @@ mod tests {
         let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
         let mut events = ResponseEvents::new(ResponseForm { object, pending: None });
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
-        let summary = Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, times: None };
+        let summary = Summary {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            completion_tokens: 5,
+            reasoning_tokens: 0,
+            times: None,
+        };
         let all = [
             GenerationEvent::Started { prompt_tokens: 9 },
+            GenerationEvent::Reasoning { choice: 0, text: "r".to_owned() },
             GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() },
             GenerationEvent::ToolCall {
                 choice: 0,
@@ -212,6 +258,12 @@ mod tests {
                 "in_progress",
                 "output_item.added",
                 "content_part.added",
+                "reasoning_text.delta",
+                "reasoning_text.done",
+                "content_part.done",
+                "output_item.done",
+                "output_item.added",
+                "content_part.added",
                 "output_text.delta",
                 "output_text.done",
                 "content_part.done",
@@ -223,10 +275,10 @@ mod tests {
                 "completed",
             ]
         );
-        let output = values[12]["response"]["output"].as_array().unwrap();
+        let output = values[18]["response"]["output"].as_array().unwrap();
         assert_eq!(
-            (output.len(), &output[0]["content"][0]["text"], &output[1]["arguments"]),
-            (2, &json!("a"), &json!("{}"))
+            (output.len(), &output[1]["content"][0]["text"], &output[2]["arguments"]),
+            (3, &json!("a"), &json!("{}"))
         );
     }
 }

@@ -1,0 +1,111 @@
+//! Parameters of reasoning.
+
+use narthex_gateway::request::{ReasoningSettings, Thinking};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Parameters of reasoning in OpenAI's API and in those of other local servers.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub(crate) struct ReasoningOptions {
+    reasoning_effort: Option<Effort>,
+    enable_thinking: Option<bool>,
+    #[serde(alias = "thinking_token_budget", alias = "reasoning_budget")]
+    thinking_budget: Option<i64>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// `reasoning_effort`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+}
+
+impl Effort {
+    /// Returns the budget in tokens: those of Gemini's models, which OpenAI's levels stand for there.
+    fn budget(self) -> Option<usize> {
+        match self {
+            Self::None => Some(0),
+            Self::Minimal | Self::Low => Some(1024),
+            Self::Medium => Some(8192),
+            Self::High => Some(24_576),
+            Self::Xhigh => None,
+        }
+    }
+
+    /// Returns the gateway's settings. Templates that know levels see this one.
+    pub(crate) fn settings(self) -> ReasoningSettings {
+        let thinking = if self == Self::None { Thinking::Off } else { Thinking::On };
+        let variables = Map::from_iter([("reasoning_effort".to_owned(), json!(self))]);
+        ReasoningSettings { thinking, budget: self.budget(), variables }
+    }
+}
+
+impl ReasoningOptions {
+    /// Names of the fields.
+    pub(crate) const FIELDS: &[&str] = &[
+        "reasoning_effort",
+        "enable_thinking",
+        "thinking_budget",
+        "thinking_token_budget",
+        "reasoning_budget",
+        "chat_template_kwargs",
+    ];
+
+    /// Returns the names of the parameters that change nothing for a model that does not reason.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        let given = [
+            ("reasoning_effort", self.reasoning_effort.is_some()),
+            ("enable_thinking", self.enable_thinking.is_some()),
+            ("thinking_budget", self.thinking_budget.is_some()),
+        ];
+        given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
+    }
+
+    /// Returns the gateway's settings. A switch of the template counts more than the effort; other servers write a budget of
+    /// -1 for none.
+    pub(crate) fn settings(self) -> ReasoningSettings {
+        let mut settings = self.reasoning_effort.map_or_else(ReasoningSettings::default, Effort::settings);
+        if let Some(budget) = self.thinking_budget {
+            settings.budget = usize::try_from(budget).ok();
+        }
+        let variables = self.chat_template_kwargs.unwrap_or_default();
+        let switch = variables.get("enable_thinking").or_else(|| variables.get("thinking"));
+        match self.enable_thinking.or_else(|| switch.and_then(Value::as_bool)) {
+            Some(true) => settings.thinking = Thinking::On,
+            Some(false) => settings.thinking = Thinking::Off,
+            None => {}
+        }
+        settings.variables.extend(variables);
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_several_servers_mean_the_same() {
+        let check = |body: Value, thinking, budget| {
+            let settings = serde_json::from_value::<ReasoningOptions>(body.clone()).unwrap().settings();
+            assert_eq!((settings.thinking, settings.budget), (thinking, budget), "{body}");
+        };
+        check(json!({}), Thinking::Template, None);
+        check(json!({"reasoning_effort": "none"}), Thinking::Off, Some(0));
+        check(json!({"reasoning_effort": "low"}), Thinking::On, Some(1024));
+        check(json!({"reasoning_effort": "low", "thinking_budget": 7}), Thinking::On, Some(7));
+        check(json!({"reasoning_budget": -1}), Thinking::Template, None);
+        check(json!({"chat_template_kwargs": {"enable_thinking": false}}), Thinking::Off, None);
+        check(json!({"enable_thinking": true, "thinking_token_budget": 3}), Thinking::On, Some(3));
+        let settings = Effort::High.settings();
+        assert_eq!(settings.variables["reasoning_effort"], "high");
+        assert!(serde_json::from_value::<ReasoningOptions>(json!({"reasoning_effort": "much"})).is_err());
+    }
+}
