@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io::{self, Read, Write},
     path::Path,
+    sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -15,6 +16,21 @@ use crate::{Cancel, check_cancel, error::Error};
 
 /// Number of bytes read at a time, and between two checks of the cancel flag.
 pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Puts a file in the place of `path`, whole or not at all: `write` creates it under a name of its own beside it. Of
+/// several processes and threads that do this at once, the last one's file stays.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let new = path.with_added_extension(format!("{}-{number}.new", std::process::id()));
+    let replaced =
+        write(&new).and_then(|()| fs::rename(&new, path).map_err(Error::io("move into place", path)));
+    if replaced.is_err() {
+        // What is left is of no use; the error says why.
+        let _ = fs::remove_file(&new);
+    }
+    replaced
+}
 
 /// A SHA-256 under way.
 #[derive(Default)]

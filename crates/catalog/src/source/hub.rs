@@ -230,9 +230,7 @@ impl Hub {
             self.bring(&cache, &commit, name, cancel)?;
             let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
             let bytes = narthex_mmap::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
-            let new = to.with_added_extension(format!("{}.new", std::process::id()));
-            files::write_durably(&new, &bytes)?;
-            fs::rename(&new, &to).map_err(Error::io("move into place", &to))?;
+            files::replace(&to, |new| files::write_durably(new, &bytes))?;
         }
         Ok(lent.clone())
     }

@@ -96,9 +96,7 @@ impl MachineFolder {
     /// Writes a record in the place of an older one, whole or not at all.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         privacy::create_folder(&self.path)?;
-        let (path, new) = (self.path.join(name), self.path.join(format!("{name}.new")));
-        files::write_privately(&new, bytes)?;
-        fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
+        files::replace(&self.path.join(name), |new| files::write_privately(new, bytes))?;
         files::sync_folder(&self.path)
     }
 }

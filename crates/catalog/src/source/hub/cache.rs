@@ -60,13 +60,16 @@ impl RepoCache {
         if target.is_file() {
             return Ok(());
         }
-        // A dangling link is not a file, but blocks a new one.
-        files::remove_all(&target)?;
+        if target.is_dir() {
+            files::remove_all(&target)?;
+        }
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
         let up = "../".repeat(name.split('/').count() + 1);
-        link_file(Path::new(&format!("{up}blobs/{etag}")), &self.blob(etag), &target)
-            .map_err(Error::io("create", &target))
+        let relative = format!("{up}blobs/{etag}");
+        files::replace(&target, |new| {
+            link_file(Path::new(&relative), &self.blob(etag), new).map_err(Error::io("create", &target))
+        })
     }
 
     /// Records the commit that a branch or tag points to.
@@ -80,9 +83,7 @@ impl RepoCache {
         }
         let parent = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-        let new = path.with_added_extension(format!("{}.new", std::process::id()));
-        files::write_durably(&new, commit.as_bytes())?;
-        fs::rename(&new, &path).map_err(Error::io("move into place", &path))
+        files::replace(&path, |new| files::write_durably(new, commit.as_bytes()))
     }
 
     /// Returns the commit and the selected files of a revision, if all of them are in the cache.
