@@ -1,8 +1,6 @@
 //! The hub's downloader against a local stand-in that drops connections, lies and refuses.
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
-mod standin;
-
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -22,7 +20,7 @@ use narthex_catalog::{
     source::hub::{Hub, HubOptions, RepoSummary, Snapshot},
 };
 use narthex_spec::{Progress, progress::Quiet};
-use standin::{COMMIT, Reply, Repo, Request, Server, noise};
+use narthex_testkit::hub::{COMMIT, HubServer, Reply, Repo, Request, noise};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -71,9 +69,9 @@ fn partial(cache: &Path, repo: &Repo) -> PathBuf {
 fn server_with(
     repo: &Repo,
     twist: impl Fn(usize, &Request, Reply) -> Reply + Send + Sync + 'static,
-) -> Server {
+) -> HubServer {
     let (repo, count) = (repo.clone(), AtomicUsize::new(0));
-    Server::start(move |request| {
+    HubServer::start(move |request| {
         let honest = repo.answer(request);
         if !request.is("GET", WEIGHTS) {
             return honest;
@@ -94,7 +92,7 @@ fn a_snapshot_has_the_standard_layout_and_is_not_fetched_twice() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
     let honest = repo.clone();
-    let server = Server::start(move |request| honest.answer(request));
+    let server = HubServer::start(move |request| honest.answer(request));
     let snapshot = pull(&server.endpoint, cache.path()).unwrap();
     let root = cache.path().join("models--owner--tiny");
     assert_eq!(snapshot.path, root.join("snapshots").join(COMMIT));
@@ -208,7 +206,7 @@ fn more_bytes_than_promised_are_refused_and_deleted() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
     let honest = repo.clone();
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         let reply = honest.answer(request);
         if request.path.ends_with(WEIGHTS) { reply.with("X-Linked-Size", "1000") } else { reply }
     });
@@ -222,7 +220,7 @@ fn fewer_bytes_than_promised_are_no_file() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
     let honest = repo.clone();
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         let reply = honest.answer(request);
         let lie = request.path.ends_with(WEIGHTS);
         if lie { reply.with("X-Linked-Size", "400000").without("Content-Range") } else { reply }
@@ -257,7 +255,7 @@ fn a_file_that_changes_between_attempts_is_begun_anew() {
     );
     let (before, after) = (old.clone(), new.clone());
     let changed = AtomicUsize::new(0);
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         if changed.load(Ordering::SeqCst) > 0 {
             return after.answer(request);
         }
@@ -294,7 +292,7 @@ fn busy_servers_are_asked_again() {
     let honest = repo.clone();
     let count = AtomicUsize::new(0);
     // The listing fails twice, the first promise once, the bytes of both files once.
-    let server = Server::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
+    let server = HubServer::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
         0 | 3 => Reply::status(503).with("Retry-After", "0"),
         1 | 5 => Reply::status(429),
         9 => Reply::status(502),
@@ -307,7 +305,7 @@ fn busy_servers_are_asked_again() {
 #[test]
 fn a_server_that_stays_broken_is_given_up() {
     let cache = tempfile::tempdir().unwrap();
-    let server = Server::start(|_| Reply::status(500));
+    let server = HubServer::start(|_| Reply::status(500));
     let error = hub_error(pull(&server.endpoint, cache.path()));
     assert!(matches!(error, HubError::Status { status: 500, .. }), "{error}");
     assert_eq!(server.requests().len(), 5);
@@ -317,7 +315,7 @@ fn a_server_that_stays_broken_is_given_up() {
 fn refusals_are_told_apart() {
     let check = |reply: Reply, kind: ErrorKind, text: &str, hint: &str| {
         let cache = tempfile::tempdir().unwrap();
-        let server = Server::start(move |_| reply.clone());
+        let server = HubServer::start(move |_| reply.clone());
         let error = pull(&server.endpoint, cache.path()).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains(text), "{error}");
@@ -344,7 +342,7 @@ fn refusals_are_told_apart() {
 fn a_gated_file_names_the_models_page() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         if request.path.starts_with("/api/") { repo.answer(request) } else { Reply::status(403) }
     });
     let error = pull(&server.endpoint, cache.path()).unwrap_err();
@@ -357,11 +355,11 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
     let repo = repo();
     let storage = {
         let repo = repo.clone();
-        Server::start(move |request| repo.answer(request))
+        HubServer::start(move |request| repo.answer(request))
     };
     let hub = {
         let (repo, storage) = (repo.clone(), storage.endpoint.clone());
-        Server::start(move |request| {
+        HubServer::start(move |request| {
             let reply = repo.answer(request);
             if !request.path.ends_with(WEIGHTS) {
                 return reply;
@@ -383,7 +381,7 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
 fn a_moved_repository_is_followed_with_the_token() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
-    let server = Server::start(move |request| match request.path.strip_prefix("/owner/tiny") {
+    let server = HubServer::start(move |request| match request.path.strip_prefix("/owner/tiny") {
         Some(rest) => Reply::status(307).with("Location", format!("/owner/moved{rest}")),
         None => repo.answer(request),
     });
@@ -396,7 +394,7 @@ fn a_moved_repository_is_followed_with_the_token() {
 #[test]
 fn endless_redirects_end() {
     let cache = tempfile::tempdir().unwrap();
-    let server = Server::start(|request| Reply::status(302).with("Location", request.path.clone()));
+    let server = HubServer::start(|request| Reply::status(302).with("Location", request.path.clone()));
     let error = hub_error(pull(&server.endpoint, cache.path()));
     assert!(matches!(error, HubError::BadRedirect { .. }), "{error}");
     assert_eq!(server.requests().len(), 11);
@@ -426,7 +424,7 @@ fn a_cancelled_download_stops_and_goes_on_later() {
 #[test]
 fn waiting_for_a_busy_server_can_be_cancelled() {
     let cache = tempfile::tempdir().unwrap();
-    let server = Server::start(|_| Reply::status(503).with("Retry-After", "30"));
+    let server = HubServer::start(|_| Reply::status(503).with("Retry-After", "30"));
     let cancel = Arc::new(Cancel::new(false));
     let flag = Arc::clone(&cancel);
     thread::spawn(move || {
@@ -446,7 +444,7 @@ fn a_tokenizer_is_there_or_lent_before_the_weights_are_fetched() {
     let mut bare = repo();
     bare.files.remove("tokenizer.json");
     let lender = Repo::new(&[("tokenizer.json", b"[1]"), ("map.json", b"[2]"), (WEIGHTS, b"no")]);
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         if request.path.contains("/lender/") { lender.answer(request) } else { bare.answer(request) }
     });
     let error = hub_error(pull(&server.endpoint, cache.path()));
@@ -478,7 +476,7 @@ fn settings_come_without_weights() {
     let cache = tempfile::tempdir().unwrap();
     let mut repo = repo();
     repo.files.insert("modules.json".to_owned(), b"[]".to_vec());
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let settings = |endpoint: &str| {
         Hub::new(options(endpoint, cache.path())).unwrap().settings(&source(), &Cancel::new(false))
     };
@@ -500,7 +498,7 @@ fn an_outline_is_settings_and_beginnings() {
     let mut repo = repo();
     let whole = noise(3_000_000);
     repo.files.insert(WEIGHTS.to_owned(), whole.clone());
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let outline = |endpoint: &str, wanted: u64| {
         let folder = tempfile::tempdir().unwrap();
         let wanted = |name: &str, found: &[u8]| {
@@ -532,7 +530,7 @@ fn an_outline_is_settings_and_beginnings() {
 fn without_a_network_a_complete_snapshot_is_used() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let online = pull(&server.endpoint, cache.path()).unwrap();
     // Nothing listens on port 1.
     let notes = Arc::new(Mutex::new(Vec::new()));
@@ -568,7 +566,7 @@ fn without_a_network_and_a_cache_the_host_is_named() {
 fn hostile_listings_are_refused() {
     let check = |listing: String, expect: &str| {
         let cache = tempfile::tempdir().unwrap();
-        let server = Server::start(move |_| Reply {
+        let server = HubServer::start(move |_| Reply {
             status: 200,
             body: listing.clone().into_bytes(),
             ..Reply::default()
@@ -591,7 +589,7 @@ fn hostile_listings_are_refused() {
 fn an_etag_that_is_no_file_name_is_refused() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         repo.answer(request).without("X-Linked-Etag").with("ETag", "\"../../../evil\"")
     });
     let error = hub_error(pull(&server.endpoint, cache.path()));
@@ -619,7 +617,7 @@ fn two_downloads_at_once_fetch_the_bytes_once() {
 fn a_gguf_repository_gives_the_file() {
     let cache = tempfile::tempdir().unwrap();
     let repo = Repo::new(&[("q4.gguf", b"GGUF4"), ("q8.gguf", b"GGUF8"), ("config.json", b"{}")]);
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let error = pull(&server.endpoint, cache.path()).unwrap_err();
     assert!(error.hint().unwrap().contains("hf:owner/tiny/q4.gguf"), "{:?}", error.hint());
     let one = HubSource { files: vec!["q8.gguf".to_owned()], ..source() };

@@ -1,20 +1,17 @@
 //! Models on the hub, against a local stand-in. Of a plan, settings and the beginnings of files are all that is asked for.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(dead_code, reason = "the stand-in does more than is asked of it here")]
-
-#[path = "../../catalog/tests/standin/mod.rs"]
-mod standin;
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::Path,
     process::{Command, Output, Stdio},
 };
 
-use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf, tiny_llama_shards};
-use standin::{Repo, Server};
+use narthex_testkit::{
+    checkpoint::{tiny_bert_safetensors, tiny_llama_gguf, tiny_llama_shards},
+    hub::{HubServer, Repo},
+};
 
 fn plan(endpoint: &str, home: &Path, model: &str) -> Output {
     narthex(endpoint, home, &["plan", model, "--json", "--target", "qnn:x-elite"])
@@ -41,21 +38,7 @@ fn repo() -> Repo {
 fn repo_of(write: impl FnOnce(&Path)) -> Repo {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
-    let mut files = BTreeMap::new();
-    gather(folder.path(), "", &mut files);
-    Repo { files }
-}
-
-/// A folder's files by their path in it.
-fn gather(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
-    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        let name = format!("{prefix}{}", entry.file_name().into_string().unwrap());
-        if entry.path().is_dir() {
-            gather(&entry.path(), &format!("{name}/"), files);
-        } else {
-            files.insert(name, fs::read(entry.path()).unwrap());
-        }
-    }
+    Repo::of_folder(folder.path()).unwrap()
 }
 
 #[test]
@@ -65,7 +48,7 @@ fn a_hub_model_is_planned_without_its_weights() {
     // The model card is no part of the checkpoint.
     let wanted = repo.files.iter().filter(|(name, _)| *name != "README.md");
     let bytes: usize = wanted.map(|(_, bytes)| bytes.len()).sum();
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
     let found: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
@@ -85,7 +68,7 @@ fn a_hub_model_is_planned_without_its_weights() {
 fn a_gguf_file_on_the_hub_is_planned_from_its_beginning() {
     let home = tempfile::tempdir().unwrap();
     let repo = Repo::new(&[("tiny.gguf", &tiny_llama_gguf(7)), ("other.gguf", b"no")]);
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny/tiny.gguf");
     let found: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
@@ -98,7 +81,7 @@ fn a_shard_that_is_cut_off_is_called_as_on_the_hub() {
     let mut repo = repo();
     let shard = repo.files.get_mut("model-00002-of-00002.safetensors").unwrap();
     shard.truncate(shard.len() - 8);
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("error: hf:owner/tiny/model-00002-of-00002.safetensors is malformed"), "{text}");
@@ -111,7 +94,7 @@ fn a_tensor_that_a_hub_model_lacks_is_named_before_the_download() {
     let config = repo.files.get_mut("config.json").unwrap();
     let text = String::from_utf8(config.clone()).unwrap();
     *config = text.replace("\"num_hidden_layers\":2", "\"num_hidden_layers\":3").into_bytes();
-    let server = Server::start(move |request| repo.answer(request));
+    let server = HubServer::start(move |request| repo.answer(request));
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains("no tensor for layers.2."), "{text}");
@@ -125,7 +108,7 @@ fn a_model_without_a_tokenizer_of_its_own_gets_the_one_that_the_catalogue_names(
     let mut lender = whole;
     lender.files.retain(|name, _| name == "tokenizer.json");
     lender.files.insert("special_tokens_map.json".to_owned(), b"{}".to_vec());
-    let server = Server::start(move |request| {
+    let server = HubServer::start(move |request| {
         if request.path.contains("/TinyLlama/") { lender.answer(request) } else { bare.answer(request) }
     });
     let run = |args: &[&str]| narthex(&server.endpoint, home.path(), args);
@@ -145,7 +128,7 @@ fn an_embedding_model_has_the_prompts_that_the_catalogue_knows() {
         tiny_bert_safetensors(folder, 7).unwrap();
         let _ = fs::remove_file(folder.join("config_sentence_transformers.json"));
     });
-    let server = Server::start(move |request| bert.answer(request));
+    let server = HubServer::start(move |request| bert.answer(request));
     let run = |args: &[&str]| {
         let output = narthex(&server.endpoint, home.path(), args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -97,6 +97,11 @@ fn count(value: usize) -> Meta {
     Meta::U32(value as u32)
 }
 
+/// Returns the `tokenizer.json` of the tiny Llama: byte-level BPE whose token 2 ends texts.
+pub fn tiny_tokenizer_json() -> Vec<u8> {
+    words::llama_tokenizer().to_string().into_bytes()
+}
+
 /// Writes the Llama of [`tiny_llama_gguf`] into `folder` as `config.json`, one safetensors file and tokenizer files.
 pub fn tiny_llama_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
     write_llama_texts(folder)?;

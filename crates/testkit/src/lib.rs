@@ -6,5 +6,6 @@ pub mod architecture;
 pub mod checkpoint;
 pub mod encoder;
 pub mod executor;
+pub mod hub;
 pub mod invariant;
 pub mod sink;

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
+use narthex_testkit::hub::{HubServer, Repo};
 
 use super::{Outcome, Subject, child::peak_memory, files, mutation::Random};
 
@@ -18,12 +19,18 @@ const KILLS: usize = 50;
 /// Longest time until a kill.
 const LATEST: Duration = Duration::from_secs(5);
 
-/// A command to kill. `{}` stands for the checkpoint.
+/// A command to kill. `{}` stands for the folder of a checkpoint.
 struct Victim {
     what: &'static str,
     command: &'static [&'static str],
     store: StoreState,
 }
+
+/// A checkpoint's repository on the local stand-in for the hub.
+const DOWNLOAD: &str = "hf:attack/tiny";
+
+/// Time between two pieces of 8 KiB of a download, so that kills come in its midst.
+const PACE: Duration = Duration::from_millis(5);
 
 /// Contents of the store at the start.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,7 +40,7 @@ enum StoreState {
 }
 
 const VICTIMS: &[Victim] = &[
-    Victim { what: "pull", command: &["pull", "{}"], store: StoreState::Empty },
+    Victim { what: "pull", command: &["pull", DOWNLOAD], store: StoreState::Empty },
     Victim {
         what: "compile",
         command: &["compile", "{}", "--scheme", "f32", "--calibrate", "none"],
@@ -56,7 +63,9 @@ pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let (checkpoint, packed) = (tempfile::tempdir()?, tempfile::tempdir()?);
     files::llama(checkpoint.path())?;
     files::package(subject, packed.path())?;
-    let bench = Bench { subject, checkpoint: checkpoint.path(), packed: packed.path() };
+    let repo = Repo::of_folder(checkpoint.path())?;
+    let hub = HubServer::start(move |request| repo.answer(request).paced(PACE));
+    let bench = Bench { subject, checkpoint: checkpoint.path(), packed: packed.path(), hub: &hub.endpoint };
     VICTIMS.iter().map(|victim| bench.kill_all(victim)).collect()
 }
 
@@ -65,6 +74,8 @@ struct Bench<'a> {
     subject: &'a Subject<'a>,
     checkpoint: &'a Path,
     packed: &'a Path,
+    /// Address of the stand-in for the hub.
+    hub: &'a str,
 }
 
 /// The end of one victim.
@@ -110,6 +121,10 @@ impl Bench<'_> {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut command = self.subject.narthex(home.path(), &args);
         let start = Instant::now();
+        command
+            .env_remove("HF_HUB_OFFLINE")
+            .env("HF_ENDPOINT", self.hub)
+            .env("HF_HUB_CACHE", home.path().join("hub"));
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         while start.elapsed() < moment && child.try_wait()?.is_none() {
             thread::sleep(Duration::from_millis(1));

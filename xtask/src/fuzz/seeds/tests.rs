@@ -8,6 +8,7 @@ use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
 use narthex_spec::progress::Quiet;
 use narthex_text::{
+    grammar::{Grammar, GrammarCompiler},
     template::{ChatTemplate, Message, RenderOptions, Role},
     tokenizer::Tokenizer,
 };
@@ -155,6 +156,21 @@ fn requests() {
             .map(|e| e.to_string())
             .collect();
         if refusals.len() < Endpoint::ALL.len() { Ok(()) } else { Err(refusals.join("\n")) }
+    });
+}
+
+#[test]
+fn grammars() {
+    let tokenizer = Tokenizer::from_json(&narthex_testkit::checkpoint::tiny_tokenizer_json()).unwrap();
+    let compiler = GrammarCompiler::new(&tokenizer, &[2]).unwrap();
+    check(Target::Grammar, |bytes| {
+        let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+        let grammar = match text.strip_prefix('/') {
+            Some(expression) => Grammar::Regex(expression.to_owned()),
+            None if text.starts_with('{') => Grammar::JsonSchema(serde_json::from_str(text).unwrap()),
+            None => Grammar::Lark(text.to_owned()),
+        };
+        shown(compiler.compile(&grammar))
     });
 }
 

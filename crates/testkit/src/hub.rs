@@ -1,70 +1,95 @@
-//! A local stand-in for the model hub, which does what it is told: honour ranges, drop connections, lie, refuse.
+//! A local stand-in for the model hub. Its answers are a function of the test: true, cut short, wrong or refused.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
+    fs,
+    io::{self, BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
+    path::Path,
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use sha2::{Digest, Sha256};
 
-/// The commit of every repository here.
-pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// Commit of every repository.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
-    pub(crate) method: String,
-    pub(crate) path: String,
-    pub(crate) headers: BTreeMap<String, String>,
+pub struct Request {
+    /// `GET` or `HEAD`.
+    pub method: String,
+    /// Path, with its query.
+    pub path: String,
+    /// Headers by their names in lower case.
+    pub headers: BTreeMap<String, String>,
 }
 
 impl Request {
-    pub(crate) fn range_start(&self) -> Option<usize> {
+    /// Returns the start of an open range.
+    pub fn range_start(&self) -> Option<usize> {
         self.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
 
-    /// How many bytes from the first are asked for.
-    pub(crate) fn range_length(&self) -> Option<usize> {
+    /// Returns the length of a range that begins at 0.
+    pub fn range_length(&self) -> Option<usize> {
         self.headers.get("range")?.strip_prefix("bytes=0-")?.parse::<usize>().ok().map(|last| last + 1)
     }
 
-    pub(crate) fn is(&self, method: &str, ending: &str) -> bool {
+    /// Returns true if the method is `method` and the path ends with `ending`.
+    pub fn is(&self, method: &str, ending: &str) -> bool {
         self.method == method && self.path.ends_with(ending)
     }
 }
 
-/// An answer, true or not.
+/// An answer.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
-    /// The length to declare, where it is not the body's.
-    pub(crate) declared: Option<usize>,
-    /// Close the connection after this many bytes of the body.
-    pub(crate) cut: Option<usize>,
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers.
+    pub headers: Vec<(String, String)>,
+    /// Body.
+    pub body: Vec<u8>,
+    /// Content length to declare, if it is not the body's.
+    pub declared: Option<usize>,
+    /// Number of bytes of the body after which the connection is closed.
+    pub cut: Option<usize>,
+    /// Pause after each piece of 8 KiB.
+    pub pace: Duration,
 }
 
 impl Reply {
-    pub(crate) fn status(status: u16) -> Self {
+    /// Returns an answer without a body.
+    pub fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
 
-    pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+    /// Sets a header.
+    pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.retain(|(known, _)| known != name);
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    pub(crate) fn without(mut self, name: &str) -> Self {
+    /// Removes a header.
+    pub fn without(mut self, name: &str) -> Self {
         self.headers.retain(|(known, _)| known != name);
         self
     }
 
-    pub(crate) fn cut(mut self, bytes: usize) -> Self {
+    /// Pauses after each piece of 8 KiB of the body.
+    pub fn paced(mut self, pace: Duration) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Closes the connection after `bytes` bytes of the body.
+    pub fn cut(mut self, bytes: usize) -> Self {
         self.cut = Some(bytes);
         self
     }
@@ -73,13 +98,19 @@ impl Reply {
 type Answer = dyn Fn(&Request) -> Reply + Send + Sync;
 
 /// A listening server; it lives as long as the process.
-pub(crate) struct Server {
-    pub(crate) endpoint: String,
+#[derive(Debug)]
+pub struct HubServer {
+    /// Address, as `http://host:port`.
+    pub endpoint: String,
     log: Arc<Mutex<Vec<Request>>>,
 }
 
-impl Server {
-    pub(crate) fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+impl HubServer {
+    /// Starts a server.
+    ///
+    /// # Panics
+    /// If no port is free.
+    pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
@@ -94,12 +125,16 @@ impl Server {
         Self { endpoint, log }
     }
 
-    pub(crate) fn requests(&self) -> Vec<Request> {
+    /// Returns the requests so far.
+    ///
+    /// # Panics
+    /// If a thread of the server panicked.
+    pub fn requests(&self) -> Vec<Request> {
         self.log.lock().unwrap().clone()
     }
 
-    /// The starts of the ranges of all GETs for a file; 0 for whole ones.
-    pub(crate) fn gets(&self, ending: &str) -> Vec<usize> {
+    /// Returns the starts of the ranges of all GETs for a file; 0 for whole ones.
+    pub fn gets(&self, ending: &str) -> Vec<usize> {
         let gets = self.requests().into_iter().filter(|request| request.is("GET", ending));
         gets.map(|request| request.range_start().unwrap_or(0)).collect()
     }
@@ -123,6 +158,7 @@ fn serve(mut stream: TcpStream, answer: &Answer, log: &Mutex<Vec<Request>>) {
             if stream.write_all(piece).is_err() {
                 return;
             }
+            thread::sleep(reply.pace);
         }
     }
     let _ = stream.flush();
@@ -142,19 +178,46 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
     Some(Request { method, path, headers })
 }
 
-/// A repository's files; those that end in `.safetensors` or `.gguf` are in large-file storage.
-#[derive(Clone)]
-pub(crate) struct Repo {
-    pub(crate) files: BTreeMap<String, Vec<u8>>,
+/// Files of a repository; those that end in `.safetensors` or `.gguf` are in large-file storage.
+#[derive(Debug, Clone)]
+pub struct Repo {
+    /// Contents by path.
+    pub files: BTreeMap<String, Vec<u8>>,
 }
 
 impl Repo {
-    pub(crate) fn new(files: &[(&str, &[u8])]) -> Self {
+    /// Returns a repository with these paths and contents.
+    pub fn new(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
         Self { files }
     }
 
-    pub(crate) fn etag(name: &str, bytes: &[u8]) -> String {
+    /// Returns a repository with the files of a folder.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn of_folder(folder: &Path) -> io::Result<Self> {
+        let mut repo = Self { files: BTreeMap::new() };
+        repo.add_folder(folder, "")?;
+        Ok(repo)
+    }
+
+    fn add_folder(&mut self, folder: &Path, prefix: &str) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = format!("{prefix}{name}");
+            if path.is_dir() {
+                self.add_folder(&path, &format!("{name}/"))?;
+            } else {
+                self.files.insert(name, fs::read(&path)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the entity tag of a file: its SHA-256 in large-file storage, else 40 digits.
+    pub fn etag(name: &str, bytes: &[u8]) -> String {
         let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         if name.ends_with(".safetensors") || name.ends_with(".gguf") {
             digest
@@ -163,8 +226,8 @@ impl Repo {
         }
     }
 
-    /// What an honest hub answers.
-    pub(crate) fn answer(&self, request: &Request) -> Reply {
+    /// Returns the answer of an honest hub.
+    pub fn answer(&self, request: &Request) -> Reply {
         if request.path.starts_with("/api/models/") {
             return Reply { status: 200, body: self.listing(), ..Reply::default() };
         }
@@ -202,8 +265,8 @@ impl Repo {
     }
 }
 
-/// Bytes without a pattern, the same on every call.
-pub(crate) fn noise(length: usize) -> Vec<u8> {
+/// Returns bytes without a pattern, the same on every call.
+pub fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut next = || {
         state ^= state << 13;
