@@ -10,6 +10,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::Error;
 
+/// Variable with one key.
+pub const KEY_VARIABLE: &str = "NARTHEX_API_KEY";
+
+/// Variable with several keys, separated by commas or spaces.
+pub const KEYS_VARIABLE: &str = "NARTHEX_API_KEYS";
+
+/// Variable with the path of a file that has a key on each line.
+pub const KEY_FILE_VARIABLE: &str = "NARTHEX_API_KEY_FILE";
+
+/// Variable with the key of an admin.
+pub const ADMIN_KEY_VARIABLE: &str = "NARTHEX_ADMIN_KEY";
+
+/// Variables that hold secrets; subprocesses do not inherit them.
+pub const SECRET_VARIABLES: [&str; 4] = [KEY_VARIABLE, KEYS_VARIABLE, ADMIN_KEY_VARIABLE, "HF_TOKEN"];
+
 /// Maximum size of a key file in bytes.
 pub(crate) const FILE_LIMIT: u64 = 4 << 20;
 

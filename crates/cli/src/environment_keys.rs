@@ -3,22 +3,10 @@
 use anyhow::Context;
 use narthex_gateway::{
     Error,
-    keys::{ApiKey, KeyRole},
+    keys::{ADMIN_KEY_VARIABLE, ApiKey, KEY_FILE_VARIABLE, KEY_VARIABLE, KEYS_VARIABLE, KeyRole},
 };
 
 use crate::input_file;
-
-/// Variable with one key.
-const KEY: &str = "NARTHEX_API_KEY";
-
-/// Variable with several keys, separated by commas or spaces.
-const KEYS: &str = "NARTHEX_API_KEYS";
-
-/// Variable with the path of a file that has a key on each line.
-const KEY_FILE: &str = "NARTHEX_API_KEY_FILE";
-
-/// Variable with the key of an admin.
-const ADMIN_KEY: &str = "NARTHEX_ADMIN_KEY";
 
 /// Returns the keys that the environment names. An error names the variable, never its value.
 pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<ApiKey>> {
@@ -28,24 +16,24 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<A
         keys.push(ApiKey::from_secret(origin, secret, role).map_err(Error::from)?);
         Ok(())
     };
-    if let Some(secret) = variable(KEY) {
-        add(KEY, secret.trim(), KeyRole::User)?;
+    if let Some(secret) = variable(KEY_VARIABLE) {
+        add(KEY_VARIABLE, secret.trim(), KeyRole::User)?;
     }
-    if let Some(secrets) = variable(KEYS) {
+    if let Some(secrets) = variable(KEYS_VARIABLE) {
         let separators = |c: char| c == ',' || c.is_whitespace();
         for secret in secrets.split(separators).filter(|secret| !secret.is_empty()) {
-            add(KEYS, secret, KeyRole::User)?;
+            add(KEYS_VARIABLE, secret, KeyRole::User)?;
         }
     }
-    if let Some(path) = variable(KEY_FILE) {
-        let bytes =
-            input_file::read(path.as_ref()).with_context(|| format!("{KEY_FILE} names no file of keys"))?;
+    if let Some(path) = variable(KEY_FILE_VARIABLE) {
+        let bytes = input_file::read(path.as_ref())
+            .with_context(|| format!("{KEY_FILE_VARIABLE} names no file of keys"))?;
         for secret in String::from_utf8_lossy(&bytes).lines().map(str::trim).filter(|line| !line.is_empty()) {
-            add(KEY_FILE, secret, KeyRole::User)?;
+            add(KEY_FILE_VARIABLE, secret, KeyRole::User)?;
         }
     }
-    if let Some(secret) = variable(ADMIN_KEY) {
-        add(ADMIN_KEY, secret.trim(), KeyRole::Admin)?;
+    if let Some(secret) = variable(ADMIN_KEY_VARIABLE) {
+        add(ADMIN_KEY_VARIABLE, secret.trim(), KeyRole::Admin)?;
     }
     Ok(keys)
 }
@@ -64,15 +52,25 @@ mod tests {
         let [a, b, c, d] = SECRETS;
         std::fs::write(&file, format!("{c}\n\n{d}\n")).unwrap();
         let get = |name: &str| match name {
-            KEY => Some(format!(" {a}\n")),
-            KEYS => Some(format!("{b}, {c}")),
-            KEY_FILE => Some(file.display().to_string()),
-            ADMIN_KEY => Some(d.to_owned()),
+            KEY_VARIABLE => Some(format!(" {a}\n")),
+            KEYS_VARIABLE => Some(format!("{b}, {c}")),
+            KEY_FILE_VARIABLE => Some(file.display().to_string()),
+            ADMIN_KEY_VARIABLE => Some(d.to_owned()),
             _ => None,
         };
         let keys = read(&get).unwrap();
         let origins: Vec<&str> = keys.iter().map(|key| key.name.as_str()).collect();
-        assert_eq!(origins, [KEY, KEYS, KEYS, KEY_FILE, KEY_FILE, ADMIN_KEY]);
+        assert_eq!(
+            origins,
+            [
+                KEY_VARIABLE,
+                KEYS_VARIABLE,
+                KEYS_VARIABLE,
+                KEY_FILE_VARIABLE,
+                KEY_FILE_VARIABLE,
+                ADMIN_KEY_VARIABLE
+            ]
+        );
         let admins = keys.iter().filter(|key| key.limits.role == KeyRole::Admin).count();
         assert_eq!((admins, keys[1].hash == keys[0].hash, keys[3].hash == keys[2].hash), (1, false, true));
         assert!(read(&|_| None).unwrap().is_empty() && read(&|_| Some(String::new())).unwrap().is_empty());
@@ -80,10 +78,11 @@ mod tests {
 
     #[test]
     fn errors_name_the_variable_and_not_the_secret() {
-        let error = read(&|name| (name == KEYS).then(|| "short".to_owned())).unwrap_err().to_string();
-        assert!(error.contains(KEYS) && !error.contains("short"), "{error}");
-        let error = read(&|name| (name == KEY_FILE).then(|| "/no/such".to_owned())).unwrap_err();
+        let error =
+            read(&|name| (name == KEYS_VARIABLE).then(|| "short".to_owned())).unwrap_err().to_string();
+        assert!(error.contains(KEYS_VARIABLE) && !error.contains("short"), "{error}");
+        let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| "/no/such".to_owned())).unwrap_err();
         let error = format!("{error:#}");
-        assert!(error.contains("/no/such") && error.contains(KEY_FILE), "{error}");
+        assert!(error.contains("/no/such") && error.contains(KEY_FILE_VARIABLE), "{error}");
     }
 }

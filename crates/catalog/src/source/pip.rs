@@ -14,7 +14,7 @@ use std::{
 
 use narthex_spec::progress::Stage;
 
-use crate::{Cancel, check_cancel, error::Error, files, redact::redact};
+use crate::{Cancel, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
 
 /// Time between two checks of the process, the cancel flag and the growing files.
 const POLL: Duration = Duration::from_millis(100);
@@ -108,6 +108,9 @@ impl Pip {
         let (program, arguments) = self.command.split_first()?;
         let mut command = Command::new(program);
         command.args(arguments);
+        for name in SECRET_VARIABLES {
+            command.env_remove(name);
+        }
         Some(command)
     }
 

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use narthex_catalog::runtimes;
+use narthex_catalog::{keys::SECRET_VARIABLES, runtimes};
 use narthex_check::{CompilerResult, FallbackNode, FaultyNodes, ProcessEnd};
 use narthex_device::{
     DeviceError,
@@ -256,6 +256,9 @@ impl TrialProcess {
     fn start(program: &TrialProgram, target: &Target, files: &[&Path]) -> Result<Self, Error> {
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).arg(target.to_string()).args(files);
+        for name in SECRET_VARIABLES {
+            command.env_remove(name);
+        }
         let child = SharedChild::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
         let failed = |source| Error::Io { what: format!("cannot start {}", program.path.display()), source };
         Ok(Self(Arc::new(child.map_err(failed)?)))
