@@ -8,12 +8,15 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::TcpStream,
+    sync::atomic::AtomicBool,
     time::Duration,
 };
 
+use narthex_catalog::store::Store;
 use narthex_gateway::Config;
+use narthex_spec::progress::Quiet;
 use serde_json::{Value, json};
-use support::{Head, LONG_CONTEXT, Live, Stream, Tiny, chat, eventually, text_of, with};
+use support::{Head, LONG_CONTEXT, Live, PATIENCE, Stream, Tiny, chat, eventually, text_of, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -86,7 +89,7 @@ fn a_client_that_leaves_an_encoder_frees_its_place() {
     let model = tiny.encoder("bert", Head::Spans);
     let live = Live::start(Config { max_queue: 0, ..tiny.config() });
     // A question that leaves room for one token of the context, so that there are as many windows as tokens.
-    let (question, context) = ("the ".repeat(60), "cat ".repeat(1_000_000));
+    let (question, context) = ("the ".repeat(60), "cat ".repeat(250_000));
     let asked = json!({"model": model, "question": question, "context": context});
     let short = with(asked.clone(), json!({"context": "the cat"}));
     assert_eq!(live.post("/v1/answer", &short).status, 200);
@@ -108,6 +111,35 @@ fn while_a_model_loads_requests_are_told_to_come_back() {
     assert!(error["message"].as_str().unwrap().contains("still loading"), "{error}");
     assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
     eventually("the load", || live.post(CHAT, &chat(&model, 2)).status == 200);
+}
+
+#[test]
+fn hundreds_of_requests_that_wait_for_a_load_leave_room_for_others() {
+    const WAITING: usize = 600;
+    let tiny = Tiny::new();
+    let store = Store::open(Some(tiny.home())).unwrap();
+    // The load waits for the lock of another process that compiles the model.
+    let compiling = store.lock("compile-smollm2-135m-w8", &Quiet, &AtomicBool::new(false)).unwrap();
+    let config = Config { slots: 1, max_queue: WAITING - 1, load_wait: PATIENCE, ..tiny.config() };
+    let live = Live::start(config);
+    let body = chat("smollm2:135m", 1).to_string();
+    let head = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length";
+    let request = format!("POST {CHAT} {head}: {}\r\n\r\n{body}", body.len());
+    let mut clients: Vec<TcpStream> = (0..=WAITING).map(|_| live.begin(&request)).collect();
+    // All but one wait.
+    clients.iter().for_each(|client| client.set_nonblocking(true).unwrap());
+    let is_answered = |client: &TcpStream| client.peek(&mut [0]).is_ok();
+    eventually("the answer of one too many", || clients.iter().any(is_answered));
+    assert_eq!(live.get("/health").json()["models"][0]["state"]["state"], "loading");
+    assert!(live.metric("narthex_open_streams").is_some());
+    let refused = clients.iter().position(is_answered).unwrap();
+    let mut answer = vec![0; 4096];
+    let length = clients[refused].read(&mut answer).unwrap();
+    assert!(answer[..length].starts_with(b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&answer[..length]));
+    drop(clients);
+    assert_eq!(live.get("/health").status, 200);
+    drop(live);
+    drop(compiling);
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::io::{self, Read, stdin};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    request::{AnswerRequest, Answers},
+    request::{AnswerRequest, Answers, MAX_ANSWER_TEXT},
 };
 use serde::Serialize;
 
 use crate::{args::AnswerArgs, bars::Bars, interrupt, output};
 
 /// Maximum size of a context.
-const MAX_CONTEXT_BYTES: u64 = 64 << 20;
+const MAX_CONTEXT_BYTES: u64 = MAX_ANSWER_TEXT as u64;
 
 #[derive(Serialize)]
 struct AnswerOutput<'a> {
@@ -36,7 +36,7 @@ struct Span<'a> {
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
         let mut text = String::new();
-        interrupt::input(|| stdin().lock().take(MAX_CONTEXT_BYTES).read_to_string(&mut text))
+        interrupt::input(|| stdin().lock().take(MAX_CONTEXT_BYTES + 1).read_to_string(&mut text))
             .context("cannot read standard input")?;
         text
     } else {

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use narthex_text::tokenizer::Pair;
+use parking_lot::Mutex;
 
 use crate::{
     cancel::Cancel,
@@ -14,11 +15,14 @@ use crate::{
     error::Error,
     load::loaded_model::LoadedModel,
     report::models::ModelKind,
-    serve::request::{Answer, AnswerRequest, Answers},
+    serve::request::{Answer, AnswerRequest, Answers, MAX_ANSWER_TEXT},
 };
 
 /// Maximum answers of one request.
 const MAX_ANSWERS: usize = 100;
+
+/// Held while a context is tokenised, so that only one takes the memory for that.
+static TOKENISING: Mutex<()> = Mutex::new(());
 
 /// Start and end of a span in the context, in bytes.
 type Span = (usize, usize);
@@ -32,7 +36,12 @@ pub(crate) fn answer(
     let encoder = model.encoder(ModelKind::Answer)?;
     check(request)?;
     let queued = encoder.enter(cancel)?;
-    let pair = model.package.tokenizer.encode_pair(&request.question, &request.context)?;
+    let pair = {
+        // Tokenising takes a hundred times the bytes of the text.
+        let _one = TOKENISING.lock();
+        cancel.check()?;
+        model.package.tokenizer.encode_pair(&request.question, &request.context)?
+    };
     let max_length = encoder.limits().max_length.min(model.package.manifest.max_length);
     let limit = max_length.min(request.window.max(1));
     let room = limit.saturating_sub(pair.overhead());
@@ -78,6 +87,13 @@ fn check(request: &AnswerRequest) -> Result<(), Error> {
     for (param, text) in [("question", &request.question), ("context", &request.context)] {
         if text.trim().is_empty() {
             return Err(Error::invalid(param, "expected some text, found none"));
+        }
+        if text.len() > MAX_ANSWER_TEXT {
+            let found = text.len();
+            let message = format!(
+                "it has {found} bytes, but at most {MAX_ANSWER_TEXT} are allowed; ask about parts of it"
+            );
+            return Err(Error::invalid(param, message));
         }
     }
     Ok(())

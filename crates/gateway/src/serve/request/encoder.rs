@@ -88,6 +88,9 @@ pub struct Ranked {
     pub score: f32,
 }
 
+/// Maximum bytes of a question and of its context.
+pub const MAX_ANSWER_TEXT: usize = 1 << 20;
+
 /// Question about a text.
 #[derive(Debug, Clone)]
 pub struct AnswerRequest {

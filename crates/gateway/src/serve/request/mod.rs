@@ -12,8 +12,8 @@ pub use narthex_text::{
 };
 
 pub use encoder::{
-    Answer, AnswerRequest, Answers, EmbedRequest, Embeddings, Filling, Fillings, MaskRequest, Overlong,
-    Ranked, Ranking, RefineRequest, Refined, RerankRequest,
+    Answer, AnswerRequest, Answers, EmbedRequest, Embeddings, Filling, Fillings, MAX_ANSWER_TEXT,
+    MaskRequest, Overlong, Ranked, Ranking, RefineRequest, Refined, RerankRequest,
 };
 
 pub use reasoning::{ReasoningSettings, Thinking};
