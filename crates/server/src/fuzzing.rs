@@ -3,11 +3,19 @@
 use serde_json::Value;
 
 use crate::{
+    anthropic::messages::ParsedMessages,
     body::FromBody,
     error::ApiError,
+    ollama::{chat::ParsedOllamaChat, embed::EmbedBody, generate::ParsedGenerate},
     openai::{
-        answer::ParsedAnswer, chat::ParsedChat, completions::ParsedCompletion, embeddings::ParsedEmbeddings,
-        fill::ParsedFill, rerank::ParsedRerank,
+        answer::ParsedAnswer,
+        chat::ParsedChat,
+        completions::ParsedCompletion,
+        embeddings::ParsedEmbeddings,
+        fill::ParsedFill,
+        rerank::ParsedRerank,
+        responses::ParsedResponses,
+        token_endpoints::{DetokenizeBody, TokenizeBody},
     },
 };
 
@@ -26,12 +34,39 @@ pub enum Endpoint {
     Answer,
     /// `/v1/fill`.
     Fill,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/messages`.
+    Messages,
+    /// `/api/chat`.
+    OllamaChat,
+    /// `/api/generate`.
+    OllamaGenerate,
+    /// `/api/embed`.
+    OllamaEmbed,
+    /// `/tokenize`.
+    Tokenize,
+    /// `/detokenize`.
+    Detokenize,
 }
 
 impl Endpoint {
     /// Every endpoint that has a body.
-    pub const ALL: [Self; 6] =
-        [Self::Chat, Self::Completions, Self::Embeddings, Self::Rerank, Self::Answer, Self::Fill];
+    pub const ALL: [Self; 13] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Rerank,
+        Self::Answer,
+        Self::Fill,
+        Self::Responses,
+        Self::Messages,
+        Self::OllamaChat,
+        Self::OllamaGenerate,
+        Self::OllamaEmbed,
+        Self::Tokenize,
+        Self::Detokenize,
+    ];
 }
 
 /// Reads a body up to the call of the gateway.
@@ -47,6 +82,13 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Rerank => ParsedRerank::read(body).map(drop),
             Endpoint::Answer => ParsedAnswer::read(body).map(drop),
             Endpoint::Fill => ParsedFill::read(body).map(drop),
+            Endpoint::Responses => ParsedResponses::read(body).map(drop),
+            Endpoint::Messages => ParsedMessages::read(body).map(drop),
+            Endpoint::OllamaChat => ParsedOllamaChat::read(body).map(drop),
+            Endpoint::OllamaGenerate => ParsedGenerate::read(body).map(drop),
+            Endpoint::OllamaEmbed => EmbedBody::read(body).map(drop),
+            Endpoint::Tokenize => TokenizeBody::read(body).map(drop),
+            Endpoint::Detokenize => DetokenizeBody::read(body).map(drop),
         }
     };
     read().map_err(|error| error.body())
@@ -81,5 +123,17 @@ mod tests {
         check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "rounds": 3}"#, None);
         check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "top_k": 3}"#, Some("top_k"));
         check(Endpoint::Fill, r#"{"model": "m", "text": "a", "rounds": 3}"#, Some("rounds"));
+        check(Endpoint::Responses, r#"{"model": "m", "input": "a"}"#, None);
+        check(Endpoint::Messages, &format!(r#"{{"model": "m", "max_tokens": 1, {messages}}}"#), None);
+        check(
+            Endpoint::OllamaChat,
+            r#"{"model": "m", "messages": [{"role": "user", "content": "a"}]}"#,
+            None,
+        );
+        check(Endpoint::OllamaGenerate, r#"{"model": "m", "prompt": "a"}"#, None);
+        check(Endpoint::OllamaEmbed, r#"{"model": "m", "input": ["a"]}"#, None);
+        check(Endpoint::Tokenize, r#"{"model": "m", "content": "a"}"#, None);
+        check(Endpoint::Detokenize, r#"{"model": "m", "tokens": [1]}"#, None);
+        check(Endpoint::Detokenize, r#"{"model": "m"}"#, Some("tokens"));
     }
 }

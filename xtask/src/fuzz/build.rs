@@ -58,7 +58,7 @@ pub(super) fn build(
 }
 
 /// Returns the target triple of the machine.
-fn host() -> anyhow::Result<String> {
+pub(crate) fn host() -> anyhow::Result<String> {
     let version = rustc(&["-vV"])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).context("`rustc -vV` names no host")

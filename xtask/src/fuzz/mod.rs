@@ -21,6 +21,7 @@ use crate::{
     workspace::Workspace,
 };
 
+pub(crate) use build::host;
 use campaign::CampaignResult;
 
 /// Fuzz targets.
@@ -50,6 +51,8 @@ pub(crate) enum Target {
     Wheel,
     /// Files of API keys.
     Keys,
+    /// JSON schemas, Lark grammars and regular expressions.
+    Grammar,
 }
 
 impl Target {
@@ -61,7 +64,7 @@ impl Target {
     /// Maximum length of an input; shorter inputs run faster.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
-            Self::Template | Self::Pieces | Self::Keys => 16 << 10,
+            Self::Template | Self::Pieces | Self::Keys | Self::Grammar => 16 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }

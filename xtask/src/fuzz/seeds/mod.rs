@@ -6,6 +6,7 @@
 mod archives;
 mod checkpoints;
 mod exports;
+mod grammars;
 mod graphs;
 mod keys;
 mod pieces;
@@ -73,6 +74,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),
         Target::Keys => Ok(keys::seeds()),
+        Target::Grammar => Ok(grammars::seeds()),
     }
 }
 

@@ -5,8 +5,11 @@ use serde_json::{Value, json};
 use super::Input;
 
 pub(super) fn seeds() -> Vec<Input> {
-    let mut inputs: Vec<Input> =
-        valid().into_iter().map(|(name, body)| Input::valid(name, body.to_string())).collect();
+    let mut inputs: Vec<Input> = valid()
+        .into_iter()
+        .chain(agents())
+        .map(|(name, body)| Input::valid(name, body.to_string()))
+        .collect();
     let chat = |messages: Value| json!({"model": "m", "messages": messages}).to_string();
     let user = json!({"role": "user", "content": "a"});
     let bias: serde_json::Map<String, Value> = (0..1000).map(|id| (id.to_string(), json!(1))).collect();
@@ -83,5 +86,71 @@ fn valid() -> Vec<(&'static str, Value)> {
         ),
         ("fill", json!({"model": "m", "text": "a [MASK]", "top_k": 2})),
         ("fill-more", json!({"model": "m", "text": "a", "generate": 3, "rounds": 2})),
+    ]
+}
+
+/// Bodies with tools and schemas, and those of the other protocols.
+fn agents() -> Vec<(&'static str, Value)> {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    vec![
+        (
+            "chat-tools",
+            json!({
+                "model": "m", "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}],
+                "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": false,
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": null, "tool_calls": [
+                        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+                    ]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+                ],
+            }),
+        ),
+        (
+            "chat-schema",
+            json!({
+                "model": "m", "messages": [{"role": "user", "content": "a"}],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}},
+            }),
+        ),
+        (
+            "responses",
+            json!({
+                "model": "m", "instructions": "Be brief.", "max_output_tokens": 9, "stream": true,
+                "tools": [{"type": "function", "name": "f", "parameters": schema}],
+                "input": [
+                    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c1", "output": "3"},
+                ],
+            }),
+        ),
+        (
+            "messages",
+            json!({
+                "model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"],
+                "tools": [{"name": "f", "description": "d", "input_schema": schema}], "tool_choice": {"type": "any"},
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]},
+                ],
+            }),
+        ),
+        (
+            "ollama-chat",
+            json!({
+                "model": "m:latest", "messages": [{"role": "user", "content": "a"}], "stream": false, "format": schema,
+                "options": {"num_predict": 8, "temperature": 0.5, "stop": ["x"], "seed": 1},
+            }),
+        ),
+        (
+            "ollama-generate",
+            json!({"model": "m", "prompt": "a", "system": "s", "raw": false, "options": {"seed": 1}}),
+        ),
+        ("ollama-embed", json!({"model": "m", "input": ["a", "b"], "truncate": true})),
+        ("tokenize", json!({"model": "m", "content": "a b"})),
+        ("detokenize", json!({"model": "m", "tokens": [1, 2, 3]})),
     ]
 }

@@ -199,6 +199,50 @@ const REQUEST: &[&str] = &[
     "\"best_of\"",
     "\"suffix\"",
     "\"seed\"",
+    "\"tool_choice\"",
+    "\"function\"",
+    "\"json_schema\"",
+    "\"schema\"",
+    "\"strict\"",
+    "\"instructions\"",
+    "\"function_call_output\"",
+    "\"max_tokens\"",
+    "\"tool_use\"",
+    "\"tool_result\"",
+    "\"input_schema\"",
+    "\"system\"",
+    "\"options\"",
+    "\"tokens\"",
+];
+
+const GRAMMAR: &[&str] = &[
+    "\"$ref\"",
+    "\"#/$defs/a\"",
+    "\"$defs\"",
+    "\"anyOf\"",
+    "\"oneOf\"",
+    "\"allOf\"",
+    "\"enum\"",
+    "\"const\"",
+    "\"properties\"",
+    "\"additionalProperties\"",
+    "\"patternProperties\"",
+    "\"required\"",
+    "\"items\"",
+    "\"prefixItems\"",
+    "\"minItems\"",
+    "\"maxLength\"",
+    "\"pattern\"",
+    "\"format\"",
+    "\"multipleOf\"",
+    "\"exclusiveMinimum\"",
+    "%json",
+    "%regex",
+    "start:",
+    "[max_tokens=9]",
+    "<[1-9]>",
+    "{1,9}",
+    "(?i:",
 ];
 
 const MANIFEST: &[&str] = &[
@@ -233,6 +277,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::Import => &[JSON, CONFIG, EXPORT],
         Target::Request => &[JSON, REQUEST],
         Target::Manifest => &[JSON, MANIFEST],
+        Target::Grammar => &[JSON, GRAMMAR],
         Target::Keys => {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }

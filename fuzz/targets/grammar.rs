@@ -1,0 +1,50 @@
+//! JSON schemas, Lark grammars and regular expressions: compiling them, and an answer that follows them.
+//!
+//! An input that begins with `{` is a schema, one that begins with `/` a regular expression, any other a Lark grammar.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use narthex_testkit::checkpoint::tiny_tokenizer_json;
+use narthex_text::{
+    grammar::{Grammar, GrammarCompiler},
+    tokenizer::Tokenizer,
+};
+
+/// Maximum tokens of an answer.
+const TOKENS: usize = 48;
+
+/// The compiler for the tokenizer of the tiny Llama.
+static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
+    let tokenizer = Tokenizer::from_json(&tiny_tokenizer_json()).expect("a byte-level tokenizer");
+    GrammarCompiler::new(&tokenizer, &[2]).expect("a compiler")
+});
+
+fn grammar(data: &[u8]) -> Option<Grammar> {
+    let text = std::str::from_utf8(data).ok()?;
+    match text.strip_prefix('/') {
+        Some(expression) => Some(Grammar::Regex(expression.to_owned())),
+        None if text.starts_with('{') => serde_json::from_str(text).ok().map(Grammar::JsonSchema),
+        None => Some(Grammar::Lark(text.to_owned())),
+    }
+}
+
+fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
+    let Some(grammar) = grammar(data) else { return };
+    let Ok(mut matcher) = COMPILER.compile(&grammar) else { return };
+    let mut forced = Vec::new();
+    for step in 0..TOKENS {
+        matcher.prepare();
+        if matcher.failure().is_some() || matcher.is_complete() {
+            break;
+        }
+        let allowed = matcher.allowed();
+        let ids = || (0..allowed.len() * 32).filter(|id| allowed[id / 32] >> (id % 32) & 1 == 1);
+        let count = ids().count();
+        let Some(token) = ids().nth(step * 7 % count.max(1)) else { break };
+        matcher.accept(token as u32);
+        forced.clear();
+        matcher.forced(&mut forced);
+    }
+});
