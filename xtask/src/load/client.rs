@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 
 /// Time in which a server must send its next byte.
-const READ_TIMEOUT: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A request.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +39,13 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// The body as it was sent, with the chunk headers.
     pub(super) body: String,
+}
+
+/// Opens a connection that sends the first line of a request and no more.
+pub(super) fn fall_silent(address: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).context("no connection")?;
+    stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\n")?;
+    Ok(stream)
 }
 
 /// Sends a request to the server at `address`.

@@ -1,6 +1,12 @@
 //! The requests of the clients, in an order determined by a seed.
 
-use anyhow::bail;
+use std::{
+    collections::VecDeque,
+    net::TcpStream,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::{Context, bail, ensure};
 use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
@@ -18,12 +24,14 @@ pub(super) const EMBED: &str = "all-minilm-l6-v2";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, VariantArray)]
 pub(super) enum RequestKind {
     Chat,
+    Greedy,
     Stream,
     Dropped,
     Completion,
     Embeddings,
     Malformed,
     HalfSent,
+    Silent,
     Status,
     Unknown,
 }
@@ -33,27 +41,90 @@ impl RequestKind {
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Chat => "chat, the whole answer at once",
+            Self::Greedy => "greedy chat, compared with the answer to a single client",
             Self::Stream => "chat, streamed to its end",
             Self::Dropped => "chat, streamed to a client that disconnects at the first bytes",
             Self::Completion => "two completions with log probabilities",
             Self::Embeddings => "embeddings of up to 16 texts",
             Self::Malformed => "bodies with changed bytes",
             Self::HalfSent => "half a request, then a disconnect",
+            Self::Silent => "connections that fall silent",
             Self::Status => "health, metrics and models",
             Self::Unknown => "paths and models that do not exist",
         }
     }
 }
 
+/// Kinds in the shares in which they are sent: three of ten requests are cancelled.
+const SHARES: [RequestKind; 20] = {
+    use RequestKind as Kind;
+    [
+        Kind::Chat,
+        Kind::Chat,
+        Kind::Greedy,
+        Kind::Greedy,
+        Kind::Greedy,
+        Kind::Stream,
+        Kind::Stream,
+        Kind::Dropped,
+        Kind::Dropped,
+        Kind::Dropped,
+        Kind::Dropped,
+        Kind::HalfSent,
+        Kind::HalfSent,
+        Kind::Completion,
+        Kind::Completion,
+        Kind::Embeddings,
+        Kind::Malformed,
+        Kind::Silent,
+        Kind::Status,
+        Kind::Unknown,
+    ]
+};
+
+/// Number of different greedy requests.
+const GREEDY: usize = 24;
+
+/// Silent connections that a client keeps open.
+const SILENT: usize = 3;
+
+/// Answers to the greedy requests, given to a client that was alone.
+pub(super) struct GreedyAnswers(Vec<String>);
+
+impl GreedyAnswers {
+    /// Sends every greedy request, one after another.
+    pub(super) fn collect(address: &str) -> anyhow::Result<Self> {
+        (0..GREEDY).map(|index| answer_greedily(address, index)).collect::<anyhow::Result<_>>().map(Self)
+    }
+}
+
+fn answer_greedily(address: &str, index: usize) -> anyhow::Result<String> {
+    let mut texts = Client::new(index as u64);
+    let body = json!({
+        "model": CHAT,
+        "messages": [{"role": "user", "content": texts.text(10 + 20 * index)}],
+        "max_tokens": 24,
+        "temperature": 0,
+    });
+    let body = body.to_string();
+    let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
+    let answer = client::send(address, request, Disconnect::AfterAnswer)?;
+    let value: Value = serde_json::from_str(&answer.body)
+        .with_context(|| format!("expected an answer, found {}: {}", answer.status, answer.body))?;
+    let text = value["choices"][0]["message"]["content"].as_str();
+    text.map(str::to_owned).with_context(|| format!("expected a text, found {value}"))
+}
+
 /// A client whose seed determines its requests.
 pub(super) struct Client {
     rng: SplitMix64,
+    silent: VecDeque<TcpStream>,
 }
 
 impl Client {
     /// Creates a client.
     pub(super) fn new(seed: u64) -> Self {
-        Self { rng: SplitMix64::new(seed) }
+        Self { rng: SplitMix64::new(seed), silent: VecDeque::new() }
     }
 
     /// Returns a number below `end`.
@@ -63,7 +134,7 @@ impl Client {
 
     /// Returns the kind of the next request.
     pub(super) fn next(&mut self) -> RequestKind {
-        RequestKind::VARIANTS[self.below(RequestKind::VARIANTS.len())]
+        SHARES[self.below(SHARES.len())]
     }
 
     /// Returns some words; many texts begin with the same ones.
@@ -88,8 +159,21 @@ impl Client {
         })
     }
 
-    /// Sends a request and checks the answer.
-    pub(super) fn send(&mut self, address: &str, kind: RequestKind) -> anyhow::Result<()> {
+    /// Sends a request and checks the answer. Status 429 is counted and no failure.
+    pub(super) fn send(
+        &mut self,
+        address: &str,
+        kind: RequestKind,
+        greedy: &GreedyAnswers,
+        refused: &AtomicU64,
+    ) -> anyhow::Result<()> {
+        let expect = |answer: Answer, status, part| {
+            if answer.status == 429 {
+                refused.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            expect(answer, status, part)
+        };
         let post = |path, body: &Value, disconnect| {
             let body = body.to_string();
             client::send(address, Request { method: "POST", path, body: body.as_bytes() }, disconnect)
@@ -97,6 +181,19 @@ impl Client {
         let (chat, end) = ("/v1/chat/completions", Disconnect::AfterAnswer);
         match kind {
             RequestKind::Chat => expect(post(chat, &self.chat(false), end)?, 200, "\"finish_reason\""),
+            RequestKind::Greedy => {
+                let index = self.below(GREEDY);
+                let (alone, found) = (&greedy.0[index], answer_greedily(address, index)?);
+                ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
+                Ok(())
+            }
+            RequestKind::Silent => {
+                self.silent.push_back(client::fall_silent(address)?);
+                if self.silent.len() > SILENT {
+                    self.silent.pop_front();
+                }
+                Ok(())
+            }
             RequestKind::Stream => expect(post(chat, &self.chat(true), end)?, 200, "data: [DONE]"),
             RequestKind::Dropped => {
                 expect(post(chat, &self.chat(true), Disconnect::AtFirstBytes)?, 200, "data: ")
