@@ -15,6 +15,7 @@ mod process;
 mod pypi;
 mod python;
 mod record;
+mod sanitize;
 mod session;
 mod swiftshader;
 mod terminal;
@@ -59,6 +60,8 @@ enum Command {
     Attack(AttackArgs),
     /// Check real models under HTP emulation and on WebGPU over SwiftShader; takes half an hour.
     Npu(RecordArgs),
+    /// Run the tests of the crates with `unsafe` code under AddressSanitizer.
+    Sanitize(RecordArgs),
     /// Compare exports in onnxruntime-genai with Narthex.
     Genai(RecordArgs),
     /// Run frameworks for agents, OpenAI's client for Node and an API fuzzer against a server; installs 1 GB of packages.
@@ -98,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Attack(args) => attack::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Npu(args) => npu::run(&workspace, args),
+        Command::Sanitize(args) => sanitize::run(&workspace, args),
         Command::Genai(args) => genai::run(&workspace, args),
         Command::Clients(args) => clients::run(&workspace, args),
         Command::Memory(args) => memory::run(&workspace, args),
@@ -145,6 +149,7 @@ mod tests {
         check("test --onyl clippy", Err("unexpected argument '--onyl'"));
         check("vocabularies", Ok(Command::Vocabularies));
         check("genai --record", Ok(Command::Genai(RecordArgs { record: true })));
+        check("sanitize --record", Ok(Command::Sanitize(RecordArgs { record: true })));
         check("npu --record", Ok(Command::Npu(RecordArgs { record: true })));
         check("perplexity", Ok(Command::Perplexity(RecordArgs { record: false })));
         check("clients --record", Ok(Command::Clients(RecordArgs { record: true })));

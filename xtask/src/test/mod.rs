@@ -5,7 +5,7 @@
 //! implements all but the last, [`clients`].
 
 mod clients;
-mod count;
+pub(crate) mod count;
 pub(crate) mod server;
 mod stages;
 mod tools;

@@ -1,0 +1,72 @@
+//! `cargo xtask sanitize`: runs the tests of the crates with `unsafe` code under AddressSanitizer.
+//!
+//! The sanitizer's runtime comes with stable Rust; the compiler's option is unstable, so `RUSTC_BOOTSTRAP` is set for this
+//! build alone. ONNX Runtime and the QNN SDK are not instrumented: their own accesses are not checked, their allocations
+//! are. Leaks are not reported, because these libraries keep memory until the process ends.
+
+use anyhow::{Context, ensure};
+
+use crate::{
+    fuzz::host,
+    process,
+    record::{self, RecordArgs},
+    terminal,
+    test::{self, count::TestCount},
+    workspace::Workspace,
+};
+
+/// Crates with `unsafe` code, except the command line, whose one call ends the process.
+const PACKAGES: [&str; 3] = ["narthex-kernels", "narthex-mmap", "narthex-device"];
+
+/// Settings of the sanitizer. Narthex handles SIGBUS itself. A test asks for more memory than there is.
+const OPTIONS: &str =
+    "detect_leaks=0:handle_sigbus=0:allow_user_segv_handler=1:allocator_may_return_null=1:halt_on_error=1";
+
+/// Runs the tests and fails at the first invalid access.
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+    ensure!(cfg!(all(target_os = "linux", target_arch = "x86_64")), "expected Linux on x86-64");
+    let (commit, session) = test::prepare(workspace)?;
+    let host = host()?;
+    let mut rows = String::new();
+    for package in PACKAGES {
+        let mut count = TestCount::default();
+        let mut tests = session.cargo(&["test", "--package", package, "--lib", "--tests", "--target", &host]);
+        tests
+            .arg("--target-dir")
+            .arg(workspace.target.join("sanitize"))
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("RUSTFLAGS", "-Zsanitizer=address")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env("ASAN_OPTIONS", OPTIONS);
+        process::each_line(&mut tests, |line| {
+            terminal::line(line);
+            count.add(line);
+        })
+        .with_context(|| format!("{package} under AddressSanitizer ({count})"))?;
+        rows.push_str(&format!("| {package} | {count} |\n"));
+    }
+    if args.record {
+        record::write(workspace, record::CONFORMANCE, "sanitize", &page(&commit, &rows))?;
+    }
+    terminal::line("sanitize: no invalid access");
+    Ok(())
+}
+
+fn page(commit: &str, rows: &str) -> String {
+    let (day, platform) = (record::today(), record::platform());
+    format!(
+        "# Tests under AddressSanitizer, {day}\n\n`cargo xtask sanitize --record` on {commit}, {platform}. No invalid access. \
+         ONNX Runtime and the QNN SDK are not instrumented.\n\n| crate | tests |\n|---|---|\n{rows}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_commit_and_counts() {
+        let page = page("abc", "| narthex-mmap | 3 passed; 0 failed; 0 ignored |\n");
+        assert!(page.contains("on abc,") && page.ends_with("3 passed; 0 failed; 0 ignored |\n"), "{page}");
+    }
+}
