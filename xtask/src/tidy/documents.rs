@@ -26,7 +26,7 @@ const ENDINGS: &[&str] = &["rs", "toml", "md", "py", "sh", "yml", "yaml"];
 const SKIPPED: &[&str] = &[".git", ".venv", "__pycache__", "artifacts", "corpus", "node_modules", "target"];
 
 /// Documents that name every crate.
-const MAPS: &[&str] = &["README.md", "ARCHITECTURE.md"];
+const MAPS: &[&str] = &["ARCHITECTURE.md"];
 
 /// A text file.
 #[derive(Debug)]
