@@ -4,6 +4,7 @@
 //! the user names a file. The wheel is verified, and its libraries are unpacked into the store. They keep their places,
 //! because they find each other by relative paths. Nothing here loads a library.
 
+mod beside;
 mod pins;
 
 use std::{
@@ -197,7 +198,8 @@ pub fn named_core() -> Option<PathBuf> {
     env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// ONNX Runtime's library: what `ORT_DYLIB_PATH` names, else the installed CPU runtime's, else nothing.
+/// ONNX Runtime's library: what `ORT_DYLIB_PATH` names, else the installed CPU runtime's, else the one that was installed
+/// with this program, else nothing.
 ///
 /// # Errors
 /// [`Error::DylibMissing`] if the variable names no file.
@@ -209,7 +211,10 @@ fn core_library_or(store: &Store, named: Option<PathBuf>) -> Result<Option<PathB
     match named {
         Some(path) if path.is_file() => Ok(Some(path)),
         Some(path) => Err(Error::DylibMissing { path }),
-        None => Ok(locate(store, Ep::Cpu).map(|info| info.library)),
+        None => {
+            let installed = locate(store, Ep::Cpu).map(|info| info.library);
+            Ok(installed.or_else(|| beside::library(&pinned(Ep::Cpu).ok()?)))
+        }
     }
 }
 

@@ -170,3 +170,26 @@ fn a_named_library_comes_before_the_stores() {
     assert!(matches!(error, Error::DylibMissing { .. }) && error.hint().is_some(), "{error}");
     assert_eq!(core_library_or(&store, None).unwrap(), None);
 }
+
+#[test]
+fn a_library_beside_the_program_is_found_in_the_pinned_version_alone() {
+    let pin = pinned_for(Ep::Cpu, Platform::LinuxX64).unwrap();
+    let prefix = tempfile::tempdir().unwrap();
+    let found = || beside::in_prefix(prefix.path(), &pin);
+    let make = |path: &str| {
+        let path = prefix.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, b"library").unwrap();
+        path
+    };
+    assert_eq!(found(), None);
+    let packages = "lib/python3.13/site-packages";
+    let member = make(&format!("{packages}/{}", pin.wheel.library));
+    make(&format!("{packages}/onnxruntime-1.0.0.dist-info/METADATA"));
+    assert_eq!(found(), None, "another version is not used");
+    make(&format!("{packages}/onnxruntime-{}.dist-info/METADATA", pin.package.version));
+    assert_eq!(found(), Some(member));
+    let file = pin.wheel.library.rsplit('/').next().unwrap();
+    let own = make(&format!("lib/narthex/{file}"));
+    assert_eq!(found(), Some(own), "the program's own library goes first");
+}

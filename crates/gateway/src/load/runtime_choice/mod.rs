@@ -54,6 +54,7 @@ impl RuntimeChoice {
         match &self.library {
             _ if named_file(&library.config).is_some() => cpu_library(library),
             RuntimeLibrary::File(file) => Ok(Some(file.clone())),
+            RuntimeLibrary::Installed(Ep::Cpu) => cpu_library(library),
             RuntimeLibrary::Installed(ep) => {
                 Ok(runtimes::locate(&library.store, *ep).map(|info| info.library))
             }

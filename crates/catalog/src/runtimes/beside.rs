@@ -1,0 +1,42 @@
+//! ONNX Runtime's library where an installer or pip placed it with this program.
+//!
+//! Archives, the `.deb`, the npm package and the container have it in `lib/narthex` beside `bin`. The wheel depends on
+//! `onnxruntime`, whose library is in the same Python environment. Another version than the pinned one is not used.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use super::Pin;
+
+/// Returns the library that was installed with this program.
+pub(super) fn library(pin: &Pin) -> Option<PathBuf> {
+    // A tool's link leads to the environment with the program.
+    let program = env::current_exe().ok()?.canonicalize().ok()?;
+    in_prefix(program.parent()?.parent()?, pin)
+}
+
+/// Returns the library of an installation in `prefix`, which holds `bin`.
+pub(super) fn in_prefix(prefix: &Path, pin: &Pin) -> Option<PathBuf> {
+    let member = Path::new(&pin.wheel.library);
+    let placed = prefix.join("lib/narthex").join(member.file_name()?);
+    if placed.is_file() {
+        return Some(placed);
+    }
+    let version = format!("{}-{}.dist-info", pin.package.name, pin.package.version);
+    let is_pinned = |packages: &PathBuf| packages.join(&version).is_dir() && packages.join(member).is_file();
+    site_packages(prefix).into_iter().find(is_pinned).map(|packages| packages.join(member))
+}
+
+/// Returns the folders of Python packages that may be in a prefix.
+fn site_packages(prefix: &Path) -> Vec<PathBuf> {
+    let pythons = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let pythons = pythons.filter(|folder| {
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+    });
+    let of_python = |folder: PathBuf| ["site-packages", "dist-packages"].map(|name| folder.join(name));
+    let windows = ["Lib/site-packages", "site-packages"].map(|name| prefix.join(name));
+    // `pip install --target` makes the prefix itself the folder.
+    pythons.flat_map(of_python).chain(windows).chain([prefix.to_path_buf()]).collect()
+}
