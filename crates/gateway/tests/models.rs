@@ -188,6 +188,27 @@ fn a_removed_model_finishes_its_answer_and_is_gone() {
 }
 
 #[test]
+fn a_package_that_another_process_removes_or_replaces_leaves_the_memory() {
+    let tiny = Tiny::new();
+    let (path, gateway, other) = (tiny.checkpoint(), tiny.gateway(), tiny.gateway());
+    let request = CompileRequest {
+        calibration: Calibration::None,
+        rebuild: Rebuild::Always,
+        ..CompileRequest::new(Scheme::F32)
+    };
+    let compile = || other.compile(&path, &request, &Quiet, &Cancel::new()).unwrap().1.name.to_string();
+    let model = compile();
+    ask(&gateway, &model, question("the cat", greedy(2)));
+    assert_eq!(states(&gateway), [(model.clone(), ModelState::Ready)]);
+    compile();
+    assert!(gateway.status().is_empty(), "it was replaced");
+    ask(&gateway, &model, question("the cat", greedy(2)));
+    other.remove(&model).unwrap();
+    assert_eq!(refused(&gateway, &model).kind(), ErrorKind::NotFound);
+    assert!(gateway.status().is_empty(), "it was removed");
+}
+
+#[test]
 fn names_that_load_nothing_are_not_found_and_leave_no_trace() {
     let tiny = Tiny::new();
     let gateway = tiny.gateway();
