@@ -9,7 +9,7 @@ mod near;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{
-    DType, ModelName, Sha256,
+    DType, Ep, ModelName, Sha256,
     arch::{Family, Pooling},
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -45,7 +45,7 @@ pub struct Catalog {
 }
 
 /// One model of the catalogue.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// Canonical name.
@@ -83,6 +83,21 @@ pub struct Entry {
     pub source: Source,
     /// Notes for users.
     pub notes: Option<String>,
+    /// Devices whose answers were found to differ from the CPU's, so that a load quarantines them.
+    #[serde(default)]
+    pub canary: Vec<KnownDivergence>,
+}
+
+/// A device whose answers differ from the CPU's for a model.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownDivergence {
+    /// Provider of the device.
+    pub provider: Ep,
+    /// Mean divergence of the distributions in nats.
+    pub divergence: f64,
+    /// Device and schemes of the measurement.
+    pub measured: String,
 }
 
 /// Deserializes a string that holds JSON.

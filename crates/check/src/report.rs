@@ -50,13 +50,27 @@ pub enum Verdict {
 }
 
 /// Score of a model on a target: a weighted mean of shares that are computed from the graph, within what the verdict
-/// allows. What is refused has none, and what runs in part has at most the percentage that the NPU does.
+/// allows, times its factors. What is refused has none, and what runs in part has at most the percentage that the NPU does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Score {
     /// 0 to 100.
     pub total: f64,
     /// Components of the score.
     pub components: Vec<Component>,
+    /// Shares of the sum that remain for reasons outside the graph.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub factors: Vec<Factor>,
+}
+
+/// A share of a score that remains for a reason outside the graph, such as the loss of a weight scheme.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Factor {
+    /// Name of the reason.
+    pub name: &'static str,
+    /// 0 to 1.
+    pub value: f64,
+    /// The figures behind the value.
+    pub detail: String,
 }
 
 /// One part of a score.

@@ -7,7 +7,7 @@ use crate::{
     numbers::{count, plural},
     placed::PlacedGraph,
     problem::NodePlacement,
-    report::{Component, Finding, PartSummary, Score, Severity, Verdict},
+    report::{Component, Factor, Finding, PartSummary, Score, Severity, Verdict},
     storage::npu_weight_bytes,
     types,
 };
@@ -200,7 +200,7 @@ fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
 impl Score {
     /// The sum of parts.
     pub(super) fn of(components: Vec<Component>) -> Self {
-        let mut score = Self { total: 0.0, components };
+        let mut score = Self { total: 0.0, components, factors: Vec::new() };
         score.total = score.sum();
         score
     }
@@ -208,6 +208,12 @@ impl Score {
     /// Returns the score of all components, regardless of the verdict.
     pub fn sum(&self) -> f64 {
         self.components.iter().map(|component| component.value * component.weight).sum()
+    }
+
+    /// Multiplies the score by a factor.
+    pub fn scale(&mut self, factor: Factor) {
+        self.total *= factor.value.clamp(0.0, 1.0);
+        self.factors.push(factor);
     }
 
     /// The score that a verdict allows: none of what is refused, and no more than the share of the work that the NPU does.
@@ -224,16 +230,20 @@ impl Score {
 impl fmt::Display for Score {
     /// The total and its parts, a line each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { total, components } = self;
+        let Self { total, components, factors } = self;
         let sum = self.sum();
-        let bound = if sum > total + 0.05 {
-            format!(": its parts give {sum:.1}, and the verdict allows no more")
+        let scaled = sum * factors.iter().map(|factor| factor.value).product::<f64>();
+        let bound = if scaled > total + 0.05 {
+            format!(": its parts give {scaled:.1}, and the verdict allows no more")
         } else {
             String::new()
         };
         writeln!(f, "score {total:.1} of 100{bound}")?;
         for Component { name, value, weight, detail } in components {
             writeln!(f, "  {:>5.1} of {weight:>2.0}  {name:<18} {detail}", value * weight)?;
+        }
+        for Factor { name, value, detail } in factors {
+            writeln!(f, "  times {value:>5.3}  {name:<18} {detail}")?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use narthex_gateway::{
     models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
 };
-use narthex_spec::{DeviceName, Ep, Scheme, progress::Quiet};
+use narthex_spec::{Calibration, DeviceName, Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
 use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
 

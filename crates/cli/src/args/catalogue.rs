@@ -7,7 +7,7 @@ use narthex_spec::{Scheme, Target};
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
-    /// List the whole catalogue, ranked by NPU score, then by size
+    /// List the whole catalogue, ranked by usefulness on this machine: room in memory, expected speed, size and quality
     #[arg(long)]
     pub(crate) available: bool,
 

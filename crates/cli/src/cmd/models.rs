@@ -34,16 +34,17 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         models.retain(|model| model.kind == kind);
     }
     if args.available {
-        render::rank(&mut models);
+        let ranked = gateway.rank(models);
+        return if args.json { output::json(&ranked) } else { output::line(render::catalogue(&ranked)) };
     }
     if args.json {
         return output::json(&models);
     }
-    if models.is_empty() && !args.available {
+    if models.is_empty() {
         output::note("No model is installed; `narthex list --available` lists the catalogue.");
         return Ok(());
     }
-    output::line(if args.available { render::catalogue(&models) } else { render::installed(&models) })
+    output::line(render::installed(&models))
 }
 
 /// Shows a package.

@@ -13,7 +13,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 pub(crate) use self::{
     bench::{bench, comparison},
     keys::keys,
-    models::{catalogue, installed, rank, removal},
+    models::{catalogue, installed, removal},
     package::{changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},
@@ -33,15 +33,6 @@ pub(crate) fn bytes(bytes: u64) -> String {
         0 => format!("{bytes} B"),
         _ if value < 9.95 => format!("{value:.1} {}", UNITS[unit]),
         _ => format!("{value:.0} {}", UNITS[unit]),
-    }
-}
-
-/// Renders a number of parameters: `135 M`.
-fn count(count: u64) -> String {
-    match count as f64 {
-        n if n >= 999.5e6 => format!("{:.1} B", n / 1e9),
-        n if n >= 999.5e3 => format!("{:.0} M", n / 1e6),
-        n => format!("{:.0} k", n / 1e3),
     }
 }
 
@@ -67,9 +58,5 @@ mod tests {
         check(1_000, "1.0 kB");
         check(98_362_432, "98 MB");
         check(9_960_000_000, "10 GB");
-        assert_eq!(
-            (count(134_515_008), count(1_100_000_000), count(22_000)),
-            ("135 M".into(), "1.1 B".into(), "22 k".into())
-        );
     }
 }

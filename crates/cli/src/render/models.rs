@@ -1,10 +1,12 @@
 //! Installed models and the catalogue.
 
-use comfy_table::Cell;
-use narthex_gateway::models::{Access, Figures, ModelListing, Removal};
-use narthex_spec::Scheme;
+use comfy_table::{Cell, ContentArrangement};
+use narthex_gateway::{
+    models::{Access, ModelListing, Removal},
+    plan::{RankedModel, SpeedClass, Suitability},
+};
 
-use super::{bytes, count, right, table};
+use super::{bytes, right, table};
 
 /// Renders installed models.
 pub(crate) fn installed(models: &[ModelListing]) -> String {
@@ -36,37 +38,35 @@ pub(crate) fn removal(removal: &Removal) -> String {
     format!("{} ({}){checkpoint}", removal.name, schemes.join(", "))
 }
 
-/// Sorts models by NPU score, then by size; models that NPUs refuse come last.
-pub(crate) fn rank(models: &mut [ModelListing]) {
-    models.sort_by(|a, b| {
-        let runs = |model: &ModelListing| model.figures.is_some_and(|figures| figures.runs);
-        let score = |model: &ModelListing| model.figures.map_or(-1.0, |figures| figures.score);
-        let size = |model: &ModelListing| (model.parameters, model.name.clone());
-        (runs(b).cmp(&runs(a))).then(score(b).total_cmp(&score(a))).then_with(|| size(a).cmp(&size(b)))
-    });
-}
+/// Width of the catalogue.
+const COLUMNS: u16 = 80;
 
-/// Renders the catalogue in the given order.
-pub(crate) fn catalogue(models: &[ModelListing]) -> String {
-    let columns = ["MODEL", "KIND", "NPU", "PARAMETERS", "DOWNLOAD", "W8", "W4", "LICENCE", "STATE"];
-    let mut table = table(&columns);
-    for model in models {
+/// Renders the catalogue in the given order, within 80 columns.
+pub(crate) fn catalogue(models: &[RankedModel]) -> String {
+    let mut table = table(&["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
+    // The few longer names take two lines.
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
+    for RankedModel { model, here } in models {
         let state = match model.access {
             _ if !model.installed.is_empty() => "installed",
             Access::Gated => "gated",
             Access::Open => "available",
         };
-        let size = |size: Option<u64>| right(size.map_or_else(|| "-".to_owned(), bytes));
-        let figures = model.figures;
+        let fit = |here: &Suitability| if here.fits { here.scheme.as_str() } else { "no" };
+        let speed = |here: &Suitability| match here.speed {
+            _ if !here.fits => "-",
+            SpeedClass::Fast => "fast",
+            SpeedClass::Medium => "medium",
+            SpeedClass::Slow => "slow",
+        };
+        let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         table.add_row([
             Cell::new(&model.name),
             Cell::new(model.kind.as_str()),
-            right(figures.map_or_else(|| "-".to_owned(), npu_score)),
-            right(model.parameters.map_or_else(|| "?".to_owned(), count)),
-            size(model.download_bytes),
-            size(figures.map(|figures| figures.w8)),
-            size(figures.map(|figures| figures.w4)),
-            Cell::new(model.license.as_deref().unwrap_or("?")),
+            right(shown(here.map(|here| bytes(here.bytes)))),
+            Cell::new(shown(here.as_ref().map(|here| fit(here).to_owned()))),
+            Cell::new(shown(here.as_ref().map(|here| speed(here).to_owned()))),
+            right(shown(here.map(|here| format!("{:.0} %", here.quality * 100.0)))),
             Cell::new(state),
         ]);
     }
@@ -80,14 +80,5 @@ pub(super) fn access(access: Access) -> Option<&'static str> {
         Access::Gated => {
             Some("gated: accept its licence on the model's page, and set HF_TOKEN to a token of that account")
         }
-    }
-}
-
-/// Renders a score, with its scheme unless that is w8.
-fn npu_score(figures: Figures) -> String {
-    match (figures.runs, figures.scheme) {
-        (false, _) => "refused".to_owned(),
-        (true, Scheme::W8) => format!("{:.1}", figures.score),
-        (true, scheme) => format!("{:.1} in {scheme}", figures.score),
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> 
         subject: subject.to_owned(),
         target: options.target.clone(),
         verdict: Verdict::Refused { reason },
-        score: Score { total: 0.0, components: Vec::new() },
+        score: Score { total: 0.0, components: Vec::new(), factors: Vec::new() },
         assumed: BTreeMap::new(),
         parts: Vec::new(),
         npu_weight_bytes: 0,

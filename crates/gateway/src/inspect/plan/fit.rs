@@ -5,10 +5,10 @@ use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
-use super::model_estimate::{ModelEstimate, RequiredMemory, SchemeEstimate};
-
-/// Bytes reserved for the system, the program and activations.
-const RESERVED: u64 = 1 << 30;
+use super::{
+    model_estimate::{ModelEstimate, RequiredMemory, SchemeEstimate},
+    suitability::RESERVED,
+};
 
 /// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;
@@ -200,7 +200,7 @@ mod tests {
                 } else {
                     Verdict::Whole
                 },
-                score: narthex_check::Score { total: 100.0, components: Vec::new() },
+                score: narthex_check::Score { total: 100.0, components: Vec::new(), factors: Vec::new() },
             }],
         };
         ModelEstimate {

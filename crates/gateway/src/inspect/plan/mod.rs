@@ -5,11 +5,16 @@
 
 mod fit;
 mod model_estimate;
+mod suitability;
 
 use std::path::PathBuf;
 
-use narthex_catalog::{index::Access, source::hub::RepoSummary};
+use narthex_catalog::{
+    index::{Access, KnownDivergence},
+    source::hub::RepoSummary,
+};
 use narthex_check::CheckError;
+use narthex_device::inventory;
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
@@ -17,6 +22,7 @@ use serde::Serialize;
 pub use self::{
     fit::{DeviceFit, Room, SchemeFit},
     model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
+    suitability::{MachineSpeed, RankedModel, SpeedClass, Suitability},
 };
 use crate::{
     cancel::Cancel,
@@ -27,7 +33,11 @@ use crate::{
         model_ref::{self, ResolvedModel},
         package_key::split_scheme,
     },
+    report::models::ModelListing,
 };
+
+/// Bytes of memory that machines with an NPU have at most, unless this one has more: 64 GB.
+const NPU_MACHINE_MEMORY: u64 = 64_000_000_000;
 
 /// Request for the plan of a model.
 #[derive(Debug, Clone)]
@@ -51,6 +61,9 @@ pub struct Origin {
     pub download_bytes: Option<u64>,
     /// Notes for users.
     pub notes: Option<String>,
+    /// Devices whose answers were found to differ from the CPU's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub canary: Vec<KnownDivergence>,
 }
 
 impl Origin {
@@ -66,6 +79,7 @@ impl Origin {
             access: entry.map(|entry| entry.access),
             download_bytes: stated.map_or_else(|| entry?.checkpoint_bytes(), |stated| stated.bytes),
             notes: entry.and_then(|entry| entry.notes.clone()),
+            canary: entry.map(|entry| entry.canary.clone()).unwrap_or_default(),
             source: Some(resolved.provenance),
         }
     }
@@ -116,11 +130,14 @@ impl Gateway {
             ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
-        let estimate = ModelEstimate::new(&architecture, &targets)?;
+        let mut estimate = ModelEstimate::new(&architecture, &targets)?;
         let machine = fit::machine(&estimate, &fit::memories());
+        let origin = Origin::new(library, &request.subject, stated.as_ref());
+        let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
+        estimate.weigh(memory, &origin.canary);
         Ok(PlanReport {
             subject: request.subject.clone(),
-            origin: Origin::new(library, &request.subject, stated.as_ref()),
+            origin,
             least: fit::least(&estimate, &machine),
             estimate,
             machine,
@@ -135,6 +152,13 @@ fn not_a_model(request: &PlanRequest) -> Result<PlanReport, Error> {
         request.subject
     );
     Err(Error::Invalid { param: "model", message })
+}
+
+impl Gateway {
+    /// Sorts models by their usefulness on this machine, whose memory bandwidth is measured for that.
+    pub fn rank(&self, models: Vec<ModelListing>) -> Vec<RankedModel> {
+        suitability::rank(models, &MachineSpeed::measure())
+    }
 }
 
 /// Returns every supported NPU.

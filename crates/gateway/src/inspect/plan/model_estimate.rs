@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use narthex_check::{CheckOptions, Report, Score, Verdict, graph_limit, program_limit, same_facts};
+use narthex_catalog::index::KnownDivergence;
+use narthex_check::{CheckOptions, Factor, Report, Score, Verdict, graph_limit, program_limit, same_facts};
 use narthex_compile::{CompileError, dry_run::DryRun};
 use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
 use serde::Serialize;
 
+use super::suitability::{RESERVED, kept_quality};
 use crate::inspect::check::architecture::{check_dry_run, refused};
 
 /// Figures of a model.
@@ -123,6 +125,38 @@ impl ModelEstimate {
         })
     }
 
+    /// Weighs the scores: a target without room in `memory` refuses the model, schemes count by the quality that they keep,
+    /// and a device that is known to give other answers counts nothing.
+    pub(super) fn weigh(&mut self, memory: u64, canary: &[KnownDivergence]) {
+        for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
+            let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
+            for TargetEstimate { target, verdict, score, .. } in targets {
+                if needed > memory && !matches!(verdict, Verdict::Refused { .. }) {
+                    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+                    let reason = format!(
+                        "it needs {:.0} GB of memory, and machines with this NPU have at most {:.0} GB",
+                        gigabytes(needed),
+                        gigabytes(memory)
+                    );
+                    *verdict = Verdict::Refused { reason: reason.clone() };
+                    score.scale(Factor { name: "memory", value: 0.0, detail: reason });
+                }
+                let quality = kept_quality(*scheme);
+                if quality < 1.0 {
+                    let detail =
+                        format!("share of quality that {scheme} keeps, by perplexity of smollm2:135m");
+                    score.scale(Factor { name: "quality", value: quality, detail });
+                }
+                if let Some(known) = canary.iter().find(|known| known.provider == target.ep()) {
+                    let KnownDivergence { divergence, measured, .. } = known;
+                    let detail =
+                        format!("its answers differ from the CPU's by {divergence} nats ({measured})");
+                    score.scale(Factor { name: "numerics check", value: 0.0, detail });
+                }
+            }
+        }
+    }
+
     /// Returns the figures in one scheme.
     pub fn scheme(&self, scheme: Scheme) -> Option<&SchemeEstimate> {
         self.schemes.iter().find(|estimate| estimate.scheme == scheme)
@@ -212,7 +246,7 @@ mod tests {
             } else {
                 Verdict::Refused { reason: "it is large".to_owned() }
             },
-            score: Score { total, components: Vec::new() },
+            score: Score { total, components: Vec::new(), factors: Vec::new() },
         };
         let scheme = |found: &(Scheme, &str, f64, bool)| SchemeEstimate {
             scheme: found.0,
@@ -228,6 +262,22 @@ mod tests {
             cache: Vec::new(),
             npu_token_bytes: 0,
         }
+    }
+
+    #[test]
+    fn scores_count_room_quality_and_known_divergence() {
+        let found = [(Scheme::F16, "openvino:npu", 100.0, true), (Scheme::W4, "qnn:x-elite", 100.0, true)];
+        let weighed = |memory, canary: &[KnownDivergence]| {
+            let mut estimate = estimate(&found);
+            estimate.schemes[0].bytes = 142_000_000_000;
+            estimate.weigh(memory, canary);
+            estimate.schemes.iter().map(|scheme| scheme.targets[0].score.total).collect::<Vec<_>>()
+        };
+        assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.7]);
+        assert_eq!(weighed(256_000_000_000, &[]), [100.0, 87.7]);
+        let measured = "HTP emulation".to_owned();
+        let canary = [KnownDivergence { provider: narthex_spec::Ep::Qnn, divergence: 0.126, measured }];
+        assert_eq!(weighed(256_000_000_000, &canary), [100.0, 0.0]);
     }
 
     #[test]

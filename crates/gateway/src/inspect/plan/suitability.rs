@@ -1,0 +1,194 @@
+//! Usefulness of a model on this machine: its room in memory, its expected speed and what its weight scheme costs.
+
+use std::{hint::black_box, thread, time::Instant};
+
+use narthex_device::inventory;
+use narthex_spec::Scheme;
+use serde::Serialize;
+
+use crate::report::models::ModelListing;
+
+/// Memory and speed of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MachineSpeed {
+    /// Bytes of memory, if the system reports them.
+    pub memory: Option<u64>,
+    /// Bytes that all cores read from memory in a second, measured.
+    pub bandwidth: f64,
+}
+
+/// Expected speed, by the weights that the memory delivers in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SpeedClass {
+    /// At least 20 tokens or texts a second.
+    Fast,
+    /// At least 5.
+    Medium,
+    /// Fewer.
+    Slow,
+}
+
+/// Usefulness of a model in the best of its schemes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Suitability {
+    /// Scheme.
+    pub scheme: Scheme,
+    /// Bytes of the weights in it.
+    pub bytes: u64,
+    /// Presence of room for the weights.
+    pub fits: bool,
+    /// Expected speed.
+    pub speed: SpeedClass,
+    /// Quality of the answers in this scheme as a share of those in f32.
+    pub quality: f64,
+    /// Usefulness, 0 to 100; 0 if it does not fit.
+    pub score: f64,
+}
+
+/// A model with its usefulness.
+#[derive(Debug, Clone, Serialize)]
+pub struct RankedModel {
+    /// The model.
+    #[serde(flatten)]
+    pub model: ModelListing,
+    /// Usefulness on this machine, for a model whose sizes are known.
+    pub here: Option<Suitability>,
+}
+
+/// Bytes of memory reserved for the system, the program and activations.
+pub(super) const RESERVED: u64 = 1 << 30;
+
+/// Bytes of the buffer of the measurement: more than caches hold.
+const BUFFER: usize = 128 << 20;
+
+/// Speed from which more is no more useful, in tokens a second: faster than people read.
+const READING: f64 = 10.0;
+
+impl MachineSpeed {
+    /// Measures this machine, in a fraction of a second.
+    pub(crate) fn measure() -> Self {
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
+        let buffer = vec![1u64; BUFFER / size_of::<u64>()];
+        let pass = || {
+            let start = Instant::now();
+            thread::scope(|scope| {
+                for part in buffer.chunks(buffer.len().div_ceil(threads)) {
+                    scope.spawn(move || {
+                        black_box(part.iter().fold(0u64, |sum, value| sum.wrapping_add(*value)))
+                    });
+                }
+            });
+            BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
+        };
+        // The first pass finds cold pages.
+        let bandwidth = (0..3).map(|_| pass()).fold(0.0, f64::max);
+        Self { memory: inventory::memory_bytes(), bandwidth }
+    }
+}
+
+/// Returns the share of quality that a scheme keeps: the ratio of perplexities of smollm2:135m in f32 and in the scheme, over
+/// the text of `cargo xtask perplexity` (21.940 in f32, 21.950 in w8, 25.028 in w4). Larger models lose less in w4.
+pub(crate) fn kept_quality(scheme: Scheme) -> f64 {
+    match scheme {
+        Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
+        Scheme::W4 => 0.877,
+    }
+}
+
+/// Returns the usefulness of a model in the better of w8 and w4; `None` if its sizes are unknown.
+pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Option<Suitability> {
+    let figures = model.figures?;
+    let parameters = model.parameters? as f64;
+    // Larger models answer better, with diminishing returns: 0 at ten million parameters, 1 at a hundred billion.
+    let strength = ((parameters / 1e7).log10() / 4.0).clamp(0.01, 1.0);
+    let in_scheme = |scheme: Scheme, bytes: u64| {
+        let fits = machine.memory.is_none_or(|memory| memory.saturating_sub(RESERVED) >= bytes);
+        let rate = machine.bandwidth / bytes.max(1) as f64;
+        let speed = match rate {
+            rate if rate >= 20.0 => SpeedClass::Fast,
+            rate if rate >= 5.0 => SpeedClass::Medium,
+            _ => SpeedClass::Slow,
+        };
+        let quality = kept_quality(scheme);
+        let score = if fits { 100.0 * strength * quality * (rate / READING).min(1.0) } else { 0.0 };
+        Suitability { scheme, bytes, fits, speed, quality, score }
+    };
+    let [w8, w4] = [in_scheme(Scheme::W8, figures.w8), in_scheme(Scheme::W4, figures.w4)];
+    // Where neither fits, the smaller one shows how far off it is.
+    let w4_is_better = if w4.fits { !w8.fits || w4.score > w8.score } else { true };
+    Some(if w4_is_better { w4 } else { w8 })
+}
+
+/// Sorts models by usefulness, then by size; models of unknown size come last.
+pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<RankedModel> {
+    let with = |model: ModelListing| RankedModel { here: suitability(&model, machine), model };
+    let mut ranked: Vec<RankedModel> = models.into_iter().map(with).collect();
+    let key = |ranked: &RankedModel| ranked.here.map_or((-1.0, u64::MAX), |here| (here.score, here.bytes));
+    ranked.sort_by(|a, b| {
+        let ((score, bytes), (other_score, other_bytes)) = (key(a), key(b));
+        other_score
+            .total_cmp(&score)
+            .then(bytes.cmp(&other_bytes))
+            .then_with(|| a.model.name.cmp(&b.model.name))
+    });
+    ranked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::models::{Access, Figures, ModelKind};
+
+    fn model(name: &str, billions: f64) -> ModelListing {
+        let bytes = (billions * 1e9) as u64;
+        ModelListing {
+            name: name.parse().unwrap(),
+            kind: ModelKind::Chat,
+            title: String::new(),
+            parameters: Some(bytes),
+            download_bytes: None,
+            figures: Some(Figures { w8: bytes, w4: bytes / 2, score: 100.0, scheme: Scheme::W8, runs: true }),
+            license: None,
+            access: Access::Open,
+            notes: None,
+            source: String::new(),
+            installed: Vec::new(),
+            auto_pull: false,
+        }
+    }
+
+    fn ranking(memory: u64, bandwidth: f64) -> Vec<(String, Suitability)> {
+        let models = [("tiny", 0.1), ("small", 1.0), ("middle", 8.0), ("large", 70.0)];
+        let models = models.into_iter().map(|(name, billions)| model(name, billions)).collect();
+        let ranked = rank(models, &MachineSpeed { memory: Some(memory), bandwidth });
+        ranked.into_iter().map(|ranked| (ranked.model.name.to_string(), ranked.here.unwrap())).collect()
+    }
+
+    #[test]
+    fn the_most_useful_model_here_comes_first() {
+        let names = |memory, bandwidth| {
+            ranking(memory, bandwidth).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(16 << 30, 100e9), ["middle", "small", "tiny", "large"]);
+        assert_eq!(names(128 << 30, 2000e9), ["large", "middle", "small", "tiny"]);
+        assert_eq!(names(2 << 30, 5e9), ["small", "tiny", "middle", "large"]);
+    }
+
+    #[test]
+    fn what_has_no_room_scores_nothing() {
+        let (name, here) = ranking(16 << 30, 100e9).pop().unwrap();
+        assert_eq!((name.as_str(), here.fits, here.score, here.scheme), ("large", false, 0.0, Scheme::W4));
+    }
+
+    #[test]
+    fn four_bits_are_taken_for_room_or_speed_alone() {
+        let scheme = |memory, bandwidth, name: &str| {
+            ranking(memory, bandwidth).into_iter().find(|(found, _)| found == name).unwrap().1
+        };
+        assert_eq!(scheme(16 << 30, 100e9, "middle").scheme, Scheme::W8);
+        assert_eq!(scheme(6 << 30, 100e9, "middle").scheme, Scheme::W4);
+        let slow = scheme(16 << 30, 20e9, "middle");
+        assert_eq!((slow.scheme, slow.speed), (Scheme::W4, SpeedClass::Medium));
+    }
+}
