@@ -1,0 +1,63 @@
+#!/bin/sh
+# Packages a built program for Linux or macOS: an archive, the npm package's part, and on Debian a .deb.
+#
+#   packaging/build.sh target/release/narthex linux-x64 target/package
+#
+# The program installs ONNX Runtime's pinned library into a store of its own, and the packages carry it with its licences.
+set -eu
+
+[ $# -eq 3 ] || { echo "usage: build.sh PROGRAM PLATFORM FOLDER" >&2; exit 2; }
+program=$1 platform=$2 out=$3
+cd "$(dirname "$0")/.."
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+
+library=$(NARTHEX_HOME="$work/store" "$program" runtime install cpu)
+package=$(dirname "$(dirname "$library")")
+tree="$work/narthex"
+mkdir -p "$tree/bin" "$tree/lib/narthex" "$tree/share/doc/narthex"
+cp "$program" "$tree/bin/narthex"
+strip "$tree/bin/narthex" 2>/dev/null || true
+cp "$library" "$tree/lib/narthex/"
+cp LICENSE "$tree/share/doc/narthex/LICENSE"
+for file in LICENSE ThirdPartyNotices.txt; do
+  cp "$package/$file" "$tree/share/doc/narthex/onnxruntime-$file"
+done
+
+tar -czf "$out/narthex-$platform.tar.gz" -C "$work" narthex
+
+# npm's names of systems differ.
+npm_platform=$(echo "$platform" | sed 's/^macos-/darwin-/')
+mkdir -p "$work/platforms"
+cp -R "$tree" "$work/platforms/$npm_platform"
+tar -czf "$out/npm-$platform.tar.gz" -C "$work" platforms
+
+if command -v dpkg-deb >/dev/null; then
+  case "$platform" in linux-x64) arch=amd64 ;; linux-arm64) arch=arm64 ;; *) exit 0 ;; esac
+  root="$work/deb"
+  mkdir -p "$root/DEBIAN" "$root/usr" "$root/usr/share/bash-completion/completions"
+  cp -R "$tree/." "$root/usr/"
+  "$program" completions bash >"$root/usr/share/bash-completion/completions/narthex"
+  mv "$root/usr/share/doc/narthex/LICENSE" "$root/usr/share/doc/narthex/copyright"
+  size=$(du -sk "$root/usr" | cut -f 1)
+  cat >"$root/DEBIAN/control" <<CONTROL
+Package: narthex
+Version: $version
+Architecture: $arch
+Maintainer: The Narthex developers <narthex@localhost>
+Installed-Size: $size
+Depends: libc6 (>= 2.28), libgcc-s1, libstdc++6
+Recommends: python3-pip
+Section: science
+Priority: optional
+Description: language models on the NPU, GPU and CPU behind the OpenAI API
+ Narthex compiles language models and runs them on the devices of one machine.
+ Models and further runtimes are fetched through pip.
+CONTROL
+  chmod -R go-w "$root"
+  dpkg-deb --root-owner-group -Zgzip --build "$root" "$out/narthex_${version}_$arch.deb" >/dev/null
+fi
+(cd "$out" && find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' 2>/dev/null | sort | xargs sha256sum >SHA256SUMS) || true
