@@ -238,6 +238,6 @@ fn every_node_runs_on_the_cpu() {
     let placement = &executor.placements()[0].placement;
     assert_eq!(placement.nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
     let ops = &placement.ops_per_ep()[&Ep::Cpu];
-    assert_eq!(ops.get("GroupQueryAttention"), Some(&LAYERS), "{ops:?}");
+    assert_eq!(ops.get("Attention"), Some(&LAYERS), "{ops:?}");
     assert_eq!(ops.values().sum::<usize>(), placement.nodes.len());
 }

@@ -116,14 +116,18 @@ fn add_product(graph: &mut Graph, random: &mut Random, x: &str, name: &str, prod
     });
 }
 
-/// The outputs of a graph of one input `x` with the operators of ONNX Runtime and with those of Narthex.
-fn run_both(graph: &Graph, x: &[f32], shape: &[usize], outputs: &[Fetch]) -> [Vec<Vec<f32>>; 2] {
+/// An input of single precision.
+fn feed(name: &str, shape: &[usize], values: Vec<f32>) -> Feed {
+    Feed { name: name.into(), shape: shape.to_vec(), elements: Elements::F32(values) }
+}
+
+/// The outputs of a graph with the operators of ONNX Runtime and with those of Narthex.
+fn run_both(graph: &Graph, feeds: &[Feed], outputs: &[Fetch]) -> [Vec<Vec<f32>>; 2] {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("graph.onnx");
     fs::write(&file, graph.encode()).unwrap();
     [CpuOperators::OnnxRuntime, CpuOperators::Narthex].map(|operators| {
-        let feed = Feed { name: "x".into(), shape: shape.to_vec(), elements: Elements::F32(x.to_vec()) };
-        run_with(runtime(), &file, CpuRun { threads: 2, operators }, vec![feed], outputs).unwrap()
+        run_with(runtime(), &file, CpuRun { threads: 2, operators }, feeds.to_vec(), outputs).unwrap()
     })
 }
 
@@ -148,7 +152,7 @@ fn products_are_those_of_onnx_runtime() {
         add_product(&mut graph, random, "x", "y", product);
         let x = random.floats(product.rows * inputs);
         let fetch = [Fetch { name: "y".into(), shape: vec![rows, outputs] }];
-        let [expected, found] = run_both(&graph, &x, &[rows, inputs], &fetch);
+        let [expected, found] = run_both(&graph, &[feed("x", &[rows, inputs], x)], &fetch);
         assert_close(&expected[0], &found[0], 0.003, &product);
     };
     for bits in [4, 8] {
@@ -208,7 +212,7 @@ fn gated_networks_are_those_of_onnx_runtime() {
         add_product(&mut graph, random, "hidden", "y", Product { inputs: hidden, outputs: width, ..into });
         let x = random.floats(into.rows * width);
         let fetch = [Fetch { name: "y".into(), shape: vec![rows, width] }];
-        let [expected, found] = run_both(&graph, &x, &[rows, width], &fetch);
+        let [expected, found] = run_both(&graph, &[feed("x", &[rows, width], x)], &fetch);
         assert_close(&expected[0], &found[0], 0.01, &into);
     };
     for bits in [4, 8] {
@@ -216,6 +220,217 @@ fn gated_networks_are_those_of_onnx_runtime() {
             check(&mut random, rows, width, hidden, bits);
         }
     }
+}
+
+#[test]
+fn norms_of_sums_become_parts_of_products() {
+    let mut random = Random(0x0f1e_2d3c_4b5a_6978);
+    let storage = Storage { bits: 8, block: 32, zeros: false, bias: false, half_scales: true };
+    for (rows, gated) in [(1, false), (1, true), (7, false), (7, true), (100, false), (100, true)] {
+        let (width, hidden) = (72, 90);
+        let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+        b.input("x", DType::F32, &["rows".into(), width.into()]);
+        b.output("y", DType::F32, &["rows".into(), if gated { width.into() } else { hidden.into() }]);
+        b.output("sum", DType::F32, &["rows".into(), width.into()]);
+        let mut graph = b.finish();
+        add_node(&mut graph, "branch", "Sigmoid", &["x"]);
+        constant(&mut graph, "gain", DType::F32, &[width], floats_to_bytes(&random.floats(width)));
+        graph.nodes.push(Node {
+            name: "norm".into(),
+            op: "SkipSimplifiedLayerNormalization".into(),
+            domain: MICROSOFT.into(),
+            inputs: ["x", "branch", "gain"].map(str::to_owned).to_vec(),
+            outputs: ["normed", "", "", "sum"].map(str::to_owned).to_vec(),
+            attributes: vec![("epsilon".into(), Attribute::Float(1e-3))],
+        });
+        let into = Product { rows, inputs: width, outputs: hidden, storage };
+        if gated {
+            add_product(&mut graph, &mut random, "normed", "gate", into);
+            add_product(&mut graph, &mut random, "normed", "up", into);
+            add_node(&mut graph, "sigmoid", "Sigmoid", &["gate"]);
+            add_node(&mut graph, "silu", "Mul", &["gate", "sigmoid"]);
+            add_node(&mut graph, "hidden", "Mul", &["up", "silu"]);
+            let down = Product { inputs: hidden, outputs: width, ..into };
+            add_product(&mut graph, &mut random, "hidden", "y", down);
+        } else {
+            add_product(&mut graph, &mut random, "normed", "y", into);
+        }
+        let columns = if gated { width } else { hidden };
+        let fetch = [
+            Fetch { name: "y".into(), shape: vec![rows, columns] },
+            Fetch { name: "sum".into(), shape: vec![rows, width] },
+        ];
+        let x = feed("x", &[rows, width], random.floats(rows * width));
+        let [expected, found] = run_both(&graph, &[x], &fetch);
+        assert_close(&expected[0], &found[0], 0.01, &(rows, gated));
+        assert_close(&expected[1], &found[1], 1e-6, &(rows, gated));
+    }
+}
+
+/// Attention over a cache.
+#[derive(Debug, Clone)]
+struct AttentionCase {
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    /// New tokens of each sequence.
+    sequence: usize,
+    /// Past tokens of each sequence.
+    pasts: Vec<usize>,
+    /// Tokens that the past has room for.
+    capacity: usize,
+    packed: bool,
+    rotary_pairs: Option<usize>,
+    more: Vec<(&'static str, Attribute)>,
+}
+
+/// A graph of one `GroupQueryAttention`.
+fn attention_graph(case: &AttentionCase) -> Graph {
+    let (kv_width, width) = (case.kv_heads * case.size, case.heads * case.size);
+    let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+    let query = if case.packed { width + 2 * kv_width } else { width };
+    b.input("query", DType::F32, &["b".into(), "s".into(), query.into()]);
+    for name in ["key", "value"] {
+        b.input(name, DType::F32, &["b".into(), "s".into(), kv_width.into()]);
+    }
+    for name in ["past_key", "past_value"] {
+        let shape = ["b".into(), case.kv_heads.into(), "past".into(), case.size.into()];
+        b.input(name, DType::F32, &shape);
+    }
+    b.input("lengths", DType::I32, &["b".into()]);
+    b.input("total", DType::I32, &[]);
+    for name in ["cos", "sin"] {
+        b.input(name, DType::F32, &["positions".into(), "pairs".into()]);
+    }
+    b.output("y", DType::F32, &["b".into(), "s".into(), width.into()]);
+    for name in ["present_key", "present_value"] {
+        let shape = ["b".into(), case.kv_heads.into(), "present".into(), case.size.into()];
+        b.output(name, DType::F32, &shape);
+    }
+    let mut graph = b.finish();
+    let named = |name: &str, is: bool| if is { name.to_owned() } else { String::new() };
+    let rotates = case.rotary_pairs.is_some();
+    let mut inputs = vec!["query".to_owned(), named("key", !case.packed), named("value", !case.packed)];
+    inputs.extend(["past_key", "past_value", "lengths", "total"].map(str::to_owned));
+    inputs.extend(["cos", "sin"].map(|name| named(name, rotates)));
+    let mut attributes = vec![
+        ("num_heads".to_owned(), Attribute::from(case.heads)),
+        ("kv_num_heads".to_owned(), case.kv_heads.into()),
+        ("do_rotary".to_owned(), i64::from(rotates).into()),
+        ("rotary_interleaved".to_owned(), 0i64.into()),
+    ];
+    attributes.extend(case.more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+    graph.nodes.push(Node {
+        name: "attention".into(),
+        op: "GroupQueryAttention".into(),
+        domain: MICROSOFT.into(),
+        inputs,
+        outputs: ["y", "present_key", "present_value"].map(str::to_owned).to_vec(),
+        attributes,
+    });
+    graph
+}
+
+fn check_attention(random: &mut Random, case: &AttentionCase) {
+    let (batch, sequence) = (case.pasts.len(), case.sequence);
+    let total = case.pasts.iter().max().unwrap() + sequence;
+    let (kv_width, width) = (case.kv_heads * case.size, case.heads * case.size);
+    let query = if case.packed { width + 2 * kv_width } else { width };
+    let pairs = case.rotary_pairs.unwrap_or(1);
+    let mut floats = |name: &str, shape: &[usize]| feed(name, shape, random.floats(shape.iter().product()));
+    let ints = |name: &str, shape: &[usize], values: Vec<i32>| Feed {
+        name: name.into(),
+        shape: shape.to_vec(),
+        elements: Elements::I32(values),
+    };
+    let past = [batch, case.kv_heads, case.capacity, case.size];
+    let lengths = case.pasts.iter().map(|past| (past + sequence - 1) as i32).collect();
+    let feeds = [
+        floats("query", &[batch, sequence, query]),
+        floats("key", &[batch, sequence, kv_width]),
+        floats("value", &[batch, sequence, kv_width]),
+        floats("past_key", &past),
+        floats("past_value", &past),
+        ints("lengths", &[batch], lengths),
+        ints("total", &[], vec![total as i32]),
+        floats("cos", &[total, pairs]),
+        floats("sin", &[total, pairs]),
+    ];
+    let room = case.capacity.max(total);
+    let present = vec![batch, case.kv_heads, room, case.size];
+    let fetch = [
+        Fetch { name: "y".into(), shape: vec![batch, sequence, width] },
+        Fetch { name: "present_key".into(), shape: present.clone() },
+        Fetch { name: "present_value".into(), shape: present },
+    ];
+    let [expected, found] = run_both(&attention_graph(case), &feeds, &fetch);
+    assert_close(&expected[0], &found[0], 1e-5, case);
+    for (expected, found) in expected[1..].iter().zip(&found[1..]) {
+        let heads = expected.chunks(room * case.size).zip(found.chunks(room * case.size));
+        for (head, (expected, found)) in heads.enumerate() {
+            let held = (case.pasts[head / case.kv_heads] + sequence) * case.size;
+            assert_close(&expected[..held], &found[..held], 1e-6, case);
+        }
+    }
+}
+
+#[test]
+fn attention_is_that_of_onnx_runtime() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let plain = AttentionCase {
+        heads: 6,
+        kv_heads: 2,
+        size: 32,
+        sequence: 1,
+        pasts: vec![5],
+        capacity: 8,
+        packed: true,
+        rotary_pairs: Some(16),
+        more: Vec::new(),
+    };
+    let window = ("local_window_size", Attribute::Int(9));
+    let cases = [
+        plain.clone(),
+        AttentionCase { pasts: vec![5, 0, 7, 2], ..plain.clone() },
+        // Several parts of the keys, and more sequences than one thread writes.
+        AttentionCase {
+            pasts: vec![600, 255, 256],
+            capacity: 700,
+            size: 16,
+            rotary_pairs: None,
+            ..plain.clone()
+        },
+        AttentionCase { pasts: (0..20).collect(), capacity: 24, packed: false, ..plain.clone() },
+        AttentionCase {
+            pasts: vec![400],
+            capacity: 512,
+            heads: 14,
+            more: vec![window.clone()],
+            ..plain.clone()
+        },
+        AttentionCase {
+            pasts: vec![300],
+            capacity: 301,
+            heads: 9,
+            kv_heads: 1,
+            size: 24,
+            rotary_pairs: None,
+            ..plain.clone()
+        },
+        // A first prompt, a later one, and one that needs more room than the past has.
+        AttentionCase { sequence: 70, pasts: vec![0], capacity: 128, ..plain.clone() },
+        AttentionCase { sequence: 150, pasts: vec![90], capacity: 300, packed: false, ..plain.clone() },
+        AttentionCase { sequence: 9, pasts: vec![0], capacity: 0, ..plain.clone() },
+        AttentionCase { sequence: 2, pasts: vec![8], capacity: 8, ..plain.clone() },
+        AttentionCase { sequence: 40, pasts: vec![30], capacity: 70, more: vec![window], ..plain.clone() },
+        AttentionCase {
+            rotary_pairs: Some(8),
+            more: vec![("scale", Attribute::Float(0.3))],
+            ..plain.clone()
+        },
+        AttentionCase { sequence: 6, more: vec![("softcap", Attribute::Float(0.2))], capacity: 64, ..plain },
+    ];
+    cases.iter().for_each(|case| check_attention(&mut random, case));
 }
 
 #[test]
@@ -230,5 +445,7 @@ fn decoders_run_on_operators_of_narthex() {
         // Queries, keys and values, the output of attention, and the head.
         assert_eq!((count("Linear"), count("GatedMlp")), (2 * layers + 1, layers), "{scheme:?}");
         assert_eq!((count("MatMulNBits"), count("Sigmoid")), (0, 0), "{scheme:?}");
+        assert_eq!((count("Attention"), count("GroupQueryAttention")), (layers, 0), "{scheme:?}");
+        assert_eq!(count("SkipSimplifiedLayerNormalization"), 0, "{scheme:?}");
     }
 }

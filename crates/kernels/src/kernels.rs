@@ -8,7 +8,7 @@ use crate::simd::neon::Neon;
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
     activations::{Granularity, Quantize, QuantizedRows, RoundRow},
-    attention::{Attend, Attention, KeyValues, Mask, Queries},
+    attention::{Attend, Attended, Attention, AttentionPart, BLOCK, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
@@ -251,15 +251,46 @@ impl Kernels {
         scratch: &mut Scratch,
         out: MatrixMut<'_>,
     ) {
-        let (size, rows) = (attention.head_size, queries.rows);
-        assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
-        assert_eq!((out.rows(), out.columns()), (rows.rows(), rows.columns()), "shape of the output");
-        let keys = cache.keys.rows(size);
-        assert!(keys.is_some() && keys == cache.values.rows(size), "shapes of keys and values");
-        let positions = queries.first_position.saturating_add(rows.rows());
-        let known = attention.mask == Mask::Full || keys.is_some_and(|keys| positions <= keys);
-        assert!(known, "positions up to {positions}");
-        self.floats.run(Attend { attention, queries, cache, buffers: &mut scratch.attention, out });
+        let shape = (queries.rows.rows(), queries.rows.columns());
+        assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
+        let keys = check_attention(attention, queries, cache);
+        let (keys, out, buffers) = (0..keys, Attended::Whole(out), &mut scratch.attention);
+        self.floats.run(Attend { attention, queries, cache, keys, buffers, out });
+    }
+
+    /// Computes the attention of the heads that share one key and value head over some of the keys, which start at a
+    /// multiple of 64. [`Self::join_attention`] makes results of the parts.
+    ///
+    /// # Panics
+    /// As [`Self::attend`]; if there are no such keys.
+    pub fn attend_part(
+        &self,
+        attention: &Attention,
+        queries: Queries<'_>,
+        cache: KeyValues<'_>,
+        keys: Range<usize>,
+        scratch: &mut Scratch,
+    ) -> AttentionPart {
+        let count = check_attention(attention, queries, cache);
+        let exist = keys.start <= keys.end && keys.end <= count;
+        assert!(exist && keys.start.is_multiple_of(BLOCK), "keys {keys:?} of {count}");
+        let mut part = AttentionPart::default();
+        let (buffers, out) = (&mut scratch.attention, Attended::Part(&mut part));
+        self.floats.run(Attend { attention, queries, cache, keys, buffers, out });
+        part
+    }
+
+    /// Writes the results of queries from the parts of their attention, which follow each other. `out` has the
+    /// queries' shape.
+    ///
+    /// # Panics
+    /// If shapes contradict each other.
+    pub fn join_attention(&self, parts: &[AttentionPart], out: MatrixMut<'_>) {
+        let Some((queries, size)) = parts.first().map(AttentionPart::shape) else { return };
+        assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");
+        let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
+        assert!(fits, "shape of the output");
+        self.floats.run(Join { parts, out });
     }
 
     /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
@@ -285,6 +316,17 @@ impl Kernels {
     pub fn run_reads(&self, bytes: &[u8]) -> u64 {
         self.floats.run(Reads { bytes })
     }
+}
+
+/// Refuses shapes of attention that contradict each other, and returns the number of keys.
+fn check_attention(attention: &Attention, queries: Queries<'_>, cache: KeyValues<'_>) -> usize {
+    let (size, rows) = (attention.head_size, queries.rows);
+    assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
+    let keys = cache.keys.rows(size);
+    assert!(keys.is_some() && keys == cache.values.rows(size), "shapes of keys and values");
+    let (keys, positions) = (keys.unwrap_or(0), queries.first_position.saturating_add(rows.rows()));
+    assert!(attention.mask == Mask::Full || positions <= keys, "positions up to {positions}");
+    keys
 }
 
 /// Refuses columns that do not make up whole tiles.

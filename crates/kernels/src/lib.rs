@@ -2,7 +2,7 @@
 //!
 //! Start at [`Kernels`]. Weights become a [`PackedMatrix`] once; activations become [`QuantizedRows`] when they are
 //! known; [`Kernels::matmul`] multiplies a range of columns, so that callers can share a product between threads. No
-//! kernel starts a thread, and none allocates once its buffers are large enough.
+//! kernel starts a thread, and none allocates once its buffers are large enough, but for the parts of attention.
 //!
 //! Every instruction set gives the same bits as the portable code, which Miri can run. `unsafe` code stands in the
 //! modules of instruction sets under `simd` and in `view`, and nowhere else.
@@ -31,7 +31,7 @@ mod tiling;
 mod view;
 
 pub use activations::{Granularity, QuantizedRows};
-pub use attention::{Attention, CacheRows, KeyValues, Mask, Queries};
+pub use attention::{Attention, AttentionPart, CacheRows, KeyValues, Mask, Queries};
 pub use error::KernelError;
 pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;

@@ -74,6 +74,22 @@ impl Case {
         out
     }
 
+    /// The result of parts of 64 keys each.
+    fn run_in_parts(&self, kernels: &Kernels, keys: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; self.queries.len()];
+        let rows = MatrixRef::new(&self.queries, self.columns());
+        let queries = Queries { rows, first_position: self.first_position };
+        let cache = KeyValues { keys: self.keys.view(), values: self.values.view() };
+        let mut scratch = Scratch::default();
+        let mut part = |start: usize| {
+            let keys = start..keys.min(start + 64);
+            kernels.attend_part(&self.attention, queries, cache, keys, &mut scratch)
+        };
+        let parts: Vec<_> = (0..keys.max(1)).step_by(64).map(&mut part).collect();
+        kernels.join_attention(&parts, MatrixMut::new(&mut out, self.columns()));
+        out
+    }
+
     /// The result of one head of a token by the definition.
     fn define(&self, token: usize, head: usize, keys: usize) -> Vec<f64> {
         let size = self.attention.head_size;
@@ -98,7 +114,9 @@ impl Case {
     fn check(&self, keys: usize) {
         let size = self.attention.head_size;
         let reference = self.run(&Kernels::portable());
-        for (index, found) in reference.chunks(size).enumerate() {
+        let parts = self.run_in_parts(&Kernels::portable(), keys);
+        for (index, found) in reference.chunks(size).chain(parts.chunks(size)).enumerate() {
+            let index = index % (reference.len() / size);
             let expected = self.define(index / self.group, index % self.group, keys);
             for (found, expected) in found.iter().zip(expected) {
                 assert!(
@@ -110,6 +128,7 @@ impl Case {
         for kernels in accelerated() {
             // Register tiles hold as many queries as an instruction set likes, which changes no sum.
             assert!(same(&self.run(&kernels), &reference), "{}", kernels.name());
+            assert!(same(&self.run_in_parts(&kernels, keys), &parts), "{}", kernels.name());
         }
     }
 }
@@ -139,6 +158,20 @@ fn random_layers_agree() {
     for _ in 0..80 {
         let (case, keys) = random_case(&mut random);
         case.check(keys);
+    }
+}
+
+#[test]
+fn groups_of_one_token_agree() {
+    let mut random = Random::new(5);
+    for group in 1..=9 {
+        let (mut case, keys) = random_case(&mut random);
+        let (size, keys_seen) = (case.attention.head_size, keys.min(case.first_position + 1));
+        if keys_seen > case.first_position {
+            case.group = group;
+            case.queries = random.floats(group * size, 2.0);
+            case.check(keys);
+        }
     }
 }
 
@@ -193,9 +226,10 @@ fn odd_numbers_are_harmless() {
             if let Some(x) = case.queries.last_mut() {
                 *x = odd;
             }
-            let reference = case.run(&Kernels::portable());
+            let run = |kernels: &Kernels| [case.run(kernels), case.run_in_parts(kernels, keys)].concat();
+            let reference = run(&Kernels::portable());
             for kernels in accelerated() {
-                assert!(same(&case.run(&kernels), &reference), "{}", kernels.name());
+                assert!(same(&run(&kernels), &reference), "{}", kernels.name());
             }
         }
     }

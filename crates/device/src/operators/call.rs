@@ -12,10 +12,33 @@ use ort::{AsPointer, operator::ComputeContext};
 /// A call of an operator.
 pub(super) struct Call<'a>(&'a ComputeContext);
 
-/// An input of single precision.
-pub(super) struct Input<'a> {
-    pub(super) data: &'a [f32],
+/// An input.
+pub(super) struct Input<'a, T = f32> {
+    pub(super) data: &'a [T],
     pub(super) shape: &'a [i64],
+}
+
+/// Element of an input.
+pub(super) trait Element: Copy {
+    /// Its type, as ONNX Runtime names it.
+    const KIND: ort_sys::ONNXTensorElementDataType;
+}
+
+impl Element for f32 {
+    const KIND: ort_sys::ONNXTensorElementDataType =
+        ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+}
+
+impl Element for i32 {
+    const KIND: ort_sys::ONNXTensorElementDataType =
+        ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+}
+
+/// An input whose elements are not read yet.
+struct RawInput<'a> {
+    data: *const c_void,
+    kind: ort_sys::ONNXTensorElementDataType,
+    shape: &'a [i64],
 }
 
 impl Input<'_> {
@@ -44,8 +67,33 @@ impl<'a> Call<'a> {
         self.0.ptr().cast_mut()
     }
 
-    /// An input that the operator declares as single precision and required.
-    pub(super) fn input(&self, index: usize) -> ort::Result<Input<'a>> {
+    /// An input that the operator declares as required.
+    pub(super) fn input<T: Element>(&self, index: usize) -> ort::Result<Input<'a, T>> {
+        self.optional(index)?.ok_or_else(missing)
+    }
+
+    /// An input, if the node has it.
+    pub(super) fn optional<T: Element>(&self, index: usize) -> ort::Result<Option<Input<'a, T>>> {
+        let Some(RawInput { data, kind, shape }) = self.raw_input(index)? else { return Ok(None) };
+        if kind != T::KIND {
+            return Err(ort::Error::new("an input is of another type of elements"));
+        }
+        // SAFETY: the tensor lives as long as the call, and has as many elements of this type as its shape states.
+        Ok(Some(Input { data: unsafe { elements(data.cast(), count(shape)) }, shape }))
+    }
+
+    /// Shape of an input.
+    pub(super) fn shape(&self, index: usize) -> ort::Result<&'a [i64]> {
+        Ok(self.raw_input(index)?.ok_or_else(missing)?.shape)
+    }
+
+    /// An input of single precision, unless its memory is that of an output, which is then updated in place.
+    pub(super) fn unless_in_place(&self, index: usize, output: &[f32]) -> ort::Result<Option<&'a [f32]>> {
+        let in_place = self.raw_input(index)?.is_some_and(|input| input.data == output.as_ptr().cast());
+        if in_place { Ok(None) } else { Ok(Some(self.input(index)?.data)) }
+    }
+
+    fn raw_input(&self, index: usize) -> ort::Result<Option<RawInput<'a>>> {
         let api = ort::api();
         let (mut value, mut data) = (ptr::null(), ptr::null());
         let mut kind = ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -54,7 +102,7 @@ impl<'a> Call<'a> {
         unsafe {
             check((api.KernelContext_GetInput)(self.raw(), index, &raw mut value))?;
             if value.is_null() {
-                return Err(ort::Error::new("an input is missing"));
+                return Ok(None);
             }
             check((api.GetTensorElementTypeAndShapeDataReference)(
                 value,
@@ -64,13 +112,8 @@ impl<'a> Call<'a> {
             ))?;
             check((api.GetTensorData)(value, &raw mut data))?;
         }
-        if kind != ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT {
-            return Err(ort::Error::new("an input is not of single precision"));
-        }
         // SAFETY: the shape belongs to the tensor, which lives as long as the call.
-        let shape = unsafe { elements(shape, rank) };
-        // SAFETY: as for the shape; the tensor has as many elements as its shape states.
-        Ok(Input { data: unsafe { elements(data.cast(), count(shape)) }, shape })
+        Ok(Some(RawInput { data, kind, shape: unsafe { elements(shape, rank) } }))
     }
 
     /// An output of single precision, which is written whole.
@@ -124,6 +167,10 @@ fn run_task_of<F: Fn(usize) + Sync>(_: &Tasks<F>) -> unsafe extern "C" fn(*mut c
         }
     }
     run::<F>
+}
+
+fn missing() -> ort::Error {
+    ort::Error::new("an input is missing")
 }
 
 fn panicked() -> ort::Error {

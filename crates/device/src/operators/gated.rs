@@ -6,15 +6,13 @@
 use std::sync::Arc;
 
 use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
-use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
-    value::TensorElementType,
-};
+use ort::operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput};
 
 use super::{
-    Buffers, Shared,
+    Buffers, Shared, at_least,
     call::Call,
-    linear::{Part, column_step, for_columns, index_of, input_rows, row_block},
+    linear::{Part, column_step, for_columns, index_of, input_types, output_types, row_block},
+    normed::{InputRows, Outputs, epsilon_of},
     weights::Linear,
 };
 
@@ -42,17 +40,18 @@ impl Operator for GatedMlpOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        [OperatorInput::required(TensorElementType::Float32)]
+        input_types()
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(TensorElementType::Float32)]
+        output_types()
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<GatedMlpKernel> {
         let index = |name| index_of(&self.shared, context, name);
         let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
-        Ok(GatedMlpKernel { shared: Arc::clone(&self.shared), gate, up, down })
+        let (shared, epsilon) = (Arc::clone(&self.shared), epsilon_of(context));
+        Ok(GatedMlpKernel { shared, gate, up, down, epsilon })
     }
 }
 
@@ -62,6 +61,8 @@ pub(super) struct GatedMlpKernel {
     gate: usize,
     up: usize,
     down: usize,
+    /// Epsilon of the norm of the rows, if there is one.
+    epsilon: Option<f32>,
 }
 
 impl Kernel for GatedMlpKernel {
@@ -74,8 +75,9 @@ impl Kernel for GatedMlpKernel {
             down: linear(self.down),
         };
         Call::run(context, |call| {
-            let (x, out) = input_rows(call, mlp.gate, mlp.down)?;
-            mlp.run(call, x, out)
+            let (width, columns) = (mlp.gate.weights.inputs(), mlp.down.weights.outputs());
+            let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
+            mlp.run(call, &x, out)
         })
     }
 }
@@ -89,26 +91,33 @@ struct GatedMlp<'a> {
 }
 
 impl GatedMlp<'_> {
-    fn run(&self, call: &Call<'_>, x: MatrixRef<'_>, out: &mut [f32]) -> ort::Result<()> {
-        let (shared, width, hidden) = (self.shared, self.down.weights.outputs(), self.gate.weights.outputs());
-        if let Some(block) = row_block(x.rows(), shared.threads) {
-            let parts: Vec<_> = out.chunks_mut(block * width).map(Part::new).collect();
+    fn run(&self, call: &Call<'_>, x: &InputRows<'_>, out: Outputs<'_>) -> ort::Result<()> {
+        let (shared, columns, hidden) =
+            (self.shared, self.down.weights.outputs(), self.gate.weights.outputs());
+        if let Some(block) = row_block(x.count(), shared.threads) {
+            let parts: Vec<_> =
+                out.blocks(block, columns, self.gate.weights.inputs()).map(Part::new).collect();
             return call.parallel(parts.len(), |index| {
-                let Some(out) = parts.get(index).and_then(Part::take) else { return };
-                let rows = x.rows_in(index * block..index * block + out.len() / width);
-                shared.with_buffers(|buffers| self.run_rows(rows, buffers, MatrixMut::new(out, width)));
+                let Some(Outputs { rows: out, sum }) = parts.get(index).and_then(Part::take) else { return };
+                let rows = index * block..index * block + out.len() / columns;
+                shared.with_buffers(|buffers| {
+                    let mut normed = std::mem::take(&mut buffers.normed);
+                    let rows = x.rows(shared, rows, sum, &mut normed);
+                    self.run_rows(rows, buffers, MatrixMut::new(out, columns));
+                    buffers.normed = normed;
+                });
             });
         }
-        shared.with_buffers(|Buffers { rows, hidden: all, .. }| {
-            shared.quantize(self.gate, x, rows);
-            let all = at_least(all, x.rows() * hidden);
+        shared.with_buffers(|Buffers { rows, hidden: all, normed, .. }| {
+            shared.quantize(self.gate, x.rows(shared, 0..x.count(), out.sum, normed), rows);
+            let all = at_least(all, x.count() * hidden);
             let bytes = 2 * self.gate.weights.as_bytes().len();
-            let step = column_step(hidden, bytes * x.rows(), shared.threads);
+            let step = column_step(hidden, bytes * x.count(), shared.threads);
             for_columns(call, MatrixMut::new(all, hidden), step, |start, out| {
                 shared.with_buffers(|buffers| self.run_columns(rows, start, buffers, out));
             })?;
             shared.quantize(self.down, MatrixRef::new(all, hidden), rows);
-            shared.divide_columns(call, self.down, rows, MatrixMut::new(out, width))
+            shared.divide_columns(call, self.down, rows, MatrixMut::new(out.rows, columns))
         })
     }
 
@@ -145,12 +154,4 @@ impl GatedMlp<'_> {
             self.shared.kernels.swiglu(gate, up, out.row_mut(row));
         }
     }
-}
-
-/// The first `length` elements of a buffer, which grows if it must; their values are unspecified.
-fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
-    if buffer.len() < length {
-        buffer.resize(length, 0.0);
-    }
-    &mut buffer[..length]
 }

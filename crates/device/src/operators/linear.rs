@@ -14,7 +14,12 @@ use ort::{
     value::TensorElementType,
 };
 
-use super::{Buffers, Shared, call::Call, weights::Linear};
+use super::{
+    Buffers, Shared,
+    call::Call,
+    normed::{InputRows, Outputs, epsilon_of},
+    weights::Linear,
+};
 
 /// Operator type.
 pub(super) const LINEAR: &str = "Linear";
@@ -27,9 +32,6 @@ const MIN_ROWS: usize = 24;
 
 /// Maximum number of rows of such a task, so that they stay in the cache.
 const MAX_ROWS: usize = 96;
-
-/// Maximum rank of an input.
-const MAX_RANK: usize = 8;
 
 /// Number of tasks per thread, so that a slow thread takes fewer.
 const TASKS_PER_THREAD: usize = 2;
@@ -56,17 +58,29 @@ impl Operator for LinearOperator {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        [OperatorInput::required(TensorElementType::Float32)]
+        input_types()
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(TensorElementType::Float32)]
+        output_types()
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<LinearKernel> {
         let index = index_of(&self.shared, context, WEIGHTS)?;
-        Ok(LinearKernel { shared: Arc::clone(&self.shared), index })
+        Ok(LinearKernel { shared: Arc::clone(&self.shared), index, epsilon: epsilon_of(context) })
     }
+}
+
+/// Inputs of a product: rows, and the branch and the gain where they are a stream that is normed.
+pub(super) fn input_types() -> [OperatorInput; 3] {
+    let kind = TensorElementType::Float32;
+    [OperatorInput::required(kind), OperatorInput::optional(kind), OperatorInput::optional(kind)]
+}
+
+/// Outputs of a product: rows, and the stream where there is one.
+pub(super) fn output_types() -> [OperatorOutput; 2] {
+    let kind = TensorElementType::Float32;
+    [OperatorOutput::required(kind), OperatorOutput::optional(kind)]
 }
 
 /// The index of weights that an attribute of a node states.
@@ -74,25 +88,6 @@ pub(super) fn index_of(shared: &Shared, context: &KernelContext<'_>, attribute: 
     let index = context.get::<i64>(attribute).and_then(|index| usize::try_from(index).ok());
     let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
     index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
-}
-
-/// The rows that a node reads, for its first layer, and those that it writes, of its last layer.
-pub(super) fn input_rows<'a>(
-    call: &Call<'a>,
-    first: &Linear,
-    last: &Linear,
-) -> ort::Result<(MatrixRef<'a>, &'a mut [f32])> {
-    let (x, width) = (call.input(0)?, first.weights.inputs());
-    if x.columns() != width {
-        return Err(ort::Error::new(format!("expected rows of {width} elements, found {}", x.columns())));
-    }
-    let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
-    let Some(shape) = shape.get_mut(..rank) else {
-        return Err(ort::Error::new(format!("expected at most {MAX_RANK} axes, found {rank}")));
-    };
-    shape.copy_from_slice(x.shape);
-    shape.iter_mut().last().into_iter().for_each(|extent| *extent = last.weights.outputs() as i64);
-    Ok((MatrixRef::new(x.data, width), call.output(0, shape)?))
 }
 
 /// Rows of a task that computes all columns; `None` where there are too few rows to divide them between threads.
@@ -111,14 +106,17 @@ pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize
 pub(super) struct LinearKernel {
     shared: Arc<Shared>,
     index: usize,
+    /// Epsilon of the norm of the rows, if there is one.
+    epsilon: Option<f32>,
 }
 
 impl Kernel for LinearKernel {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         let (shared, linear) = (&*self.shared, &self.shared.linears[self.index]);
         Call::run(context, |call| {
-            let (x, out) = input_rows(call, linear, linear)?;
-            shared.multiply(call, linear, x, out)
+            let (width, columns) = (linear.weights.inputs(), linear.weights.outputs());
+            let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
+            shared.multiply(call, linear, &x, out)
         })
     }
 }
@@ -129,25 +127,25 @@ impl Shared {
         &self,
         call: &Call<'_>,
         linear: &Linear,
-        x: MatrixRef<'_>,
-        out: &mut [f32],
+        x: &InputRows<'_>,
+        out: Outputs<'_>,
     ) -> ort::Result<()> {
-        let width = linear.weights.outputs();
-        if let Some(block) = row_block(x.rows(), self.threads) {
-            let parts: Vec<_> = out.chunks_mut(block * width).map(Part::new).collect();
+        let (columns, width) = (linear.weights.outputs(), linear.weights.inputs());
+        if let Some(block) = row_block(x.count(), self.threads) {
+            let parts: Vec<_> = out.blocks(block, columns, width).map(Part::new).collect();
             return call.parallel(parts.len(), |index| {
-                let Some(out) = parts.get(index).and_then(Part::take) else { return };
-                let rows = index * block..index * block + out.len() / width;
-                self.with_buffers(|Buffers { rows: quantized, scratch, .. }| {
-                    self.quantize(linear, x.rows_in(rows), quantized);
-                    let out = MatrixMut::new(out, width);
-                    self.multiply_columns(linear, quantized, 0..width, scratch, out);
+                let Some(Outputs { rows: out, sum }) = parts.get(index).and_then(Part::take) else { return };
+                let rows = index * block..index * block + out.len() / columns;
+                self.with_buffers(|Buffers { rows: quantized, scratch, normed, .. }| {
+                    self.quantize(linear, x.rows(self, rows, sum, normed), quantized);
+                    let out = MatrixMut::new(out, columns);
+                    self.multiply_columns(linear, quantized, 0..columns, scratch, out);
                 });
             });
         }
-        self.with_buffers(|Buffers { rows, .. }| {
-            self.quantize(linear, x, rows);
-            self.divide_columns(call, linear, rows, MatrixMut::new(out, width))
+        self.with_buffers(|Buffers { rows, normed, .. }| {
+            self.quantize(linear, x.rows(self, 0..x.count(), out.sum, normed), rows);
+            self.divide_columns(call, linear, rows, MatrixMut::new(out.rows, columns))
         })
     }
 

@@ -2,12 +2,15 @@
 //!
 //! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU, because packages never change and serve every
 //! device. The weights of rewritten nodes are packed for this processor and handed to the operators directly; ONNX
-//! Runtime does not see them. `rewrite` finds the nodes, `weights` packs, `linear` and `gated` compute, and `call` is
-//! the border to ONNX Runtime, whose threads run all of it.
+//! Runtime does not see them. `rewrite` finds the nodes, `weights` packs, `linear`, `gated` and `attention` compute,
+//! and `call` is the border to ONNX Runtime, whose threads run all of it.
 
+mod attention;
+mod attention_step;
 mod call;
 mod gated;
 mod linear;
+mod normed;
 mod rewrite;
 mod weights;
 
@@ -21,6 +24,7 @@ use narthex_kernels::{Kernels, QuantizedRows, Scratch};
 use narthex_mmap::map;
 use ort::operator::OperatorDomain;
 
+use attention::AttentionOperator;
 use gated::GatedMlpOperator;
 use linear::LinearOperator;
 use weights::Linear;
@@ -53,7 +57,8 @@ impl OwnOperators {
         let shared = Arc::new(Shared { kernels: kernels(), linears, threads, buffers: Mutex::default() });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(GatedMlpOperator { shared }));
+            .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
+            .and_then(|domain| domain.add(AttentionOperator { shared }));
         Some(Self { graph: graph.encode(), domain: domain.ok()? })
     }
 }
@@ -81,6 +86,16 @@ struct Buffers {
     gate: Vec<f32>,
     up: Vec<f32>,
     hidden: Vec<f32>,
+    queries: Vec<f32>,
+    normed: Vec<f32>,
+}
+
+/// The first `length` elements of a buffer, which grows if it must; their values are unspecified.
+fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.len() < length {
+        buffer.resize(length, 0.0);
+    }
+    &mut buffer[..length]
 }
 
 impl Shared {

@@ -1,6 +1,6 @@
-//! The graph pass: products with weights in blocks of integers become operators of Narthex.
+//! The graph pass: products with weights in blocks of integers, and attention over a cache, become operators of Narthex.
 //!
-//! A node is replaced if it lets activations be rounded to eight bits, its blocks have a kernel, and its weights are
+//! A product is replaced if it lets activations be rounded to eight bits, its blocks have a kernel, and its weights are
 //! constants. Constants that no node reads afterwards are removed, so that ONNX Runtime does not load them.
 
 use std::collections::{HashMap, HashSet};
@@ -13,13 +13,21 @@ use narthex_spec::DType;
 
 use super::{
     DOMAIN, VERSION,
+    attention::{ATTENTION, HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
     gated::{DOWN, GATE, GATED_MLP, UP},
     linear::{LINEAR, WEIGHTS},
+    normed::EPSILON,
     weights::LinearSource,
 };
 
 /// `accuracy_level` of `MatMulNBits` that lets activations be rounded to eight bits.
 const EIGHT_BIT_ACTIVATIONS: i64 = 4;
+
+/// Epsilon of a norm that states none.
+const DEFAULT_EPSILON: f32 = 1e-5;
+
+/// Inputs of attention that have a kernel; the others are newer.
+const ATTENTION_INPUTS: usize = 9;
 
 /// Element type of single precision, as ONNX numbers it.
 const TO_SINGLE: i64 = 1;
@@ -43,20 +51,68 @@ pub(super) fn rewrite(graph: &mut Graph) -> Option<Vec<LinearSource>> {
     let single =
         single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
     let patches: Vec<Patch> = single
-        .filter_map(|(node, index)| linear_patch(node, index))
+        .filter_map(|(node, index)| linear_patch(node, index, links.norm_of(node, 1)))
         .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
+        .chain(graph.nodes.iter().filter_map(|node| attention_patch(graph, node)))
         .collect();
-    graph.apply(&patches).ok().filter(|()| !sources.is_empty())?;
+    graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
     graph.opsets.push((DOMAIN.to_owned(), VERSION));
     remove_unread(graph);
     Some(sources)
 }
 
 /// The patch that replaces a node by `narthex.Linear`.
-fn linear_patch(node: &Node, index: usize) -> Option<Patch> {
+fn linear_patch(node: &Node, index: usize, norm: Option<&Node>) -> Option<Patch> {
     let mut replacement = Replacement::of(node);
-    replacement.push(own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]));
+    let own = own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]);
+    push_product(&mut replacement, own, norm);
     replacement.patch("multiply by a kernel of Narthex")
+}
+
+/// Adds a product, which takes over the norm of its rows.
+fn push_product(replacement: &mut Replacement<'_>, mut product: Node, norm: Option<&Node>) {
+    if let Some(norm) = norm {
+        let sum = norm.outputs.get(3).filter(|sum| !sum.is_empty()).cloned();
+        product.outputs.push(sum.unwrap_or_else(|| format!("{}/sum", replacement.stem())));
+        product.inputs.clone_from(&norm.inputs);
+        let epsilon = norm.attributes.iter().find(|(name, _)| name == EPSILON).cloned();
+        let epsilon = epsilon.unwrap_or_else(|| (EPSILON.to_owned(), Attribute::Float(DEFAULT_EPSILON)));
+        product.attributes.push(epsilon);
+        replacement.takes_over(norm);
+    }
+    replacement.push(product);
+}
+
+/// The patch that replaces grouped-query attention by `narthex.Attention`, where that does the same.
+fn attention_patch(graph: &Graph, node: &Node) -> Option<Patch> {
+    if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {
+        return None;
+    }
+    let known = |(name, value): &(String, Attribute)| match name.as_str() {
+        HEADS | KV_HEADS | SCALE | SOFT_CAP | WINDOW | ROTATES => true,
+        // Others change what is computed, unless they are 0.
+        _ => matches!(value, Attribute::Int(0)),
+    };
+    let is_single = |name: &str| {
+        let mut inputs = graph.inputs.iter();
+        inputs.any(|input| input.name == name && input.dtype == Element::from(DType::F32))
+    };
+    let own = (0..ATTENTION_INPUTS).map(|at| node.input(at).unwrap_or("").to_owned());
+    let more = node.inputs.iter().skip(ATTENTION_INPUTS).any(|name| !name.is_empty());
+    let cached = [3, 4].iter().all(|&at| node.input(at).is_some_and(is_single));
+    if more || !cached || !node.attributes.iter().all(known) {
+        return None;
+    }
+    let mut replacement = Replacement::of(node);
+    let attributes = node.attributes.iter().filter(|(_, value)| !matches!(value, Attribute::Int(0)));
+    replacement.push(Node {
+        op: ATTENTION.to_owned(),
+        domain: DOMAIN.to_owned(),
+        inputs: own.collect(),
+        attributes: attributes.cloned().collect(),
+        ..node.clone()
+    });
+    replacement.patch("attend by a kernel of Narthex")
 }
 
 /// A node of Narthex that makes the values of `node` from `x`.
@@ -78,6 +134,8 @@ struct GatedMlpNodes<'a> {
     parts: [&'a Node; 6],
     /// Indices of the weights of gate, up and down.
     indices: [usize; 3],
+    /// The norm of its rows.
+    norm: Option<&'a Node>,
 }
 
 impl GatedMlpNodes<'_> {
@@ -85,7 +143,7 @@ impl GatedMlpNodes<'_> {
         let [gate, up, down, others @ ..] = self.parts;
         let mut replacement = Replacement::of(down);
         let indices = [(GATE, self.indices[0]), (UP, self.indices[1]), (DOWN, self.indices[2])];
-        replacement.push(own_node(down, GATED_MLP, gate.input(0)?, &indices));
+        push_product(&mut replacement, own_node(down, GATED_MLP, gate.input(0)?, &indices), self.norm);
         [gate, up].into_iter().chain(others).for_each(|node| replacement.takes_over(node));
         replacement.patch("compute the network by a kernel of Narthex")
     }
@@ -143,8 +201,21 @@ impl<'a> Links<'a> {
             let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
             let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
             let fits = same_rows && sizes(gate) == sizes(up) && down.int("K") == gate.int("N");
-            fits.then_some(GatedMlpNodes { parts: [gate, up, down, sigmoid, silu, product], indices })
+            let (parts, norm) = ([gate, up, down, sigmoid, silu, product], self.norm_of(gate, 2));
+            fits.then_some(GatedMlpNodes { parts, indices, norm })
         })
+    }
+
+    /// The norm of a residual stream that makes the rows of a product, which are read so often and nowhere else.
+    fn norm_of(&self, product: &Node, reads: usize) -> Option<&'a Node> {
+        let rows = product.input(0)?;
+        let norm = &self.nodes[*self.makers.get(rows)?];
+        let is_norm = norm.op == "SkipSimplifiedLayerNormalization" && norm.domain == MICROSOFT;
+        let computed = |at: usize| norm.input(at).is_some_and(|name| self.makers.contains_key(name));
+        let unread = norm.outputs.iter().enumerate().all(|(at, name)| at == 0 || at == 3 || name.is_empty());
+        // A constant branch may have fewer rows than the stream.
+        let fits = norm.inputs.len() == 3 && computed(1) && unread && norm.outputs.len() <= 4;
+        (is_norm && fits && self.reads.get(rows) == Some(&reads) && norm.outputs[0] == rows).then_some(norm)
     }
 }
 

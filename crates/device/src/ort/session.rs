@@ -1,6 +1,10 @@
 //! A session pinned to one device, with a record of where its nodes went.
 
-use std::{ffi::CString, path::Path};
+use std::{
+    ffi::CString,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use narthex_spec::Ep;
 use ort::{
@@ -210,8 +214,19 @@ fn rewritten(
         .map_err(failed(what))?
         .with_config_entry(FOLDER, folder)
         .map_err(failed(what))?;
-    Ok(builder.commit_from_memory(&own.graph))
+    let mut known = DOMAIN_IS_KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if *known {
+        drop(known);
+        return Ok(builder.commit_from_memory(&own.graph));
+    }
+    let loaded = builder.commit_from_memory(&own.graph);
+    *known = loaded.is_ok();
+    Ok(loaded)
 }
+
+/// A session with operators of Narthex was made. ONNX Runtime fails if two threads make the first ones at once, because
+/// both add the domain to the list of the process.
+static DOMAIN_IS_KNOWN: Mutex<bool> = Mutex::new(false);
 
 impl Session {
     /// Loads a graph for a device. Nodes that the device refuses go to the CPU and nowhere else; whether that is good

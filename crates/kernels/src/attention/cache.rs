@@ -60,13 +60,6 @@ impl CacheRows<'_> {
     }
 }
 
-impl KeyValues<'_> {
-    /// Number of positions.
-    pub(super) fn len(&self, head_size: usize) -> usize {
-        self.keys.rows(head_size).unwrap_or(0)
-    }
-}
-
 /// Element of a cache.
 pub(super) trait Element: Copy {
     /// Zero.

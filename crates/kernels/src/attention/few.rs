@@ -20,6 +20,10 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
         1 => walk::<S, 1>(s, attend, buffers),
         2 => walk::<S, 2>(s, attend, buffers),
         3 => walk::<S, 3>(s, attend, buffers),
+        4 => walk::<S, 4>(s, attend, buffers),
+        5 => walk::<S, 5>(s, attend, buffers),
+        6 => walk::<S, 6>(s, attend, buffers),
+        7 => walk::<S, 7>(s, attend, buffers),
         FEW => walk::<S, FEW>(s, attend, buffers),
         other => unreachable!("{other} queries are not few"),
     }

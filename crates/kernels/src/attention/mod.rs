@@ -8,11 +8,14 @@
 mod cache;
 mod few;
 mod many;
+mod part;
 mod state;
 
 use std::ops::Range;
 
 pub use cache::{CacheRows, KeyValues};
+pub use part::AttentionPart;
+pub(crate) use part::Join;
 pub(crate) use state::Buffers;
 
 use crate::{
@@ -24,7 +27,7 @@ use crate::{
 pub(crate) const BLOCK: usize = 64;
 
 /// Queries up to which the cache is read as it is.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
 /// Keys that a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +67,18 @@ pub(crate) struct Attend<'a> {
     pub(crate) attention: &'a Attention,
     pub(crate) queries: Queries<'a>,
     pub(crate) cache: KeyValues<'a>,
+    /// Keys that count; the others are as if no query saw them.
+    pub(crate) keys: Range<usize>,
     pub(crate) buffers: &'a mut Buffers,
-    pub(crate) out: MatrixMut<'a>,
+    pub(crate) out: Attended<'a>,
+}
+
+/// Place of the results.
+pub(crate) enum Attended<'a> {
+    /// Results, in the queries' shape.
+    Whole(MatrixMut<'a>),
+    /// Sums that are joined with those of other keys.
+    Part(&'a mut AttentionPart),
 }
 
 impl Attend<'_> {
@@ -76,15 +89,14 @@ impl Attend<'_> {
 
     /// Keys that a token sees.
     fn visible(&self, token: usize) -> Range<usize> {
-        let keys = self.cache.len(self.attention.head_size);
-        let end = (self.queries.first_position + token + 1).min(keys);
-        match self.attention.mask {
-            Mask::Full => 0..keys,
-            Mask::Causal => 0..end,
-            Mask::Window(width) => {
-                (self.queries.first_position + token + 1).saturating_sub(width).min(end)..end
-            }
-        }
+        let next = self.queries.first_position + token + 1;
+        let Range { start, end } = self.keys.clone();
+        let (first, last) = match self.attention.mask {
+            Mask::Full => (start, end),
+            Mask::Causal => (start, end.min(next)),
+            Mask::Window(width) => (start.max(next.saturating_sub(width)), end.min(next)),
+        };
+        first.min(last)..last
     }
 
     /// One query.
@@ -116,9 +128,13 @@ impl Operation for Attend<'_> {
             many::run(s, &self, &mut buffers);
         }
         let (group, size) = (self.group(), self.attention.head_size);
-        for query in 0..count {
-            let out = &mut self.out.row_mut(query / group)[query % group * size..][..size];
-            buffers.write(s, query, out);
+        match &mut self.out {
+            Attended::Whole(out) => {
+                for query in 0..count {
+                    buffers.write(s, query, &mut out.row_mut(query / group)[query % group * size..][..size]);
+                }
+            }
+            Attended::Part(part) => part.take(&buffers, size),
         }
         *self.buffers = buffers;
     }

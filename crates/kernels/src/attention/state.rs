@@ -95,6 +95,11 @@ impl Buffers {
         factors
     }
 
+    /// Greatest score of each query, and the sum of the exponentials of its distances to it.
+    pub(super) fn peaks_and_totals(&self) -> (&[f32], &[f32]) {
+        (&self.peaks, &self.totals)
+    }
+
     /// Writes a query's result; zeros where it saw no key.
     #[inline(always)]
     pub(super) fn write<S: Simd>(&self, s: S, query: usize, out: &mut [f32]) {

@@ -1,0 +1,230 @@
+//! `narthex.Attention`: rotation of queries and keys, the cache's update and attention over it, as one operator in place
+//! of `GroupQueryAttention`, whose inputs and outputs it has.
+//!
+//! This file reads and checks a call; `attention_step` computes it.
+
+use std::{fmt, sync::Arc};
+
+use narthex_kernels::{Attention, Mask, MatrixRef};
+use ort::{
+    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    value::TensorElementType,
+};
+
+use super::{
+    Shared,
+    attention_step::{Angles, AttentionStep, Heads, Pasts, Present},
+    call::{Call, Input},
+};
+
+/// Operator type.
+pub(super) const ATTENTION: &str = "Attention";
+
+/// Attributes, as `GroupQueryAttention` calls them.
+pub(super) const HEADS: &str = "num_heads";
+pub(super) const KV_HEADS: &str = "kv_num_heads";
+pub(super) const SCALE: &str = "scale";
+pub(super) const SOFT_CAP: &str = "softcap";
+pub(super) const WINDOW: &str = "local_window_size";
+pub(super) const ROTATES: &str = "do_rotary";
+
+/// The operator.
+pub(super) struct AttentionOperator {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Operator for AttentionOperator {
+    type Kernel<'attr> = AttentionKernel;
+
+    fn name(&self) -> &str {
+        ATTENTION
+    }
+
+    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
+        use TensorElementType::{Float32, Int32};
+        let (required, optional) = (OperatorInput::required, OperatorInput::optional);
+        [
+            required(Float32),
+            optional(Float32),
+            optional(Float32),
+            required(Float32),
+            required(Float32),
+            required(Int32),
+            required(Int32),
+            optional(Float32),
+            optional(Float32),
+        ]
+    }
+
+    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
+        [(); 3].map(|()| OperatorOutput::required(TensorElementType::Float32))
+    }
+
+    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<AttentionKernel> {
+        let int = |name: &str| context.get::<i64>(name);
+        let size = |name: &str| int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
+        let float = |name: &str| context.get::<f32>(name).filter(|&value| value != 0.0);
+        let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {
+            return Err(ort::Error::new("expected numbers of heads, found none"));
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ort::Error::new(format!("{heads} heads cannot share {kv_heads} heads of keys")));
+        }
+        Ok(AttentionKernel {
+            shared: Arc::clone(&self.shared),
+            heads: Heads { kv: kv_heads, group: heads / kv_heads },
+            scale: float(SCALE),
+            soft_cap: float(SOFT_CAP),
+            mask: size(WINDOW).map_or(Mask::Causal, Mask::Window),
+            rotates: int(ROTATES) == Some(1),
+        })
+    }
+}
+
+/// The operator in a node.
+pub(super) struct AttentionKernel {
+    shared: Arc<Shared>,
+    heads: Heads,
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
+    mask: Mask,
+    rotates: bool,
+}
+
+impl Kernel for AttentionKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        Call::run(context, |call| {
+            let (step, shape) = self.step(call)?;
+            let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
+            let out = call.output(0, &rows.map(|extent| extent as i64))?;
+            let present = [shape.batch, self.heads.kv, step.capacity, shape.size].map(|extent| extent as i64);
+            let keys = call.output(1, &present)?;
+            let values = call.output(2, &present)?;
+            let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
+            step.run(call, Present { keys, values, past, held: shape.held }, out)
+        })
+    }
+}
+
+fn unexpected(expected: impl fmt::Display, found: impl fmt::Debug) -> ort::Error {
+    ort::Error::new(format!("attention expected {expected}, found {found:?}"))
+}
+
+/// Extents of a call's tensors.
+#[derive(Clone, Copy)]
+struct CallShape {
+    batch: usize,
+    /// New tokens of each sequence.
+    sequence: usize,
+    /// Tokens that the past has room for.
+    held: usize,
+    /// Elements of a head.
+    size: usize,
+}
+
+impl AttentionKernel {
+    /// A call's inputs but for the past, checked against each other.
+    fn step<'a>(&'a self, call: &Call<'a>) -> ort::Result<(AttentionStep<'a>, CallShape)> {
+        let query: Input<'a, f32> = call.input(0)?;
+        let shape = self.shape(call, &query)?;
+        let [query, key, value] = self.new_rows(call, query, shape)?;
+        let angles = match (self.rotates, call.optional(7)?, call.optional(8)?) {
+            (false, ..) => None,
+            (true, Some(cos), Some(sin)) => Some(angles(&cos, &sin, shape.size)?),
+            _ => return Err(unexpected("cosines and sines", "none")),
+        };
+        let (pasts, total) = pasts(call, shape, angles.as_ref())?;
+        let scale = self.scale.unwrap_or_else(|| 1.0 / (shape.size as f32).sqrt());
+        let attention = Attention { head_size: shape.size, scale, soft_cap: self.soft_cap, mask: self.mask };
+        let step = AttentionStep {
+            shared: &self.shared,
+            attention,
+            heads: self.heads,
+            query,
+            key,
+            value,
+            sequence: shape.sequence,
+            angles,
+            pasts,
+            capacity: shape.held.max(total),
+        };
+        Ok((step, shape))
+    }
+
+    fn shape(&self, call: &Call<'_>, query: &Input<'_, f32>) -> ort::Result<CallShape> {
+        let (keys, values) = (call.shape(3)?, call.shape(4)?);
+        let (&[batch, sequence, _], &[_, kv_heads, held, size]) = (query.shape, keys) else {
+            return Err(unexpected("queries of three axes and keys of four", [query.shape, keys]));
+        };
+        let fits = keys == values && keys[0] == batch && kv_heads as usize == self.heads.kv && size > 0;
+        if !fits || keys.iter().any(|&extent| extent < 0) {
+            let expected = format!("past keys and values [{batch}, {}, tokens, size]", self.heads.kv);
+            return Err(unexpected(expected, [keys, values]));
+        }
+        let [batch, sequence, held, size] = [batch, sequence, held, size].map(|extent| extent as usize);
+        Ok(CallShape { batch, sequence, held, size })
+    }
+
+    /// Queries, keys and values of the new tokens, which may be side by side.
+    fn new_rows<'a>(
+        &self,
+        call: &Call<'a>,
+        query: Input<'a, f32>,
+        shape: CallShape,
+    ) -> ort::Result<[MatrixRef<'a>; 3]> {
+        let kv = self.heads.kv * shape.size;
+        let queries = kv * self.heads.group;
+        let rows = |input: Input<'a, f32>, width: usize| {
+            let expected = [shape.batch, shape.sequence, width].map(|extent| extent as i64);
+            let fits = width > 0 && input.shape == expected;
+            if fits { Ok(MatrixRef::new(input.data, width)) } else { Err(unexpected(width, input.shape)) }
+        };
+        match (call.optional(1)?, call.optional(2)?) {
+            (Some(key), Some(value)) => Ok([rows(query, queries)?, rows(key, kv)?, rows(value, kv)?]),
+            (None, None) => {
+                let all = rows(query, queries + 2 * kv)?;
+                let parts = [0..queries, queries..queries + kv, queries + kv..queries + 2 * kv];
+                Ok(parts.map(|columns| all.columns_in(columns)))
+            }
+            _ => Err(unexpected("keys and values", "one of them")),
+        }
+    }
+}
+
+fn angles<'a>(cos: &Input<'a, f32>, sin: &Input<'a, f32>, size: usize) -> ort::Result<Angles<'a>> {
+    let fits = |pairs: i64| cos.shape == sin.shape && pairs > 0 && 2 * pairs as usize <= size;
+    match *cos.shape {
+        [_, pairs] if fits(pairs) => Ok(Angles { cos: cos.data, sin: sin.data, pairs: pairs as usize }),
+        _ => Err(unexpected(format!("angles of up to {} pairs", size / 2), [cos.shape, sin.shape])),
+    }
+}
+
+/// The past tokens of each sequence, and the tokens of the longest with its new ones.
+fn pasts<'a>(
+    call: &Call<'a>,
+    shape: CallShape,
+    angles: Option<&Angles<'_>>,
+) -> ort::Result<(Pasts<'a>, usize)> {
+    let (lengths, total): (Input<'a, i32>, Input<'_, i32>) = (call.input(5)?, call.input(6)?);
+    let (new, held) = (shape.sequence, shape.held);
+    let total = match *total.data {
+        [total] => usize::try_from(total).ok().filter(|&total| total >= new),
+        _ => None,
+    };
+    let total = total.ok_or_else(|| unexpected(format!("a length from {new} on"), "another"))?;
+    // The sequences of a first prompt may be padded.
+    let none = total == new;
+    let fits = |&length: &i32| {
+        let past = usize::try_from(length).ok().and_then(|length| (length + 1).checked_sub(new));
+        let past = if none { Some(0) } else { past };
+        past.is_some_and(|past| {
+            let all = past + new;
+            past <= held && all <= total && angles.is_none_or(|angles| all <= angles.positions())
+        })
+    };
+    if lengths.data.len() != shape.batch || !lengths.data.iter().all(fits) {
+        let expected = format!("{} lengths within {total} tokens", shape.batch);
+        return Err(unexpected(expected, lengths.data));
+    }
+    Ok((Pasts { lengths: lengths.data, new, none }, total))
+}

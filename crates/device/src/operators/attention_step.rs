@@ -1,0 +1,304 @@
+//! One call of `narthex.Attention`.
+//!
+//! New keys and values are written behind the past first. Then tasks share the work by key and value heads, and by
+//! tokens; the keys of single tokens are divided between tasks.
+
+use std::{ops::Range, sync::OnceLock};
+
+use narthex_kernels::{
+    Attention, AttentionPart, CacheRows, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch,
+};
+
+use super::{Buffers, Shared, at_least, call::Call, linear::Part};
+
+/// Keys of a part of one token's attention; a multiple of 64. It depends on nothing, so that results do neither.
+const PART_KEYS: usize = 256;
+
+/// Queries of a task, at which converting keys and values costs little.
+const TASK_QUERIES: usize = 192;
+
+/// New tokens up to which one thread writes all keys and values.
+const FEW_TOKENS: usize = 8;
+
+/// Numbers of heads.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    /// Heads of keys and values.
+    pub(super) kv: usize,
+    /// Heads of queries that share one of them.
+    pub(super) group: usize,
+}
+
+/// Cosines and sines: a row for each position.
+#[derive(Clone, Copy)]
+pub(super) struct Angles<'a> {
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
+    /// Elements of a row.
+    pub(super) pairs: usize,
+}
+
+impl Angles<'_> {
+    pub(super) fn positions(&self) -> usize {
+        self.cos.len() / self.pairs
+    }
+}
+
+/// Past tokens of the sequences.
+#[derive(Clone, Copy)]
+pub(super) struct Pasts<'a> {
+    /// Tokens of each sequence with its new ones, less one; checked.
+    pub(super) lengths: &'a [i32],
+    /// New tokens of each sequence.
+    pub(super) new: usize,
+    /// No sequence has a past.
+    pub(super) none: bool,
+}
+
+impl Pasts<'_> {
+    /// Past tokens of a sequence.
+    fn of(&self, sequence: usize) -> usize {
+        if self.none { 0 } else { self.lengths[sequence] as usize + 1 - self.new }
+    }
+
+    /// Number of sequences.
+    fn count(&self) -> usize {
+        self.lengths.len()
+    }
+}
+
+/// Keys and values `[batch, heads, capacity, size]`, and those that must be copied to them first.
+pub(super) struct Present<'a> {
+    pub(super) keys: &'a mut [f32],
+    pub(super) values: &'a mut [f32],
+    /// Keys and values so far, where they are other memory.
+    pub(super) past: [Option<&'a [f32]>; 2],
+    /// Tokens that the past has room for.
+    pub(super) held: usize,
+}
+
+/// Queries, keys and values of new tokens and their places, all of which fit each other.
+pub(super) struct AttentionStep<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) attention: Attention,
+    pub(super) heads: Heads,
+    /// A row for each new token of each sequence.
+    pub(super) query: MatrixRef<'a>,
+    pub(super) key: MatrixRef<'a>,
+    pub(super) value: MatrixRef<'a>,
+    /// New tokens of each sequence.
+    pub(super) sequence: usize,
+    pub(super) angles: Option<Angles<'a>>,
+    pub(super) pasts: Pasts<'a>,
+    /// Tokens that the present has room for.
+    pub(super) capacity: usize,
+}
+
+/// Keys that a task attends to, for one single token and one head of keys and values.
+struct PartJob {
+    /// Index of the sequence and the head.
+    index: usize,
+    keys: Range<usize>,
+}
+
+impl AttentionStep<'_> {
+    /// Writes the present and the results.
+    pub(super) fn run(&self, call: &Call<'_>, present: Present<'_>, out: &mut [f32]) -> ort::Result<()> {
+        let Present { keys, values, past, held } = present;
+        let row = self.capacity * self.attention.head_size;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let write = |index: usize, present: [&mut [f32]; 2]| {
+            for ((present, past), new) in present.into_iter().zip(past).zip([NewPart::Key, NewPart::Value]) {
+                self.write_head(index, present, past.map(|past| self.past_of(past, held, index)), new);
+            }
+        };
+        let heads = keys.chunks_exact_mut(row).zip(values.chunks_exact_mut(row));
+        if self.pasts.count() * self.sequence <= FEW_TOKENS && past == [None; 2] {
+            heads.enumerate().for_each(|(index, (keys, values))| write(index, [keys, values]));
+        } else {
+            let parts: Vec<_> = heads.map(|(keys, values)| Part::new([keys, values])).collect();
+            call.parallel(parts.len(), |index| {
+                if let Some(present) = parts.get(index).and_then(Part::take) {
+                    write(index, present);
+                }
+            })?;
+        }
+        let cache = Cache { keys, values, row };
+        if self.sequence == 1 {
+            self.attend_single_tokens(call, &cache, out)
+        } else {
+            self.attend_tokens(call, &cache, out)
+        }
+    }
+
+    /// Past tokens of one head.
+    fn past_of<'p>(&self, past: &'p [f32], held: usize, index: usize) -> &'p [f32] {
+        let (size, tokens) = (self.attention.head_size, self.pasts.of(index / self.heads.kv));
+        &past[index * held * size..][..tokens * size]
+    }
+
+    /// Writes a head's new keys or values behind its past, which is copied first if it is elsewhere.
+    fn write_head(&self, index: usize, present: &mut [f32], past: Option<&[f32]>, part: NewPart) {
+        let (size, (sequence, head)) = (self.attention.head_size, self.place_of(index));
+        if let Some(past) = past {
+            present[..past.len()].copy_from_slice(past);
+        }
+        let new = if part == NewPart::Key { self.key } else { self.value };
+        let first = self.pasts.of(sequence);
+        for token in 0..self.sequence {
+            let row = &mut present[(first + token) * size..][..size];
+            row.copy_from_slice(&new.row(sequence * self.sequence + token)[head * size..][..size]);
+            if let (NewPart::Key, Some(angles)) = (part, &self.angles) {
+                self.rotate(angles, row, first + token);
+            }
+        }
+    }
+
+    /// Sequence and head of an index.
+    fn place_of(&self, index: usize) -> (usize, usize) {
+        (index / self.heads.kv, index % self.heads.kv)
+    }
+
+    fn rotate(&self, angles: &Angles<'_>, heads: &mut [f32], position: usize) {
+        let [cos, sin] = [angles.cos, angles.sin].map(|all| &all[position * angles.pairs..][..angles.pairs]);
+        self.shared.kernels.rotate(heads, self.attention.head_size, cos, sin);
+    }
+
+    /// Calls `attend` with the rotated queries of some of a sequence's new tokens, for one head of keys and values.
+    fn with_queries<T>(
+        &self,
+        index: usize,
+        tokens: Range<usize>,
+        attend: impl FnOnce(Queries<'_>, &mut Scratch) -> T,
+    ) -> T {
+        let (sequence, head) = self.place_of(index);
+        let (width, first_position) =
+            (self.heads.group * self.attention.head_size, self.pasts.of(sequence) + tokens.start);
+        let first = sequence * self.sequence;
+        let rows = self.query.rows_in(first + tokens.start..first + tokens.end);
+        let rows = rows.columns_in(head * width..(head + 1) * width);
+        self.shared.with_buffers(|Buffers { scratch, queries, .. }| {
+            let Some(angles) = &self.angles else { return attend(Queries { rows, first_position }, scratch) };
+            let rotated = at_least(queries, rows.rows() * width);
+            for (token, row) in rotated.chunks_exact_mut(width).enumerate() {
+                row.copy_from_slice(rows.row(token));
+                self.rotate(angles, row, first_position + token);
+            }
+            attend(Queries { rows: MatrixRef::new(rotated, width), first_position }, scratch)
+        })
+    }
+
+    /// Attention of one new token of each sequence.
+    fn attend_single_tokens(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+        let width = self.heads.group * self.attention.head_size;
+        let heads = self.pasts.count() * self.heads.kv;
+        if (0..self.pasts.count()).all(|sequence| self.pasts.of(sequence) < PART_KEYS) {
+            return self.attend_whole_heads(call, cache, out);
+        }
+        let keys = |index: usize| {
+            let end = self.pasts.of(index / self.heads.kv) + 1;
+            let start = match self.attention.mask {
+                Mask::Window(width) => end.saturating_sub(width) / PART_KEYS * PART_KEYS,
+                Mask::Causal | Mask::Full => 0,
+            };
+            (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
+        };
+        let jobs = (0..heads).flat_map(|index| keys(index).map(move |keys| PartJob { index, keys }));
+        let jobs: Vec<_> = jobs.collect();
+        let parts: Vec<_> = jobs.iter().map(|_| OnceLock::new()).collect();
+        call.parallel(jobs.len(), |at| {
+            let PartJob { index, keys } = &jobs[at];
+            let part = self.with_queries(*index, 0..1, |queries, scratch| {
+                let (attention, cache) =
+                    (&self.attention, cache.head(*index, queries.first_position + 1, self));
+                self.shared.kernels.attend_part(attention, queries, cache, keys.clone(), scratch)
+            });
+            let _ = parts[at].set(part);
+        })?;
+        let mut parts = parts.into_iter().filter_map(OnceLock::into_inner);
+        for (index, out) in out.chunks_exact_mut(width).enumerate() {
+            let parts: Vec<AttentionPart> = parts.by_ref().take(keys(index).count()).collect();
+            self.shared.kernels.join_attention(&parts, MatrixMut::new(out, width));
+        }
+        Ok(())
+    }
+
+    /// Attention of one new token of each sequence over few keys. One thread alone takes nothing from the allocator.
+    fn attend_whole_heads(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+        let heads = out.chunks_exact_mut(self.heads.group * self.attention.head_size);
+        if self.shared.threads == 1 {
+            heads.enumerate().for_each(|(index, out)| self.attend_head(cache, index, out));
+            return Ok(());
+        }
+        let heads: Vec<_> = heads.map(Part::new).collect();
+        call.parallel(heads.len(), |index| {
+            if let Some(out) = heads.get(index).and_then(Part::take) {
+                self.attend_head(cache, index, out);
+            }
+        })
+    }
+
+    /// Attention of one new token for one head of keys and values.
+    fn attend_head(&self, cache: &Cache<'_>, index: usize, out: &mut [f32]) {
+        self.with_queries(index, 0..1, |queries, scratch| {
+            let (cache, width) = (cache.head(index, queries.first_position + 1, self), out.len());
+            let out = MatrixMut::new(out, width);
+            self.shared.kernels.attend(&self.attention, queries, cache, scratch, out);
+        });
+    }
+
+    /// Attention of several new tokens of each sequence.
+    fn attend_tokens(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+        let width = self.heads.group * self.attention.head_size;
+        let tokens = (TASK_QUERIES / self.heads.group).max(1);
+        let mut tasks = Vec::new();
+        let row = self.heads.kv * width;
+        for (sequence, out) in out.chunks_exact_mut(self.sequence * row).enumerate() {
+            for (tile, out) in out.chunks_mut(tokens * row).enumerate() {
+                let mut rest = MatrixMut::new(out, row);
+                for head in 0..self.heads.kv {
+                    let (part, others) = rest.split_at_column(width);
+                    let index = sequence * self.heads.kv + head;
+                    tasks.push(Part::new((index, tile * tokens, part)));
+                    rest = others;
+                }
+            }
+        }
+        call.parallel(tasks.len(), |at| {
+            // The last tokens see the most keys, and come first.
+            let task = tasks.get(tasks.len() - 1 - at).and_then(Part::take);
+            let Some((index, first, out)) = task else { return };
+            self.with_queries(index, first..first + out.rows(), |queries, scratch| {
+                let known = queries.first_position + out.rows();
+                let cache = cache.head(index, known, self);
+                self.shared.kernels.attend(&self.attention, queries, cache, scratch, out);
+            });
+        })
+    }
+}
+
+/// One of the two parts of a cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NewPart {
+    Key,
+    Value,
+}
+
+/// Keys and values of all heads, to read.
+struct Cache<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
+    /// Elements of a head.
+    row: usize,
+}
+
+impl Cache<'_> {
+    /// The first keys and values of a head.
+    fn head(&self, index: usize, tokens: usize, step: &AttentionStep<'_>) -> KeyValues<'_> {
+        let [keys, values] = [self.keys, self.values]
+            .map(|all| CacheRows::F32(&all[index * self.row..][..tokens * step.attention.head_size]));
+        KeyValues { keys, values }
+    }
+}

@@ -1,0 +1,115 @@
+//! Input rows of a product, which may be a residual stream that is added to and normed first.
+//!
+//! `SkipSimplifiedLayerNormalization` becomes a part of the product that reads it: the rows are normed by the task that
+//! rounds them, and no node runs in between.
+
+use std::ops::Range;
+
+use narthex_kernels::{MatrixMut, MatrixRef};
+use ort::operator::KernelContext;
+
+use super::{
+    Shared, at_least,
+    call::{Call, Input},
+};
+
+/// Attribute with the number that is added to the mean square.
+pub(super) const EPSILON: &str = "epsilon";
+
+/// Maximum rank of an input.
+const MAX_RANK: usize = 8;
+
+/// Rows as a product reads them.
+pub(super) struct InputRows<'a> {
+    /// The rows, or the residual stream.
+    x: MatrixRef<'a>,
+    norm: Option<StreamNorm<'a>>,
+}
+
+/// RMS norm of a residual stream.
+struct StreamNorm<'a> {
+    /// Rows that join the stream.
+    branch: MatrixRef<'a>,
+    gain: &'a [f32],
+    epsilon: f32,
+}
+
+/// The outputs of a product.
+pub(super) struct Outputs<'a> {
+    pub(super) rows: &'a mut [f32],
+    /// The stream with the rows that joined it; empty without a norm.
+    pub(super) sum: &'a mut [f32],
+}
+
+/// The epsilon of a node that norms its rows.
+pub(super) fn epsilon_of(context: &KernelContext<'_>) -> Option<f32> {
+    context.get::<f32>(EPSILON)
+}
+
+impl<'a> InputRows<'a> {
+    /// The rows of a call, of `width` elements, and its outputs, whose rows have `columns`.
+    pub(super) fn of(
+        call: &Call<'a>,
+        width: usize,
+        columns: usize,
+        epsilon: Option<f32>,
+    ) -> ort::Result<(Self, Outputs<'a>)> {
+        let x: Input<'a> = call.input(0)?;
+        if x.columns() != width {
+            return Err(ort::Error::new(format!("expected rows of {width} elements, found {}", x.columns())));
+        }
+        let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
+        let Some(shape) = shape.get_mut(..rank) else {
+            return Err(ort::Error::new(format!("expected at most {MAX_RANK} axes, found {rank}")));
+        };
+        shape.copy_from_slice(x.shape);
+        shape.iter_mut().last().into_iter().for_each(|extent| *extent = columns as i64);
+        let mut outputs = Outputs { rows: call.output(0, shape)?, sum: &mut [] };
+        let norm = match epsilon {
+            None => None,
+            Some(epsilon) => {
+                let (branch, gain): (Input<'a>, Input<'a>) = (call.input(1)?, call.input(2)?);
+                if branch.shape != x.shape || gain.data.len() != width {
+                    let found = [x.shape, branch.shape, gain.shape];
+                    return Err(ort::Error::new(format!("a stream, a branch and a gain have {found:?}")));
+                }
+                outputs.sum = call.output(1, x.shape)?;
+                Some(StreamNorm { branch: MatrixRef::new(branch.data, width), gain: gain.data, epsilon })
+            }
+        };
+        Ok((Self { x: MatrixRef::new(x.data, width), norm }, outputs))
+    }
+
+    /// Number of rows.
+    pub(super) fn count(&self) -> usize {
+        self.x.rows()
+    }
+
+    /// Some rows as they are multiplied; `sum` takes these rows of the stream.
+    pub(super) fn rows<'b>(
+        &'b self,
+        shared: &Shared,
+        rows: Range<usize>,
+        sum: &mut [f32],
+        normed: &'b mut Vec<f32>,
+    ) -> MatrixRef<'b> {
+        let (x, width) = (self.x.rows_in(rows.clone()), self.x.columns());
+        let Some(StreamNorm { branch, gain, epsilon }) = &self.norm else { return x };
+        let normed = at_least(normed, rows.len() * width);
+        for (row, sum) in sum.chunks_exact_mut(width).enumerate() {
+            sum.copy_from_slice(x.row(row));
+        }
+        let (stream, out) = (MatrixMut::new(sum, width), MatrixMut::new(normed, width));
+        shared.kernels.add_rms_norm(branch.rows_in(rows), stream, gain, *epsilon, out);
+        MatrixRef::new(normed, width)
+    }
+}
+
+impl<'a> Outputs<'a> {
+    /// The outputs of `count` rows each, of the rows' `columns` and the stream's `width`.
+    pub(super) fn blocks(self, count: usize, columns: usize, width: usize) -> impl Iterator<Item = Self> {
+        let mut sums = self.sum.chunks_mut(count * width);
+        let rows = self.rows.chunks_mut(count * columns);
+        rows.map(move |rows| Outputs { rows, sum: sums.next().unwrap_or_default() })
+    }
+}
