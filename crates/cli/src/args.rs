@@ -21,7 +21,9 @@ pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
-use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+use narthex_spec::{
+    DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation,
+};
 
 use crate::output::DeviceLine;
 
@@ -260,6 +262,10 @@ pub(crate) struct ServeArgs {
     /// Maximum number of waiting requests per model
     #[arg(long, default_value_t = Config::standard().max_queue)]
     pub(crate) max_queue: usize,
+
+    /// Verify several tokens of an answer in one step, if that is faster: auto, off
+    #[arg(long, default_value_t = Config::standard().speculation)]
+    pub(crate) speculation: Speculation,
 
     #[command(flatten)]
     pub(crate) load: LoadArgs,

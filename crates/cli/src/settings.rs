@@ -1,6 +1,7 @@
 //! The gateway's settings from arguments, in pure functions.
 
 use narthex_gateway::{Config, Network};
+use narthex_spec::Speculation;
 
 use crate::args::{LoadArgs, ServeArgs, StoreArgs};
 
@@ -35,8 +36,15 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
         default_model: serve.default_model.clone(),
+        speculation: serve.speculation,
         ..config(store, Some(&serve.load))
     }
+}
+
+/// The gateway's settings for `bench`: answers to random prompts may repeat themselves, and what speculation makes of that
+/// says nothing about text.
+pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
+    Config { speculation: Speculation::Off, ..config(store, Some(load)) }
 }
 
 #[cfg(test)]
@@ -63,6 +71,8 @@ mod tests {
             "64",
             "--kv-total",
             "32",
+            "--speculation",
+            "off",
             "--max-models",
             "5",
             "--alias",
@@ -92,6 +102,7 @@ mod tests {
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
+        assert_eq!(config.speculation, Speculation::Off);
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
         assert_eq!((config.power, config.network), (Power::Saver, Network::CacheOnly));

@@ -54,6 +54,11 @@ impl RopeSwitch {
         if length > self.at { RopeFactors::Long } else { RopeFactors::Short }
     }
 
+    /// Returns the number of tokens after the first `at` that need the same set as the first of them.
+    pub(crate) fn alike(&self, at: usize) -> usize {
+        if at < self.at { self.at - at } else { usize::MAX }
+    }
+
     /// Rewrites a checked plan so that each span needs one set, and keys of another set are computed again before it. The
     /// rows of logits stay the same. [`RopeSwitch::commit`] follows once the plan has run.
     pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<RewrittenPlan, StepError> {

@@ -1,14 +1,15 @@
 //! Two executors as one: prompts are read on one device, answers written on the other.
 //!
-//! Spans of several tokens go to the prefill side, single tokens to the decode side. Before a side runs, it is handed
+//! Spans of several tokens go to the prefill side, single tokens to the decode side, and so do spans that verify the next
+//! tokens of an answer, whose past lies there alone. Before a side runs, it is handed
 //! the keys and values that only the other one has. Both sides keep what they have seen, so that a handover moves each
 //! token once. Knows the port alone: neither what the sides run on, nor how they keep their cache.
 
 use std::ops::Range;
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, check_read,
-    check_truncate,
+    Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, Wanted,
+    check_read, check_truncate,
 };
 use narthex_spec::SlotId;
 
@@ -29,6 +30,8 @@ pub struct SplitExecutor {
     short: usize,
     /// Prefill and decode.
     sides: [Side; 2],
+    /// The side of each span of the current plan.
+    chosen: Vec<usize>,
     source: LogitsSource,
     logits: Vec<f32>,
     scans: Vec<RowScan>,
@@ -82,11 +85,26 @@ impl SplitExecutor {
         Ok(Self {
             short: options.break_even.saturating_sub(1).min(decode.limits().chunk).max(1),
             sides: [side(prefill), side(decode)],
+            chosen: Vec::new(),
             source: LogitsSource::Gathered(0),
             logits: Vec::new(),
             scans: Vec::new(),
             limits,
         })
+    }
+
+    /// Returns the side that runs a span.
+    fn side_of(&self, span: &Span) -> usize {
+        let [prefill, decode] = self.sides.each_ref().map(|side| side.slots[span.slot.index()].length);
+        let tokens = span.tokens.len();
+        // The rows of an answer's next tokens, if prefill would have to be handed the answer so far.
+        let verifies = span.logits == Wanted::All && decode == span.at && prefill < span.at;
+        let short = if verifies {
+            self.short.max(self.sides[DECODE].executor.verify_limit(span.at))
+        } else {
+            self.short
+        };
+        if tokens <= short { DECODE } else { PREFILL }
     }
 
     /// Returns the number of tokens in a slot: the side that ran last has all of them.
@@ -142,8 +160,10 @@ impl SplitExecutor {
     /// Runs the sides' parts of a plan, after the handovers that they need.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.sides.iter_mut().for_each(|side| side.plan.clear());
+        self.chosen.clear();
         for span in &plan.spans {
-            let side = side_of(span, self.short);
+            let side = self.side_of(span);
+            self.chosen.push(side);
             self.hand_over(side, span.slot, span.at)?;
             self.sides[side].plan.push(span.slot, span.at, plan.tokens_of(span), span.logits);
         }
@@ -166,8 +186,7 @@ impl SplitExecutor {
         self.logits.clear();
         self.scans.clear();
         let mut next = [0; 2];
-        for span in &plan.spans {
-            let side = side_of(span, self.short);
+        for (span, &side) in plan.spans.iter().zip(&self.chosen) {
             let logits = self.sides[side].executor.logits();
             for _ in 0..span.logits.rows(span.tokens.len()) {
                 let row = logits.scanned_row(next[side]);
@@ -288,6 +307,10 @@ impl Executor for SplitExecutor {
         forgetful.try_for_each(|(side, _)| side.truncate(slot, 0))
     }
 
+    fn verify_limit(&self, at: usize) -> usize {
+        self.sides[DECODE].executor.verify_limit(at).min(self.limits.chunk)
+    }
+
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         let whole = |side: &&Side| side.slots[slot.index()].length >= range.end;
@@ -314,11 +337,6 @@ impl Executor for SplitExecutor {
         let outcome = self.sides.iter_mut().try_for_each(|side| side.copy(copy));
         outcome.map_err(|error| self.forget(error))
     }
-}
-
-/// The side that runs a span, where decode takes up to `short` tokens.
-fn side_of(span: &Span, short: usize) -> usize {
-    if span.tokens.len() <= short { DECODE } else { PREFILL }
 }
 
 /// Limits of two executors together.

@@ -1,5 +1,7 @@
 //! Configuration and counters of an engine, as plain values.
 
+use narthex_spec::Speculation;
+
 use crate::executor::Limits;
 
 /// Default number of prompt tokens in a step: enough to keep a CPU busy, few enough that running answers do not visibly
@@ -21,6 +23,8 @@ pub struct EngineConfig {
     /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the rest, but always
     /// enough to advance.
     pub step_token_budget: usize,
+    /// Verification of several tokens in one step.
+    pub speculation: Speculation,
 }
 
 impl EngineConfig {
@@ -33,6 +37,7 @@ impl EngineConfig {
             max_running: limits.slots,
             prefill_chunk,
             step_token_budget: prefill_chunk.saturating_add(limits.batch),
+            speculation: Speculation::Auto,
         }
     }
 
@@ -43,6 +48,7 @@ impl EngineConfig {
             max_running: self.max_running.clamp(1, limits.slots.max(1)),
             prefill_chunk: self.prefill_chunk.max(1),
             step_token_budget: self.step_token_budget.max(1),
+            speculation: self.speculation,
         }
     }
 }
@@ -66,6 +72,10 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens generated; a final stop token does not count.
     pub generated_tokens: u64,
+    /// Tokens of drafts that were the model's own.
+    pub accepted_tokens: u64,
+    /// Tokens of drafts that were not.
+    pub rejected_tokens: u64,
     /// Number of preemptions.
     pub preemptions: u64,
     /// Steps run, failed ones included.

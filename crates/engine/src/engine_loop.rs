@@ -1,15 +1,16 @@
 //! The engine loop without its thread: a queue, the running sequences, and steps.
 //!
 //! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves each
-//! sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `transaction` applies a
-//! step to its sequences.
+//! sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `speculation` adds drafts
+//! to plans; `transaction` applies a step to its sequences.
 
 mod admission;
+mod speculation;
 mod transaction;
 
 use std::collections::VecDeque;
 
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, TokenId};
 
 use crate::{
     config::{EngineConfig, EngineStats},
@@ -23,6 +24,7 @@ use crate::{
     },
     sequence::Sequence,
     snapshot::{RunningSequence, Snapshot},
+    speculate::{MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
 };
 
@@ -50,6 +52,11 @@ pub struct EngineLoop {
     losses: usize,
     grants: Vec<Grant>,
     plan: StepPlan,
+    /// The last token of the only sequence and a draft after it, if the plan verifies one.
+    draft: Vec<TokenId>,
+    /// Number of tokens alike where the draft was found.
+    ngram: usize,
+    costs: StepCosts,
     scratch: Scratch,
     submitted: u64,
     finished: u64,
@@ -71,6 +78,9 @@ impl EngineLoop {
             losses: 0,
             grants: Vec::with_capacity(limits.slots),
             plan: StepPlan::default(),
+            draft: Vec::with_capacity(1 + MAX_WIDTH),
+            ngram: 0,
+            costs: StepCosts::new(),
             scratch: Scratch::new(limits.vocab),
             submitted: 0,
             finished: 0,
@@ -188,6 +198,7 @@ impl EngineLoop {
         let demands = self.running.iter().map(Sequence::demand);
         policy::share(demands, &bounds, self.stats.steps, &mut self.grants);
         plan::fill(&mut self.plan, &self.running, &self.grants);
+        self.speculate();
     }
 
     /// Ends a running sequence. Its slot keeps its tokens for prompts with the same prefix, unless the sequence failed.

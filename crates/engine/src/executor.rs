@@ -217,6 +217,14 @@ pub trait Executor: Send {
     /// [`StepError::CannotRewind`] leaves the slot as it was; a device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
 
+    /// Returns the maximum number of tokens in a span after the first `at` of a slot that runs like the next token of an
+    /// answer: in one run, on the same device, and with the same rotary factors. 1 means that longer spans cost as much
+    /// as their tokens one by one, or more.
+    fn verify_limit(&self, at: usize) -> usize {
+        let _ = at;
+        self.limits().chunk
+    }
+
     /// Copies the keys and values of some of a slot's tokens; at least one, and all of them held.
     ///
     /// # Errors

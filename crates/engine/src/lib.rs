@@ -15,5 +15,6 @@ pub mod sample;
 mod schedule;
 mod sequence;
 pub mod snapshot;
+mod speculate;
 pub mod supervise;
 pub mod worker;

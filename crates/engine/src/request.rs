@@ -134,6 +134,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated tokens, a final stop token included.
     pub completion_tokens: usize,
+    /// Tokens of drafts that were the model's own; they are among the generated ones.
+    pub accepted_tokens: usize,
+    /// Tokens of drafts that were not.
+    pub rejected_tokens: usize,
 }
 
 /// Reason for refusing a request.

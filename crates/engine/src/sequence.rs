@@ -11,9 +11,10 @@ use narthex_spec::{SlotId, TokenId};
 use crate::{
     constraint::{ActiveConstraint, Progress},
     executor::{Logits, RowScan, ScannedRow, StepError, Wanted},
-    kv::PromptEnd,
+    kv::{PromptEnd, common_prefix},
     request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
+    speculate::Acceptance,
 };
 
 /// Maximum number of tokens in a step if the logits of all are needed: a row is as wide as the vocabulary, and those of a
@@ -46,6 +47,12 @@ pub(crate) struct Sequence {
     reused: Option<usize>,
     /// A final stop token, which is counted but not reported.
     stopped: usize,
+    /// Cleared after a step with a draft ran out of memory.
+    pub(crate) can_draft: bool,
+    /// Acceptance of its drafts so far.
+    pub(crate) acceptance: Acceptance,
+    /// Accepted and rejected tokens of drafts.
+    drafted: [usize; 2],
     handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
     /// Set after the sink panicked.
@@ -76,6 +83,9 @@ impl Sequence {
             reported: 0,
             reused: None,
             stopped: 0,
+            can_draft: true,
+            acceptance: Acceptance::default(),
+            drafted: [0; 2],
             handle: handle.clone(),
             sink: Some(request.sink),
             sink_panicked: false,
@@ -161,6 +171,37 @@ impl Sequence {
             self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into(), scan });
         }
         self.advance(row, scratch)
+    }
+
+    /// Maximum number of tokens in a draft after the last token: each may be accepted, and one more is chosen after them.
+    pub(crate) fn draft_room(&self) -> usize {
+        let can_draft = self.can_draft && self.answered() > 0 && self.pending() == 1;
+        if can_draft { (self.room - self.tokens.len()).saturating_sub(1) } else { 0 }
+    }
+
+    /// Records that the last token and a draft after it ran, and chooses tokens by their rows of logits as long as the
+    /// draft has the same. Returns the number of accepted tokens of the draft, which alone count as cached, and the end of
+    /// the sequence, if reached.
+    pub(crate) fn verify(
+        &mut self,
+        draft: &[TokenId],
+        logits: Logits<'_>,
+        scratch: &mut Scratch,
+    ) -> (usize, Option<Finish>) {
+        let start = self.tokens.len();
+        let mut accepted = 0;
+        let end = loop {
+            // The row after the accepted tokens; forced ones may be among them.
+            let end = self.advance(logits.scanned_row(accepted), scratch);
+            accepted = common_prefix(&self.tokens[start..], draft);
+            if end.is_some() || start + accepted < self.tokens.len() {
+                break end;
+            }
+        };
+        self.cached = start + accepted;
+        self.drafted[0] += accepted;
+        self.drafted[1] += draft.len() - accepted;
+        (accepted, end)
     }
 
     /// Reports the prompt tokens that follow the rows of a span: row `i` is the distribution after token `at + i`.
@@ -288,6 +329,8 @@ impl Sequence {
             prompt_tokens: self.prompt,
             cached_tokens: self.reused.unwrap_or(0),
             completion_tokens: self.answered() + self.stopped,
+            accepted_tokens: self.drafted[0],
+            rejected_tokens: self.drafted[1],
         };
         let finish = if self.sink_panicked {
             let message = "the receiver of its tokens panicked; please report this".to_owned();

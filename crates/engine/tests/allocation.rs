@@ -88,4 +88,19 @@ fn decoding_allocates_nothing() {
     }
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
     assert_eq!(core.stats().generated_tokens - generated, 6000);
+    // A sequence alone, with drafts.
+    let mut executor = FakeExecutor::new(limits.clone());
+    executor.looks_back = 1;
+    let mut core = EngineLoop::new(Box::new(executor), EngineConfig::for_limits(&limits));
+    core.submit(request(0, Sampling::greedy(), None)).unwrap();
+    for _ in 0..50 {
+        core.step();
+    }
+    let accepted = core.stats().accepted_tokens;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..50 {
+        core.step();
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert!(core.stats().accepted_tokens - accepted > 100, "{:?}", core.stats());
 }

@@ -158,7 +158,7 @@ fn a_prefix_in_a_slot_is_not_run_again() {
     assert_eq!(second.recording().tokens, greedy(&longer, 6));
     assert_eq!(
         end(&second.recording()).1,
-        Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6 }
+        Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6, ..Usage::default() }
     );
     // The same again: nothing of the prompt runs, because its last distribution was kept.
     let third = bench.ask(&longer, 6);
@@ -224,7 +224,7 @@ fn prompt_log_probabilities_cover_every_token_once() {
         assert!(recording.prompt[0].1.is_none() && likely);
         assert_eq!(recording.tokens, greedy(&prompt(2, 50), 3)[..max_tokens]);
         assert!(recording.logprobs.iter().all(Option::is_some));
-        let usage = Usage { prompt_tokens: 50, cached_tokens: 0, completion_tokens: max_tokens };
+        let usage = Usage { prompt_tokens: 50, completion_tokens: max_tokens, ..Usage::default() };
         assert_eq!(end(&recording), (&Finish::Length, usage));
     }
 }

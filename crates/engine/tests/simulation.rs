@@ -4,13 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use narthex_engine::{
-    config::EngineConfig,
+    config::{EngineConfig, EngineStats},
     constraint::{Allowed, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits, StepError},
     request::{Finish, LogProbs, Request, Sampling, SequenceHandle},
     sample::SplitMix64,
 };
+use narthex_spec::Speculation;
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -31,6 +32,8 @@ struct World {
     rng: SplitMix64,
     core: EngineLoop,
     limits: Limits,
+    /// Number of tokens that the model's logits depend on: few make it repeat itself.
+    looks_back: usize,
     watch: Watch,
     submitted: Vec<Submitted>,
 }
@@ -47,6 +50,7 @@ struct Ask {
     max_tokens: usize,
     stop: Vec<u32>,
     seed: u64,
+    temperature: f32,
     is_constrained: bool,
 }
 
@@ -116,17 +120,19 @@ impl Ask {
             prompt: self.prompt.clone(),
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
-            sampling: Sampling { temperature: 1.0, seed: self.seed, ..Sampling::greedy() },
+            sampling: Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::greedy() },
             constraint: self.is_constrained.then(|| Box::new(Thirds::default()) as Box<dyn Constraint>),
             logprobs,
             sink: Box::new(sink),
         }
     }
 
-    /// What the request gets on an engine of its own.
-    fn alone(&self, limits: &Limits) -> (Finish, Vec<u32>) {
-        let executor = Box::new(FakeExecutor::new(limits.clone()));
-        let mut core = EngineLoop::new(executor, EngineConfig::for_limits(limits));
+    /// What the request gets on an engine of its own, one token in each step.
+    fn alone(&self, limits: &Limits, looks_back: usize) -> (Finish, Vec<u32>) {
+        let mut executor = FakeExecutor::new(limits.clone());
+        executor.looks_back = looks_back;
+        let config = EngineConfig { speculation: Speculation::Off, ..EngineConfig::for_limits(limits) };
+        let mut core = EngineLoop::new(Box::new(executor), config);
         let sink = Recorder::new();
         core.submit(self.request(sink.clone(), None)).unwrap();
         while core.step() == Work::Busy {}
@@ -157,8 +163,11 @@ impl World {
             max_running: 1 + below(&mut rng, slots),
             prefill_chunk: 1 + below(&mut rng, 30),
             step_token_budget: 1 + below(&mut rng, 40),
+            speculation: Speculation::Auto,
         };
         let mut executor = FakeExecutor::new(limits.clone());
+        let looks_back = if below(&mut rng, 2) == 0 { usize::MAX } else { 1 };
+        executor.looks_back = looks_back;
         executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         executor.copy_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         if truncations == Truncations::Failing {
@@ -170,7 +179,8 @@ impl World {
             executor.truncate_faults = failing.collect();
         }
         let watch = executor.watch();
-        Self { core: EngineLoop::new(Box::new(executor), config), rng, limits, watch, submitted: Vec::new() }
+        let core = EngineLoop::new(Box::new(executor), config);
+        Self { core, rng, limits, looks_back, watch, submitted: Vec::new() }
     }
 
     fn arrive(&mut self) {
@@ -188,6 +198,7 @@ impl World {
             max_tokens: below(rng, 40).saturating_sub(8),
             stop: vec![below(rng, 30) as u32],
             seed: rng.next_u64(),
+            temperature: if below(rng, 3) == 0 { 0.0 } else { 1.0 },
             is_constrained: below(rng, 3) == 0,
         };
         let echo = below(rng, 5) == 0;
@@ -232,7 +243,7 @@ fn compare_with_alone(world: &World) -> usize {
     for (number, submitted) in world.submitted.iter().enumerate() {
         let recording = submitted.sink.recording();
         assert_eq!(recording.ends.len(), 1, "sequence {number}");
-        let (finish, tokens) = submitted.ask.alone(&world.limits);
+        let (finish, tokens) = submitted.ask.alone(&world.limits, world.looks_back);
         assert!(
             tokens.starts_with(&recording.tokens),
             "sequence {number}: {:?} of {tokens:?}",
@@ -254,7 +265,7 @@ fn compare_with_alone(world: &World) -> usize {
     complete
 }
 
-fn simulate(seed: u64, truncations: Truncations) -> u64 {
+fn simulate(seed: u64, truncations: Truncations) -> EngineStats {
     let mut world = World::new(seed, truncations);
     for _ in 0..STEPS {
         if world.core.waiting() < 6 && below(&mut world.rng, 3) == 0 {
@@ -272,13 +283,16 @@ fn simulate(seed: u64, truncations: Truncations) -> u64 {
     assert!(all > 200 && complete > all / 4, "{complete} of {all} were answered");
     assert!(stats.cached_tokens > 0 && stats.generated_tokens > 1000, "{stats:?}");
     assert!(stats.steps > STEPS as u64 / 2, "{stats:?}");
-    stats.preemptions
+    stats
 }
 
 #[test]
 fn invariants_hold_for_ten_thousand_steps() {
-    let preemptions: u64 = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound)).sum();
-    assert!(preemptions > 100, "{preemptions}");
+    let stats: Vec<EngineStats> = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound)).collect();
+    let sum = |count: fn(&EngineStats) -> u64| stats.iter().map(count).sum::<u64>();
+    assert!(sum(|stats| stats.preemptions) > 100, "{stats:?}");
+    let (accepted, rejected) = (sum(|stats| stats.accepted_tokens), sum(|stats| stats.rejected_tokens));
+    assert!(accepted > 100 && rejected > 100, "{accepted} of drafts were accepted, {rejected} rejected");
 }
 
 #[test]

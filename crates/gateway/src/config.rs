@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use narthex_catalog::network::Network;
-use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation};
 
 /// Default minimum share of a model's work on the NPU when one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
@@ -62,6 +62,8 @@ pub struct Config {
     pub max_models: usize,
     /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
+    /// Verification of several tokens of an answer in one step.
+    pub speculation: Speculation,
     /// Maximum time that a request waits for its model to load.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
@@ -92,6 +94,7 @@ impl Config {
             kv_total: 8 << 30,
             max_models: 8,
             max_queue: 64,
+            speculation: Speculation::Auto,
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,

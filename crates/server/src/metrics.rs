@@ -147,8 +147,7 @@ mod tests {
     fn a_stand_in_s_tokens_are_counted_and_its_times_are_not() {
         let metrics = Metrics::new();
         let times = Some(Times { first_token: Duration::from_secs(1), total: Duration::from_secs(2) });
-        let summary =
-            Summary { prompt_tokens: 3, cached_tokens: 0, completion_tokens: 5, reasoning_tokens: 0, times };
+        let summary = Summary { prompt_tokens: 3, completion_tokens: 5, times, ..Summary::default() };
         metrics.generation(&summary);
         metrics.generation(&Summary { times: None, ..summary });
         let text = metrics.render(&[]);

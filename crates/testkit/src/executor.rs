@@ -52,6 +52,8 @@ pub struct FakeExecutor {
     pub truncate_faults: VecDeque<Fault>,
     /// Faults of the coming copies, one entry each.
     pub copy_faults: VecDeque<Fault>,
+    /// Number of last tokens that logits depend on; all of them, unless it is set.
+    pub looks_back: usize,
 }
 
 /// A view of an executor's slots that stays valid after the executor has been moved away.
@@ -85,6 +87,7 @@ impl FakeExecutor {
             faults: VecDeque::new(),
             truncate_faults: VecDeque::new(),
             copy_faults: VecDeque::new(),
+            looks_back: usize::MAX,
             limits,
         }
     }
@@ -132,7 +135,8 @@ impl FakeExecutor {
         for (index, &token) in plan.tokens_of(span).iter().enumerate() {
             slot.push(token);
             if index >= skipped {
-                self.logits.extend(noise(hash(slot)).take(self.limits.vocab).map(|x| 4.0 * x));
+                let seen = &slot[slot.len().saturating_sub(self.looks_back)..];
+                self.logits.extend(noise(hash(seen)).take(self.limits.vocab).map(|x| 4.0 * x));
             }
         }
         self.watch.set(span.slot, slot.len());

@@ -26,7 +26,7 @@ use narthex_gateway::{Config, Drain, Gateway};
 
 use crate::{
     args::{Args, ChatArgs, Command, TryOutArgs},
-    settings::{config, serve_config},
+    settings::{bench_config, config, serve_config},
 };
 
 /// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
@@ -79,7 +79,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Import(import) => exports::import(&plain()?.0, import),
         Command::Check(check) => check::run(&plain()?.0, check),
         Command::Doctor(doctor) => doctor::run(&plain()?.0, &doctor),
-        Command::Bench(bench) => bench::run(&open(config(&store, Some(&bench.load)))?.0, &bench),
+        Command::Bench(bench) => bench::run(&open(bench_config(&store, &bench.load))?.0, &bench),
         Command::Runtime(runtime) => runtime::run(&plain()?.0, runtime.command),
         Command::Key(key) => key::run(&plain()?.0, key.command),
         Command::Completions { shell } => completions::run(shell),

@@ -118,14 +118,8 @@ mod tests {
     fn an_answer_ends_with_its_speed_but_never_with_a_stand_in_s() {
         let (mut status, report) = running();
         let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
-        let (prompt_tokens, cached_tokens, completion_tokens) = (7, 0, 11);
-        let timed = Summary {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            reasoning_tokens: 0,
-            times: Some(times),
-        };
+        let timed =
+            Summary { prompt_tokens: 7, completion_tokens: 11, times: Some(times), ..Summary::default() };
         let mut check = |decode, summary: Summary, expected: &str| {
             status.placement = Some(PlacementReport { decode: Some(decode), ..report.clone() });
             let line = answer_line(&status, &summary);

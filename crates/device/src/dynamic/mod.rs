@@ -11,14 +11,15 @@ mod input;
 mod kv_cache;
 mod long_rope;
 mod names;
+mod options;
 mod parts;
 mod rows;
 
 use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted,
-    check_read, check_truncate,
+    Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read,
+    check_truncate,
 };
 use narthex_spec::{
     SlotId, TokenId,
@@ -47,25 +48,12 @@ use kv_cache::KvCache;
 use long_rope::LongRope;
 use names::{CacheOutput, DecoderNames};
 
+pub use options::ExecutorOptions;
+
 pub(crate) use input::DecoderInput;
 pub(crate) use parts::DecoderParts;
 use parts::LoadedGraph;
 use rows::{KvPart, KvTensor};
-
-/// Bounds of an executor.
-#[derive(Debug, Clone, Copy)]
-pub struct ExecutorOptions {
-    /// Threads; 0 takes one per physical core that this process may use.
-    pub threads: usize,
-    /// Slots.
-    pub slots: usize,
-    /// Maximum number of bytes of the KV cache.
-    pub kv_budget: usize,
-    /// Tokens of which the cache's capacity is a multiple.
-    pub kv_step: usize,
-    /// Maximum number of new tokens in one span.
-    pub chunk: usize,
-}
 
 /// A decoder on one device. Its cache lies where the device's attention reads it, on a GPU in the GPU's own memory.
 pub struct DynamicExecutor {
@@ -88,28 +76,6 @@ pub struct DynamicExecutor {
     graph: LoadedGraph,
     /// The graph for more than one token, if it is another one.
     prompt: Option<LoadedGraph>,
-}
-
-impl ExecutorOptions {
-    /// Limits of a model under these options.
-    fn limits(&self, context: usize, vocab: usize, kv: &[KvLayout]) -> Result<Limits, DeviceError> {
-        let wanted = [("slots", self.slots), ("KV step", self.kv_step), ("chunk", self.chunk)];
-        if let Some((what, _)) = wanted.into_iter().find(|(_, value)| *value == 0) {
-            return Err(DeviceError::Option { what });
-        }
-        Ok(Limits {
-            slots: self.slots,
-            context,
-            chunk: self.chunk.min(context),
-            batch: self.slots,
-            vocab,
-            kv: KvLimits {
-                bytes_per_token: kv.iter().map(KvLayout::bytes_per_token).fold(0, usize::saturating_add),
-                step: self.kv_step,
-                budget: self.kv_budget,
-            },
-        })
-    }
 }
 
 impl DynamicExecutor {
@@ -360,6 +326,13 @@ impl Executor for DynamicExecutor {
         self.cache.truncate(slot, len);
         self.long.iter_mut().for_each(|long| long.switch.truncate(slot, len));
         Ok(())
+    }
+
+    fn verify_limit(&self, at: usize) -> usize {
+        let is_whole =
+            self.steps == Steps::Any && self.prompt.as_ref().is_none_or(|prompt| at <= prompt.past);
+        let alike = self.long.as_ref().map_or(usize::MAX, |long| long.switch.alike(at));
+        if is_whole { self.limits.chunk.min(alike) } else { 1 }
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {

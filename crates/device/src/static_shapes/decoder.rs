@@ -320,6 +320,11 @@ impl Executor for StaticExecutor {
         Ok(())
     }
 
+    fn verify_limit(&self, at: usize) -> usize {
+        let alike = self.switch.as_ref().map_or(usize::MAX, |switch| switch.alike(at));
+        self.limits.chunk.min(alike)
+    }
+
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {

@@ -20,8 +20,13 @@ impl EngineLoop {
     /// Those of the executor, which leave every sequence unchanged.
     pub(super) fn execute(&mut self) -> Result<(), StepError> {
         self.run_plan()?;
-        let logits = self.device.logits();
         self.losses = 0;
+        self.record_time();
+        if !self.draft.is_empty() {
+            self.verify();
+            return Ok(());
+        }
+        let logits = self.device.logits();
         let mut ended = Vec::new();
         let mut row = 0;
         for (span, grant) in self.plan.spans.iter().zip(&self.grants) {
@@ -63,8 +68,13 @@ impl EngineLoop {
         if matches!(error, StepError::Lost { .. }) {
             return self.restart(error);
         }
+        // Without its draft, a step may have room.
+        let drafted = !self.draft.is_empty();
         let again = matches!(error, StepError::OutOfMemory { .. })
-            && (self.slots.has_idle() || self.running.len() > 1);
+            && (self.slots.has_idle() || self.running.len() > 1 || drafted);
+        if drafted {
+            self.running.iter_mut().for_each(|sequence| sequence.can_draft = false);
+        }
         self.grants.sort_unstable_by_key(|grant| std::cmp::Reverse(grant.index));
         for grant in 0..self.grants.len() {
             let index = self.grants[grant].index;

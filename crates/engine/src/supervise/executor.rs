@@ -5,6 +5,7 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use narthex_spec::SlotId;
@@ -16,12 +17,18 @@ use super::{
 };
 use crate::executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepError, StepPlan};
 
+/// Returns the time since some moment.
+type Clock = Box<dyn FnMut() -> Duration + Send>;
+
 /// An executor that takes turns on its device, is opened again when the device is lost, and is monitored.
 pub struct SupervisedExecutor {
     limits: Limits,
     executor: Reopenable<dyn Executor>,
     queue: Option<Arc<DeviceQueue>>,
     monitor: Option<NumericsMonitor>,
+    clock: Option<Clock>,
+    /// Time of the last step, if there is a clock.
+    step_time: Option<Duration>,
     /// Scans of the last step's logits; none if it failed.
     scans: Vec<RowScan>,
     /// The executor panicked. Its state is unknown, so it is not called again.
@@ -38,6 +45,8 @@ impl SupervisedExecutor {
             executor: Reopenable::new(executor),
             queue: None,
             monitor: None,
+            clock: None,
+            step_time: None,
             panicked: false,
         }
     }
@@ -56,6 +65,16 @@ impl SupervisedExecutor {
     /// Fails with the monitor instead of giving values that are not finite.
     pub fn monitored_by(self, monitor: NumericsMonitor) -> Self {
         Self { monitor: Some(monitor), ..self }
+    }
+
+    /// Measures the time of each step by `clock`, which returns the time since some moment.
+    pub fn timed_by(self, clock: impl FnMut() -> Duration + Send + 'static) -> Self {
+        Self { clock: Some(Box::new(clock)), ..self }
+    }
+
+    /// Time of the last step, without the wait for its turn.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        self.step_time
     }
 
     /// The reason why nothing can run any more, where the executor panicked.
@@ -77,7 +96,9 @@ impl SupervisedExecutor {
     /// Runs a plan in one turn, opening the model again if its device is lost.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let _turn = self.queue.as_deref().map(DeviceQueue::wait);
+        let start = self.clock.as_mut().map(|clock| clock());
         let outcome = self.executor.get()?.execute(plan);
+        self.step_time = self.clock.as_mut().zip(start).map(|(clock, start)| clock().saturating_sub(start));
         outcome.map_err(|error| self.executor.recover(error))
     }
 
@@ -168,6 +189,11 @@ impl Executor for SupervisedExecutor {
                 None => limits.check_slot(slot),
             }
         })
+    }
+
+    fn verify_limit(&self, at: usize) -> usize {
+        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
+        executor.map_or(1, |executor| executor.verify_limit(at))
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {

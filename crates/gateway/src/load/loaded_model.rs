@@ -1,6 +1,9 @@
 //! A model in memory: its package, its chat template, and the engine or encoder queue that runs it.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use narthex_engine::{
     executor::Executor,
@@ -180,6 +183,9 @@ impl Worker {
             Model::Decoder(executor) => {
                 let mut settings = EngineConfig::for_limits(executor.limits());
                 settings.max_queue = config.max_queue;
+                settings.speculation = config.speculation;
+                let start = Instant::now();
+                let executor = executor.timed_by(move || start.elapsed());
                 let failed =
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
                 Ok(Self::Engine(Engine::start(executor, settings).map_err(failed)?))
@@ -209,5 +215,7 @@ fn counters(engine: &Engine) -> EngineCounters {
         prompt_tokens: stats.prompt_tokens,
         cached_tokens: stats.cached_tokens,
         generated_tokens: stats.generated_tokens,
+        accepted_tokens: stats.accepted_tokens,
+        rejected_tokens: stats.rejected_tokens,
     }
 }

@@ -230,4 +230,10 @@ pub struct EngineCounters {
     pub cached_tokens: u64,
     /// Tokens generated since the load.
     pub generated_tokens: u64,
+    /// Tokens of drafts since the load that were the model's own.
+    #[serde(default)]
+    pub accepted_tokens: u64,
+    /// Tokens of drafts since the load that were not.
+    #[serde(default)]
+    pub rejected_tokens: u64,
 }

@@ -186,6 +186,8 @@ impl GenerationState {
         self.usage.prompt_tokens = usage.prompt_tokens;
         self.usage.cached_tokens = self.usage.cached_tokens.max(usage.cached_tokens);
         self.usage.completion_tokens += usage.completion_tokens;
+        self.usage.accepted_tokens += usage.accepted_tokens;
+        self.usage.rejected_tokens += usage.rejected_tokens;
         self.unfinished -= 1;
         if self.unfinished == 0 {
             let summary = self.summary();
@@ -208,6 +210,8 @@ impl GenerationState {
             cached_tokens: self.usage.cached_tokens,
             completion_tokens: self.usage.completion_tokens,
             reasoning_tokens: self.reasoning_tokens,
+            accepted_tokens: self.usage.accepted_tokens,
+            rejected_tokens: self.usage.rejected_tokens,
             times: self.model.placement().stand_in().is_none().then_some(times),
         }
     }

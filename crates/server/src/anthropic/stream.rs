@@ -134,13 +134,8 @@ mod tests {
             choice: 0,
             delta: ToolCallDelta { index: 0, start, arguments: arguments.to_owned() },
         };
-        let summary = Summary {
-            prompt_tokens: 9,
-            cached_tokens: 4,
-            completion_tokens: 5,
-            reasoning_tokens: 0,
-            times: None,
-        };
+        let summary =
+            Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, ..Summary::default() };
         let all = [
             GenerationEvent::Started { prompt_tokens: 9 },
             GenerationEvent::Reasoning { choice: 0, text: "r".to_owned() },

@@ -135,6 +135,8 @@ fn sum(total: Option<Summary>, one: Summary) -> Summary {
         cached_tokens: total.cached_tokens + one.cached_tokens,
         completion_tokens: total.completion_tokens + one.completion_tokens,
         reasoning_tokens: total.reasoning_tokens + one.reasoning_tokens,
+        accepted_tokens: total.accepted_tokens + one.accepted_tokens,
+        rejected_tokens: total.rejected_tokens + one.rejected_tokens,
         ..one
     }
 }

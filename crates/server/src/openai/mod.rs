@@ -99,7 +99,11 @@ pub(crate) fn usage(summary: &Summary) -> Value {
         "completion_tokens": summary.completion_tokens,
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": summary.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": summary.reasoning_tokens,
+            "accepted_prediction_tokens": summary.accepted_tokens,
+            "rejected_prediction_tokens": summary.rejected_tokens,
+        },
     })
 }
 

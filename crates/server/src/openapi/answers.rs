@@ -73,7 +73,11 @@ fn usage() -> Value {
         "completion_tokens": count(),
         "total_tokens": count(),
         "prompt_tokens_details": nested(json!({"cached_tokens": count()})),
-        "completion_tokens_details": nested(json!({"reasoning_tokens": count()})),
+        "completion_tokens_details": nested(json!({
+            "reasoning_tokens": count(),
+            "accepted_prediction_tokens": count(),
+            "rejected_prediction_tokens": count(),
+        })),
     }))
 }
 

@@ -281,7 +281,7 @@ pub enum FinishReason {
 }
 
 /// Token counts and times of a generation.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Summary {
     /// Number of prompt tokens.
     pub prompt_tokens: usize,
@@ -291,6 +291,10 @@ pub struct Summary {
     pub completion_tokens: usize,
     /// Generated tokens of reasoning among them.
     pub reasoning_tokens: usize,
+    /// Tokens of drafts that were the model's own; they are among the generated ones.
+    pub accepted_tokens: usize,
+    /// Tokens of drafts that were not.
+    pub rejected_tokens: usize,
     /// Times; `None` if software stood in for an NPU, since its times mean nothing.
     pub times: Option<Times>,
 }

@@ -228,13 +228,8 @@ mod tests {
         let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
         let mut events = ResponseEvents::new(ResponseForm { object, pending: None });
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
-        let summary = Summary {
-            prompt_tokens: 9,
-            cached_tokens: 4,
-            completion_tokens: 5,
-            reasoning_tokens: 0,
-            times: None,
-        };
+        let summary =
+            Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, ..Summary::default() };
         let all = [
             GenerationEvent::Started { prompt_tokens: 9 },
             GenerationEvent::Reasoning { choice: 0, text: "r".to_owned() },

@@ -1,0 +1,84 @@
+//! Drafts of the next tokens, verified in one step. Only a sequence that runs alone has drafts: several sequences run as one
+//! batch, which their drafts would divide.
+
+use narthex_spec::Speculation;
+
+use super::EngineLoop;
+use crate::{
+    executor::{Executor, Wanted},
+    request::Finish,
+    speculate::{Lookup, MAX_WIDTH},
+};
+
+impl EngineLoop {
+    /// Adds a draft to the plan of one sequence's next token, if that pays.
+    pub(super) fn speculate(&mut self) {
+        self.draft.clear();
+        let [sequence] = &self.running[..] else { return };
+        let Some(slot) = sequence.slot.filter(|_| self.config.speculation == Speculation::Auto) else {
+            return;
+        };
+        let (at, room) = (sequence.cached, sequence.draft_room().min(MAX_WIDTH));
+        let most = room.min(self.device.verify_limit(at).saturating_sub(1));
+        if most == 0 {
+            return;
+        }
+        let Some(found) = Lookup::find(&sequence.tokens) else { return };
+        let width = self.costs.width(sequence.acceptance.rate(found.ngram), most);
+        // Nobody makes room for tokens that may be rejected.
+        if width == 0 || !self.slots.fits(None, sequence.tokens.len() + width) {
+            return;
+        }
+        self.draft.extend(sequence.tokens.last());
+        found.draft(&sequence.tokens, width, &mut self.draft);
+        self.ngram = found.ngram;
+        self.slots.hold(slot, at, at + self.draft.len());
+        self.plan.clear();
+        self.plan.push(slot, at, &self.draft, Wanted::All);
+    }
+
+    /// Records the time of a step that has run, if it ran one sequence's next token.
+    pub(super) fn record_time(&mut self) {
+        let [span] = &self.plan.spans[..] else { return };
+        let width = self.draft.len().saturating_sub(1);
+        if let Some(time) = self.device.step_time().filter(|_| span.tokens.len() == width + 1) {
+            self.costs.record(width, time);
+        }
+    }
+
+    /// Chooses tokens after a draft has run, and takes back what was rejected.
+    pub(super) fn verify(&mut self) {
+        let (Some(sequence), Some(span)) = (self.running.first_mut(), self.plan.spans.first()) else {
+            return;
+        };
+        let (slot, answered) = (span.slot, sequence.answered());
+        let draft = &self.draft[1..];
+        let (accepted, end) = sequence.verify(draft, self.device.logits(), &mut self.scratch);
+        sequence.acceptance.record(self.ngram, accepted, draft.len());
+        let cached = sequence.cached;
+        self.stats.accepted_tokens += accepted as u64;
+        self.stats.rejected_tokens += (draft.len() - accepted) as u64;
+        self.stats.generated_tokens += (sequence.answered() - answered) as u64;
+        self.slots.grow(slot, cached);
+        if accepted < draft.len() && self.device.truncate(slot, cached).is_err() {
+            return self.start_over(end);
+        }
+        if let Some(finish) = end {
+            self.end(0, finish);
+        }
+    }
+
+    /// Runs the only sequence again from its tokens, or ends it, on a device that cannot rewind; no draft follows.
+    fn start_over(&mut self, end: Option<Finish>) {
+        self.config.speculation = Speculation::Off;
+        self.pressed = false;
+        let Some(mut sequence) = self.running.pop() else { return };
+        if let Some(slot) = sequence.slot.take() {
+            self.empty(slot);
+        }
+        match end {
+            Some(finish) => self.report(sequence, finish),
+            None => self.queue.push_front(sequence),
+        }
+    }
+}

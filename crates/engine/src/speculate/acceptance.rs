@@ -1,0 +1,68 @@
+//! Acceptance of drafts: the share of their tokens that were the model's own, in one sequence.
+
+use super::lookup::{MAX_NGRAM, MIN_NGRAM};
+
+/// Shares of accepted tokens that are assumed before there are any, by the number of tokens alike.
+const PRIOR: [(usize, f32); CLASSES] = [(MIN_NGRAM, 0.35), (3, 0.5), (4, 0.65), (8, 0.8), (MAX_NGRAM, 0.9)];
+
+const CLASSES: usize = 5;
+
+/// Weight of the assumption, in tokens.
+const PRIOR_WEIGHT: f32 = 2.0;
+
+/// Share of the past that each draft keeps.
+const MEMORY: f32 = 0.85;
+
+/// Counts by the number of tokens alike: the longer the occurrence, the likelier is its continuation.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Acceptance {
+    classes: [Counts; CLASSES],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    accepted: f32,
+    rejected: f32,
+}
+
+impl Acceptance {
+    fn class(ngram: usize) -> usize {
+        PRIOR.iter().rposition(|(least, _)| ngram >= *least).unwrap_or(0)
+    }
+
+    /// Returns the probability that a draft's token is accepted if those before it were.
+    pub(crate) fn rate(&self, ngram: usize) -> f32 {
+        let class = Self::class(ngram);
+        let Counts { accepted, rejected } = self.classes[class];
+        (accepted + PRIOR[class].1 * PRIOR_WEIGHT) / (accepted + rejected + PRIOR_WEIGHT)
+    }
+
+    /// Records the number of accepted tokens of a draft of `width`. Those after the first rejected one say nothing.
+    pub(crate) fn record(&mut self, ngram: usize, accepted: usize, width: usize) {
+        let counts = &mut self.classes[Self::class(ngram)];
+        counts.accepted = counts.accepted * MEMORY + accepted as f32;
+        counts.rejected = counts.rejected * MEMORY + f32::from(u8::from(accepted < width));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_follow_what_was_accepted_and_classes_are_apart() {
+        let mut acceptance = Acceptance::default();
+        assert!(acceptance.rate(2) < acceptance.rate(3) && acceptance.rate(9) < acceptance.rate(16));
+        let before = acceptance.rate(5);
+        for _ in 0..20 {
+            acceptance.record(9, 7, 7);
+            acceptance.record(2, 0, 3);
+        }
+        assert!(acceptance.rate(8) > 0.95 && acceptance.rate(2) < 0.12, "{acceptance:?}");
+        assert_eq!(acceptance.rate(5), before);
+        for _ in 0..20 {
+            acceptance.record(9, 0, 7);
+        }
+        assert!(acceptance.rate(8) < 0.4, "{acceptance:?}");
+    }
+}

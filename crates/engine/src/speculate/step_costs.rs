@@ -1,0 +1,128 @@
+//! Times of steps that verify drafts, relative to those of one token, and the width that pays.
+
+use std::time::Duration;
+
+/// Widths of drafts. With the token before them they fill the rows that kernels for few rows take.
+const WIDTHS: [usize; 4] = [1, 3, 7, 15];
+
+/// Maximum number of tokens in a draft.
+pub(crate) const MAX_WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
+
+/// Relative times that are assumed before a width was measured.
+const PRIOR: [f32; WIDTHS.len()] = [1.25, 1.5, 2.0, 3.2];
+
+/// Expected gain below which a draft is not worth its risk.
+const MIN_GAIN: f32 = 1.1;
+
+/// Share of a new measurement.
+const SHARE: f32 = 0.25;
+
+/// Share by which the time of a width that was considered and not chosen returns to what is assumed, so that it is
+/// measured again at times.
+const DOUBT: f32 = 0.002;
+
+/// Measured times of an executor's steps with one sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct StepCosts {
+    /// Seconds of a step of one token, if measured.
+    single: Option<f32>,
+    /// Times for each width, relative to a single token's.
+    relative: [f32; WIDTHS.len()],
+    /// The widths that were measured.
+    measured: [bool; WIDTHS.len()],
+}
+
+impl StepCosts {
+    /// No measurement.
+    pub(crate) fn new() -> Self {
+        Self { single: None, relative: PRIOR, measured: [false; WIDTHS.len()] }
+    }
+
+    /// Records the time of a step with a draft of `width` tokens after one.
+    pub(crate) fn record(&mut self, width: usize, time: Duration) {
+        let seconds = time.as_secs_f32();
+        if width == 0 {
+            // One slow step is the system's, several are the model's.
+            let old = self.single.unwrap_or(seconds);
+            self.single = Some(old + SHARE * (seconds.clamp(old / 2.0, old * 2.0) - old));
+        } else if let Some(single) = self.single.filter(|single| *single > 0.0)
+            && let Some(place) = WIDTHS.iter().position(|place| *place >= width)
+        {
+            let (found, old) = (seconds / single, self.relative[place]);
+            if self.measured[place] {
+                self.relative[place] = old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old);
+                return;
+            }
+            self.measured[place] = true;
+            self.relative[place] = found;
+            // Where one width costs more than assumed, as in graphs of fixed shapes, the others do as well.
+            let unmeasured = self.relative.iter_mut().zip(&self.measured).filter(|(_, measured)| !**measured);
+            unmeasured.for_each(|(relative, _)| *relative *= (found / old).max(1.0));
+        }
+    }
+
+    /// Returns the width with the most tokens for each unit of time at this probability of acceptance, at most `most`; 0
+    /// if no draft pays.
+    pub(crate) fn width(&mut self, rate: f32, most: usize) -> usize {
+        let mut best = (MIN_GAIN, 0);
+        for (&width, &relative) in WIDTHS.iter().zip(&self.relative).filter(|(width, _)| **width <= most) {
+            // One token of the model, and those of the draft until one is rejected.
+            let tokens: f32 = (0..=width as i32).map(|place| rate.powi(place)).sum();
+            if tokens / relative > best.0 {
+                best = (tokens / relative, width);
+            }
+        }
+        for (place, width) in WIDTHS.iter().enumerate().filter(|(_, width)| **width != best.1) {
+            let doubt = if *width <= most { DOUBT } else { 0.0 };
+            self.relative[place] += doubt * (PRIOR[place] - self.relative[place]);
+        }
+        best.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(relative: [f32; 4]) -> StepCosts {
+        let mut costs = StepCosts::new();
+        for _ in 0..40 {
+            costs.record(0, Duration::from_millis(10));
+            for (width, relative) in WIDTHS.iter().zip(relative) {
+                costs.record(*width, Duration::from_secs_f32(0.01 * relative));
+            }
+        }
+        costs
+    }
+
+    #[test]
+    fn the_width_follows_acceptance_and_measured_times() {
+        let check = |relative, rate, most, expect| {
+            assert_eq!(measured(relative).width(rate, most), expect, "{relative:?} {rate} {most}");
+        };
+        let cheap = [1.1, 1.2, 1.3, 1.5];
+        check(cheap, 0.98, 15, 15);
+        check(cheap, 0.98, 14, 7);
+        check(cheap, 0.98, 0, 0);
+        check(cheap, 0.4, 15, 3);
+        check(cheap, 0.1, 15, 0);
+        // Where each token costs what it does alone, nothing pays.
+        check([2.0, 4.0, 8.0, 16.0], 0.98, 15, 0);
+        check([1.5, 2.5, 7.0, 14.0], 0.95, 15, 3);
+    }
+
+    #[test]
+    fn one_slow_step_changes_little_and_what_does_not_pay_is_tried_again() {
+        let mut costs = measured([1.1, 1.2, 1.3, 1.5]);
+        costs.record(15, Duration::from_secs(9));
+        assert_eq!(costs.width(0.98, 15), 15);
+        // A graph of fixed shape costs the same for every width; one step shows it.
+        let mut costs = StepCosts::new();
+        costs.record(0, Duration::from_millis(10));
+        costs.record(15, Duration::from_millis(200));
+        assert_eq!(costs.width(0.98, 15), 0);
+        let mut costs = measured([2.0, 4.0, 8.0, 16.0]);
+        let steps = (0..2000).position(|_| costs.width(0.98, 15) > 0);
+        assert!(steps.is_some_and(|steps| steps > 30), "{steps:?}");
+    }
+}

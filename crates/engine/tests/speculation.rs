@@ -1,0 +1,291 @@
+//! Speculation changes the number of steps and nothing else.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use narthex_engine::{
+    config::{EngineConfig, EngineStats},
+    engine_loop::{EngineLoop, Work},
+    executor::{Executor, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
+    request::{Finish, LogProbs, Request, Sampling},
+    supervise::SupervisedExecutor,
+};
+use narthex_spec::{SlotId, Speculation};
+use narthex_testkit::{
+    executor::{FakeExecutor, Fault, Watch},
+    invariant,
+    sink::{Recorder, Recording},
+};
+
+fn limits() -> Limits {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv }
+}
+
+/// An executor whose logits depend on so many tokens: few make it repeat itself.
+fn fake(looks_back: usize) -> FakeExecutor {
+    let mut executor = FakeExecutor::new(limits());
+    executor.looks_back = looks_back;
+    executor
+}
+
+const REPEATING: usize = 2;
+const RANDOM: usize = usize::MAX;
+
+struct Bench {
+    core: EngineLoop,
+    watch: Watch,
+}
+
+impl Bench {
+    fn new(executor: FakeExecutor, speculation: Speculation) -> Self {
+        let config = EngineConfig { speculation, ..EngineConfig::for_limits(executor.limits()) };
+        let watch = executor.watch();
+        Self { core: EngineLoop::new(Box::new(executor), config), watch }
+    }
+
+    fn ask(&mut self, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recorder {
+        self.ask_with(Recorder::new(), max_tokens, change)
+    }
+
+    fn ask_with(&mut self, sink: Recorder, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recorder {
+        let mut request = Request {
+            prompt: (0..20).map(|i| i * i % 50).collect(),
+            max_tokens,
+            stop: vec![],
+            sampling: Sampling::greedy(),
+            constraint: None,
+            logprobs: None,
+            sink: Box::new(sink.clone()),
+        };
+        change(&mut request);
+        self.core.submit(request).unwrap();
+        sink
+    }
+
+    fn drain(&mut self) -> EngineStats {
+        while self.core.step() == Work::Busy {
+            let snapshot = self.core.snapshot();
+            invariant::check(&snapshot).unwrap();
+            invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
+        }
+        self.core.stats()
+    }
+}
+
+/// A request's recording and the counters, with speculation or without.
+fn run(
+    looks_back: usize,
+    speculation: Speculation,
+    max_tokens: usize,
+    change: impl FnOnce(&mut Request),
+) -> (Recording, EngineStats) {
+    let mut bench = Bench::new(fake(looks_back), speculation);
+    let sink = bench.ask(max_tokens, change);
+    let stats = bench.drain();
+    (sink.recording(), stats)
+}
+
+#[test]
+fn answers_are_the_same_in_fewer_steps() {
+    for looks_back in [1, REPEATING, RANDOM] {
+        for (temperature, penalty) in [(0.0, 0.0), (0.2, 0.0), (1.0, 0.0), (0.5, 0.4)] {
+            for logprobs in [None, Some(LogProbs { top: 2, prompt: true })] {
+                let change = |request: &mut Request| {
+                    request.sampling.temperature = temperature;
+                    request.sampling.frequency_penalty = penalty;
+                    request.logprobs = logprobs;
+                };
+                let (plain, slow) = run(looks_back, Speculation::Off, 300, change);
+                let (drafted, fast) = run(looks_back, Speculation::Auto, 300, change);
+                assert_eq!(
+                    (&drafted.tokens, &drafted.logprobs, &drafted.ends[0].0),
+                    (&plain.tokens, &plain.logprobs, &plain.ends[0].0),
+                    "{looks_back} {temperature} {penalty}"
+                );
+                assert_eq!(slow.accepted_tokens + slow.rejected_tokens, 0);
+                let usage = drafted.ends[0].1;
+                let counts = (usage.accepted_tokens as u64, usage.rejected_tokens as u64);
+                assert_eq!(counts, (fast.accepted_tokens, fast.rejected_tokens));
+                assert_eq!(slow.steps - fast.steps, fast.accepted_tokens);
+                if looks_back < RANDOM && temperature == 0.0 {
+                    assert!(fast.steps * 2 < slow.steps, "{} of {}", fast.steps, slow.steps);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_answer_ends_anywhere_in_a_draft_and_its_slot_goes_on() {
+    let whole = run(1, Speculation::Off, 90, |_| ()).0.tokens;
+    let steps = |recording: &Recording, tokens: usize| {
+        assert_eq!(recording.tokens, whole[..tokens], "{tokens} tokens");
+        recording.ends[0].0.clone()
+    };
+    for tokens in 1..90 {
+        let mut bench = Bench::new(fake(1), Speculation::Auto);
+        let sink = bench.ask(tokens, |_| ());
+        bench.drain();
+        assert_eq!(steps(&sink.recording(), tokens), Finish::Length);
+        let leaver = bench.ask_with(Recorder::leaving_after(tokens), 90, |_| ());
+        bench.drain();
+        assert_eq!(steps(&leaver.recording(), tokens), Finish::Cancelled);
+        // What the slot holds is what it says: the next turn goes on from there.
+        let sink = bench.ask(9, |request| request.prompt.extend(&whole[..tokens]));
+        bench.drain();
+        assert_eq!(
+            sink.recording().tokens[..],
+            whole.iter().copied().chain(run_on(&whole)).skip(tokens).take(9).collect::<Vec<_>>()
+        );
+    }
+    let stop = whole[60];
+    let first = whole.iter().position(|token| *token == stop).unwrap();
+    let (recording, _) = run(1, Speculation::Auto, 90, |request| request.stop = vec![stop]);
+    assert_eq!((&recording.tokens[..], &recording.ends[0].0), (&whole[..first], &Finish::Stop));
+}
+
+/// The tokens that follow an answer of 90.
+fn run_on(whole: &[u32]) -> Vec<u32> {
+    let longer = run(1, Speculation::Off, 100, |_| ()).0.tokens;
+    assert_eq!(&longer[..90], whole);
+    longer[90..].to_vec()
+}
+
+#[test]
+fn a_device_that_cannot_rewind_runs_again_and_gets_no_more_drafts() {
+    let warm = |request: &mut Request| request.sampling.temperature = 0.5;
+    let plain = run(1, Speculation::Off, 200, warm).0.tokens;
+    for broken in [StepError::CannotRewind, StepError::Device { message: "stuck".into() }] {
+        let mut executor = fake(1);
+        executor.truncate_faults = [Fault::Error(broken)].into();
+        let mut bench = Bench::new(executor, Speculation::Auto);
+        let sink = bench.ask(200, warm);
+        let stats = bench.drain();
+        assert_eq!(sink.recording().tokens, plain);
+        assert!(stats.rejected_tokens > 0 && stats.steps > 150, "{stats:?}");
+    }
+}
+
+#[test]
+fn faults_hit_a_draft_as_they_hit_a_token() {
+    let plain = run(1, Speculation::Off, 100, |_| ()).0.tokens;
+    let full = Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 });
+    for (fault, goes_on) in [(Fault::Lost, true), (full, true), (Fault::NotANumber, false)] {
+        for at in 1..12 {
+            let mut executor = fake(1);
+            executor.faults = std::iter::repeat_n(Fault::None, at).chain([fault.clone()]).collect();
+            let mut bench = Bench::new(executor, Speculation::Auto);
+            let sink = bench.ask(100, |_| ());
+            bench.drain();
+            let recording = sink.recording();
+            assert!(plain.starts_with(&recording.tokens));
+            // A single token has no room either where memory is full and nothing can be freed.
+            let is_whole = recording.ends[0].0 == Finish::Length && recording.tokens.len() == 100;
+            let single = fault != Fault::Lost && bench.core.stats().accepted_tokens == 0;
+            assert!(is_whole == goes_on || single, "{fault:?} at step {at}: {:?}", recording.ends);
+        }
+    }
+}
+
+#[test]
+fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
+    let mut full = limits();
+    // 48 tokens for each of two rows.
+    full.kv.budget = 96;
+    let mut executor = FakeExecutor::new(full);
+    executor.looks_back = 1;
+    let mut bench = Bench::new(executor, Speculation::Auto);
+    bench.ask(1, |request| request.prompt = vec![7; 40]);
+    bench.drain();
+    bench.ask(28, |_| ());
+    let stats = bench.drain();
+    assert_eq!(bench.watch.lengths().iter().filter(|length| **length > 0).count(), 2);
+    assert!(stats.accepted_tokens > 0, "{stats:?}");
+    let mut bench = Bench::new(fake(1), Speculation::Auto);
+    (0..2).for_each(|_| drop(bench.ask(100, |_| ())));
+    let stats = bench.drain();
+    assert_eq!((stats.accepted_tokens, stats.rejected_tokens), (0, 0));
+}
+
+/// An executor whose steps take a time of their own on a clock of the test.
+struct Timed {
+    executor: FakeExecutor,
+    time: Arc<AtomicU64>,
+    /// Microseconds of a step of one token, and of each further one.
+    costs: [u64; 2],
+}
+
+impl Executor for Timed {
+    fn limits(&self) -> &Limits {
+        self.executor.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let [first, further] = self.costs;
+        self.time.fetch_add(first + further * (plan.tokens.len() as u64 - 1), Ordering::Relaxed);
+        self.executor.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.executor.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.executor.truncate(slot, len)
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        self.executor.copy_kv(copy)
+    }
+}
+
+/// Time of an answer of 400 tokens without speculation, over that with it.
+fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
+    let [plain, drafted] = [Speculation::Off, Speculation::Auto].map(|speculation| {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = time.clone();
+        let timed = Timed { executor: fake(looks_back), time: time.clone(), costs };
+        let supervised = SupervisedExecutor::new(Box::new(timed))
+            .timed_by(move || Duration::from_micros(clock.load(Ordering::Relaxed)));
+        let config = EngineConfig { speculation, ..EngineConfig::for_limits(&limits()) };
+        let mut core = EngineLoop::new(supervised, config);
+        let sink = Recorder::new();
+        let request = Request {
+            prompt: vec![1, 2, 3],
+            max_tokens: 400,
+            stop: vec![],
+            sampling: Sampling::greedy(),
+            constraint: None,
+            logprobs: None,
+            sink: Box::new(sink.clone()),
+        };
+        core.submit(request).unwrap();
+        while core.step() == Work::Busy {}
+        assert_eq!(sink.recording().tokens.len(), 400);
+        time.load(Ordering::Relaxed) as f64
+    });
+    plain / drafted
+}
+
+#[test]
+fn speculation_pays_where_steps_are_cheap_and_costs_next_to_nothing_elsewhere() {
+    let check = |looks_back, costs, least: f64| {
+        let found = speedup(looks_back, costs);
+        assert!(found >= least, "{looks_back} {costs:?}: {found}");
+    };
+    check(REPEATING, [10_000, 1_000], 2.0);
+    check(1, [10_000, 500], 3.0);
+    for costs in [[10_000, 500], [10_000, 1_000], [10_000, 3_000], [10_000, 10_000]] {
+        check(RANDOM, costs, 0.97);
+    }
+    // Each token of a draft costs as much as a step.
+    check(1, [10_000, 10_000], 0.97);
+}

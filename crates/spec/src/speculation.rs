@@ -1,0 +1,23 @@
+//! The setting for verification of several tokens in one step.
+
+use strum::{Display, IntoStaticStr};
+
+use crate::name::named_set;
+
+/// Speculative decoding of a model's answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Display, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum Speculation {
+    /// Drafts from earlier text of a sequence are verified while measured times say that it pays.
+    #[default]
+    Auto,
+    /// Each step computes one token.
+    Off,
+}
+
+impl Speculation {
+    /// Every setting.
+    pub const ALL: [Self; 2] = [Self::Auto, Self::Off];
+}
+
+named_set!(Speculation, "speculation");
