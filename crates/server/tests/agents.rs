@@ -6,6 +6,7 @@ mod support;
 
 use narthex_gateway::{Config, Gateway};
 use narthex_server::{RequestOptions, ServeOptions};
+use narthex_spec::Speculation;
 use serde_json::{Value, json};
 use support::{Live, Tiny, chat, local, with};
 
@@ -606,4 +607,48 @@ fn an_answer_has_its_minimum_of_tokens() {
     };
     assert_eq!(count(request.clone()), 1);
     assert_eq!(count(with(request, json!({"min_tokens": 5, "typical_p": 0.9}))), 6);
+}
+
+#[test]
+fn growing_and_interleaved_conversations_read_only_what_is_new() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let system = json!({"role": "system", "content": "the cat and the dog ".repeat(4)});
+    let turns = ["who", "where", "when"];
+    let mut conversations: Vec<Vec<Value>> = (0..3).map(|_| vec![system.clone()]).collect();
+    let mut lengths = [0; 3];
+    for (turn, question) in turns.iter().enumerate() {
+        for (number, messages) in conversations.iter_mut().enumerate() {
+            messages.push(json!({"role": "user", "content": format!("{question} {number}")}));
+            let request = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
+            let answer = live.post("/v1/chat/completions", &request).json();
+            let count = |value: &Value| value.as_u64().unwrap() as usize;
+            let usage = &answer["usage"];
+            let (prompt, cached) =
+                (count(&usage["prompt_tokens"]), count(&usage["prompt_tokens_details"]["cached_tokens"]));
+            // The first turn of all but one finds the system prompt, and each later turn the one before it.
+            let least = if turn > 0 { lengths[number] } else { usize::from(number > 0) * prompt / 2 };
+            assert!(cached >= least && cached < prompt, "turn {turn} of {number}: {cached} of {prompt}");
+            lengths[number] = prompt;
+            messages.push(answer["choices"][0]["message"].clone());
+        }
+    }
+}
+
+#[test]
+fn drafts_are_counted_unless_speculation_is_off() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let drafted = |speculation: Speculation| {
+        let live = Live::start(Config { speculation, ..tiny.config() });
+        let usage = live.post("/v1/chat/completions", &chat(&model, 100)).json()["usage"].clone();
+        assert_eq!(usage["completion_tokens"], 100);
+        let details = &usage["completion_tokens_details"];
+        let counts = ["accepted_prediction_tokens", "rejected_prediction_tokens"];
+        counts.iter().map(|name| details[name].as_u64().unwrap()).sum::<u64>()
+    };
+    // A model of random weights repeats itself, so that there is something to look up.
+    assert!(drafted(Speculation::Auto) > 0);
+    assert_eq!(drafted(Speculation::Off), 0);
 }
