@@ -21,6 +21,8 @@ pub(crate) struct ResponseObject {
     pub(super) incomplete_details: Option<IncompleteDetails>,
     pub(super) model: String,
     pub(super) output: Vec<OutputItem>,
+    /// Absent until the response ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<ResponseUsage>,
     #[serde(flatten)]
     pub(super) settings: ResponseSettings,

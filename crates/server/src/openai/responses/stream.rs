@@ -270,6 +270,7 @@ mod tests {
                 "completed",
             ]
         );
+        assert!(values[0]["response"].get("usage").is_none() && values[18]["response"]["usage"].is_object());
         let output = values[18]["response"]["output"].as_array().unwrap();
         assert_eq!(
             (output.len(), &output[1]["content"][0]["text"], &output[2]["arguments"]),
