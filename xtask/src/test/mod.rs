@@ -43,6 +43,8 @@ pub(crate) enum Stage {
     Clippy,
     /// Licences and origins of dependencies.
     Deny,
+    /// Versions of dependencies.
+    Vet,
     /// A store with runtimes and two models.
     Store,
     /// Unit and integration tests.
@@ -87,6 +89,7 @@ impl Stage {
             Self::Tidy => "the house rules hold",
             Self::Clippy => "clippy and the compiler have no warning",
             Self::Deny => "licences, bans and sources of dependencies (cargo-deny)",
+            Self::Vet => "every dependency is listed in supply-chain (cargo-vet)",
             Self::Store => "install runtimes and compile two models into a store",
             Self::Tests => "unit and integration tests",
             Self::Clients => "OpenAI's Python client against a live server",
@@ -101,6 +104,7 @@ impl Stage {
             Self::Tidy => stages::tidy(session),
             Self::Clippy => stages::clippy(session),
             Self::Deny => stages::deny(session),
+            Self::Vet => stages::vet(session),
             Self::Store => stages::store(session),
             Self::Tests => stages::tests(session),
             Self::Clients => clients::check(session),

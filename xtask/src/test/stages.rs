@@ -10,10 +10,14 @@ use crate::{
     terminal,
     test::count::TestCount,
     tidy::{self, TidyArgs},
+    workspace::cargo,
 };
 
 /// Version of cargo-deny that is built if none is installed.
 const DENY_VERSION: &str = "0.20.2";
+
+/// Version of cargo-vet that is built if none is installed.
+const VET_VERSION: &str = "0.10.3";
 
 /// Arguments of cargo-deny; `deny.toml` configures the checks.
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
@@ -39,23 +43,33 @@ pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Runs cargo-deny, which is built into the target folder if none is installed.
+/// Checks licences, bans and sources of dependencies.
 pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
-    let tools = session.workspace.target.join("tools");
-    let own = tools.join("bin").join(format!("cargo-deny{}", env::consts::EXE_SUFFIX));
-    let program = if works(session.command("cargo-deny").arg("--version")) {
-        PathBuf::from("cargo-deny")
-    } else {
-        if !works(session.command(&own).arg("--version")) {
-            terminal::line("cargo-deny is not installed; building it takes a few minutes, once");
-            let mut install =
-                session.cargo(&["install", "--locked", "--version", DENY_VERSION, "cargo-deny"]);
-            process::run(install.arg("--root").arg(&tools))?;
-        }
-        own
-    };
+    let program = cargo_tool(session, "cargo-deny", DENY_VERSION)?;
     process::run(session.command(program).args(DENY_CHECKS))?;
     Ok(String::new())
+}
+
+/// Checks that every dependency is one that `supply-chain/` lists, in that version.
+pub(crate) fn vet(session: &Session<'_>) -> anyhow::Result<String> {
+    let program = cargo_tool(session, "cargo-vet", VET_VERSION)?;
+    process::run(session.command(program).env("CARGO", cargo()).args(["vet", "--locked"]))?;
+    Ok(String::new())
+}
+
+/// Returns a subcommand of Cargo, which is built into the target folder if none is installed.
+fn cargo_tool(session: &Session<'_>, name: &str, version: &str) -> anyhow::Result<PathBuf> {
+    if works(session.command(name).env("CARGO", cargo()).arg("--version")) {
+        return Ok(PathBuf::from(name));
+    }
+    let tools = session.workspace.target.join("tools");
+    let own = tools.join("bin").join(format!("{name}{}", env::consts::EXE_SUFFIX));
+    if !works(session.command(&own).env("CARGO", cargo()).arg("--version")) {
+        terminal::line(format!("{name} is not installed; building it takes a few minutes, once"));
+        let mut install = session.cargo(&["install", "--locked", "--version", version, name]);
+        process::run(install.arg("--root").arg(&tools))?;
+    }
+    Ok(own)
 }
 
 /// Fills the store through the command line, as a user would.
