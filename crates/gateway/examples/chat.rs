@@ -6,7 +6,10 @@ use std::{error::Error, sync::mpsc};
 
 use narthex_gateway::{
     Cancel, Config, Gateway,
-    request::{ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Role, ToolSettings},
+    request::{
+        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
+        ToolSettings,
+    },
 };
 use narthex_spec::progress::Quiet;
 
@@ -31,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let request = ChatRequest {
         messages: vec![Message::new(Role::User, question)],
         tools: ToolSettings::default(),
+        reasoning: ReasoningSettings::default(),
         options: GenerateOptions {
             temperature: 0.0,
             max_tokens: Some(64),

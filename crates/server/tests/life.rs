@@ -14,7 +14,7 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::Config;
-use narthex_spec::progress::Quiet;
+use narthex_spec::{Speculation, progress::Quiet};
 use serde_json::{Value, json};
 use support::{Head, LONG_CONTEXT, Live, PATIENCE, Stream, Tiny, chat, eventually, text_of, with};
 
@@ -24,7 +24,7 @@ fn streamed(request: Value) -> Value {
     with(request, json!({"stream": true}))
 }
 
-/// A stream that goes on for seconds, and has begun.
+/// A stream that goes on for seconds without speculation, and has begun.
 fn endless(live: &Live, model: &str) -> Stream {
     let mut stream = live.stream(CHAT, &streamed(chat(model, LONG_CONTEXT)));
     assert_eq!(stream.chunk().unwrap()["choices"][0]["delta"]["role"], "assistant");
@@ -35,7 +35,7 @@ fn endless(live: &Live, model: &str) -> Stream {
 fn a_full_queue_refuses_and_says_when_to_come_back() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
-    let live = Live::start(Config { slots: 1, max_queue: 1, ..tiny.config() });
+    let live = Live::start(Config { slots: 1, max_queue: 1, speculation: Speculation::Off, ..tiny.config() });
     let running = endless(&live, &model);
     eventually("the start", || live.engine(&model)["running"] == 1);
     let waiting = endless(&live, &model);
@@ -52,7 +52,7 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
 fn a_client_that_leaves_a_stream_frees_its_slot() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
-    let live = Live::start(Config { slots: 1, max_queue: 4, ..tiny.config() });
+    let live = Live::start(Config { slots: 1, max_queue: 4, speculation: Speculation::Off, ..tiny.config() });
     let running = endless(&live, &model);
     let label = format!("{{model=\"{model}\",scheme=\"f32\"}}");
     eventually("the start", || live.metric(&format!("narthex_requests_running{label}")) == Some(1.0));
@@ -69,7 +69,7 @@ fn a_client_that_leaves_a_stream_frees_its_slot() {
 fn a_client_that_leaves_while_it_waits_frees_its_place() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
-    let live = Live::start(Config { slots: 1, max_queue: 4, ..tiny.config() });
+    let live = Live::start(Config { slots: 1, max_queue: 4, speculation: Speculation::Off, ..tiny.config() });
     let mut running = endless(&live, &model);
     eventually("the start", || live.engine(&model)["running"] == 1);
     // One that streams, and one that waits for the whole answer.
@@ -269,7 +269,7 @@ fn a_signal_closes_connections_that_carry_no_answer() {
 fn a_second_signal_ends_streams_too() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
-    let live = Live::start(tiny.config());
+    let live = Live::start(Config { speculation: Speculation::Off, ..tiny.config() });
     let mut stream = endless(&live, &model);
     live.signal();
     live.signal();

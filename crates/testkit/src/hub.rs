@@ -1,14 +1,12 @@
 //! A local stand-in for the model hub. Its answers are a function of the test: true, cut short, wrong or refused.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::{
     collections::BTreeMap,
     fs,
     io::{self, BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -111,8 +109,9 @@ impl HubServer {
     /// # Panics
     /// If no port is free.
     pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let bound = TcpListener::bind("127.0.0.1:0").and_then(|l| Ok((l.local_addr()?, l)));
+        let (address, listener) = bound.unwrap_or_else(|error| panic!("no port is free: {error}"));
+        let endpoint = format!("http://{address}");
         let log = Arc::new(Mutex::new(Vec::new()));
         let answer: Arc<Answer> = Arc::new(answer);
         let shared = Arc::clone(&log);
@@ -126,11 +125,8 @@ impl HubServer {
     }
 
     /// Returns the requests so far.
-    ///
-    /// # Panics
-    /// If a thread of the server panicked.
     pub fn requests(&self) -> Vec<Request> {
-        self.log.lock().unwrap().clone()
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the starts of the ranges of all GETs for a file; 0 for whole ones.
@@ -142,7 +138,7 @@ impl HubServer {
 
 fn serve(mut stream: TcpStream, answer: &Answer, log: &Mutex<Vec<Request>>) {
     let Some(request) = read_request(&stream) else { return };
-    log.lock().unwrap().push(request.clone());
+    log.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
     let reply = answer(&request);
     let declared = reply.declared.unwrap_or(reply.body.len());
     let mut head =

@@ -145,6 +145,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let found = Settings::read(&mut Folder::new(folder.path())).unwrap();
         let error = found.vocab().unwrap_err().to_string();
+        assert!(error.contains("no config.json") && error.contains("vocab_size"), "{error}");
+        std::fs::write(folder.path().join(CONFIG), "{}").unwrap();
+        let found = Settings::read(&mut Folder::new(folder.path())).unwrap();
+        let error = found.vocab().unwrap_err().to_string();
         assert!(error.contains("vocab_size of config.json") && error.contains("a number"), "{error}");
     }
 }

@@ -50,8 +50,8 @@ pub fn call_grammar(
         Beside::Nothing => "start: calls\n".to_owned(),
         Beside::Text => rules.text(limit, &markers),
         Beside::Content(Grammar::JsonSchema(schema)) => {
-            let head = rules.head.as_deref().unwrap_or_default();
-            format!("start: {head} calls | content\ncontent: {}\n", json_rule(schema)?)
+            let head = rules.head.as_ref().map_or_else(String::new, |head| format!("{head} "));
+            format!("start: {head}calls | content\ncontent: {}\n", json_rule(schema)?)
         }
         // The two grammars have rule names of their own.
         Beside::Content(grammar) => return Ok(grammar.clone()),
