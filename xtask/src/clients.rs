@@ -21,7 +21,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The frameworks' exact versions.
+/// Agent frameworks, with their pinned versions.
 const FRAMEWORKS: [&str; 7] = [
     "langchain-openai==1.7.3",
     "llama-index-llms-openai-like==0.8.1",
@@ -32,7 +32,7 @@ const FRAMEWORKS: [&str; 7] = [
     "openai-agents==0.20.0",
 ];
 
-/// OpenAI's client for Node.
+/// OpenAI's npm package, with its pinned version.
 const NODE_CLIENT: &str = "openai@6.49.0";
 
 /// The fuzzer of documents in OpenAPI's form, and the documents that vendors publish.

@@ -17,8 +17,8 @@ use crate::{Cancel, check_cancel, error::Error};
 /// Number of bytes read at a time, and between two checks of the cancel flag.
 pub(crate) const CHUNK: usize = 1 << 20;
 
-/// Puts a file in the place of `path`, whole or not at all: `write` creates it under a name of its own beside it. Of
-/// several processes and threads that do this at once, the last one's file stays.
+/// Replaces the file at `path` atomically. `write` creates the new file under a unique name in the same folder, and a
+/// rename moves it into place. If several threads or processes replace a file at once, the last rename wins.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Speculation changes the number of steps and nothing else.
+//! Speculative decoding: fewer steps, the same tokens.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -29,7 +29,7 @@ fn limits() -> Limits {
     Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv }
 }
 
-/// An executor whose logits depend on so many tokens: few make it repeat itself.
+/// Returns an executor whose logits depend on the last `looks_back` tokens. With few of them its output repeats.
 fn fake(looks_back: usize) -> FakeExecutor {
     let mut executor = FakeExecutor::new(limits());
     executor.looks_back = looks_back;

@@ -89,7 +89,7 @@ const RUNTIME: &[&str] = &[
 /// Options that are ignored if they have the value that changes nothing.
 const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
 
-/// Reads the options of an answer.
+/// Parses the `options` object of a request.
 ///
 /// # Errors
 /// 400 for values of a wrong type, and for options that Narthex does not know.

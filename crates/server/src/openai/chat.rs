@@ -187,8 +187,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }
 
-/// Returns the message of a complete answer. Its content is null if it has calls alone. The field for reasoning is
-/// DeepSeek's, which other local servers have taken over.
+/// Returns the message of a complete answer. `content` is null if the answer has only tool calls. The reasoning is in
+/// `reasoning_content`, the field of DeepSeek's API that other local servers use too.
 fn message(choice: &Choice) -> Value {
     let mut message = json!({"role": "assistant", "content": choice.text, "refusal": null});
     if !choice.reasoning.is_empty() {

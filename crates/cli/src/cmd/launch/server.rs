@@ -74,7 +74,7 @@ impl AgentServer {
         Ok(server)
     }
 
-    /// Waits until the server listens, which it does once its model is loaded.
+    /// Waits until the server listens. The server loads its model first.
     fn wait(&mut self, gateway: &Gateway) -> anyhow::Result<String> {
         let Some(child) = &mut self.child else { bail!("no server was started") };
         loop {
