@@ -75,12 +75,9 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<InstalledPackage, Error> {
-        let library = &*self.library;
-        let key = library.key(model)?;
-        let request = CompileRequest::new(key.scheme);
-        let reference = &library.reference(split_scheme(model).0)?;
-        PackageBuild { library, key: &key, reference, request: &request, progress, cancel }.run()?;
-        library.installed(&key)
+        let key = self.library.key(model)?;
+        let reference = self.library.reference(split_scheme(model).0)?;
+        self.build(&key, &reference, progress, cancel)
     }
 
     /// As [`Self::pull`], for a caller: within its rights, and from a text that names no file.
@@ -93,12 +90,22 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<InstalledPackage, Error> {
-        let library = &*self.library;
         let RequestedModel { id, key } = self.obtainable(model)?;
-        let request = CompileRequest::new(key.scheme);
-        let reference = &ModelRef::Id(id);
-        PackageBuild { library, key: &key, reference, request: &request, progress, cancel }.run()?;
-        library.installed(&key)
+        self.build(&key, &ModelRef::Id(id), progress, cancel)
+    }
+
+    /// Fetches and compiles a package, unless it is installed.
+    fn build(
+        &self,
+        key: &PackageKey,
+        reference: &ModelRef,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<InstalledPackage, Error> {
+        let library = &*self.library;
+        let request = &CompileRequest::new(key.scheme);
+        PackageBuild { library, key, reference, request, progress, cancel }.run()?;
+        library.installed(key)
     }
 
     /// Refuses a model that the caller may not use, or may neither use nor fetch.
