@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::request::{
-    ChatRequest, FunctionCall, GenerateOptions, Message, ReasoningSettings, Role, ToolCall, ToolSettings,
+    ChatRequest, FunctionCall, Message, ReasoningSettings, Role, ToolCall, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, ChatContent},
-    options::{self, Think},
+    options::{AnswerFields, Think},
 };
 use crate::{
     app::App,
@@ -83,12 +83,9 @@ impl FromBody for ParsedOllamaChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: OllamaBody = body::read_body(body, &[FIELDS])?;
         let mut ignored = Ignored::default();
-        if body.keep_alive.is_some() {
-            ignored.push("keep_alive");
-        }
-        let options = options::read(body.options, &mut ignored)?;
-        let logprobs = (body.logprobs == Some(true)).then(|| body.top_logprobs.unwrap_or(0));
-        let options = GenerateOptions { grammar: options::grammar(body.format)?, logprobs, ..options };
+        let OllamaBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
+        let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
+        let options = fields.read(&mut ignored)?;
         let tools = body.tools.unwrap_or_default().into_iter().enumerate();
         let tools = tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
         let messages = body.messages.into_iter().enumerate();

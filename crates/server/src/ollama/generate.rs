@@ -6,10 +6,7 @@ use axum::{
 };
 use narthex_gateway::{
     Gateway,
-    request::{
-        ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, ReasoningSettings, Role,
-        ToolSettings,
-    },
+    request::{ChatRequest, CompletionRequest, Echo, Message, Prompt, ReasoningSettings, Role, ToolSettings},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -17,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, GeneratedText},
-    options::{self, Think},
+    options::{AnswerFields, Think},
 };
 use crate::{
     app::App,
@@ -83,12 +80,9 @@ impl FromBody for ParsedGenerate {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: GenerateBody = body::read_body(body, &[FIELDS])?;
         let mut ignored = Ignored::default();
-        if body.keep_alive.is_some() {
-            ignored.push("keep_alive");
-        }
-        let options = options::read(body.options, &mut ignored)?;
-        let logprobs = (body.logprobs == Some(true)).then(|| body.top_logprobs.unwrap_or(0));
-        let options = GenerateOptions { grammar: options::grammar(body.format)?, logprobs, ..options };
+        let GenerateBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
+        let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
+        let options = fields.read(&mut ignored)?;
         let work = if body.prompt.is_empty() {
             GenerateWork::Load
         } else if body.raw == Some(true) {

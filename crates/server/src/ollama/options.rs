@@ -89,14 +89,32 @@ const RUNTIME: &[&str] = &[
 /// Options that are ignored if they have the value that changes nothing.
 const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
 
+/// Fields of a body that `/api/chat` and `/api/generate` share.
+pub(super) struct AnswerFields {
+    pub(super) options: Option<Map<String, Value>>,
+    pub(super) format: Option<Value>,
+    pub(super) keep_alive: Option<Value>,
+    pub(super) logprobs: Option<bool>,
+    pub(super) top_logprobs: Option<usize>,
+}
+
+impl AnswerFields {
+    /// Returns the options of the answer, and notes fields that are ignored.
+    ///
+    /// # Errors
+    /// 400 for values of a wrong type, and for options that Narthex does not know.
+    pub(super) fn read(self, ignored: &mut Ignored) -> Result<GenerateOptions, ApiError> {
+        if self.keep_alive.is_some() {
+            ignored.push("keep_alive");
+        }
+        let options = read(self.options, ignored)?;
+        let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
+        Ok(GenerateOptions { grammar: grammar(self.format)?, logprobs, ..options })
+    }
+}
+
 /// Parses the `options` object of a request.
-///
-/// # Errors
-/// 400 for values of a wrong type, and for options that Narthex does not know.
-pub(super) fn read(
-    options: Option<Map<String, Value>>,
-    ignored: &mut Ignored,
-) -> Result<GenerateOptions, ApiError> {
+fn read(options: Option<Map<String, Value>>, ignored: &mut Ignored) -> Result<GenerateOptions, ApiError> {
     let mut answer = options.unwrap_or_default();
     answer.retain(|_, value| !value.is_null());
     for (name, value) in &answer {
@@ -144,7 +162,7 @@ impl AnswerOptions {
 }
 
 /// Returns the grammar of `format`.
-pub(super) fn grammar(format: Option<Value>) -> Result<Option<Grammar>, ApiError> {
+fn grammar(format: Option<Value>) -> Result<Option<Grammar>, ApiError> {
     match format {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
