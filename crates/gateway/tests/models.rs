@@ -72,6 +72,22 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
 }
 
 #[test]
+fn a_model_stays_until_the_requests_that_waited_for_it_use_it() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.chat(), tiny.embedding());
+    let config = Config { max_models: 1, retry_failed_after: Duration::ZERO, ..tiny.config() };
+    let gateway = Gateway::open(config).unwrap();
+    let load = gateway.start_load(&chat).unwrap().unwrap();
+    let place = load.on_end(|| ()).unwrap();
+    eventually("the load", || load.check().is_ok());
+    let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
+    let error = embed().unwrap_err();
+    assert!(error.to_string().contains("there is no room for"), "{error}");
+    drop(place);
+    eventually("room", || embed().is_ok());
+}
+
+#[test]
 fn the_kv_caches_of_all_models_are_bounded() {
     let tiny = Tiny::new();
     let (first, second, encoder) = (tiny.chat(), tiny.long_chat(), tiny.embedding());

@@ -21,12 +21,12 @@ pub(crate) async fn run_cancellable<T: Send + 'static>(
     body: Reservation,
     call: impl FnOnce(&Gateway, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    loading::wait(app, model).await?;
+    let place = loading::wait(app, model).await?;
     let cancel = Cancel::new();
     let _on_disconnect = CancelOnDrop(cancel.clone());
     let gateway = app.gateway.clone();
     let job = move || {
-        let _body = body;
+        let (_body, _place) = (body, place);
         call(&gateway, &cancel)
     };
     app.shared.jobs.run(job).await

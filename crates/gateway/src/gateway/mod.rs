@@ -199,7 +199,8 @@ impl Gateway {
                     self.load_claimed(&key, source, progress, cancel)?;
                 }
                 Claim::Wait => {
-                    self.models.wait(&key, Instant::now() + self.library.config.load_wait)?;
+                    let load = PendingLoad::new(self.models.clone(), key.clone());
+                    load.wait(Instant::now() + self.library.config.load_wait)?;
                 }
             }
         }
@@ -237,7 +238,7 @@ impl Gateway {
         let deadline = Instant::now() + self.library.config.load_wait;
         match self.claim(requested)? {
             Some(loaded) => Ok(loaded),
-            None => self.models.wait(&key, deadline),
+            None => PendingLoad::new(self.models.clone(), key).wait(deadline),
         }
     }
 

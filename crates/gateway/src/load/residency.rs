@@ -7,7 +7,7 @@
 //! idle one that was used least recently.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -29,9 +29,21 @@ use crate::{
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 enum Residence {
-    Loading { waiters: LoadWaiters, kv_bytes: Option<usize> },
-    Ready { model: Arc<LoadedModel>, kv_bytes: usize, used: Instant },
-    Failed { at: Instant, failure: LoadFailure },
+    Loading {
+        waiters: LoadWaiters,
+        kv_bytes: Option<usize>,
+    },
+    Ready {
+        model: Arc<LoadedModel>,
+        kv_bytes: usize,
+        used: Instant,
+        /// Requests that waited for the load and have not claimed the model yet.
+        awaiting: BTreeSet<u64>,
+    },
+    Failed {
+        at: Instant,
+        failure: LoadFailure,
+    },
 }
 
 /// Functions to call at the end of a load, by number.
@@ -123,10 +135,12 @@ impl Residence {
         matches!(self, Self::Loading { kv_bytes: Some(_), .. } | Self::Ready { .. })
     }
 
-    /// Returns the time of the last request of a model that no request uses.
+    /// Returns the time of the last request of a model that no request uses or is about to use.
     fn idle_since(&self) -> Option<Instant> {
         match self {
-            Self::Ready { model, used, .. } if Arc::strong_count(model) == 1 && model.is_idle() => {
+            Self::Ready { model, used, awaiting, .. }
+                if awaiting.is_empty() && Arc::strong_count(model) == 1 && model.is_idle() =>
+            {
                 Some(*used)
             }
             Self::Ready { .. } | Self::Loading { .. } | Self::Failed { .. } => None,
@@ -235,8 +249,12 @@ impl ResidentModels {
         let mut models = self.models.lock();
         let residence = match outcome {
             Ok(model) => {
+                let awaiting = match models.get(key) {
+                    Some(Residence::Loading { waiters, .. }) => waiters.keys().copied().collect(),
+                    _ => BTreeSet::new(),
+                };
                 let kv_bytes = models.get(key).map_or(0, Residence::kv_bytes);
-                Residence::Ready { model: Arc::new(model), kv_bytes, used: Instant::now() }
+                Residence::Ready { model: Arc::new(model), kv_bytes, used: Instant::now(), awaiting }
             }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);
@@ -247,23 +265,6 @@ impl ResidentModels {
         drop(models);
         before.into_iter().for_each(Residence::wake);
         self.notify();
-    }
-
-    /// Waits until `deadline` for a load by another thread.
-    pub(crate) fn wait(&self, key: &PackageKey, deadline: Instant) -> Result<Arc<LoadedModel>, Error> {
-        let mut models = self.models.lock();
-        loop {
-            match models.get(key) {
-                Some(Residence::Ready { model, .. }) => return Ok(model.clone()),
-                Some(Residence::Failed { failure, .. }) => return Err(failure.error(&key.name)),
-                Some(Residence::Loading { .. }) => {}
-                None => return Err(Error::ShuttingDown),
-            }
-            if Instant::now() >= deadline {
-                return Err(still_loading(key));
-            }
-            self.changed.wait_until(&mut models, deadline);
-        }
     }
 
     /// Removes the models whose packages were removed or replaced. Requests that hold one finish on it.
@@ -360,8 +361,23 @@ impl PendingLoad {
 
     /// Fails if the model is still loading, or if its load failed.
     pub fn check(&self) -> Result<(), Error> {
+        self.model().map(|_| ())
+    }
+
+    /// Waits until `deadline` for a load by another thread.
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<Arc<LoadedModel>, Error> {
+        let _place = self.on_end(|| ())?;
+        let mut models = self.models.models.lock();
+        while matches!(models.get(&self.key), Some(Residence::Loading { .. })) && Instant::now() < deadline {
+            self.models.changed.wait_until(&mut models, deadline);
+        }
+        drop(models);
+        self.model()
+    }
+
+    fn model(&self) -> Result<Arc<LoadedModel>, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { .. }) => Ok(()),
+            Some(Residence::Ready { model, .. }) => Ok(model.clone()),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
             None => Err(Error::ShuttingDown),
@@ -369,7 +385,8 @@ impl PendingLoad {
     }
 }
 
-/// A place among the requests that wait for a load. Dropping it makes room for another.
+/// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their places.
+#[must_use = "without it, the model may leave the memory before the request uses it"]
 pub struct LoadPlace {
     models: Arc<ResidentModels>,
     key: PackageKey,
@@ -381,7 +398,11 @@ impl Drop for LoadPlace {
         let mut residences = self.models.models.lock();
         let wake = match residences.get_mut(&self.key) {
             Some(Residence::Loading { waiters, .. }) => waiters.remove(&self.number),
-            _ => None,
+            Some(Residence::Ready { awaiting, .. }) => {
+                awaiting.remove(&self.number);
+                None
+            }
+            Some(Residence::Failed { .. }) | None => None,
         };
         drop(residences);
         drop(wake);

@@ -110,7 +110,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     let response = match work {
         GenerateWork::Load => {
-            loading::wait(&app, &model).await?;
+            let _place = loading::wait(&app, &model).await?;
             Json(form.loaded()).into_response()
         }
         GenerateWork::Answer(request) => {
