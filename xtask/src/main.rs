@@ -7,6 +7,7 @@ mod attack;
 mod clients;
 mod fuzz;
 mod genai;
+mod http;
 mod load;
 mod memory;
 mod npu;

@@ -4,7 +4,6 @@
 //! disconnect early, send half a request, malformed requests and requests for missing things. The build is that of the
 //! tests; no times are reported.
 
-mod client;
 mod traffic;
 
 use std::{
@@ -19,6 +18,7 @@ use parking_lot::Mutex;
 use strum::VariantArray;
 
 use crate::{
+    http::{Disconnect, Request, send},
     record::{self, RecordArgs},
     terminal,
     test::{self, server::Server},
@@ -26,7 +26,6 @@ use crate::{
     workspace::Workspace,
 };
 
-use client::{Disconnect, Request, send};
 use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 
 /// Number of concurrent clients.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use strum::VariantArray;
 
-use crate::load::client::{self, Answer, Disconnect, Request};
+use crate::http::{self, Answer, Disconnect, Request};
 
 /// The chat model.
 pub(super) const CHAT: &str = "smollm2:135m";
@@ -108,7 +108,7 @@ fn answer_greedily(address: &str, index: usize) -> anyhow::Result<String> {
     });
     let body = body.to_string();
     let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
-    let answer = client::send(address, request, Disconnect::AfterAnswer)?;
+    let answer = http::send(address, request, Disconnect::AfterAnswer)?;
     let value: Value = serde_json::from_str(&answer.body)
         .with_context(|| format!("expected an answer, found {}: {}", answer.status, answer.body))?;
     let text = value["choices"][0]["message"]["content"].as_str();
@@ -176,7 +176,7 @@ impl Client {
         };
         let post = |path, body: &Value, disconnect| {
             let body = body.to_string();
-            client::send(address, Request { method: "POST", path, body: body.as_bytes() }, disconnect)
+            http::send(address, Request { method: "POST", path, body: body.as_bytes() }, disconnect)
         };
         let (chat, end) = ("/v1/chat/completions", Disconnect::AfterAnswer);
         match kind {
@@ -188,7 +188,7 @@ impl Client {
                 Ok(())
             }
             RequestKind::Silent => {
-                self.silent.push_back(client::fall_silent(address)?);
+                self.silent.push_back(http::fall_silent(address)?);
                 if self.silent.len() > SILENT {
                     self.silent.pop_front();
                 }
@@ -216,18 +216,18 @@ impl Client {
                     let at = self.below(body.len());
                     body[at] = self.below(256) as u8;
                 }
-                let answer = client::send(address, Request { method: "POST", path: chat, body: &body }, end)?;
+                let answer = http::send(address, Request { method: "POST", path: chat, body: &body }, end)?;
                 // A changed letter of a text leaves a valid request.
                 if answer.status >= 500 { expect(answer, 400, "") } else { Ok(()) }
             }
             RequestKind::Status => {
                 let path = ["/health", "/metrics", "/v1/models"][self.below(3)];
-                expect(client::send(address, Request { method: "GET", path, body: b"" }, end)?, 200, "")
+                expect(http::send(address, Request { method: "GET", path, body: b"" }, end)?, 200, "")
             }
             RequestKind::Unknown => {
                 let path = format!("/v1/{}", self.below(1 << 30));
                 expect(
-                    client::send(address, Request { method: "GET", path: &path, body: b"" }, end)?,
+                    http::send(address, Request { method: "GET", path: &path, body: b"" }, end)?,
                     404,
                     "",
                 )?;

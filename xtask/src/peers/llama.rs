@@ -12,7 +12,8 @@ use serde::Deserialize;
 use crate::{
     peers::{
         measurement::Measurement,
-        setup::{CHECKPOINT, MODEL, Setup},
+        setup::Setup,
+        weights::Weights,
         workload::{WINDOW, Workload},
     },
     process,
@@ -23,14 +24,13 @@ use crate::{
 const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
 
 /// Programs that are built.
-const PROGRAMS: [&str; 3] = ["llama-bench", "llama-quantize", "llama-perplexity"];
+const PROGRAMS: [&str; 4] = ["llama-bench", "llama-quantize", "llama-perplexity", "llama-server"];
 
 /// Options of CMake that leave out unused programs and network access.
-const OPTIONS: [&str; 8] = [
+const OPTIONS: [&str; 7] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_BUILD_MTMD=OFF",
@@ -78,21 +78,18 @@ impl<'a> Llama<'a> {
         self.folder.join("build").join("bin").join(file)
     }
 
-    fn command(&self, program: &str) -> Command {
+    /// Returns a command for one of its programs.
+    pub(super) fn command(&self, program: &str) -> Command {
         self.setup.session.command(self.path(program))
     }
 
-    /// Quantises the checkpoint to another type, once. llama.cpp chooses the types of the embedding and the head.
-    pub(super) fn quantized(&self, kind: &str) -> anyhow::Result<PathBuf> {
-        let path = self.setup.folder.join(format!("{kind}.gguf"));
+    /// Quantises a checkpoint to another type, once. llama.cpp chooses the types of the embedding and the head.
+    pub(super) fn quantized(&self, weights: &Weights, kind: &str) -> anyhow::Result<PathBuf> {
+        let path = weights.derived(self.setup, &format!("{kind}.gguf"));
         if !path.is_file() {
             let part = path.with_extension("part");
             let mut quantize = self.command("llama-quantize");
-            quantize
-                .arg("--allow-requantize")
-                .arg(self.setup.checkpoint(MODEL, CHECKPOINT)?)
-                .arg(&part)
-                .arg(kind);
+            quantize.arg("--allow-requantize").arg(&weights.checkpoint).arg(&part).arg(kind);
             process::output(&mut quantize)?;
             fs::rename(&part, &path).with_context(|| path.display().to_string())?;
         }
@@ -100,17 +97,17 @@ impl<'a> Llama<'a> {
     }
 
     /// Measures prefill from an empty cache and decode after a prompt, like the other sides.
-    pub(super) fn measure(&self, kind: &str, work: Workload) -> anyhow::Result<Measurement> {
+    pub(super) fn measure(&self, file: &Path, work: Workload) -> anyhow::Result<Measurement> {
         let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
-        let prefill = self.rates(kind, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
-        let decode = self.rates(kind, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
+        let prefill = self.rates(file, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
+        let decode = self.rates(file, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
         let versions = [("llama.cpp".to_owned(), LLAMA_CPP.version.to_owned())].into();
         Measurement::new(&prefill, &decode, versions)
     }
 
-    fn rates(&self, kind: &str, work: Workload, what: [&str; 6]) -> anyhow::Result<Vec<f64>> {
+    fn rates(&self, file: &Path, work: Workload, what: [&str; 6]) -> anyhow::Result<Vec<f64>> {
         let mut bench = self.command("llama-bench");
-        bench.arg("-m").arg(self.quantized(kind)?).args(what);
+        bench.arg("-m").arg(file).args(what);
         bench.args(["-t", &self.setup.threads.to_string(), "-r", &work.repeat.to_string(), "-o", "json"]);
         rates(&process::output(&mut bench)?.stdout)
     }

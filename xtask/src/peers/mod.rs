@@ -1,5 +1,5 @@
 //! `cargo xtask peers`: Narthex beside a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai and OpenVINO GenAI, all
-//! with the weights of one file, in turns, in one run.
+//! with the weights of one file, in turns, in one run: [`Part`] lists the measurements.
 //!
 //! Generated files lie under `target/peers` and are reused. A side that cannot run is recorded with the reason. Bounds are
 //! shown beside the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
@@ -11,24 +11,41 @@ pub(crate) mod perplexity;
 mod quality;
 mod report;
 mod runner;
+mod servers;
 mod setup;
 mod side;
 mod spread;
 mod table;
+mod weights;
 mod workload;
 
-use clap::{Args, value_parser};
+use clap::{Args, ValueEnum, value_parser};
 
 use crate::{record::RecordArgs, session::Session, terminal, workspace::Workspace};
 
 use measurement::Measurement;
-use report::{Report, SideResult};
+use report::{Report, SideResult, SpeedRun};
 use runner::Runner;
 use setup::Setup;
-use side::Side;
+use side::{PEERS, Side, Wanted};
 use spread::Spread;
-use strum::VariantArray;
-use workload::WORKLOAD;
+use strum::{IntoStaticStr, VariantArray};
+use weights::Weights;
+use workload::{SHAPES, STANDARD, Workload};
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub(crate) enum Part {
+    /// Every side with prompts of 256 tokens, cold start and perplexity.
+    Standard,
+    /// Short prompts, long prompts, long answers.
+    Shapes,
+    /// Larger models with random weights.
+    Models,
+    /// Servers under 1, 4 and 16 clients.
+    Servers,
+}
 
 /// Arguments of `cargo xtask peers`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -36,6 +53,9 @@ pub(crate) struct PeersArgs {
     /// Sides to measure, separated by commas; all if there are none.
     #[arg(long, value_name = "SIDES", value_delimiter = ',')]
     only: Vec<Side>,
+    /// Parts to measure, separated by commas; all if there are none.
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    parts: Vec<Part>,
     /// Measurements of each side.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u64).range(1..))]
     rounds: u64,
@@ -51,6 +71,10 @@ impl PeersArgs {
             let names: Vec<&str> = self.only.iter().map(|side| side.name()).collect();
             command += &format!(" --only {}", names.join(","));
         }
+        if !self.parts.is_empty() {
+            let names: Vec<&str> = self.parts.iter().map(|part| part.into()).collect();
+            command += &format!(" --parts {}", names.join(","));
+        }
         command += &format!(" --rounds {}", self.rounds);
         if self.output.record {
             command += " --record";
@@ -61,6 +85,10 @@ impl PeersArgs {
     fn includes(&self, side: Side) -> bool {
         self.only.is_empty() || self.only.contains(&side)
     }
+
+    fn has(&self, part: Part) -> bool {
+        self.parts.is_empty() || self.parts.contains(&part)
+    }
 }
 
 /// A side, its runner and its measurements so far, or the reason why there are none.
@@ -70,34 +98,89 @@ struct SideRun<'a> {
     measurements: anyhow::Result<Vec<Measurement>>,
 }
 
-/// Measures every selected side and writes the result.
+/// One model and one workload, and the sides that run them.
+struct SpeedPlan<'a> {
+    weights: &'a Weights,
+    work: Workload,
+    sides: &'a [Side],
+    wanted: Wanted,
+}
+
+/// Measures every selected part and writes the result.
 pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let setup = Setup::prepare(&session)?;
-    let sides = Side::VARIANTS.iter().filter(|side| args.includes(**side));
-    let mut runs: Vec<SideRun<'_>> = sides.map(|&side| SideRun::prepare(side, &setup)).collect();
-    let mut cold_starts = Vec::new();
-    for round in 1..=args.rounds {
-        terminal::line(format!("\n== round {round} of {}", args.rounds));
-        runs.iter_mut().for_each(|run| run.measure(&setup));
-        if args.includes(Side::NarthexW8) {
-            let milliseconds = runner::cold_start(&setup, "w8")?.as_secs_f64() * 1e3;
-            terminal::line(format!("{:<14} {milliseconds:.0} ms", "cold start"));
-            cold_starts.push(milliseconds);
+    let published = Weights::published(&setup)?;
+    let mut report = Report::new(&setup, args)?;
+    if args.has(Part::Standard) {
+        let wanted = Wanted { prefill: 1.7, decode: 2.0 };
+        let plan = SpeedPlan { weights: &published, work: STANDARD, sides: Side::VARIANTS, wanted };
+        report.speeds.push(plan.measure(&setup, args));
+        report.cold_start_ms = cold_starts(&setup, args)?;
+        for pair in
+            quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs))
+        {
+            report.perplexity.push(quality::compare(*pair, &setup, &published));
         }
     }
-    let mut report = Report::new(&setup, args, runs.into_iter().map(SideRun::into_result).collect())?;
-    report.cold_start_ms = Spread::of(cold_starts);
-    for pair in quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs)) {
-        report.perplexity.push(quality::compare(*pair, &setup));
+    if args.has(Part::Shapes) {
+        for work in SHAPES {
+            let wanted = match work.prompt {
+                4096 => Wanted { prefill: 2.5, decode: 1.5 },
+                _ => Wanted { prefill: 1.7, decode: 2.0 },
+            };
+            let plan = SpeedPlan { weights: &published, work, sides: &PEERS, wanted };
+            report.speeds.push(plan.measure(&setup, args));
+        }
+    }
+    if args.has(Part::Models) {
+        for shape in weights::SHAPES {
+            let weights = Weights::random(&setup, shape)?;
+            let wanted = Wanted { prefill: 1.5, decode: 1.25 };
+            let plan = SpeedPlan { weights: &weights, work: STANDARD, sides: &PEERS, wanted };
+            report.speeds.push(plan.measure(&setup, args));
+        }
+    }
+    if args.has(Part::Servers) {
+        report.servers = servers::measure(&setup, &published, args.rounds)?;
     }
     table::write(workspace, &report, args.output)
 }
 
+impl SpeedPlan<'_> {
+    /// Measures the selected sides in rounds.
+    fn measure(&self, setup: &Setup<'_>, args: &PeersArgs) -> SpeedRun {
+        let Self { weights, work, sides, wanted } = self;
+        let sides = sides.iter().filter(|side| args.includes(**side));
+        let mut runs: Vec<SideRun<'_>> = sides.map(|&side| SideRun::prepare(side, setup, weights)).collect();
+        for round in 1..=args.rounds {
+            terminal::line(format!(
+                "\n== {}, {work} tokens, round {round} of {}",
+                weights.model, args.rounds
+            ));
+            runs.iter_mut().for_each(|run| run.measure(setup, *work));
+        }
+        let results = runs.into_iter().map(SideRun::into_result).collect();
+        SpeedRun::new(setup, weights.model, *work, *wanted, results)
+    }
+}
+
+/// Measures the cold start of the default scheme once in every round.
+fn cold_starts(setup: &Setup<'_>, args: &PeersArgs) -> anyhow::Result<Option<Spread>> {
+    if !args.includes(Side::NarthexW8) {
+        return Ok(None);
+    }
+    let mut milliseconds = Vec::new();
+    for _ in 0..args.rounds {
+        milliseconds.push(runner::cold_start(setup, "w8")?.as_secs_f64() * 1e3);
+    }
+    Ok(Spread::of(milliseconds))
+}
+
 impl<'a> SideRun<'a> {
-    fn prepare(side: Side, setup: &'a Setup<'a>) -> Self {
+    fn prepare(side: Side, setup: &'a Setup<'a>, weights: &Weights) -> Self {
         terminal::line(format!("preparing {}", side.name()));
-        let runner = Runner::prepare(side, setup);
+        let runner = Runner::prepare(side, setup, weights);
         if let Err(error) = &runner {
             terminal::problem(format!("{} cannot run: {error:#}", side.name()));
         }
@@ -105,9 +188,9 @@ impl<'a> SideRun<'a> {
     }
 
     /// Measures once more, unless it failed before.
-    fn measure(&mut self, setup: &Setup<'_>) {
+    fn measure(&mut self, setup: &Setup<'_>, work: Workload) {
         let (Ok(runner), Ok(measurements)) = (&self.runner, &mut self.measurements) else { return };
-        match runner.measure(setup, WORKLOAD) {
+        match runner.measure(setup, work) {
             Ok(measurement) => {
                 let (name, prefill, decode) = (self.side.name(), measurement.prefill, measurement.decode);
                 terminal::line(format!("{name:<14} {prefill:7.1} prefill {decode:7.1} decode, tokens/s"));
@@ -143,13 +226,16 @@ mod tests {
 
     #[test]
     fn arguments_are_parsed() {
-        let standard = PeersArgs { only: vec![], rounds: 5, output: RecordArgs { record: false } };
+        let standard =
+            PeersArgs { only: vec![], parts: vec![], rounds: 5, output: RecordArgs { record: false } };
         assert!(Side::VARIANTS.iter().all(|side| standard.includes(*side)));
         check("peers", Ok(standard));
         let only = vec![Side::LoopW8, Side::NarthexW8];
-        let two = PeersArgs { only, rounds: 3, output: RecordArgs { record: true } };
+        let parts = vec![Part::Shapes, Part::Servers];
+        let two = PeersArgs { only, parts, rounds: 3, output: RecordArgs { record: true } };
         assert!(two.includes(Side::LoopW8) && !two.includes(Side::LlamaQ8));
-        check("peers --only loop-w8,narthex-w8 --rounds 3 --record", Ok(two));
+        assert!(two.has(Part::Servers) && !two.has(Part::Standard));
+        check("peers --only loop-w8,narthex-w8 --parts shapes,servers --rounds 3 --record", Ok(two));
         check("peers --only loop-w8,nobody", Err("invalid value 'nobody'"));
         check("peers --rounds 0", Err("--rounds"));
         check("peers --rounds", Err("--rounds"));

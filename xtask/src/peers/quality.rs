@@ -8,11 +8,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::{
-    peers::{
-        llama::Llama,
-        setup::{MODEL, Setup},
-        side::Side,
-    },
+    peers::{llama::Llama, setup::Setup, side::Side, weights::Weights},
     process, terminal,
 };
 
@@ -68,8 +64,8 @@ pub(super) struct Perplexities {
 }
 
 /// Measures both sides.
-pub(super) fn compare(pair: PerplexityPair, setup: &Setup<'_>) -> Comparison {
-    let found = measure(pair, setup);
+pub(super) fn compare(pair: PerplexityPair, setup: &Setup<'_>, weights: &Weights) -> Comparison {
+    let found = measure(pair, setup, weights);
     match &found {
         Ok(found) => terminal::line(format!(
             "\nperplexity: {} {:.3}, llama.cpp {} {:.3}",
@@ -85,9 +81,10 @@ pub(super) fn compare(pair: PerplexityPair, setup: &Setup<'_>) -> Comparison {
     Comparison { ours, theirs, found, failed, bound: pair.bound }
 }
 
-fn measure(pair: PerplexityPair, setup: &Setup<'_>) -> anyhow::Result<Perplexities> {
+fn measure(pair: PerplexityPair, setup: &Setup<'_>, weights: &Weights) -> anyhow::Result<Perplexities> {
     let llama = Llama::prepare(setup)?;
-    perplexities(setup, &llama, &setup.package(MODEL, pair.scheme), &llama.quantized(pair.kind)?)
+    let package = setup.package(weights.model, pair.scheme);
+    perplexities(setup, &llama, &package, &llama.quantized(weights, pair.kind)?)
 }
 
 /// Measures the perplexities of a package and of a GGUF file in llama.cpp.

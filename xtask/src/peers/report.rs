@@ -9,13 +9,17 @@ use crate::{
         PeersArgs,
         measurement::Measurement,
         quality::Comparison,
-        setup::{MODEL, Setup},
-        side::{PAIRS, Side, SpeedPair},
+        servers::Servers,
+        setup::Setup,
+        side::{PAIRS, Side, SpeedPair, Wanted},
         spread::Spread,
-        workload::WORKLOAD,
+        workload::Workload,
     },
     record,
 };
+
+/// Share of a bare loop's speed that Narthex must reach.
+const LOOP_WANTED: Wanted = Wanted { prefill: 0.95, decode: 0.95 };
 
 /// Maximum of the gateway's time per token divided by the engine's.
 const TOKEN_BOUND: f64 = 1.03;
@@ -33,18 +37,26 @@ pub(super) struct Report {
     pub(super) commit: String,
     pub(super) command: String,
     pub(super) machine: Machine,
-    pub(super) model: &'static str,
-    pub(super) prompt_tokens: usize,
-    pub(super) decode_tokens: usize,
     /// Measurements of every side.
     pub(super) rounds: u64,
-    /// Repetitions within a measurement, whose median counts.
-    pub(super) repeat: usize,
-    pub(super) sides: Vec<SideResult>,
-    pub(super) ratios: Vec<Ratio>,
+    pub(super) speeds: Vec<SpeedRun>,
     /// Time from the start of `narthex chat` to its first byte, with its files in the system's cache.
     pub(super) cold_start_ms: Option<Spread>,
     pub(super) perplexity: Vec<Comparison>,
+    pub(super) servers: Servers,
+}
+
+/// Speeds of all sides with one model and one workload.
+#[derive(Debug, Serialize)]
+pub(super) struct SpeedRun {
+    pub(super) model: &'static str,
+    pub(super) prompt_tokens: usize,
+    pub(super) decode_tokens: usize,
+    /// Repetitions within a measurement, whose median counts.
+    pub(super) repeat: usize,
+    pub(super) wanted: Wanted,
+    pub(super) sides: Vec<SideResult>,
+    pub(super) ratios: Vec<Ratio>,
 }
 
 /// Machine of the run.
@@ -99,8 +111,6 @@ pub(super) struct Ratio {
     pub(super) to: &'static str,
     pub(super) prefill: Spread,
     pub(super) decode: Spread,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bound: Option<f64>,
 }
 
 /// A bound and the result.
@@ -140,56 +150,88 @@ impl SideResult {
     }
 }
 
-impl Report {
-    /// A report of measured sides, with their ratios.
+impl SpeedRun {
+    /// Computes the ratios of measured sides.
     pub(super) fn new(
         setup: &Setup<'_>,
-        args: &PeersArgs,
+        model: &'static str,
+        work: Workload,
+        wanted: Wanted,
         mut sides: Vec<SideResult>,
-    ) -> anyhow::Result<Self> {
+    ) -> Self {
         // A reason may contain folders of this machine, which have no meaning elsewhere.
         let (root, home) = (setup.session.workspace.root.display(), setup.session.home.display());
         for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
             *reason = reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".");
         }
+        let Workload { prompt, decode, repeat } = work;
+        let ratios = ratios(&sides);
+        Self { model, prompt_tokens: prompt, decode_tokens: decode, repeat, wanted, sides, ratios }
+    }
+
+    /// Returns the model and the workload of a run beside the standard one, as in `, random-1b, 256 + 64`.
+    pub(super) fn suffix(&self) -> String {
+        format!(", {}, {} + {}", self.model, self.prompt_tokens, self.decode_tokens)
+    }
+
+    fn verdicts(&self, suffix: &str) -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        for ratio in &self.ratios {
+            let wanted = if ratio.to.starts_with("loop") { LOOP_WANTED } else { self.wanted };
+            let phases =
+                [("prefill", &ratio.prefill, wanted.prefill), ("decode", &ratio.decode, wanted.decode)];
+            for (phase, spread, wanted) in phases {
+                verdicts.push(Verdict {
+                    what: format!("{} over {}, {phase}{suffix}", ratio.of, ratio.to),
+                    wanted: format!("at least {wanted:.2}"),
+                    found: spread.format(3),
+                    met: spread.median >= wanted,
+                });
+            }
+        }
+        for side in &self.sides {
+            let Some(gateway) = &side.gateway else { continue };
+            let what = |what: &str| format!("{}: {what}{suffix}", side.side);
+            let ratio = &gateway.token_ratio;
+            verdicts.push(at_most(what("gateway's time per token over the engine's"), ratio, TOKEN_BOUND, 3));
+            let request = &gateway.request_ms;
+            verdicts.push(at_most(what("gateway's part of a request, ms"), request, REQUEST_BOUND_MS, 2));
+        }
+        verdicts
+    }
+}
+
+impl Report {
+    /// An empty report about this machine.
+    pub(super) fn new(setup: &Setup<'_>, args: &PeersArgs) -> anyhow::Result<Self> {
         Ok(Self {
             date: record::today(),
             commit: record::commit(setup.session.workspace)?,
             command: args.command(),
             machine: Machine::of(setup)?,
-            model: MODEL,
-            prompt_tokens: WORKLOAD.prompt,
-            decode_tokens: WORKLOAD.decode,
             rounds: args.rounds,
-            repeat: WORKLOAD.repeat,
-            ratios: ratios(&sides),
-            sides,
+            speeds: Vec::new(),
             cold_start_ms: None,
             perplexity: Vec::new(),
+            servers: Servers::default(),
         })
     }
 
     /// Compares the results with the bounds.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
-        for ratio in &self.ratios {
-            let Some(bound) = ratio.bound else { continue };
-            for (phase, spread) in [("prefill", &ratio.prefill), ("decode", &ratio.decode)] {
-                verdicts.push(Verdict {
-                    what: format!("{} over {}, {phase}", ratio.of, ratio.to),
-                    wanted: format!("at least {bound:.2}"),
-                    found: spread.format(3),
-                    met: spread.median >= bound,
-                });
-            }
+        for (number, run) in self.speeds.iter().enumerate() {
+            let suffix = if number == 0 { String::new() } else { run.suffix() };
+            verdicts.extend(run.verdicts(&suffix));
         }
-        for side in &self.sides {
-            let Some(gateway) = &side.gateway else { continue };
-            let what = |what: &str| format!("{}: {what}", side.side);
-            let ratio = &gateway.token_ratio;
-            verdicts.push(at_most(what("gateway's time per token over the engine's"), ratio, TOKEN_BOUND, 3));
-            let request = &gateway.request_ms;
-            verdicts.push(at_most(what("gateway's part of a request, ms"), request, REQUEST_BOUND_MS, 2));
+        for ratio in &self.servers.ratios {
+            let Some(wanted) = ratio.wanted else { continue };
+            verdicts.push(Verdict {
+                what: format!("{} over {}, {} clients", ratio.of, ratio.to, ratio.clients),
+                wanted: format!("at least {wanted:.2}"),
+                found: ratio.ratio.format(3),
+                met: ratio.ratio.median >= wanted,
+            });
         }
         if let Some(cold) = &self.cold_start_ms {
             verdicts.push(at_most("narthex-w8: cold start, ms".to_owned(), cold, COLD_BOUND_MS, 0));
@@ -226,7 +268,6 @@ fn ratios(sides: &[SideResult]) -> Vec<Ratio> {
             to: pair.to.name(),
             prefill: of.prefill.over(&to.prefill)?,
             decode: of.decode.over(&to.decode)?,
-            bound: pair.bound,
         })
     };
     PAIRS.iter().filter_map(ratio).collect()
@@ -276,13 +317,17 @@ pub(super) mod tests {
                 platform: "linux x86_64".to_owned(),
                 load: Some(0.07),
             },
-            model: MODEL,
-            prompt_tokens: 256,
-            decode_tokens: 64,
             rounds: 2,
-            repeat: 2,
-            ratios: ratios(&sides),
-            sides,
+            speeds: vec![SpeedRun {
+                model: "smollm2:135m",
+                prompt_tokens: 256,
+                decode_tokens: 64,
+                repeat: 2,
+                wanted: Wanted { prefill: 1.7, decode: 2.0 },
+                ratios: ratios(&sides),
+                sides,
+            }],
+            servers: Servers::default(),
             cold_start_ms: Spread::of(vec![900.0]),
             perplexity: vec![Comparison {
                 ours: "package w4".to_owned(),
@@ -312,7 +357,7 @@ pub(super) mod tests {
 
     #[test]
     fn only_measured_sides_have_ratios() {
-        let report = report();
+        let report = &report().speeds[0];
         let pairs: Vec<_> = report.ratios.iter().map(|ratio| (ratio.of, ratio.to)).collect();
         assert_eq!(pairs, [("narthex-w8", "loop-w8")]);
         assert!(report.sides[2].failed.is_some() && report.sides[2].speed.is_none());

@@ -16,8 +16,9 @@ use crate::{
     peers::{
         llama::Llama,
         measurement::{Measurement, Overhead},
-        setup::{CHECKPOINT, MODEL, Setup},
+        setup::{MODEL, Setup},
         side::Side,
+        weights::Weights,
         workload::Workload,
     },
     process,
@@ -79,31 +80,43 @@ impl BenchAnswer {
 
 /// A side that is ready to run.
 pub(super) enum Runner<'a> {
-    Narthex(&'static str),
-    Llama(Llama<'a>, &'static str),
-    Script(&'static str, PathBuf),
+    Narthex {
+        model: &'static str,
+        scheme: &'static str,
+    },
+    Llama {
+        llama: Llama<'a>,
+        file: PathBuf,
+    },
+    /// A loop in `bench/peers`.
+    Script {
+        name: &'static str,
+        model: PathBuf,
+    },
 }
 
 impl<'a> Runner<'a> {
     /// Installs and generates the missing requirements of a side.
-    pub(super) fn prepare(side: Side, setup: &'a Setup<'a>) -> anyhow::Result<Self> {
+    pub(super) fn prepare(side: Side, setup: &'a Setup<'a>, weights: &Weights) -> anyhow::Result<Self> {
         let llama = |kind| {
             let llama = Llama::prepare(setup)?;
-            llama.quantized(kind)?;
-            Ok(Self::Llama(llama, kind))
+            let file = llama.quantized(weights, kind)?;
+            Ok(Self::Llama { llama, file })
         };
+        let model = weights.model;
         match (side, side.scheme()) {
-            (Side::NarthexW8 | Side::NarthexW4, Some(scheme)) => Ok(Self::Narthex(scheme)),
+            (Side::NarthexW8 | Side::NarthexW4, Some(scheme)) => Ok(Self::Narthex { model, scheme }),
             (Side::GenaiW4, Some(scheme)) => {
                 setup.install("genai", GENAI)?;
-                Ok(Self::Script("loop_genai.py", genai_folder(setup, scheme)?))
+                Ok(Self::Script { name: "loop_genai.py", model: genai_folder(setup, weights, scheme)? })
             }
-            (_, Some(scheme)) => Ok(Self::Script("loop_onnxruntime.py", setup.package(MODEL, scheme))),
+            (_, Some(scheme)) => {
+                Ok(Self::Script { name: "loop_onnxruntime.py", model: setup.package(model, scheme) })
+            }
             (Side::LlamaQ8, None) => llama("Q8_0"),
             (Side::LlamaQ4, None) => llama("Q4_0"),
             (_, None) => {
-                setup.install("openvino", OPENVINO)?;
-                Ok(Self::Script("loop_openvino.py", openvino_folder(setup)?))
+                Ok(Self::Script { name: "loop_openvino.py", model: openvino_folder(setup, weights)? })
             }
         }
     }
@@ -114,10 +127,10 @@ impl<'a> Runner<'a> {
         let (threads, repeat) = (text(setup.threads), text(work.repeat));
         let (prompt, decode) = (text(work.prompt), text(work.decode));
         match self {
-            Self::Llama(llama, kind) => llama.measure(kind, work),
-            Self::Narthex(scheme) => {
+            Self::Llama { llama, file } => llama.measure(file, work),
+            Self::Narthex { model, scheme } => {
                 let mut bench = setup.session.command(&setup.narthex);
-                bench.args(["bench", "--json", "--model", MODEL, "--scheme", scheme, "--threads", &threads]);
+                bench.args(["bench", "--json", "--model", model, "--scheme", scheme, "--threads", &threads]);
                 bench.args(["--prompt-tokens", &prompt, "--generate-tokens", &decode, "--rounds", &repeat]);
                 let json = process::output(&mut bench)?.stdout;
                 let answer = serde_json::from_str(&json);
@@ -125,8 +138,8 @@ impl<'a> Runner<'a> {
                     answer.context("`narthex bench --json` printed something unexpected")?;
                 answer.into_measurement()
             }
-            Self::Script(script, model) => {
-                let mut command = setup.script(script);
+            Self::Script { name, model } => {
+                let mut command = setup.script(name);
                 command.arg(model).args(["--threads", &threads, "--repeat", &repeat]);
                 command.args(["--prompt", &prompt, "--decode", &decode]);
                 let answer: LoopAnswer = serde_json::from_value(process::output(&mut command)?.answer()?)?;
@@ -137,20 +150,22 @@ impl<'a> Runner<'a> {
 }
 
 /// Writes the graph of a package for genai. It is written every time, because the package may be a new one.
-fn genai_folder(setup: &Setup<'_>, scheme: &str) -> anyhow::Result<PathBuf> {
-    let folder = setup.folder.join(format!("genai-{scheme}"));
-    process::output(setup.script("export_genai.py").arg(setup.package(MODEL, scheme)).arg(&folder))?;
+fn genai_folder(setup: &Setup<'_>, weights: &Weights, scheme: &str) -> anyhow::Result<PathBuf> {
+    let folder = weights.derived(setup, &format!("genai-{scheme}"));
+    let package = setup.package(weights.model, scheme);
+    process::output(setup.script("export_genai.py").arg(package).arg(&folder))?;
     Ok(folder)
 }
 
-/// Converts the checkpoint for OpenVINO once.
-fn openvino_folder(setup: &Setup<'_>) -> anyhow::Result<PathBuf> {
-    let folder = setup.folder.join("openvino");
+/// Installs OpenVINO GenAI and converts the weights for it, once.
+pub(super) fn openvino_folder(setup: &Setup<'_>, weights: &Weights) -> anyhow::Result<PathBuf> {
+    setup.install("openvino", OPENVINO)?;
+    let folder = weights.derived(setup, "openvino");
     let mark = folder.join("written");
     if !mark.is_file() {
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let copy = folder.join("model.gguf");
-        fs::copy(setup.checkpoint(MODEL, CHECKPOINT)?, &copy).with_context(|| copy.display().to_string())?;
+        fs::copy(&weights.q4_1, &copy).with_context(|| copy.display().to_string())?;
         process::output(setup.script("loop_openvino.py").arg(&copy).arg("--read"))?;
         fs::write(&mark, "").with_context(|| mark.display().to_string())?;
     }

@@ -1,6 +1,7 @@
 //! The sides and the ratios between them.
 
 use clap::ValueEnum;
+use serde::Serialize;
 use strum::{IntoStaticStr, VariantArray};
 
 /// One runtime with one form of the model's weights, in the order of each round.
@@ -45,22 +46,28 @@ pub(crate) enum Side {
 pub(super) struct SpeedPair {
     pub(super) of: Side,
     pub(super) to: Side,
-    /// Minimum ratio, for prefill and decode.
-    pub(super) bound: Option<f64>,
 }
-
-/// Share of a bare loop's speed that Narthex must reach.
-const LOOP_BOUND: Option<f64> = Some(0.95);
 
 /// The ratios, in display order.
 pub(super) const PAIRS: [SpeedPair; 6] = [
-    SpeedPair { of: Side::NarthexW8, to: Side::LoopW8, bound: LOOP_BOUND },
-    SpeedPair { of: Side::NarthexW4, to: Side::LoopW4, bound: LOOP_BOUND },
-    SpeedPair { of: Side::NarthexW8, to: Side::LlamaQ8, bound: None },
-    SpeedPair { of: Side::NarthexW4, to: Side::LlamaQ4, bound: None },
-    SpeedPair { of: Side::NarthexW4, to: Side::GenaiW4, bound: None },
-    SpeedPair { of: Side::NarthexW4, to: Side::OpenVino, bound: None },
+    SpeedPair { of: Side::NarthexW8, to: Side::LoopW8 },
+    SpeedPair { of: Side::NarthexW4, to: Side::LoopW4 },
+    SpeedPair { of: Side::NarthexW8, to: Side::LlamaQ8 },
+    SpeedPair { of: Side::NarthexW4, to: Side::LlamaQ4 },
+    SpeedPair { of: Side::NarthexW4, to: Side::GenaiW4 },
+    SpeedPair { of: Side::NarthexW4, to: Side::OpenVino },
 ];
+
+/// Sides of the measurements beside the standard one: other runtimes with their own weights.
+pub(super) const PEERS: [Side; 5] =
+    [Side::NarthexW8, Side::LlamaQ8, Side::NarthexW4, Side::LlamaQ4, Side::OpenVino];
+
+/// Minimum ratios that are wanted over a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Wanted {
+    pub(super) prefill: f64,
+    pub(super) decode: f64,
+}
 
 impl Side {
     /// Its name on the command line and in the record.

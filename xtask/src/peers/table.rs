@@ -5,7 +5,10 @@ use std::{fmt::Write as _, fs};
 use anyhow::Context;
 
 use crate::{
-    peers::report::Report,
+    peers::{
+        report::{Report, SpeedRun},
+        servers::Servers,
+    },
     record::{BENCH, RecordArgs},
     terminal,
     workspace::{Workspace, relative},
@@ -43,31 +46,35 @@ fn page(report: &Report) -> anyhow::Result<String> {
     let load =
         machine.load.map_or_else(|| "unknown load".to_owned(), |load| format!("load {load:.2} before"));
     let mut text = format!(
-        "# {} beside its peers, {}\n\n{}, {} threads, {}, {load}. Commit {}; `{}`.\n\nPrompts of {} tokens, answers of {}; {} \
-         rounds, each measuring every side once; {} counted repetitions in a measurement. Medians, followed by the smallest and \
-         the largest round.\n\n",
-        report.model,
+        "# Narthex beside its peers, {}\n\n{}, {} threads, {}, {load}. Commit {}; `{}`.\n\n{} rounds, each measuring every \
+         side once. Medians, followed by the smallest and the largest round.\n",
         report.date,
         machine.cpu,
         machine.threads,
         machine.platform,
         report.commit,
         report.command,
-        report.prompt_tokens,
-        report.decode_tokens,
         report.rounds,
-        report.repeat,
     );
-    sides(&mut text, report)?;
-    ratios(&mut text, report)?;
+    for (number, run) in report.speeds.iter().enumerate() {
+        let SpeedRun { model, prompt_tokens, decode_tokens, repeat, .. } = run;
+        writeln!(
+            text,
+            "\n## {model}, prompts of {prompt_tokens} tokens, answers of {decode_tokens}\n\nRepetitions in a measurement: \
+             {repeat}.\n"
+        )?;
+        sides(&mut text, run)?;
+        ratios(&mut text, run, &if number == 0 { String::new() } else { run.suffix() })?;
+    }
+    servers(&mut text, &report.servers)?;
     quality(&mut text, report)?;
     bounds(&mut text, report)?;
     Ok(text)
 }
 
-fn sides(text: &mut String, report: &Report) -> anyhow::Result<()> {
+fn sides(text: &mut String, run: &SpeedRun) -> anyhow::Result<()> {
     text.push_str("| Side | What runs | Prefill, tokens/s | Decode, tokens/s |\n|---|---|---:|---:|\n");
-    for side in &report.sides {
+    for side in &run.sides {
         let (prefill, decode) = match &side.speed {
             Some(speed) => (speed.prefill.format(1), speed.decode.format(1)),
             None => ("did not run".to_owned(), "did not run".to_owned()),
@@ -77,7 +84,7 @@ fn sides(text: &mut String, report: &Report) -> anyhow::Result<()> {
         let about = if versions.is_empty() { String::new() } else { format!("; {}", versions.join(", ")) };
         writeln!(text, "| {} | {}{about} | {prefill} | {decode} |", side.side, side.about)?;
     }
-    for side in &report.sides {
+    for side in &run.sides {
         if let Some(reason) = &side.failed {
             writeln!(text, "\n`{}` did not run: {}", side.side, reason.replace('\n', " "))?;
         }
@@ -85,14 +92,33 @@ fn sides(text: &mut String, report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ratios(text: &mut String, report: &Report) -> anyhow::Result<()> {
-    if report.ratios.is_empty() {
+fn ratios(text: &mut String, run: &SpeedRun, suffix: &str) -> anyhow::Result<()> {
+    if run.ratios.is_empty() {
         return Ok(());
     }
     text.push_str("\n| Speed over speed, round by round | Prefill | Decode |\n|---|---:|---:|\n");
-    for ratio in &report.ratios {
+    for ratio in &run.ratios {
         let (prefill, decode) = (ratio.prefill.format(3), ratio.decode.format(3));
-        writeln!(text, "| {} over {} | {prefill} | {decode} |", ratio.of, ratio.to)?;
+        writeln!(text, "| {} over {}{suffix} | {prefill} | {decode} |", ratio.of, ratio.to)?;
+    }
+    Ok(())
+}
+
+fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
+    if servers.results.is_empty() {
+        return Ok(());
+    }
+    text.push_str(
+        "\n## Servers\n\nPrompts of about 220 tokens, answers of 64; 16 slots. The slowest client's rate is given as a share \
+         of the median client's.\n\n| Server | Clients | Tokens/s of all clients | Slowest client |\n|---|---:|---:|---:|\n",
+    );
+    for result in &servers.results {
+        let (speed, slowest) = (result.tokens_per_second.format(1), result.slowest_share.format(2));
+        writeln!(text, "| {} | {} | {speed} | {slowest} |", result.server, result.clients)?;
+    }
+    text.push_str("\n| Tokens/s over tokens/s, round by round | Clients | Ratio |\n|---|---:|---:|\n");
+    for ratio in &servers.ratios {
+        writeln!(text, "| {} over {} | {} | {} |", ratio.of, ratio.to, ratio.clients, ratio.ratio.format(3))?;
     }
     Ok(())
 }
@@ -126,7 +152,7 @@ fn bounds(text: &mut String, report: &Report) -> anyhow::Result<()> {
     if verdicts.is_empty() {
         return Ok(());
     }
-    text.push_str("\n| Bound | Wanted | Perplexities | Met |\n|---|---:|---:|---|\n");
+    text.push_str("\n| Bound | Wanted | Found | Met |\n|---|---:|---:|---|\n");
     for verdict in verdicts {
         let met = if verdict.met { "yes" } else { "**no**" };
         writeln!(text, "| {} | {} | {} | {met} |", verdict.what, verdict.wanted, verdict.found)?;
@@ -148,7 +174,8 @@ mod tests {
     fn a_page_holds_figures_ratios_reasons_and_bounds() {
         let page = page(&report()).unwrap();
         let check = |line: &str| assert!(page.lines().any(|found| found == line), "{line}\n{page}");
-        check("# smollm2:135m beside its peers, 2026-11-21");
+        check("# Narthex beside its peers, 2026-11-21");
+        check("## smollm2:135m, prompts of 256 tokens, answers of 64");
         check(
             "Some CPU (R), 2 threads, linux x86_64, load 0.07 before. Commit 0123456789ab; `cargo xtask peers --rounds 2`.",
         );

@@ -1,7 +1,9 @@
-//! The workload of a measurement.
+//! The workloads of a measurement.
+
+use std::fmt;
 
 /// Sizes of a measurement.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Workload {
     /// Tokens of a prompt.
     pub(super) prompt: usize,
@@ -12,7 +14,21 @@ pub(super) struct Workload {
 }
 
 /// The workload of every run, so that runs can be compared.
-pub(super) const WORKLOAD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
+pub(super) const STANDARD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
+
+/// A short question with a long answer, a document with a short answer, and a long conversation.
+pub(super) const SHAPES: [Workload; 3] = [
+    Workload { prompt: 31, decode: 200, repeat: 1 },
+    Workload { prompt: 1000, decode: 16, repeat: 1 },
+    Workload { prompt: 4096, decode: 32, repeat: 1 },
+];
 
 /// Tokens of a window of the perplexity text.
 pub(super) const WINDOW: &str = "256";
+
+impl fmt::Display for Workload {
+    /// Writes the tokens of a prompt and of its answer, as in `256 + 64`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} + {}", self.prompt, self.decode)
+    }
+}

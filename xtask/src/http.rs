@@ -15,15 +15,15 @@ const READ_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request<'a> {
-    pub(super) method: &'a str,
-    pub(super) path: &'a str,
-    pub(super) body: &'a [u8],
+pub(crate) struct Request<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) body: &'a [u8],
 }
 
 /// The moment at which the client disconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Disconnect {
+pub(crate) enum Disconnect {
     /// After the whole answer.
     AfterAnswer,
     /// After the first bytes of the answer's body.
@@ -34,22 +34,32 @@ pub(super) enum Disconnect {
 
 /// The answer of a server.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// HTTP status; 0 if the client did not wait for it.
-    pub(super) status: u16,
+    pub(crate) status: u16,
     /// The body as it was sent, with the chunk headers.
-    pub(super) body: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// Parses the body as JSON. A body in several chunks is not supported.
+    pub(crate) fn json(&self) -> anyhow::Result<serde_json::Value> {
+        let object = self.body.find('{').zip(self.body.rfind('}'));
+        let text = object.and_then(|(start, end)| self.body.get(start..=end)).unwrap_or_default();
+        let start: String = self.body.chars().take(200).collect();
+        serde_json::from_str(text).with_context(|| format!("expected JSON, found {} {start:?}", self.status))
+    }
 }
 
 /// Opens a connection that sends the first line of a request and no more.
-pub(super) fn fall_silent(address: &str) -> anyhow::Result<TcpStream> {
+pub(crate) fn fall_silent(address: &str) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).context("no connection")?;
     stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\n")?;
     Ok(stream)
 }
 
 /// Sends a request to the server at `address`.
-pub(super) fn send(address: &str, request: Request<'_>, disconnect: Disconnect) -> anyhow::Result<Answer> {
+pub(crate) fn send(address: &str, request: Request<'_>, disconnect: Disconnect) -> anyhow::Result<Answer> {
     let Request { method, path, body } = request;
     let mut stream = TcpStream::connect(address).context("no connection")?;
     stream.set_read_timeout(Some(READ_TIMEOUT))?;

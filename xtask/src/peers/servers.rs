@@ -1,0 +1,370 @@
+//! Tokens per second of whole servers under concurrent clients.
+//!
+//! Narthex and `llama-server` answer `/v1/completions`; OpenVINO GenAI's continuous batching runs in its own process without
+//! HTTP. Prompts differ from their first word on, so no prefix cache answers for a server.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use strum::{IntoStaticStr, VariantArray};
+
+use crate::{
+    http::{self, Disconnect, Request},
+    peers::{llama::Llama, runner::openvino_folder, setup::Setup, spread::Spread, weights::Weights},
+    process, terminal,
+};
+
+/// Numbers of concurrent clients.
+const CLIENTS: [usize; 3] = [1, 4, 16];
+
+/// Slots of each server.
+const SLOTS: usize = 16;
+
+/// Words of a prompt, which are about 220 tokens.
+const WORDS: usize = 170;
+
+/// Tokens of an answer.
+const ANSWER: usize = 64;
+
+/// Positions of a slot.
+const CONTEXT: usize = 512;
+
+/// Text whose words make the prompts, relative to the root.
+const TEXT: &str = "bench/text/ferry.txt";
+
+/// Time in which a server must load its model.
+const START: Duration = Duration::from_secs(120);
+
+/// Ratios over the peers that are wanted, by number of clients.
+const WANTED: [(usize, f64); 2] = [(4, 2.0), (16, 2.5)];
+
+/// A server with one form of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
+enum ServerSide {
+    #[strum(serialize = "narthex serve, w8")]
+    NarthexW8,
+    #[strum(serialize = "llama-server, Q8_0")]
+    LlamaQ8,
+    #[strum(serialize = "narthex serve, w4")]
+    NarthexW4,
+    #[strum(serialize = "llama-server, Q4_0")]
+    LlamaQ4,
+    #[strum(serialize = "OpenVINO GenAI's continuous batching, Q4_1")]
+    OpenVino,
+}
+
+/// Pairs of servers that are compared.
+const PAIRS: [(ServerSide, ServerSide); 3] = [
+    (ServerSide::NarthexW8, ServerSide::LlamaQ8),
+    (ServerSide::NarthexW4, ServerSide::LlamaQ4),
+    (ServerSide::NarthexW4, ServerSide::OpenVino),
+];
+
+/// Result of one measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct Throughput {
+    /// Generated tokens per second of all clients together.
+    tokens_per_second: f64,
+    /// Rate of the slowest client divided by the median rate of the clients.
+    slowest_share: f64,
+}
+
+/// Measurements of one server with one number of clients.
+struct Measured {
+    side: ServerSide,
+    clients: usize,
+    /// One for each round.
+    rounds: Vec<Throughput>,
+}
+
+/// The tokens that a client received, and the time until its last answer was complete.
+#[derive(Debug, Clone, Copy)]
+struct Received {
+    tokens: f64,
+    time: Duration,
+}
+
+/// All measurements of the servers.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Servers {
+    pub(super) results: Vec<ServerResult>,
+    pub(super) ratios: Vec<ServerRatio>,
+}
+
+/// Speed and fairness of one server with one number of clients.
+#[derive(Debug, Serialize)]
+pub(super) struct ServerResult {
+    pub(super) server: &'static str,
+    pub(super) clients: usize,
+    pub(super) tokens_per_second: Spread,
+    pub(super) slowest_share: Spread,
+}
+
+/// Tokens per second of one server divided by another's, round by round.
+#[derive(Debug, Serialize)]
+pub(super) struct ServerRatio {
+    pub(super) of: &'static str,
+    pub(super) to: &'static str,
+    pub(super) clients: usize,
+    pub(super) ratio: Spread,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) wanted: Option<f64>,
+}
+
+/// A server process; it is killed when this value is dropped.
+struct RunningServer {
+    child: Child,
+    address: String,
+    log: PathBuf,
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        // The process may have ended already; other errors cannot be handled here.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures every server with every number of clients, in rounds.
+pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Servers> {
+    let text = setup.session.workspace.root.join(TEXT);
+    let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut all: Vec<Measured> = Vec::new();
+    for &side in ServerSide::VARIANTS {
+        all.extend(CLIENTS.map(|clients| Measured { side, clients, rounds: Vec::new() }));
+    }
+    let mut numbers = 0_usize..;
+    let mut next_prompt = || prompt(&words, numbers.next().unwrap_or(0));
+    for round in 1..=rounds {
+        terminal::line(format!("\n== servers, round {round} of {rounds}"));
+        for measured in all.chunks_mut(CLIENTS.len()) {
+            let Some(side) = measured.first().map(|measured| measured.side) else { continue };
+            let name: &str = side.into();
+            let throughputs = side.measure(setup, weights, &mut next_prompt).context(name)?;
+            for (measured, throughput) in measured.iter_mut().zip(throughputs) {
+                terminal::line(format!(
+                    "{name:<44} {:>2} clients {:7.1} tokens/s, slowest {:.2} of the median",
+                    measured.clients, throughput.tokens_per_second, throughput.slowest_share
+                ));
+                measured.rounds.push(throughput);
+            }
+        }
+    }
+    Ok(summary(&all))
+}
+
+/// Summarises the measurements and compares the pairs.
+fn summary(all: &[Measured]) -> Servers {
+    let spread = |measured: &Measured, figure: fn(&Throughput) -> f64| {
+        Spread::of(measured.rounds.iter().map(figure).collect())
+    };
+    let results = all.iter().filter_map(|measured| {
+        Some(ServerResult {
+            server: measured.side.into(),
+            clients: measured.clients,
+            tokens_per_second: spread(measured, |throughput| throughput.tokens_per_second)?,
+            slowest_share: spread(measured, |throughput| throughput.slowest_share)?,
+        })
+    });
+    let speed = |side: ServerSide, clients: usize| {
+        let measured = all.iter().find(|measured| measured.side == side && measured.clients == clients)?;
+        spread(measured, |throughput| throughput.tokens_per_second)
+    };
+    let mut ratios = Vec::new();
+    for (of, to) in PAIRS {
+        for clients in CLIENTS {
+            let speeds = speed(of, clients).zip(speed(to, clients));
+            let Some(ratio) = speeds.and_then(|(of, to)| of.over(&to)) else { continue };
+            let wanted = WANTED.iter().find(|(with, _)| *with == clients).map(|(_, wanted)| *wanted);
+            ratios.push(ServerRatio { of: of.into(), to: to.into(), clients, ratio, wanted });
+        }
+    }
+    Servers { results: results.collect(), ratios }
+}
+
+impl ServerSide {
+    /// Measures the side with each number of clients, in one process.
+    fn measure(
+        self,
+        setup: &Setup<'_>,
+        weights: &Weights,
+        prompt: &mut dyn FnMut() -> String,
+    ) -> anyhow::Result<Vec<Throughput>> {
+        if self == Self::OpenVino {
+            return measure_openvino(setup, weights, prompt);
+        }
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let server = RunningServer::start(self.command(setup, weights, &port)?, setup, port)?;
+        server.ask(&prompt(), 4)?;
+        CLIENTS
+            .iter()
+            .map(|&clients| {
+                let prompts = (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect());
+                server.measure(prompts.collect())
+            })
+            .collect()
+    }
+
+    /// Returns the command that starts the server.
+    fn command(self, setup: &Setup<'_>, weights: &Weights, port: &str) -> anyhow::Result<Command> {
+        let (threads, slots) = (setup.threads.to_string(), SLOTS.to_string());
+        let narthex = |scheme| {
+            let mut command = setup.session.command(&setup.narthex);
+            command.args(["serve", "--port", port, "--model", weights.model, "--scheme", scheme]);
+            command.args(["--slots", &slots, "--threads", &threads]);
+            Ok(command)
+        };
+        let llama = |kind| {
+            let llama = Llama::prepare(setup)?;
+            let mut command = llama.command("llama-server");
+            command.arg("-m").arg(llama.quantized(weights, kind)?).args(["--port", port, "-np", &slots]);
+            command.args(["-c", &(SLOTS * CONTEXT).to_string(), "-t", &threads]);
+            Ok(command)
+        };
+        match self {
+            Self::NarthexW8 => narthex("w8"),
+            Self::NarthexW4 => narthex("w4"),
+            Self::LlamaQ8 => llama("Q8_0"),
+            Self::LlamaQ4 => llama("Q4_0"),
+            Self::OpenVino => bail!("OpenVINO GenAI has no server"),
+        }
+    }
+}
+
+impl RunningServer {
+    fn start(mut command: Command, setup: &Setup<'_>, port: String) -> anyhow::Result<Self> {
+        let log = setup.folder.join("server.log");
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        let child = command.stdout(file.try_clone()?).stderr(Stdio::from(file)).spawn();
+        let child = child.with_context(|| format!("{:?} cannot be started", command.get_program()))?;
+        let mut server = Self { child, address: format!("127.0.0.1:{port}"), log };
+        let started = Instant::now();
+        let health = Request { method: "GET", path: "/health", body: b"" };
+        while !http::send(&server.address, health, Disconnect::AfterAnswer).is_ok_and(|a| a.status == 200) {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("the server ended with {status}; its output is in {}", server.log.display());
+            }
+            if started.elapsed() > START {
+                bail!("the server was not ready in {START:?}; its output is in {}", server.log.display());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(server)
+    }
+
+    /// Completes a prompt; returns the number of generated tokens.
+    fn ask(&self, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
+        let body = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
+        let body = body.to_string();
+        let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
+        let answer = http::send(&self.address, request, Disconnect::AfterAnswer)?;
+        let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
+        match generated {
+            Some(generated) if answer.status == 200 => Ok(generated),
+            _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
+        }
+    }
+
+    /// Sends the prompts of each client one after another, all clients at once.
+    fn measure(&self, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
+        let started = Instant::now();
+        let client = |prompts: &[String]| {
+            let tokens =
+                prompts.iter().map(|prompt| self.ask(prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
+            Ok(Received { tokens, time: started.elapsed() })
+        };
+        let received: anyhow::Result<Vec<Received>> = thread::scope(|scope| {
+            let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| client(prompts))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
+        });
+        throughput(&received?)
+    }
+}
+
+/// Computes the throughput of all clients.
+fn throughput(received: &[Received]) -> anyhow::Result<Throughput> {
+    let rates = received.iter().map(|received| received.tokens / received.time.as_secs_f64()).collect();
+    let rates = Spread::of(rates).context("there are no clients")?;
+    let tokens: f64 = received.iter().map(|received| received.tokens).sum();
+    let time = received.iter().map(|received| received.time).max().unwrap_or_default();
+    Ok(Throughput { tokens_per_second: tokens / time.as_secs_f64(), slowest_share: rates.min / rates.median })
+}
+
+/// Runs OpenVINO GenAI's continuous batching over the same prompts.
+fn measure_openvino(
+    setup: &Setup<'_>,
+    weights: &Weights,
+    prompt: &mut dyn FnMut() -> String,
+) -> anyhow::Result<Vec<Throughput>> {
+    let folder = openvino_folder(setup, weights)?;
+    let mut measurement = |clients: usize| -> Vec<Vec<String>> {
+        (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect()).collect()
+    };
+    let plan = json!({"measurements": CLIENTS.map(&mut measurement), "tokens": ANSWER});
+    let path = setup.folder.join("batches.json");
+    fs::write(&path, plan.to_string()).with_context(|| path.display().to_string())?;
+    let mut script = setup.script("batch_openvino.py");
+    script.arg(folder).arg(&path).args(["--threads", &setup.threads.to_string()]);
+    Ok(serde_json::from_value(process::output(&mut script)?.answer()?)?)
+}
+
+/// Returns the number of requests that each client sends.
+fn requests(clients: usize) -> usize {
+    (8 / clients).max(2)
+}
+
+/// Returns a prompt that differs from all others from its first word on.
+fn prompt(words: &[&str], number: usize) -> String {
+    let start = number * 37 % words.len().max(1);
+    let words: Vec<&str> = words.iter().cycle().skip(start).take(WORDS).copied().collect();
+    format!("{number}. {}", words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_differ_from_their_first_word_on() {
+        let words = ["one", "two", "three"];
+        let prompts: Vec<String> = (0..9).map(|number| prompt(&words, number)).collect();
+        for (number, prompt) in prompts.iter().enumerate() {
+            assert_eq!(prompt.split(' ').next(), Some(format!("{number}.").as_str()));
+            assert_eq!(prompt.split(' ').count(), WORDS + 1);
+        }
+    }
+
+    #[test]
+    fn throughput_counts_all_tokens_and_the_slowest_client() {
+        let received = [1, 2, 4].map(|seconds| Received { tokens: 64.0, time: Duration::from_secs(seconds) });
+        let found = throughput(&received).unwrap();
+        assert_eq!(found, Throughput { tokens_per_second: 48.0, slowest_share: 0.5 });
+        assert!(throughput(&[]).is_err());
+    }
+
+    #[test]
+    fn servers_are_compared_round_by_round() {
+        let throughput = |tokens_per_second| Throughput { tokens_per_second, slowest_share: 0.9 };
+        let rounds = |speeds: [f64; 2]| speeds.map(throughput).to_vec();
+        let all = [
+            Measured { side: ServerSide::NarthexW4, clients: 4, rounds: rounds([200.0, 100.0]) },
+            Measured { side: ServerSide::LlamaQ4, clients: 4, rounds: rounds([100.0, 50.0]) },
+        ];
+        let servers = summary(&all);
+        assert_eq!(servers.results.len(), 2);
+        let [ratio] = &servers.ratios[..] else { panic!("{:?}", servers.ratios) };
+        assert_eq!((ratio.clients, ratio.ratio.median, ratio.wanted), (4, 2.0, Some(2.0)));
+    }
+}

@@ -1,0 +1,90 @@
+//! Weights that all sides run: one GGUF file for each model.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::Context;
+
+use crate::{
+    peers::{
+        llama::Llama,
+        setup::{CHECKPOINT, MODEL, Setup},
+    },
+    process, terminal,
+};
+
+/// Packages of the generator of random weights.
+const GENERATOR: &[&str] = &["numpy==2.4.6", "gguf==0.17.1"];
+
+/// Sizes of a Llama with random weights.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LlamaShape {
+    /// Name of the model in Narthex's store.
+    name: &'static str,
+    layers: usize,
+    hidden: usize,
+    intermediate: usize,
+    heads: usize,
+    kv_heads: usize,
+}
+
+/// The shapes of Qwen 2.5 0.5B and of Llama 3.2 1B, with the vocabulary of SmolLM2.
+pub(super) const SHAPES: [LlamaShape; 2] = [
+    LlamaShape { name: "random-0.5b", layers: 24, hidden: 896, intermediate: 4864, heads: 14, kv_heads: 2 },
+    LlamaShape { name: "random-1b", layers: 16, hidden: 2048, intermediate: 8192, heads: 32, kv_heads: 8 },
+];
+
+/// One model in the form of every side.
+pub(super) struct Weights {
+    /// Name of the model in Narthex's store and in the record.
+    pub(super) model: &'static str,
+    /// The GGUF file from which llama.cpp's files are quantised.
+    pub(super) checkpoint: PathBuf,
+    /// The GGUF file in Q4_1, which OpenVINO GenAI runs.
+    pub(super) q4_1: PathBuf,
+}
+
+impl Weights {
+    /// Returns the weights of SmolLM2, whose packages must be compiled.
+    pub(super) fn published(setup: &Setup<'_>) -> anyhow::Result<Self> {
+        let checkpoint = setup.checkpoint(MODEL, CHECKPOINT)?;
+        Ok(Self { model: MODEL, q4_1: checkpoint.clone(), checkpoint })
+    }
+
+    /// Generates random weights of a shape, once, and compiles Narthex's packages.
+    pub(super) fn random(setup: &Setup<'_>, shape: LlamaShape) -> anyhow::Result<Self> {
+        let checkpoint = setup.folder.join(format!("{}.gguf", shape.name));
+        if !checkpoint.is_file() {
+            setup.install("gguf", GENERATOR)?;
+            let part = checkpoint.with_extension("part");
+            let mut script = setup.script("random_llama.py");
+            script.arg(setup.checkpoint(MODEL, CHECKPOINT)?).arg(&part);
+            for (option, size) in [
+                ("--layers", shape.layers),
+                ("--hidden", shape.hidden),
+                ("--intermediate", shape.intermediate),
+                ("--heads", shape.heads),
+                ("--kv-heads", shape.kv_heads),
+            ] {
+                script.args([option, &size.to_string()]);
+            }
+            process::output(&mut script)?;
+            fs::rename(&part, &checkpoint).with_context(|| checkpoint.display().to_string())?;
+        }
+        for scheme in ["w8", "w4"] {
+            if !setup.package(shape.name, scheme).is_dir() {
+                terminal::line(format!("compiling {} in {scheme}", shape.name));
+                let mut compile = setup.session.command(&setup.narthex);
+                compile.arg("compile").arg(&checkpoint);
+                process::output(compile.args(["--name", shape.name, "--scheme", scheme]))?;
+            }
+        }
+        let weights = Self { model: shape.name, q4_1: checkpoint.clone(), checkpoint };
+        let q4_1 = Llama::prepare(setup)?.quantized(&weights, "Q4_1")?;
+        Ok(Self { q4_1, ..weights })
+    }
+
+    /// Returns the path of a derived file or folder under `target/peers`.
+    pub(super) fn derived(&self, setup: &Setup<'_>, ending: &str) -> PathBuf {
+        setup.folder.join(format!("{}-{ending}", self.model.replace(':', "-")))
+    }
+}
