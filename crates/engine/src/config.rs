@@ -4,8 +4,8 @@ use narthex_spec::Speculation;
 
 use crate::executor::Limits;
 
-/// Default number of prompt tokens in a step: enough to keep a CPU busy, few enough that running answers do not visibly
-/// stop.
+/// Default number of prompt tokens in a step: large enough to keep a CPU busy, small enough that running answers do not
+/// visibly stop.
 const PREFILL_CHUNK: usize = 256;
 
 /// Default limit of waiting requests.
@@ -28,8 +28,9 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The standard bounds for an executor: as many sequences as it has slots, 64 requests waiting, prompts in chunks
-    /// of 256 tokens or the executor's own bound, and a step as large as one such chunk and every decoding sequence.
+    /// Returns the standard bounds for an executor: as many sequences as it has slots, 64 waiting requests, prompts in
+    /// chunks of 256 tokens or the executor's own bound, and a step as large as one such chunk plus one token for each
+    /// decoding sequence.
     pub fn for_limits(limits: &Limits) -> Self {
         let prefill_chunk = limits.chunk.min(PREFILL_CHUNK);
         Self {
@@ -62,19 +63,19 @@ pub struct EngineStats {
     pub waiting: usize,
     /// Slots.
     pub slots: usize,
-    /// KV bytes in use or reserved by running sequences, and held by idle slots for prompts that begin alike.
+    /// KV bytes in use or reserved by running sequences, and held by idle slots for later prompts with the same prefix.
     pub kv_used_bytes: usize,
-    /// KV bytes that may be in use.
+    /// Maximum number of KV bytes in use.
     pub kv_budget_bytes: usize,
     /// Prompt tokens that ran; those of a preempted sequence count again.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were in a slot already.
+    /// Prompt tokens that were already in a slot.
     pub cached_tokens: u64,
     /// Tokens generated; a final stop token does not count.
     pub generated_tokens: u64,
-    /// Tokens of drafts that were the model's own.
+    /// Draft tokens that the model accepted.
     pub accepted_tokens: u64,
-    /// Tokens of drafts that were not.
+    /// Draft tokens that the model rejected.
     pub rejected_tokens: u64,
     /// Number of preemptions.
     pub preemptions: u64,

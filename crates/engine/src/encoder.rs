@@ -11,7 +11,7 @@ pub struct EncoderLimits {
     pub max_length: usize,
     /// Maximum number of padded tokens in one batch: `texts × longest`.
     pub max_batch_tokens: usize,
-    /// Rows of a text's output.
+    /// Kind of rows that a text's output has.
     pub rows: Rows,
     /// Elements of one row.
     pub width: usize,
@@ -20,11 +20,11 @@ pub struct EncoderLimits {
 /// Rows of an encoder's output for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rows {
-    /// One: a vector, or the numbers of a classifier.
+    /// One row: a vector, or the scores of a classifier.
     Text,
-    /// One for each token: scores of an answer that begins and ends there.
+    /// One row for each token: scores of an answer that starts and ends at that token.
     Tokens,
-    /// One for each token that the text asks about: logits over the vocabulary.
+    /// One row for each requested token ([`Text::asked`]): logits over the vocabulary.
     Asked,
 }
 
@@ -44,14 +44,14 @@ impl Rows {
 pub struct Text<'a> {
     /// Its tokens, special ones included.
     pub tokens: &'a [TokenId],
-    /// Where the second segment begins; the number of tokens where there is none.
+    /// Index of the second segment's first token; the number of tokens if there is one segment.
     pub second: usize,
-    /// The tokens whose rows are asked of a model that gives [`Rows::Asked`], by their places.
+    /// Indices of the tokens whose rows are requested; used only by models with [`Rows::Asked`].
     pub asked: &'a [usize],
 }
 
 impl<'a> Text<'a> {
-    /// A text of one segment that asks nothing.
+    /// Returns a text of one segment without requested tokens.
     pub fn of(tokens: &'a [TokenId]) -> Self {
         Self { tokens, second: tokens.len(), asked: &[] }
     }

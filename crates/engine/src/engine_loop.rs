@@ -54,7 +54,7 @@ pub struct EngineLoop {
     plan: StepPlan,
     /// The last token of the only sequence and a draft after it, if the plan verifies one.
     draft: Vec<TokenId>,
-    /// Number of tokens alike where the draft was found.
+    /// Length of the n-gram whose earlier occurrence the draft follows, in tokens.
     ngram: usize,
     costs: StepCosts,
     scratch: Scratch,
@@ -65,7 +65,7 @@ pub struct EngineLoop {
 }
 
 impl EngineLoop {
-    /// An idle engine.
+    /// Creates an idle engine.
     pub fn new(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> Self {
         let device = executor.into();
         let limits = device.limits();
@@ -107,7 +107,7 @@ impl EngineLoop {
         }
     }
 
-    /// Queues a request without a limit.
+    /// Queues a request. The queue has no limit here; [`Engine`](crate::worker::Engine) enforces it.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -125,17 +125,17 @@ impl EngineLoop {
         self.queue.push_back(sequence);
     }
 
-    /// Number of sequences that wait for a slot.
+    /// Returns the number of sequences that wait for a slot.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// The bounds in force.
+    /// Returns the bounds in force.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Counters as of now.
+    /// Returns the current counters.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.len(),

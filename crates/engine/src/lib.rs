@@ -1,8 +1,8 @@
 //! Tokens in, tokens out: sequences, scheduling, KV accounting, sampling.
 //!
-//! Knows no text, no ONNX Runtime, no async and no clock. Start at [`request`] for what callers hand in, at
-//! [`executor`] for the port to a device, at [`supervise`] for what stands between the two, at [`engine_loop`] for the step, and
-//! at [`worker`] for the thread.
+//! This crate knows no text, no ONNX Runtime, no async and no clock. Start at [`request`] for the input of callers, at
+//! [`executor`] for the port to a device, at [`supervise`] for the layer between engine and device, at [`engine_loop`]
+//! for the step, and at [`worker`] for the thread.
 
 pub mod config;
 pub mod constraint;

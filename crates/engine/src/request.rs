@@ -43,15 +43,15 @@ pub struct LogProbs {
 /// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, typical, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Divisor of the logits; 0 samples greedily.
     pub temperature: f32,
-    /// Keep the `k` likeliest; 0 keeps all.
+    /// Keeps the `k` likeliest tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the smallest set whose probabilities reach this sum; 1 keeps all (Holtzman et al. 2019, arXiv:1904.09751).
+    /// Keeps the smallest set whose probabilities reach this sum; 1 keeps all (Holtzman et al. 2019, arXiv:1904.09751).
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the likeliest; 0 drops none (Nguyen et al. 2024, arXiv:2407.01082).
+    /// Drops tokens less likely than this share of the likeliest; 0 drops none (Nguyen et al. 2024, arXiv:2407.01082).
     pub min_p: f32,
-    /// Keep the tokens whose information is closest to the expected one, up to this sum of probabilities; 1 keeps all
+    /// Keeps the tokens whose information is closest to the expected one, up to this sum of probabilities; 1 keeps all
     /// (Meister et al. 2022, arXiv:2202.00666).
     pub typical_p: f32,
     /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 changes nothing
@@ -63,12 +63,12 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Seed of the draw; equal seeds and equal logits give equal tokens.
+    /// Seed of the random generator; equal seeds and equal logits give equal tokens.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Greedy sampling.
+    /// Returns settings for greedy sampling.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -108,11 +108,11 @@ pub struct TokenEvent<'a> {
 /// Reason for the end of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token, or the constraint is complete.
+    /// A stop token was sampled, or the constraint is complete.
     Stop,
-    /// `max_tokens`, or the context or the KV budget is full.
+    /// `max_tokens` was reached, or the context or the KV budget is full.
     Length,
-    /// The sink answered `Break`, or the handle was cancelled.
+    /// The sink returned `Break`, or the handle was cancelled.
     Cancelled,
     /// A step failed, its logits were not finite, or the sink panicked.
     Failed(StepError),
@@ -130,13 +130,13 @@ pub enum Finish {
 pub struct Usage {
     /// Prompt tokens.
     pub prompt_tokens: usize,
-    /// Prompt tokens whose KV was already in the slot.
+    /// Prompt tokens whose keys and values were already in a slot.
     pub cached_tokens: usize,
     /// Generated tokens, a final stop token included.
     pub completion_tokens: usize,
-    /// Tokens of drafts that were the model's own; they are among the generated ones.
+    /// Draft tokens that the model accepted; they are among the generated ones.
     pub accepted_tokens: usize,
-    /// Tokens of drafts that were not.
+    /// Draft tokens that the model rejected.
     pub rejected_tokens: usize,
 }
 
@@ -156,12 +156,13 @@ pub enum SubmitError {
         "the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
     )]
     PromptTooLong {
-        /// Its tokens.
+        /// Number of its tokens.
         prompt: usize,
-        /// The most tokens of prompt and answer together: [`Limits::longest`](crate::executor::Limits::longest).
+        /// Maximum number of tokens of prompt and answer together:
+        /// [`Limits::longest`](crate::executor::Limits::longest).
         context: usize,
     },
-    /// There is no prompt.
+    /// The prompt is empty.
     #[error("expected a prompt of at least one token, found none")]
     Empty,
     /// A token is outside the vocabulary.
@@ -171,7 +172,7 @@ pub enum SubmitError {
     BadToken {
         /// The token.
         token: TokenId,
-        /// Entries of the vocabulary.
+        /// Size of the vocabulary.
         vocab: usize,
     },
     /// The engine takes no more requests.
@@ -190,7 +191,7 @@ impl SequenceHandle {
         Self { cancelled: Arc::default() }
     }
 
-    /// Ends the sequence before the next step; one that has ended stays as it is.
+    /// Ends the sequence before the next step. Has no effect on a sequence that has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
@@ -202,14 +203,14 @@ impl SequenceHandle {
 
 /// Receives a sequence's tokens on the engine's thread; must be quick and must not block.
 pub trait TokenSink: Send {
-    /// A prompt token, when [`LogProbs::prompt`] was asked; all of them come before the first generated one.
+    /// Receives a prompt token, if [`LogProbs::prompt`] was requested; all of them come before the first generated one.
     fn prompt_token(&mut self, _event: TokenEvent<'_>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    /// A generated token. `Break` cancels the sequence; its slot is free at the next plan.
+    /// Receives a generated token. `Break` cancels the sequence; its slot is free at the next plan.
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()>;
 
-    /// The end; called exactly once, and last, even where another method has panicked.
+    /// Receives the end. Called exactly once, as the last method, even if another one has panicked.
     fn finish(&mut self, finish: Finish, usage: Usage);
 }

@@ -33,25 +33,25 @@ pub(crate) struct Sequence {
     pub(crate) slot: Option<SlotId>,
     /// Number of prompt tokens.
     prompt: usize,
-    /// Maximum number of tokens.
+    /// Maximum number of tokens of prompt and answer together.
     room: usize,
     stop: Vec<TokenId>,
     sampler: Sampler,
     constraint: Option<ActiveConstraint>,
     logprobs: Option<LogProbs>,
-    /// The distribution after the prompt.
+    /// The logits after the prompt.
     pub(crate) prompt_end: Option<PromptEnd>,
     /// Number of reported prompt tokens, if requested.
     reported: usize,
-    /// Prompt tokens that the first slot held.
+    /// Number of prompt tokens that were already in the first slot.
     reused: Option<usize>,
-    /// A final stop token, which is counted but not reported.
+    /// 1 after a final stop token, which is counted but not reported; otherwise 0.
     stopped: usize,
     /// Cleared after a step with a draft ran out of memory.
     pub(crate) can_draft: bool,
     /// Acceptance of its drafts so far.
     pub(crate) acceptance: Acceptance,
-    /// Accepted and rejected tokens of drafts.
+    /// Numbers of accepted and of rejected draft tokens.
     drafted: [usize; 2],
     handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
@@ -60,7 +60,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence of at most `longest` tokens, for a prompt that has fewer.
+    /// Creates a sequence of at most `longest` tokens, for a prompt that has fewer.
     pub(crate) fn new(number: u64, request: Request, longest: usize) -> (Self, SequenceHandle) {
         let handle = SequenceHandle::new();
         let prompt = request.prompt.len();
@@ -93,22 +93,23 @@ impl Sequence {
         (sequence, handle)
     }
 
-    /// Tokens that must run before the next one can be chosen.
+    /// Returns the number of tokens that must run before the next one can be chosen.
     pub(crate) fn pending(&self) -> usize {
         self.tokens.len() - self.cached
     }
 
-    /// Tokens that could run in one step.
+    /// Returns the number of tokens that could run in one step.
     pub(crate) fn demand(&self) -> usize {
         if self.wants_prompt() { self.pending().min(ALL_ROWS_CHUNK) } else { self.pending() }
     }
 
-    /// Tokens that the slot must have room for: those to run now, and the next one where it will run as well.
+    /// Returns the number of tokens for which the slot needs memory: the present ones, and the next one unless it is
+    /// the last, which never runs.
     pub(crate) fn footprint(&self) -> usize {
         (self.tokens.len() + 1).min(self.room.saturating_sub(1)).max(self.tokens.len())
     }
 
-    /// Logits needed of a span that ends before token `end`.
+    /// Returns the rows of logits needed for a span that ends before token `end`.
     pub(crate) fn wanted(&self, end: usize) -> Wanted {
         if self.wants_prompt() {
             Wanted::All
@@ -128,18 +129,18 @@ impl Sequence {
         self.logprobs.is_some_and(|wanted| wanted.prompt) && self.reported < self.prompt
     }
 
-    /// Number of generated tokens.
+    /// Returns the number of generated tokens.
     pub(crate) fn answered(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
-    /// Number of prompt tokens among the tokens that ran since `at`.
+    /// Returns the number of prompt tokens that ran since the slot held `at` tokens.
     pub(crate) fn prompt_tokens_since(&self, at: usize) -> usize {
         self.prompt.min(self.cached).saturating_sub(at)
     }
 
-    /// Takes a slot that holds `cached` of its tokens. Returns the number of prompt tokens that need not run, which counts
-    /// for the first slot only: after a preemption they run again.
+    /// Takes a slot that holds `cached` of its tokens. Returns the number of prompt tokens that need not run. It is 0
+    /// after a preemption, because those tokens were counted at the first start.
     pub(crate) fn start(&mut self, slot: SlotId, cached: usize) -> usize {
         self.slot = Some(slot);
         self.cached = cached;
@@ -149,8 +150,8 @@ impl Sequence {
         *self.reused.insert(cached.min(self.prompt))
     }
 
-    /// Records `ran` more tokens in the slot, reports prompt tokens, and samples the next token if all have run. Returns the
-    /// end of the sequence, if reached.
+    /// Records `ran` more tokens in the slot, reports prompt tokens, and samples the next token if all have run.
+    /// Returns the reason if the sequence has ended.
     pub(crate) fn commit(&mut self, ran: usize, logits: Logits<'_>, scratch: &mut Scratch) -> Option<Finish> {
         let at = self.cached;
         self.cached += ran;
@@ -173,15 +174,18 @@ impl Sequence {
         self.advance(row, scratch)
     }
 
-    /// Maximum number of tokens in a draft after the last token: each may be accepted, and one more is chosen after them.
+    /// Returns the maximum length of a draft after the last token: all of it may be accepted, and one more token is
+    /// sampled after it.
     pub(crate) fn draft_room(&self) -> usize {
         let can_draft = self.can_draft && self.answered() > 0 && self.pending() == 1;
         if can_draft { (self.room - self.tokens.len()).saturating_sub(1) } else { 0 }
     }
 
-    /// Records that the last token and a draft after it ran, and chooses tokens by their rows of logits as long as the
-    /// draft has the same. Returns the number of accepted tokens of the draft, which alone count as cached, and the end of
-    /// the sequence, if reached.
+    /// Records that the last token and a draft after it ran. Samples tokens from their rows of logits until one differs
+    /// from the draft.
+    ///
+    /// Returns the number of accepted draft tokens (only these count as cached), and the reason if the sequence has
+    /// ended.
     pub(crate) fn verify(
         &mut self,
         draft: &[TokenId],
@@ -191,7 +195,7 @@ impl Sequence {
         let start = self.tokens.len();
         let mut accepted = 0;
         let end = loop {
-            // The row after the accepted tokens; forced ones may be among them.
+            // The row of the last accepted token. One call may take several tokens if some are forced.
             let end = self.advance(logits.scanned_row(accepted), scratch);
             accepted = common_prefix(&self.tokens[start..], draft);
             if end.is_some() || start + accepted < self.tokens.len() {
@@ -226,7 +230,7 @@ impl Sequence {
         ControlFlow::Continue(())
     }
 
-    /// Starts generating from a prompt that is in the slot completely, with its stored distribution.
+    /// Starts generating from the stored logits of a prompt whose tokens are all in the slot.
     pub(crate) fn resume(&mut self, prompt_end: PromptEnd, scratch: &mut Scratch) -> Option<Finish> {
         let row = ScannedRow { logits: &prompt_end.logits, scan: prompt_end.scan };
         let end = self.advance(row, scratch);
@@ -234,12 +238,13 @@ impl Sequence {
         end
     }
 
-    /// Chooses and reports the next token, unless there is no room for one: a forced one, or else a sampled one.
+    /// Chooses and reports the next token, a forced one or else a sampled one. Ends the sequence if it has its maximum
+    /// length.
     fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         if self.tokens.len() >= self.room {
             return Some(Finish::Length);
         }
-        // Later ones were taken with the token before them, unless each needs its row of logits.
+        // Later forced tokens were taken with the token before them, unless each needs its row of logits.
         if (self.answered() == 0 || self.logprobs.is_some()) && self.find_forced(scratch) {
             return self.take_forced(row, scratch);
         }
@@ -257,14 +262,14 @@ impl Sequence {
         self.take_forced(row, scratch)
     }
 
-    /// Returns true if the constraint forces the next tokens, and leaves them in `scratch`.
+    /// Writes the tokens that the constraint forces next to `scratch`. Returns true if there are any.
     fn find_forced(&mut self, scratch: &mut Scratch) -> bool {
         let Some(constraint) = &mut self.constraint else { return false };
         constraint.forced(&mut scratch.forced);
         !scratch.forced.is_empty()
     }
 
-    /// Takes all forced tokens, so that they run in one step, or the first one if each needs its row of logits.
+    /// Takes all forced tokens, so that they run in one step. Takes only the first one if each needs its row of logits.
     fn take_forced(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         let count = if self.logprobs.is_some() { 1 } else { scratch.forced.len() };
         (0..count).find_map(|index| {
@@ -287,7 +292,7 @@ impl Sequence {
         self.take(TokenEvent { token, logprob: Some(logprob), top })
     }
 
-    /// Adds a token to the answer and reports it. Returns the end of the sequence, if reached.
+    /// Adds a token to the answer and reports it. Returns the reason if the sequence has ended.
     fn take(&mut self, event: TokenEvent<'_>) -> Option<Finish> {
         if self.stop.contains(&event.token) {
             self.stopped = 1;
@@ -344,7 +349,7 @@ impl Sequence {
 }
 
 impl Drop for Sequence {
-    /// Reports the end of a sequence that was dropped without one, because its caller still waits.
+    /// Reports the end of a sequence that was dropped before it ended, because its caller still waits.
     fn drop(&mut self) {
         self.report_end(Finish::ShutDown);
     }
@@ -354,7 +359,8 @@ fn not_finite() -> Finish {
     Finish::Failed(StepError::Device { message: "the logits are not finite".to_owned() })
 }
 
-/// Returns the end of a sequence whose settings forbid every token that its constraint allows.
+/// Returns the reason for the end if no token can be sampled: the logits are not finite, or the settings forbid every
+/// token that the constraint allows.
 fn no_token(row: ScannedRow<'_>) -> Finish {
     match row.scan {
         RowScan::NonFinite(_) => not_finite(),
@@ -419,7 +425,7 @@ mod tests {
         };
         check(5, 9, 100, 6);
         check(5, 2, 100, 6);
-        // The only token that is generated is never run.
+        // The only generated token is never run.
         check(5, 1, 100, 5);
         check(5, 0, 100, 5);
         check(5, 9, 6, 5);

@@ -30,10 +30,10 @@ pub struct RunningSequence {
     pub number: u64,
     /// Its slot.
     pub slot: Option<SlotId>,
-    /// Number of its tokens in the cache, by its own count.
+    /// Number of its tokens in the cache, as counted by the sequence.
     pub cached: usize,
     /// Number of all its tokens.
     pub tokens: usize,
-    /// Tokens that there must be room for.
+    /// Number of tokens for which its slot needs memory.
     pub footprint: usize,
 }

@@ -31,7 +31,7 @@ pub enum Drain {
     Now,
 }
 
-/// A running engine. Dropping it is [`Engine::shutdown`] with [`Drain::Now`].
+/// A running engine. Dropping it is equal to [`Engine::shutdown`] with [`Drain::Now`].
 pub struct Engine {
     shared: Arc<Shared>,
     limits: Limits,
@@ -57,7 +57,7 @@ impl Engine {
     /// Starts the thread that owns the executor.
     ///
     /// # Errors
-    /// If the system cannot create a thread.
+    /// The system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
@@ -71,7 +71,7 @@ impl Engine {
         Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Limits of the executor.
+    /// Returns the limits of the executor.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -86,7 +86,8 @@ impl Engine {
         if inbox.drain.is_some() {
             return Err(SubmitError::ShutDown);
         }
-        // The counters date from the last step, but each sequence is in exactly one of them.
+        // The counters date from the last step, but each sequence is counted exactly once: as an arrival, waiting or
+        // running.
         let present = inbox.arrivals.len() + inbox.stats.waiting + inbox.stats.running;
         let EngineConfig { max_queue, max_running, .. } = self.config;
         if present >= max_queue.saturating_add(max_running) {
@@ -99,14 +100,14 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Counters as of the last step.
+    /// Returns the counters as of the last step.
     pub fn stats(&self) -> EngineStats {
         let inbox = self.shared.inbox.lock();
         EngineStats { waiting: inbox.stats.waiting + inbox.arrivals.len(), ..inbox.stats }
     }
 
-    /// Refuses further requests and waits for the end of the thread. On the thread itself, when called from a sink, it
-    /// returns at once. A second call can turn [`Drain::Finish`] into [`Drain::Now`].
+    /// Refuses further requests and waits for the end of the thread. Returns at once if called on the thread itself, by
+    /// a sink. A second call can turn [`Drain::Finish`] into [`Drain::Now`].
     pub fn shutdown(&self, drain: Drain) {
         let mut inbox = self.shared.inbox.lock();
         // The more urgent call wins, regardless of their order.
@@ -119,7 +120,7 @@ impl Engine {
         // A concurrent call waits here, so that the thread has ended for both.
         let mut thread = self.thread.lock();
         if let Some(thread) = thread.take() {
-            // The loop catches panics of sinks and executors; a panic of its own was printed already.
+            // The loop catches panics of sinks and executors. A panic of the loop itself has been printed already.
             let _ = thread.join();
         }
     }
@@ -165,7 +166,7 @@ fn run(mut core: EngineLoop, shared: &Shared) {
     shared.inbox.lock().stats = core.stats();
 }
 
-/// Moves arrivals into the loop; sleeps first if there is no work.
+/// Moves arrivals into the loop; waits first if there is no work.
 fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {

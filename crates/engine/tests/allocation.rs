@@ -1,4 +1,4 @@
-//! A counting allocator sees no allocation per token while sequences decode.
+//! Checks with a counting allocator that decoding allocates no memory per token.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 
@@ -24,12 +24,12 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller fulfils the contract of `dealloc`, which is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -88,7 +88,7 @@ fn decoding_allocates_nothing() {
     }
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
     assert_eq!(core.stats().generated_tokens - generated, 6000);
-    // A sequence alone, with drafts.
+    // A single sequence with drafts.
     let mut executor = FakeExecutor::new(limits.clone());
     executor.looks_back = 1;
     let mut core = EngineLoop::new(Box::new(executor), EngineConfig::for_limits(&limits));

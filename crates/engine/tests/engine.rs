@@ -1,5 +1,5 @@
-//! The engine over a fake executor: answers do not depend on company, chunks, prefixes or preemption, and a failure is
-//! nobody's but theirs whom it hit.
+//! The engine over a fake executor: an answer does not depend on other sequences, chunk sizes, reused prefixes or
+//! preemption, and a failure affects only the sequences of the failed step.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -34,7 +34,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
     }
 }
 
-/// An engine that is checked after every step.
+/// An engine whose invariants are checked after every step.
 struct Bench {
     core: EngineLoop,
     watch: Watch,
@@ -73,7 +73,7 @@ impl Bench {
     }
 }
 
-/// The answer that a prompt gets alone on a fresh engine.
+/// Returns the answer to a prompt that runs alone on a fresh engine.
 fn alone(prompt: &[u32], max_tokens: usize, sampling: Sampling) -> Vec<u32> {
     let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
@@ -101,7 +101,7 @@ fn prompt(number: u32, length: u32) -> Vec<u32> {
 
 #[test]
 fn company_changes_no_answer() {
-    // The third engine runs fewer answers at once than it has; the last makes sequences make way for each other.
+    // The third engine has a batch smaller than its number of slots; in the last, sequences preempt each other.
     let crowded = Limits { batch: 3, ..limits(8, 1 << 20) };
     for limits in [limits(8, 1 << 20), limits(3, 1 << 20), crowded, limits(8, 8 * 40)] {
         let budget = limits.kv.budget;
@@ -142,7 +142,8 @@ fn answers_go_on_while_a_prompt_runs_and_newcomers_join_them() {
         assert!(long.recording().tokens.is_empty());
         bench.step();
     }
-    // 100 tokens in chunks of 16 are done with the seventh step, beside seven tokens of the other answer.
+    // The prompt of 100 tokens, in chunks of 16, ends with the seventh step; seven tokens of the other answer were
+    // generated meanwhile.
     assert_eq!((first.recording().tokens.len(), long.recording().tokens.len()), (8, 1));
 }
 
@@ -160,7 +161,7 @@ fn a_prefix_in_a_slot_is_not_run_again() {
         end(&second.recording()).1,
         Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6, ..Usage::default() }
     );
-    // The same again: nothing of the prompt runs, because its last distribution was kept.
+    // The same prompt again: nothing of it runs, because the logits after it were stored.
     let third = bench.ask(&longer, 6);
     bench.drain();
     assert_eq!(third.recording().tokens, second.recording().tokens);
@@ -178,7 +179,7 @@ fn a_prompt_that_is_kept_whole_is_answered_within_the_same_bounds() {
         assert_eq!(sink.recording().tokens, greedy(&prompt(1, 20), max_tokens), "{max_tokens}");
         assert_eq!(finish(&sink), Finish::Length);
     }
-    // All but the first found the whole prompt.
+    // All sequences but the first reuse the whole prompt.
     assert_eq!((bench.core.stats().cached_tokens, bench.core.stats().prompt_tokens), (60, 20));
 }
 
@@ -282,7 +283,7 @@ fn failures_end_those_who_took_part_and_no_others() {
 #[test]
 fn a_lost_device_costs_time_and_no_answer() {
     let mut bench = Bench::with(limits(2, 1 << 20), |executor| {
-        // Twice in a row, and once more after a step that succeeded.
+        // Two losses in a row, and one more after a step that succeeded.
         let ok = || Fault::None;
         executor.faults = [ok(), ok(), Fault::Lost, Fault::Lost, ok(), Fault::Lost].into();
     });
@@ -291,7 +292,7 @@ fn a_lost_device_costs_time_and_no_answer() {
     for (n, sink) in (1..4).zip(&sinks) {
         assert_eq!(sink.recording().tokens, greedy(&prompt(n, 20), 9));
     }
-    // One that is lost whenever it is tried takes whoever runs with it, and nobody else.
+    // After repeated losses, only the sequences in the lost step fail.
     let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
         executor.faults = vec![Fault::Lost; 3].into();
     });
@@ -321,7 +322,7 @@ fn a_slot_that_cannot_be_emptied_is_given_up() {
         assert_eq!(sink.recording().tokens, greedy(&[n], 4));
     }
     assert_eq!(bench.watch.lengths()[0], 1, "the slot given up is as the failure left it");
-    // With the last slot gone nobody waits for ever.
+    // Without any slot left, waiting sequences end with an error.
     let mut bench = spoil(1);
     let (hit, waiting) = (bench.ask(&[1], 9), bench.ask(&[5], 4));
     bench.drain();
@@ -346,7 +347,7 @@ fn idle_slots_are_emptied_when_the_device_runs_out_of_memory() {
     assert_eq!(bench.core.stats().preemptions, 0);
 }
 
-/// A device whose memory holds one sequence, whatever its limits say.
+/// A device whose memory holds one sequence, contrary to its limits.
 struct Narrow(FakeExecutor);
 
 impl Executor for Narrow {
@@ -390,7 +391,7 @@ fn a_device_with_less_memory_than_it_says_still_answers_everybody() {
 
 #[test]
 fn the_budget_bounds_a_sequence_alone_and_in_company_alike() {
-    // 24 tokens fit, and the newest one needs no place.
+    // 24 tokens fit, and the last generated token takes no memory.
     let mut bench = Bench::new(limits(3, 24));
     let sinks: Vec<Recorder> = (0..3).map(|n| bench.ask(&[n], 100)).collect();
     let last = bench.ask(&prompt(1, 24), 100);
@@ -416,7 +417,7 @@ fn bad_requests_are_refused() {
     assert!(sink.recording().ends.is_empty());
 }
 
-/// Allows the tokens of a list in their order, of which some are forced.
+/// A constraint that allows the tokens of a list in their order. Those in the range `forced` are forced.
 struct Script {
     tokens: Vec<u32>,
     forced: std::ops::Range<usize>,
@@ -464,7 +465,7 @@ impl Constraint for Script {
 
 const SCRIPT: [u32; 8] = [4, 40, 33, 2, 49, 0, 7, 7];
 
-/// Runs a script; the recording, and the number of steps.
+/// Runs a request with a script. Returns the recording and the number of steps.
 fn scripted(
     change: impl FnOnce(&mut Request),
     forced: std::ops::Range<usize>,
@@ -493,14 +494,14 @@ fn a_constraint_decides_tokens_and_the_end() {
         };
     check(|_| (), 0..0, &SCRIPT, Finish::Stop, 8);
     check(|r| r.sampling.temperature = 3.0, 0..0, &SCRIPT, Finish::Stop, 8);
-    // Forced tokens run together with the one before them.
+    // Forced tokens run in one step with the token before them.
     check(|_| (), 1..5, &SCRIPT, Finish::Stop, 4);
     check(|_| (), 0..3, &SCRIPT, Finish::Stop, 6);
     check(|_| (), 2..8, &SCRIPT, Finish::Stop, 2);
     check(|r| r.max_tokens = 4, 1..7, &SCRIPT[..4], Finish::Length, 1);
     check(|r| r.max_tokens = 8, 1..8, &SCRIPT, Finish::Stop, 1);
     check(|r| r.stop = vec![2], 1..7, &SCRIPT[..3], Finish::Stop, 1);
-    // Each log-probability is that of its own row, so forced tokens run one by one.
+    // Each log-probability comes from the token's own row, so forced tokens run one by one.
     check(|r| r.logprobs = Some(LogProbs { top: 1, prompt: false }), 1..8, &SCRIPT, Finish::Stop, 8);
 }
 

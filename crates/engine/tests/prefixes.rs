@@ -1,4 +1,4 @@
-//! Prefixes shared between conversations: none is run twice while a slot holds it, and no answer changes for it.
+//! Prefixes shared between conversations: no prefix runs twice while a slot holds it, and answers do not change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -61,12 +61,12 @@ fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     sink.recording().tokens
 }
 
-/// Tokens that no other call with another number gives in this order.
+/// Returns tokens in an order that is distinct for each number.
 fn words(number: usize, range: Range<usize>) -> impl Iterator<Item = u32> {
     range.map(move |i| ((number * 17 + i * i * 7 + i) % 50) as u32)
 }
 
-/// A system prompt that all conversations share, and words of one of them.
+/// Returns a system prompt that all conversations share, followed by `own` tokens of one conversation.
 fn conversation(number: usize, own: usize) -> Vec<u32> {
     words(0, 0..SYSTEM).chain(words(number + 1, 0..own)).collect()
 }
@@ -102,7 +102,7 @@ fn interleaved_conversations_each_keep_their_own_tail() {
                 let expected = match (turn, number) {
                     (0, 0) => 0,
                     (0, _) => SYSTEM,
-                    // All but the last token of the answer before, and what the user has added since.
+                    // All but the last token of the previous answer and the 10 new tokens of the user.
                     _ => history.len() - 1 - 10,
                 };
                 assert_eq!(usage.cached_tokens, expected, "turn {turn} of {number} in {slots} slots");
@@ -125,7 +125,7 @@ fn prompts_that_arrive_together_run_their_prefix_once() {
         assert_eq!(sink.recording().tokens, alone(prompt, 5));
     }
     assert_eq!(core.stats().prompt_tokens, (SYSTEM + 4 * 10) as u64);
-    // The same prompt again runs not at all.
+    // Nothing of the repeated prompt runs.
     assert_eq!((usage(&whole).cached_tokens, whole.recording().tokens), (70, alone(&prompts[0], 5)));
 }
 
@@ -164,7 +164,7 @@ fn a_copy_that_fails_costs_time_and_no_answer() {
     }
 }
 
-/// An executor that hands no keys and values over.
+/// An executor that cannot copy keys and values.
 struct Closed(FakeExecutor);
 
 impl Executor for Closed {

@@ -1,5 +1,5 @@
-//! Ten thousand steps of seeded arrivals, departures and failures, with every invariant checked after every step, and
-//! every answer compared with what its request gets alone.
+//! Ten thousand steps with seeded arrivals, cancellations and failures. Every invariant is checked after every step,
+//! and every answer is compared with the answer to the same request on an engine of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ use narthex_testkit::{
 const STEPS: usize = 10_000;
 const SEEDS: u64 = 8;
 
-/// Whether slots are lost on the way. What they hold is lost with them, so there is memory for all of them then.
+/// Behaviour of truncations. Failing ones retire slots with their contents, so the budget then has room for all slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Truncations {
     Sound,
@@ -32,7 +32,7 @@ struct World {
     rng: SplitMix64,
     core: EngineLoop,
     limits: Limits,
-    /// Number of tokens that the model's logits depend on: few make it repeat itself.
+    /// Number of last tokens that the model's logits depend on; a small number makes answers repetitive.
     looks_back: usize,
     watch: Watch,
     submitted: Vec<Submitted>,
@@ -54,7 +54,8 @@ struct Ask {
     is_constrained: bool,
 }
 
-/// Allows every third token, forces two tokens after some, and is complete after a 7 in the tail of an answer.
+/// A constraint that allows every third token, forces two tokens after some, and is complete after a multiple of 7 once
+/// the answer has more than six tokens.
 #[derive(Debug, Default)]
 struct Thirds {
     accepted: Vec<u32>,
@@ -99,7 +100,7 @@ impl Thirds {
         self.forced.first().map_or((token + last).is_multiple_of(3), |&forced| forced == token)
     }
 
-    /// Checks an answer, which may be cut anywhere; the number of tokens that were forced in it.
+    /// Checks an answer, which may be incomplete. Returns the number of its forced tokens.
     fn check(answer: &[u32]) -> usize {
         let mut rule = Self::default();
         let forced = |rule: &Self| usize::from(!rule.forced.is_empty());
@@ -127,7 +128,7 @@ impl Ask {
         }
     }
 
-    /// What the request gets on an engine of its own, one token in each step.
+    /// Returns the answer to the request on an engine of its own, without speculation.
     fn alone(&self, limits: &Limits, looks_back: usize) -> (Finish, Vec<u32>) {
         let mut executor = FakeExecutor::new(limits.clone());
         executor.looks_back = looks_back;
@@ -171,7 +172,7 @@ impl World {
         executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         executor.copy_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         if truncations == Truncations::Failing {
-            // One slot fewer than there are, so that the engine can go on.
+            // At most all slots but one fail, so that the engine can continue.
             let failing = (1..slots).flat_map(|_| {
                 let sound = std::iter::repeat_n(Fault::None, below(&mut rng, 200));
                 sound.chain([Fault::Error(StepError::Device { message: "stuck".into() })])
@@ -185,9 +186,9 @@ impl World {
 
     fn arrive(&mut self) {
         let rng = &mut self.rng;
-        // Some prompts come again and again, whole.
+        // Some prompts are repeated exactly.
         let length = if below(rng, 4) == 0 { 20 } else { 1 + below(rng, 60) };
-        // Few distinct beginnings, so that prefixes are shared.
+        // Few distinct prefixes, so that they are shared.
         let family = below(rng, 4) as u32;
         let sink = match below(rng, 8) {
             0 => Recorder::leaving_after(1 + below(rng, 5)),
@@ -237,7 +238,7 @@ fn fault(rng: &mut SplitMix64) -> Fault {
     }
 }
 
-/// How many requests were answered to their end, after comparing every one with what it gets alone.
+/// Compares every answer with that of an engine of its own. Returns the number of complete answers.
 fn compare_with_alone(world: &World) -> usize {
     let (mut complete, mut forced) = (0, 0);
     for (number, submitted) in world.submitted.iter().enumerate() {

@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-/// A request's recording and the counters, with speculation or without.
+/// Runs a request. Returns its recording and the counters.
 fn run(
     looks_back: usize,
     speculation: Speculation,
@@ -138,7 +138,7 @@ fn an_answer_ends_anywhere_in_a_draft_and_its_slot_goes_on() {
         let leaver = bench.ask_with(Recorder::leaving_after(tokens), 90, |_| ());
         bench.drain();
         assert_eq!(steps(&leaver.recording(), tokens), Finish::Cancelled);
-        // What the slot holds is what it says: the next turn goes on from there.
+        // The slot has the reported contents: the next turn of the conversation reuses them.
         let sink = bench.ask(9, |request| request.prompt.extend(&whole[..tokens]));
         bench.drain();
         assert_eq!(
@@ -152,7 +152,7 @@ fn an_answer_ends_anywhere_in_a_draft_and_its_slot_goes_on() {
     assert_eq!((&recording.tokens[..], &recording.ends[0].0), (&whole[..first], &Finish::Stop));
 }
 
-/// The tokens that follow an answer of 90.
+/// Returns the tokens after the first 90 of an answer.
 fn run_on(whole: &[u32]) -> Vec<u32> {
     let longer = run(1, Speculation::Off, 100, |_| ()).0.tokens;
     assert_eq!(&longer[..90], whole);
@@ -187,7 +187,7 @@ fn faults_hit_a_draft_as_they_hit_a_token() {
             bench.drain();
             let recording = sink.recording();
             assert!(plain.starts_with(&recording.tokens));
-            // A single token has no room either where memory is full and nothing can be freed.
+            // A step of one token fails as well if memory is full and nothing can be freed.
             let is_whole = recording.ends[0].0 == Finish::Length && recording.tokens.len() == 100;
             let single = fault != Fault::Lost && bench.core.stats().accepted_tokens == 0;
             assert!(is_whole == goes_on || single, "{fault:?} at step {at}: {:?}", recording.ends);
@@ -198,7 +198,7 @@ fn faults_hit_a_draft_as_they_hit_a_token() {
 #[test]
 fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
     let mut full = limits();
-    // 48 tokens for each of two rows.
+    // 48 tokens in each of two rows.
     full.kv.budget = 96;
     let mut executor = FakeExecutor::new(full);
     executor.looks_back = 1;
@@ -215,11 +215,11 @@ fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
     assert_eq!((stats.accepted_tokens, stats.rejected_tokens), (0, 0));
 }
 
-/// An executor whose steps take a time of their own on a clock of the test.
+/// An executor whose steps take a given time on a simulated clock.
 struct Timed {
     executor: FakeExecutor,
     time: Arc<AtomicU64>,
-    /// Microseconds of a step of one token, and of each further one.
+    /// Microseconds of a step's first token, and of each further one.
     costs: [u64; 2],
 }
 
@@ -247,7 +247,7 @@ impl Executor for Timed {
     }
 }
 
-/// Time of an answer of 400 tokens without speculation, over that with it.
+/// Returns the time of an answer of 400 tokens without speculation divided by the time with it.
 fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
     let [plain, drafted] = [Speculation::Off, Speculation::Auto].map(|speculation| {
         let time = Arc::new(AtomicU64::new(0));
@@ -286,6 +286,6 @@ fn speculation_pays_where_steps_are_cheap_and_costs_next_to_nothing_elsewhere() 
     for costs in [[10_000, 500], [10_000, 1_000], [10_000, 3_000], [10_000, 10_000]] {
         check(RANDOM, costs, 0.97);
     }
-    // Each token of a draft costs as much as a step.
+    // Each draft token costs as much as a step.
     check(1, [10_000, 10_000], 0.97);
 }

@@ -1,4 +1,5 @@
-//! The engine's thread: it refuses, drains, and outlives the panics of others; nobody waits for ever.
+//! The engine's thread: refusal of requests, draining at shutdown, survival of panics in callbacks; no call waits
+//! forever.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -43,7 +44,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: impl TokenSink + 'static) ->
     }
 }
 
-/// Says when its first token has come, and then holds the engine's thread until it is let go.
+/// A sink that signals its first token and then blocks the engine's thread until it is released.
 struct Gate {
     arrived: mpsc::Sender<()>,
     go: mpsc::Receiver<()>,
@@ -52,7 +53,7 @@ struct Gate {
 impl TokenSink for Gate {
     fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
         let _ = self.arrived.send(());
-        // Once nobody is left to let it go, it goes by itself.
+        // A dropped sender releases it as well.
         let _ = self.go.recv();
         ControlFlow::Continue(())
     }
@@ -60,7 +61,7 @@ impl TokenSink for Gate {
     fn finish(&mut self, _: Finish, _: Usage) {}
 }
 
-/// A request that runs and does not end until the sender is dropped.
+/// Submits a request that runs until the returned sender is dropped.
 fn occupy(engine: &Engine) -> mpsc::Sender<()> {
     let (arrived, first) = mpsc::channel();
     let (hold, go) = mpsc::channel();
@@ -73,7 +74,7 @@ fn occupy(engine: &Engine) -> mpsc::Sender<()> {
 fn more_than_may_wait_are_refused_and_the_others_answered() {
     let engine = engine(3, |_| ());
     let hold = occupy(&engine);
-    // One more may run, and three may wait.
+    // There is room for one more running and three waiting requests.
     let sinks: Vec<Recorder> = (0..4).map(|_| Recorder::new()).collect();
     for sink in &sinks {
         engine.submit(request(&[1], 2, sink.clone())).unwrap();
@@ -125,7 +126,7 @@ fn shutting_down_now_ends_everybody_even_those_who_had_not_begun() {
     std::thread::scope(|scope| {
         scope.spawn(|| engine.shutdown(Drain::Finish));
         scope.spawn(|| engine.shutdown(Drain::Now));
-        // The thread goes on once the engine refuses, and so has been told.
+        // The engine's thread is released only after a shutdown call has reached it.
         while engine.submit(request(&[1], 1, Recorder::new())).map(drop) != Err(SubmitError::ShutDown) {
             std::thread::yield_now();
         }
@@ -149,7 +150,7 @@ fn dropping_the_engine_ends_its_sequences() {
 #[test]
 fn an_executor_that_panics_fails_everybody_and_the_engine_refuses() {
     let step: fn(&mut FakeExecutor) = |executor| executor.faults = [Fault::None, Fault::Panic].into();
-    // The second request finds one slot held and the other used, and emptying that one panics.
+    // The second request finds one slot held and the other with contents; emptying that one panics.
     let truncate: fn(&mut FakeExecutor) = |executor| executor.truncate_faults = [Fault::Panic].into();
     for (change, answered) in [(step, 0), (truncate, 1)] {
         let engine = engine(64, change);
@@ -170,7 +171,7 @@ fn an_executor_that_panics_fails_everybody_and_the_engine_refuses() {
     }
 }
 
-/// Says when its first step has come, and panics in it when it is let go.
+/// An executor that signals its first step and panics in it when it is released.
 struct Trap {
     limits: Limits,
     arrived: mpsc::Sender<()>,
@@ -207,7 +208,7 @@ fn those_who_come_while_the_thread_dies_hear_of_it() {
     first.recv().unwrap();
     engine.submit(request(&[1], 5, late.clone())).unwrap();
     drop(hold);
-    // No shutdown is asked for: the thread ends by itself, and then the engine refuses.
+    // No shutdown is requested: the thread ends by itself, and then the engine refuses.
     while engine.submit(request(&[1], 5, Recorder::new())).map(drop) != Err(SubmitError::ShutDown) {
         std::thread::yield_now();
     }
@@ -217,7 +218,7 @@ fn those_who_come_while_the_thread_dies_hear_of_it() {
     assert_eq!((engine.stats().running, engine.stats().waiting), (0, 0));
 }
 
-/// Panics at its first token, and passes the end on.
+/// A sink that panics at its first token and forwards the end.
 struct Faulty(Recorder);
 
 impl TokenSink for Faulty {
@@ -230,7 +231,7 @@ impl TokenSink for Faulty {
     }
 }
 
-/// Panics when it hears the end.
+/// A sink that panics in `finish`.
 struct Sullen;
 
 impl TokenSink for Sullen {
@@ -255,7 +256,7 @@ fn a_sink_that_panics_fails_alone() {
     assert_eq!(sound.recording().tokens.len(), 5);
 }
 
-/// Asks for the end of the engine from the engine's own thread.
+/// A sink that shuts down the engine from the engine's own thread.
 struct Quitter {
     engine: Arc<OnceLock<Engine>>,
     ended: mpsc::Sender<Finish>,

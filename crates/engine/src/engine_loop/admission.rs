@@ -1,7 +1,7 @@
 //! Assignment of slots, and preemption.
 //!
-//! First come, first served. Idle slots are emptied first to free memory. If running sequences outgrow it, the youngest one
-//! is preempted: it returns to the head of the queue and keeps its tokens.
+//! Slots are assigned first come, first served. If memory runs short, idle slots are emptied first. If the running
+//! sequences still do not fit, the youngest one is preempted: it returns to the head of the queue and keeps its tokens.
 
 use super::EngineLoop;
 use crate::{
@@ -33,7 +33,7 @@ impl EngineLoop {
         }
     }
 
-    /// Tokens that all slots hold.
+    /// Returns the tokens in each slot.
     fn contents(&self) -> Vec<SlotContent<'_>> {
         self.slots.contents(self.running.iter().filter_map(|s| {
             let prompt_end = s.prompt_end.as_ref();
@@ -41,8 +41,8 @@ impl EngineLoop {
         }))
     }
 
-    /// Returns true if a running sequence is about to compute more of a prompt than any slot holds: the prompt then waits
-    /// for it instead of running the same tokens beside it.
+    /// Returns true if a running sequence is about to compute a longer prefix of the prompt than any slot holds. The
+    /// prompt then waits for it instead of running the same tokens a second time.
     fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>]) -> bool {
         let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length);
         let coming = |s: &Sequence| common_prefix(&s.tokens, prompt).min(prompt.len().saturating_sub(1));
@@ -80,8 +80,8 @@ impl EngineLoop {
         (end.length == prefix.length).then(|| end.clone())
     }
 
-    /// Copies what `slot` lacks of a prefix behind its first `held` tokens. Returns the number of tokens that it holds
-    /// then, which is `held` if the copy fails, or `None` if the slot had to be retired or the device was lost.
+    /// Copies the tokens of a prefix after the first `held` ones into `slot`. Returns the slot's length afterwards,
+    /// which is `held` if the copy fails, or `None` if the slot had to be retired or the device was lost.
     fn copy_prefix(&mut self, slot: SlotId, held: usize, prefix: Option<Prefix>) -> Option<usize> {
         let Some(Prefix { slot: from, length }) = prefix else { return Some(held) };
         match self.device.copy_kv(&KvCopy { from, to: slot, tokens: held..length }) {
@@ -95,8 +95,8 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the first waiting sequence, which has no room although no other runs: every slot, or too much of the memory,
-    /// was retired.
+    /// Ends the first waiting sequence if it does not fit although no other runs: every slot, or too much of the
+    /// memory, was retired.
     fn refuse_first(&mut self, footprint: usize) {
         let error = self.out_of_memory(footprint);
         if let Some(sequence) = self.queue.pop_front() {
@@ -104,8 +104,8 @@ impl EngineLoop {
         }
     }
 
-    /// Truncates an idle slot to `length` tokens, or to none if the device cannot rewind. Returns the remaining length, or
-    /// `None` if the slot had to be retired.
+    /// Truncates an idle slot to `length` tokens, or empties it if the device cannot rewind. Returns the remaining
+    /// length, or `None` if the slot had to be retired.
     fn rewind(&mut self, slot: SlotId, length: usize) -> Option<usize> {
         let same = self.slots.state(slot).length() == length;
         if same || (length > 0 && self.device.truncate(slot, length).is_ok()) {
@@ -114,8 +114,8 @@ impl EngineLoop {
         self.empty(slot).then_some(0)
     }
 
-    /// Evicts idle slots until the budget has room for `length` tokens in the chosen slot. The slot with the prefix goes
-    /// last: its prefix is then taken over instead of copied.
+    /// Evicts idle slots until the budget has room for `length` tokens in the chosen slot. The slot with the prefix is
+    /// kept until last; if it must go too, the sequence takes over that slot instead of copying its prefix.
     fn make_room(&mut self, mut choice: SlotChoice, length: usize) -> Option<SlotChoice> {
         while !self.slots.fits(Some(choice.slot), length) {
             let source = choice.copied.map_or(choice.slot, |prefix| prefix.slot);
@@ -131,7 +131,7 @@ impl EngineLoop {
         Some(choice)
     }
 
-    /// Empties the idle slot of the least worth, none of `except`. Returns false if there is none.
+    /// Empties the idle slot with the lowest worth, except those in `except`. Returns false if there is none.
     pub(super) fn evict_least(&mut self, except: &[SlotId]) -> bool {
         let Some((slot, worth)) = self.slots.least_idle(except, &self.contents()) else { return false };
         self.slots.evict(worth);
@@ -156,7 +156,8 @@ impl EngineLoop {
         }
     }
 
-    /// Preempts the youngest sequence, or ends the only one, which has reached the limit of memory.
+    /// Preempts the youngest sequence. Ends it instead if it is the only one, because it has then reached the memory
+    /// limit.
     pub(super) fn preempt_youngest(&mut self) {
         if self.running.len() == 1 {
             let finish = match self.running[0].answered() {

@@ -1,5 +1,5 @@
-//! Drafts of the next tokens, verified in one step. Only a sequence that runs alone has drafts: several sequences run as one
-//! batch, which their drafts would divide.
+//! Drafts of the next tokens, verified in one step. Only a sequence that runs alone has drafts: several sequences run
+//! as one batch of single tokens, and drafts would split that batch.
 
 use narthex_spec::Speculation;
 
@@ -25,7 +25,7 @@ impl EngineLoop {
         }
         let Some(found) = Lookup::find(&sequence.tokens) else { return };
         let width = self.costs.width(sequence.acceptance.rate(found.ngram), most);
-        // Nobody makes room for tokens that may be rejected.
+        // Nothing is evicted for tokens that may be rejected.
         if width == 0 || !self.slots.fits(None, sequence.tokens.len() + width) {
             return;
         }
@@ -46,7 +46,7 @@ impl EngineLoop {
         }
     }
 
-    /// Chooses tokens after a draft has run, and takes back what was rejected.
+    /// Chooses tokens after a draft has run, and truncates the slot by the rejected ones.
     pub(super) fn verify(&mut self) {
         let (Some(sequence), Some(span)) = (self.running.first_mut(), self.plan.spans.first()) else {
             return;
@@ -68,7 +68,8 @@ impl EngineLoop {
         }
     }
 
-    /// Runs the only sequence again from its tokens, or ends it, on a device that cannot rewind; no draft follows.
+    /// Requeues the only sequence, to run again from its tokens, or reports its end. Called if the device cannot
+    /// rewind; speculation stays off from then on.
     fn start_over(&mut self, end: Option<Finish>) {
         self.config.speculation = Speculation::Off;
         self.pressed = false;

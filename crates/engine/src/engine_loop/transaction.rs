@@ -56,7 +56,7 @@ impl EngineLoop {
         }
         thread::scope(|scope| {
             let prepare = move || stale.for_each(ActiveConstraint::prepare);
-            // Without a thread, each is prepared before its token is chosen.
+            // If no thread starts, the constraint computes its tokens when they are needed.
             let _ = thread::Builder::new().name("constraint".to_owned()).spawn_scoped(scope, prepare);
             device.execute(plan)
         })
@@ -68,7 +68,7 @@ impl EngineLoop {
         if matches!(error, StepError::Lost { .. }) {
             return self.restart(error);
         }
-        // Without its draft, a step may have room.
+        // The step may fit in memory without its draft.
         let drafted = !self.draft.is_empty();
         let again = matches!(error, StepError::OutOfMemory { .. })
             && (self.slots.has_idle() || self.running.len() > 1 || drafted);

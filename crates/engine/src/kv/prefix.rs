@@ -1,8 +1,9 @@
-//! Prefix caching: slots keep their tokens, and a prefix that one of them shares with a prompt need not run again. A prompt
+//! Prefix caching: slots keep their tokens, so a prefix that a prompt shares with a slot need not run again. A prompt
 //! either takes over the idle slot with the prefix, or gets a copy of it in another slot.
 //!
-//! A slot that is taken over loses its tail. It costs what running the tail again would, less what its age takes off:
-//! this is GreedyDual (Young 1994), in which every eviction lowers the worth of all older contents by what it cost.
+//! A slot that is taken over loses its remaining tokens. Their worth is the number of tokens to run again, less an
+//! amount that grows with the slot's age. This is GreedyDual (Young 1994): every eviction lowers the worth of all older
+//! contents by the worth of what was evicted.
 
 use std::cmp::Reverse;
 
@@ -10,7 +11,7 @@ use narthex_spec::{SlotId, TokenId};
 
 use super::slots::{PromptEnd, SlotState, Slots};
 
-/// Number of tokens from which a copy is worth its cost: copying them takes less time than a step.
+/// Minimum length of a prefix worth copying: copying this many tokens takes less time than a step.
 pub(crate) const MIN_COPY: usize = 16;
 
 /// A slot for a new sequence, and the prefix that it starts with.
@@ -18,11 +19,11 @@ pub(crate) const MIN_COPY: usize = 16;
 pub struct SlotChoice {
     /// The slot.
     pub slot: SlotId,
-    /// Tokens of the prompt that it holds already.
+    /// Number of the prompt's tokens that it already holds.
     pub reused: usize,
     /// A longer prefix to copy from another slot.
     pub copied: Option<Prefix>,
-    /// Tokens that would have to run again for what the slot loses, less what its age takes off.
+    /// Number of tokens that the slot loses and that would have to run again, less the deduction for its age.
     pub worth: u64,
 }
 
@@ -31,7 +32,7 @@ pub struct SlotChoice {
 pub struct Prefix {
     /// The slot that holds them.
     pub slot: SlotId,
-    /// Their number.
+    /// Number of tokens.
     pub length: usize,
 }
 
@@ -44,7 +45,7 @@ pub enum Reuse {
     Nothing,
 }
 
-/// Tokens in a slot's cache, whether it is held or idle.
+/// Tokens in a slot's cache, whether the slot is held or idle.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SlotContent<'a> {
     /// The tokens, in order.
@@ -54,8 +55,8 @@ pub struct SlotContent<'a> {
 }
 
 impl SlotContent<'_> {
-    /// Returns the number of tokens of a prompt that need not run again. The last token must run for its logits, unless
-    /// they are stored.
+    /// Returns the number of a prompt's tokens that need not run. The last token must run for its logits, unless they
+    /// are stored.
     fn shared(&self, prompt: &[TokenId]) -> usize {
         let has_end = self.prompt_end.is_some_and(|end| end.length == prompt.len());
         let most = if has_end { prompt.len() } else { prompt.len().saturating_sub(1) };
@@ -64,8 +65,8 @@ impl SlotContent<'_> {
 }
 
 impl Slots {
-    /// Contents of all slots: of idle ones as they were released, of held ones from `running`. What retired slots hold is
-    /// unknown.
+    /// Returns the contents of all slots: of idle ones as they were released, of held ones from `running`. Retired
+    /// slots have unknown contents and are returned as empty.
     pub fn contents<'a>(
         &'a self,
         running: impl Iterator<Item = (SlotId, SlotContent<'a>)>,
@@ -89,8 +90,8 @@ impl Slots {
             .max_by_key(|prefix| (prefix.length, Reverse(prefix.slot)))
     }
 
-    /// Returns the idle slot that costs a prompt the fewest tokens: those that must run now, and those of the tail that
-    /// it loses. Of equal ones one without a copy wins, then an empty one, then the one idle longest.
+    /// Returns the idle slot that costs a prompt the fewest tokens: those that must run now, plus the worth of those
+    /// that the slot loses. Ties go to a slot without a copy, then to an empty one, then to the one idle longest.
     pub fn choose(
         &self,
         prompt: &[TokenId],
@@ -114,7 +115,7 @@ impl Slots {
         choices.min_by_key(|(cost, _)| *cost).map(|(_, choice)| choice)
     }
 
-    /// An idle slot that holds something, the one of the least worth, with its worth; none of `except`.
+    /// Returns the non-empty idle slot with the lowest worth, and that worth. Slots in `except` are not considered.
     pub fn least_idle(&self, except: &[SlotId], contents: &[SlotContent<'_>]) -> Option<(SlotId, u64)> {
         let idle = self.ids().filter_map(|(slot, state)| match state {
             SlotState::Idle { tokens, released, .. } if !tokens.is_empty() && !except.contains(&slot) => {
@@ -125,8 +126,8 @@ impl Slots {
         idle.min().map(|(worth, _, slot)| (slot, worth))
     }
 
-    /// The tokens that an idle slot loses beyond its first `kept`, except those that another slot holds as well, less what
-    /// its age takes off.
+    /// Returns the worth of what an idle slot holds after its first `kept` tokens: their number, without those that
+    /// another slot holds as well, less the deduction for the slot's age.
     fn worth(&self, slot: SlotId, kept: usize, contents: &[SlotContent<'_>]) -> u64 {
         let SlotState::Idle { age, .. } = self.state(slot) else { return 0 };
         let own = contents[slot.index()].tokens;
@@ -137,7 +138,7 @@ impl Slots {
     }
 }
 
-/// Number of tokens that two sequences begin with alike.
+/// Returns the length of the longest common prefix.
 pub(crate) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -167,12 +168,13 @@ mod tests {
         s.release(SlotId(0), vec![1, 2, 3], 5, None);
         s.release(SlotId(1), vec![1, 2], 2, None);
         check(&s, &[1, 2, 3, 4], Reuse::Prefix, 0, 3);
-        // Both hold all that can be reused; the older one gives way, and the longer one stays whole.
+        // Both slots hold everything that can be reused; the older, shorter one is chosen and the longer one stays
+        // whole.
         check(&s, &[1, 2, 3], Reuse::Prefix, 1, 2);
         check(&s, &[9], Reuse::Prefix, 2, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 2, 0);
         s.hold(SlotId(2), 0, 4);
-        // Slot 0 holds all that slot 1 does.
+        // Slot 0 holds everything that slot 1 does.
         check(&s, &[9], Reuse::Prefix, 1, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 1, 0);
         let end = PromptEnd { length: 2, logits: Box::new([0.5]), scan: RowScan::of(&[0.5]) };
@@ -186,7 +188,7 @@ mod tests {
         assert_eq!(choose(&s, &[1], Reuse::Prefix), None);
     }
 
-    /// A prompt that begins with `system` shared tokens and goes on with its own.
+    /// Returns a prompt that starts with `system` shared tokens and continues with `own` tokens of its own.
     fn prompt(system: usize, agent: u32, own: usize) -> Vec<u32> {
         std::iter::repeat_n(1, system).chain((0..own as u32).map(|i| 1000 * agent + i)).collect()
     }
@@ -203,7 +205,7 @@ mod tests {
         assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
         assert_eq!(copy(choose(&s, &prompt(300, 1, 120), Reuse::Prefix)), (0, 400, None));
         assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Nothing)), (1, 0, None));
-        // A prefix that is soon computed is not copied.
+        // A short prefix is computed again, not copied.
         assert_eq!(copy(choose(&s, &prompt(MIN_COPY - 1, 2, 9), Reuse::Prefix)), (1, 0, None));
         s.hold(SlotId(0), 350, 400);
         let held = prompt(300, 1, 50);
@@ -211,7 +213,7 @@ mod tests {
         let contents = s.contents(running.into_iter());
         let found = s.choose(&prompt(300, 2, 9), Reuse::Prefix, &contents);
         assert_eq!(copy(found), (1, 0, Some((0, 300))));
-        // Without an empty slot, the shortest tail gives way to the copy.
+        // Without an empty slot, the copy goes to the slot with the shortest tail.
         s.release(SlotId(0), prompt(300, 1, 100), 1, None);
         s.release(SlotId(1), prompt(0, 2, 40), 9, None);
         s.release(SlotId(2), prompt(0, 3, 60), 3, None);

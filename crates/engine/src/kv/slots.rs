@@ -4,7 +4,7 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::executor::{KvLimits, Limits, RowScan};
 
-/// The distribution after a prompt's last token, stored so that the same prompt need not run again and gives identical
+/// The logits after a prompt's last token, stored so that the same prompt need not run again and gives identical
 /// results.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptEnd {
@@ -16,7 +16,7 @@ pub struct PromptEnd {
     pub scan: RowScan,
 }
 
-/// One slot.
+/// State of one slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotState {
     /// Free, with the tokens whose keys and values it still holds, if any.
@@ -25,7 +25,7 @@ pub enum SlotState {
         tokens: Vec<TokenId>,
         /// Step of its release.
         released: u64,
-        /// Worth of all evicted tokens until its release.
+        /// Worth of all evictions before its release.
         age: u64,
         /// The end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
@@ -34,7 +34,7 @@ pub enum SlotState {
     Held {
         /// Tokens in the cache.
         length: usize,
-        /// Tokens with reserved room.
+        /// Tokens for which memory is reserved.
         reserved: usize,
     },
     /// Retired, because the executor could not empty it; its content still takes memory.
@@ -55,7 +55,7 @@ impl SlotState {
         }
     }
 
-    /// Tokens that there must be room for.
+    /// Number of tokens for which the slot needs memory.
     pub fn footprint(&self) -> usize {
         match self {
             Self::Held { length, reserved } => *length.max(reserved),
@@ -63,13 +63,13 @@ impl SlotState {
         }
     }
 
-    /// Returns true if the slot takes a row of the cache.
+    /// Returns true if the slot occupies a row of the cache.
     fn takes_row(&self) -> bool {
         matches!(self, Self::Held { .. }) || self.length() > 0
     }
 }
 
-/// All slots of an executor. Slot numbers are those that it gave out.
+/// All slots of an executor, indexed by [`SlotId`].
 #[derive(Debug, Clone)]
 pub struct Slots {
     states: Vec<SlotState>,
@@ -79,18 +79,18 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Empty slots.
+    /// Creates empty slots.
     pub fn new(limits: &Limits) -> Self {
         let states = vec![SlotState::EMPTY; limits.slots];
         Self { states, kv: limits.kv, context: limits.context, age: 0 }
     }
 
-    /// Every slot's state.
+    /// Returns the state of every slot.
     pub fn states(&self) -> &[SlotState] {
         &self.states
     }
 
-    /// One slot's state.
+    /// Returns the state of one slot.
     pub fn state(&self, slot: SlotId) -> &SlotState {
         &self.states[slot.index()]
     }
@@ -99,13 +99,13 @@ impl Slots {
         self.states.iter().enumerate().map(|(index, state)| (SlotId(index as u32), state))
     }
 
-    /// Bytes that the cache takes: the rows in use, each with the capacity that the longest one needs.
+    /// Returns the size of the cache in bytes: every row in use has the capacity that the longest one needs.
     pub fn bytes(&self) -> usize {
         self.bytes_with(None, 0)
     }
 
-    /// Returns true if the budget has room for a row of `length` tokens, in the slot of a new sequence or in one that is
-    /// held already.
+    /// Returns true if the budget has room for a row of `length` tokens, in `newcomer` (the slot of a new sequence) or
+    /// in a slot that is held already.
     pub fn fits(&self, newcomer: Option<SlotId>, length: usize) -> bool {
         self.bytes_with(newcomer, length) <= self.kv.budget
     }
@@ -119,12 +119,12 @@ impl Slots {
         self.kv.bytes(rows, self.kv.capacity_for(longest, self.context))
     }
 
-    /// Worth of all evicted tokens.
+    /// Worth of all evictions so far.
     pub(super) fn age(&self) -> u64 {
         self.age
     }
 
-    /// Records that tokens of this worth were evicted.
+    /// Records an eviction of tokens of this worth.
     pub fn evict(&mut self, worth: u64) {
         self.age = self.age.saturating_add(worth);
     }
@@ -142,7 +142,7 @@ impl Slots {
         }
     }
 
-    /// Gives a slot to a sequence that finds `length` of its tokens in it and needs room for `reserved`.
+    /// Assigns a slot to a sequence that has `length` tokens in it and needs memory for `reserved`.
     pub fn hold(&mut self, slot: SlotId, length: usize, reserved: usize) {
         self.states[slot.index()] = SlotState::Held { length, reserved };
     }
@@ -153,12 +153,12 @@ impl Slots {
         self.hold(slot, length, reserved);
     }
 
-    /// Takes a slot back with the tokens it holds, and the end of the prompt among them.
+    /// Makes a slot idle. It keeps its tokens, and the logits after the prompt among them.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
         self.states[slot.index()] = SlotState::Idle { tokens, released: now, age: self.age, prompt_end };
     }
 
-    /// Empties every slot, retired or not, after the device lost its memory.
+    /// Empties every slot, even retired ones, after the device lost its memory.
     pub fn forget(&mut self) {
         self.states.fill(SlotState::EMPTY);
     }
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(s.bytes(), 160);
         assert!(s.fits(Some(SlotId(2)), 8) && !s.fits(Some(SlotId(2)), 9));
         assert!(s.fits(None, 12) && !s.fits(None, 13));
-        // What the newcomer's own slot remembers is not counted twice.
+        // The old contents of the newcomer's own slot are not counted in addition.
         assert!(s.fits(Some(SlotId(1)), 12) && !s.fits(Some(SlotId(1)), 13));
     }
 

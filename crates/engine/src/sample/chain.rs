@@ -22,7 +22,7 @@ const TOP: usize = 32;
 pub struct Sampler {
     sampling: Sampling,
     rng: SplitMix64,
-    /// Tokens of prompt and answer, with their occurrences in the answer; kept only where a penalty asks.
+    /// Tokens of prompt and answer, with their number of occurrences in the answer; empty without penalties.
     seen: HashMap<TokenId, u32>,
     counts: bool,
 }
@@ -38,7 +38,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Buffers for a vocabulary; nothing is allocated after this.
+    /// Creates buffers for a vocabulary; nothing is allocated after this.
     pub fn new(vocab: usize) -> Self {
         Self {
             logits: Vec::with_capacity(vocab),
@@ -49,7 +49,7 @@ impl Scratch {
     }
 }
 
-/// A token that may be drawn, with its probability in units of the likeliest token's.
+/// A token that may be drawn. Its weight is its probability relative to the likeliest token's.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     weight: f32,
@@ -57,14 +57,14 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Falling weights; equal ones by rising id.
+    /// Orders by descending weight; equal weights by ascending id.
     fn likelier(&self, other: &Self) -> std::cmp::Ordering {
         other.weight.total_cmp(&self.weight).then(self.token.cmp(&other.token))
     }
 }
 
 impl Sampler {
-    /// Starts a sequence with its prompt, for an answer of at most `room` tokens.
+    /// Creates the sampler of a sequence with this prompt and an answer of at most `room` tokens.
     pub fn new(sampling: Sampling, prompt: &[TokenId], room: usize) -> Self {
         let counts = sampling.repetition_penalty != 1.0
             || sampling.presence_penalty != 0.0
@@ -130,7 +130,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token by the settings from temperature on; `peak` is the likeliest.
+    /// Applies the settings from temperature on and draws a token; `peak` is the likeliest.
     fn choose(&mut self, logits: &[f32], peak: Peak, candidates: &mut Vec<Candidate>) -> TokenId {
         let s = &self.sampling;
         if s.temperature.is_nan() || s.temperature <= 0.0 {
@@ -153,7 +153,7 @@ impl Sampler {
             // The likeliest token's weight is 1.
             candidates.retain(|candidate| candidate.weight >= s.min_p.min(1.0));
         }
-        // The draw walks the tokens in order of their ids, whatever order the steps above left.
+        // The draw goes through the tokens by ascending id, independent of the order that the steps above left.
         candidates.sort_unstable_by_key(|candidate| candidate.token);
         let mut left = self.rng.next_f64() * total(candidates);
         for candidate in candidates.iter() {
@@ -162,7 +162,7 @@ impl Sampler {
                 return candidate.token;
             }
         }
-        // Rounding may leave a trace of the draw when the last token has been passed.
+        // Rounding errors may leave a positive rest after the last token.
         peak.token
     }
 }
@@ -186,7 +186,7 @@ fn total(candidates: &[Candidate]) -> f64 {
     candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
 }
 
-/// Keeps the smallest set of likeliest candidates whose share of all reaches `top_p`.
+/// Keeps the smallest set of likeliest candidates whose share of the total weight reaches `top_p`.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
     let wanted = top_p * total(candidates);
     let mut sorted = FIRST_NUCLEUS.min(candidates.len());
@@ -208,8 +208,8 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
     }
 }
 
-/// Keeps the smallest set of candidates whose information is closest to the expected one and whose share of all reaches
-/// `typical_p`.
+/// Keeps the candidates whose information is closest to the expected one: the smallest such set whose share of the
+/// total weight reaches `typical_p`.
 fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f64) {
     let total = total(candidates);
     candidates.retain(|candidate| candidate.weight > 0.0);
@@ -225,7 +225,8 @@ fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f64) {
     candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
 }
 
-/// Returns the peak of changed logits, some of which may be negative infinity; `None` if it is not finite.
+/// Returns the highest of the changed logits, some of which may be negative infinity; `None` if it is not finite or a
+/// logit is NaN.
 fn argmax(logits: &[f32]) -> Option<Peak> {
     let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
     for (token, &logit) in (0..).zip(logits) {
@@ -239,7 +240,8 @@ fn argmax(logits: &[f32]) -> Option<Peak> {
     peak.logit.is_finite().then_some(peak)
 }
 
-/// Log-probabilities under the model's own distribution: the token's, and the `top` likeliest in falling order.
+/// Returns log-probabilities under the model's own distribution: that of `token`, and the `top` likeliest in descending
+/// order.
 pub(crate) fn log_probs<'a>(
     ScannedRow { logits, scan }: ScannedRow<'_>,
     token: TokenId,
@@ -259,7 +261,7 @@ pub(crate) fn log_probs<'a>(
         if best.len() == top && best.last().is_none_or(|last| last.logprob >= logit) {
             continue;
         }
-        // While the list is gathered it holds logits; of equal ones the lower id stays first.
+        // The list holds logits until it is complete; of equal ones the lower id stays first.
         let at = best.partition_point(|other| other.logprob >= logit);
         best.insert(at, TokenLogProb { token, logprob: logit });
         best.truncate(top);
@@ -313,7 +315,7 @@ mod tests {
         check(|s| s.temperature = 0.5, [4.0 / 22.0, 1.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0]);
     }
 
-    /// The chain as its documentation has it: everything sorted, nothing clever.
+    /// Reference implementation of top-k, top-p and min-p: sorts all tokens, without optimisations.
     fn plainly(s: &Sampling, logits: &[f32], draw: f64) -> TokenId {
         let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights = logits.iter().map(|logit| f64::from(((logit - peak) / s.temperature).exp()));

@@ -1,16 +1,16 @@
-//! The draw: SplitMix64 (Steele, Lea and Flood 2014), equal on every platform.
+//! Random numbers by SplitMix64 (Steele, Lea and Flood 2014), identical on every platform.
 
-/// A small generator of 64-bit numbers.
+/// A small generator of pseudo-random 64-bit numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Equal seeds give equal numbers.
+    /// Creates a generator. Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -19,7 +19,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// The next number from 0 to 1, 1 excluded.
+    /// Returns the next number in [0, 1).
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,6 +1,6 @@
-//! The plan of the next step: [`policy`] shares tokens among the sequences, [`plan`] writes the executor's plan.
+//! The plan of the next step: [`policy`] divides tokens among the sequences, [`plan`] fills the executor's plan.
 //!
-//! Only sequences with slots take part; slots are assigned in [`core`](crate::engine_loop).
+//! Only sequences with slots take part; [`engine_loop`](crate::engine_loop) assigns the slots.
 
 pub(crate) mod plan;
 pub(crate) mod policy;

@@ -1,31 +1,31 @@
 //! Scheduling policy: the number of tokens that each sequence runs next. Pure arithmetic, independent of slots.
 //!
-//! - Every sequence with a single token to run takes part in every step: an answer never waits for a prompt. Where
-//!   the executor takes fewer single tokens at once than there are, they take turns.
-//! - Prompts share what is left of the step's tokens, at most one chunk's worth, first come first served; the first
-//!   one always advances, so a prompt never waits for answers either.
+//! - Every sequence with a single token to run takes part in every step: an answer never waits for a prompt. If there
+//!   are more single tokens than the executor's batch, the sequences take turns.
+//! - Prompts share the remaining tokens of the step, at most one chunk in total, first come first served. The first one
+//!   always advances, so a prompt never waits for answers either.
 
 use crate::{config::EngineConfig, executor::Limits};
 
 /// Tokens that one sequence runs in the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// The sequence, by its place among the running ones.
+    /// Index of the sequence among the running ones.
     pub(crate) index: usize,
-    /// Its tokens, at least one.
+    /// Number of tokens, at least one.
     pub(crate) tokens: usize,
 }
 
 /// The bounds of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
-    /// The most single tokens.
+    /// Maximum number of sequences that run a single token.
     batch: usize,
-    /// The most tokens of one sequence.
+    /// Maximum number of tokens of one sequence.
     chunk: usize,
-    /// The most tokens of all prompts.
+    /// Maximum number of tokens of all prompts.
     prompts: usize,
-    /// The most tokens in all.
+    /// Maximum number of tokens in total.
     step: usize,
 }
 
@@ -40,8 +40,8 @@ impl Bounds {
     }
 }
 
-/// Shares the next step out. `demands` says for each running sequence, oldest first, how many tokens it could run;
-/// `turn` counts steps. Single tokens come first in `grants`.
+/// Divides the next step among the sequences. `demands` has the number of tokens that each running sequence could run,
+/// oldest first; `turn` counts steps. Single tokens come first in `grants`.
 pub(crate) fn share(
     demands: impl Iterator<Item = usize> + Clone,
     bounds: &Bounds,
@@ -52,14 +52,14 @@ pub(crate) fn share(
     let demands = demands.map(|demand| demand.min(bounds.chunk)).enumerate();
     let singles = demands.clone().filter(|&(_, demand)| demand == 1);
     let count = singles.clone().count();
-    // The window over the single tokens moves on by its own size from step to step.
+    // The window over the single tokens moves by its own size in each step.
     let start = if count > bounds.batch { (turn as usize).wrapping_mul(bounds.batch) % count } else { 0 };
     let in_window = |place: usize| (place + count - start) % count < bounds.batch;
     let chosen = singles.enumerate().filter(|&(place, _)| in_window(place));
     grants.extend(chosen.map(|(_, (index, tokens))| Grant { index, tokens }));
 
     let mut single = grants.len();
-    // A chunk of one token might find the batch full; one of two always has its place.
+    // A remainder of one token might find the batch full; two tokens always fit.
     let least = bounds.chunk.min(2);
     let mut left = bounds.prompts.min(bounds.step.saturating_sub(single)).max(least);
     for (index, demand) in demands.filter(|&(_, demand)| demand > 1) {

@@ -1,19 +1,19 @@
-//! Acceptance of drafts: the share of their tokens that were the model's own, in one sequence.
+//! Acceptance rate of drafts in one sequence: the share of draft tokens that the model accepted.
 
 use super::lookup::{MAX_NGRAM, MIN_NGRAM};
 
-/// Shares of accepted tokens that are assumed before there are any, by the number of tokens alike.
+/// Acceptance rates assumed before the first measurement, by minimum n-gram length.
 const PRIOR: [(usize, f32); CLASSES] = [(MIN_NGRAM, 0.35), (3, 0.5), (4, 0.65), (8, 0.8), (MAX_NGRAM, 0.9)];
 
 const CLASSES: usize = 5;
 
-/// Weight of the assumption, in tokens.
+/// Weight of the assumed rate, in tokens.
 const PRIOR_WEIGHT: f32 = 2.0;
 
-/// Share of the past that each draft keeps.
+/// Factor on the earlier counts at each draft.
 const MEMORY: f32 = 0.85;
 
-/// Counts by the number of tokens alike: the longer the occurrence, the likelier is its continuation.
+/// Counts for each class of n-gram lengths: the longer the matching n-gram, the likelier its continuation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Acceptance {
     classes: [Counts; CLASSES],
@@ -30,14 +30,15 @@ impl Acceptance {
         PRIOR.iter().rposition(|(least, _)| ngram >= *least).unwrap_or(0)
     }
 
-    /// Returns the probability that a draft's token is accepted if those before it were.
+    /// Returns the probability that a draft token is accepted if all before it were.
     pub(crate) fn rate(&self, ngram: usize) -> f32 {
         let class = Self::class(ngram);
         let Counts { accepted, rejected } = self.classes[class];
         (accepted + PRIOR[class].1 * PRIOR_WEIGHT) / (accepted + rejected + PRIOR_WEIGHT)
     }
 
-    /// Records the number of accepted tokens of a draft of `width`. Those after the first rejected one say nothing.
+    /// Records the number of accepted tokens of a draft of `width`. Tokens after the first rejected one are not
+    /// counted.
     pub(crate) fn record(&mut self, ngram: usize, accepted: usize, width: usize) {
         let counts = &mut self.classes[Self::class(ngram)];
         counts.accepted = counts.accepted * MEMORY + accepted as f32;

@@ -2,10 +2,10 @@
 
 use narthex_spec::TokenId;
 
-/// Minimum number of tokens that must be alike.
+/// Minimum length of the n-gram, in tokens.
 pub(super) const MIN_NGRAM: usize = 2;
 
-/// Maximum number of tokens that are compared.
+/// Maximum length of the n-gram, in tokens.
 pub(super) const MAX_NGRAM: usize = 16;
 
 /// An earlier occurrence of a sequence's last tokens.
@@ -13,12 +13,12 @@ pub(super) const MAX_NGRAM: usize = 16;
 pub(crate) struct Lookup {
     /// Position of the token that followed it.
     next: usize,
-    /// Number of tokens alike.
+    /// Length of the n-gram: number of equal tokens.
     pub(crate) ngram: usize,
 }
 
 impl Lookup {
-    /// Finds the occurrence with the most tokens alike; of equal ones the last.
+    /// Finds the occurrence with the longest n-gram; of equally long ones, the last.
     pub(crate) fn find(tokens: &[TokenId]) -> Option<Self> {
         let (last, earlier) = tokens.split_last()?;
         let mut best: Option<Self> = None;
@@ -35,7 +35,7 @@ impl Lookup {
         best
     }
 
-    /// Appends the `width` tokens that followed. Where the occurrence reaches into the end of the sequence, they repeat.
+    /// Appends `width` tokens that followed the occurrence. If fewer followed, they are repeated.
     pub(crate) fn draft(&self, tokens: &[TokenId], width: usize, draft: &mut Vec<TokenId>) {
         let following = &tokens[self.next..];
         draft.extend(following.iter().cycle().take(width));
@@ -57,10 +57,10 @@ mod tests {
     fn the_longest_occurrence_is_continued() {
         check(&[], None);
         check(&[1, 2, 3, 4], None);
-        // One token alike is not enough.
+        // One equal token is not enough.
         check(&[1, 2, 3, 9, 3], None);
         check(&[5, 1, 2, 7, 8, 9, 6, 1, 2], Some((2, &[7, 8, 9, 6])));
-        // Of equal ones the last, and a longer one before it.
+        // Of equally long ones the last is found, but a longer one wins over a later one.
         check(&[1, 2, 7, 0, 1, 2, 8, 0, 3, 1, 2], Some((2, &[8, 0, 3, 1])));
         check(&[3, 1, 2, 7, 0, 5, 1, 2, 8, 0, 3, 1, 2], Some((3, &[7, 0, 5, 1])));
     }

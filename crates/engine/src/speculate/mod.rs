@@ -1,9 +1,9 @@
-//! Speculative decoding by prompt lookup (Saxena 2023): the tokens that followed the same words earlier in the sequence are
-//! verified in one step.
+//! Speculative decoding by prompt lookup (Saxena 2023): the tokens that followed an earlier occurrence of the last
+//! tokens are verified in one step.
 //!
-//! The sampler draws each token from the model's own distribution, as in a step of one token, and goes on while the draft
-//! had the same token. So answers are the same with and without it: for a draft of certain tokens this is the acceptance
-//! rule of Leviathan et al. 2023 (arXiv:2211.17192).
+//! The sampler draws each token from the model's own distribution, as in a step of one token, and continues while the
+//! draft has the same token. So answers are the same with and without drafts. For a deterministic draft this is the
+//! acceptance rule of Leviathan et al. 2023 (arXiv:2211.17192).
 
 mod acceptance;
 mod lookup;

@@ -1,24 +1,24 @@
-//! Times of steps that verify drafts, relative to those of one token, and the width that pays.
+//! Times of steps that verify drafts, relative to a step of one token, and the choice of a draft's width.
 
 use std::time::Duration;
 
-/// Widths of drafts. With the token before them they fill the rows that kernels for few rows take.
+/// Widths of drafts. With the token before them they fill the row blocks of kernels for few rows.
 const WIDTHS: [usize; 4] = [1, 3, 7, 15];
 
 /// Maximum number of tokens in a draft.
 pub(crate) const MAX_WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
 
-/// Relative times that are assumed before a width was measured.
+/// Relative times assumed before the first measurement of each width.
 const PRIOR: [f32; WIDTHS.len()] = [1.25, 1.5, 2.0, 3.2];
 
-/// Expected gain below which a draft is not worth its risk.
+/// Expected speed-up below which no draft is tried.
 const MIN_GAIN: f32 = 1.1;
 
-/// Share of a new measurement.
+/// Weight of a new measurement in the moving average.
 const SHARE: f32 = 0.25;
 
-/// Share by which the time of a width that was considered and not chosen returns to what is assumed, so that it is
-/// measured again at times.
+/// Share by which the time of a width that was not chosen moves towards the assumed one at each choice, so that the
+/// width is tried again at times.
 const DOUBT: f32 = 0.002;
 
 /// Measured times of an executor's steps with one sequence.
@@ -26,23 +26,23 @@ const DOUBT: f32 = 0.002;
 pub(crate) struct StepCosts {
     /// Seconds of a step of one token, if measured.
     single: Option<f32>,
-    /// Times for each width, relative to a single token's.
+    /// Time for each width, relative to a step of one token.
     relative: [f32; WIDTHS.len()],
-    /// The widths that were measured.
+    /// True for each width that was measured.
     measured: [bool; WIDTHS.len()],
 }
 
 impl StepCosts {
-    /// No measurement.
+    /// Creates an instance without measurements.
     pub(crate) fn new() -> Self {
         Self { single: None, relative: PRIOR, measured: [false; WIDTHS.len()] }
     }
 
-    /// Records the time of a step with a draft of `width` tokens after one.
+    /// Records the time of a step of one token followed by a draft of `width` tokens.
     pub(crate) fn record(&mut self, width: usize, time: Duration) {
         let seconds = time.as_secs_f32();
         if width == 0 {
-            // One slow step is the system's, several are the model's.
+            // Each measurement is clamped: a single slow step is noise, several slow steps are a trend.
             let old = self.single.unwrap_or(seconds);
             self.single = Some(old + SHARE * (seconds.clamp(old / 2.0, old * 2.0) - old));
         } else if let Some(single) = self.single.filter(|single| *single > 0.0)
@@ -55,18 +55,18 @@ impl StepCosts {
             }
             self.measured[place] = true;
             self.relative[place] = found;
-            // Where one width costs more than assumed, as in graphs of fixed shapes, the others do as well.
+            // If one width costs more than assumed, as in graphs of fixed shapes, the others do as well.
             let unmeasured = self.relative.iter_mut().zip(&self.measured).filter(|(_, measured)| !**measured);
             unmeasured.for_each(|(relative, _)| *relative *= (found / old).max(1.0));
         }
     }
 
-    /// Returns the width with the most tokens for each unit of time at this probability of acceptance, at most `most`; 0
-    /// if no draft pays.
+    /// Returns the width, at most `most`, with the most tokens per unit of time at this acceptance probability; 0 if no
+    /// draft is faster.
     pub(crate) fn width(&mut self, rate: f32, most: usize) -> usize {
         let mut best = (MIN_GAIN, 0);
         for (&width, &relative) in WIDTHS.iter().zip(&self.relative).filter(|(width, _)| **width <= most) {
-            // One token of the model, and those of the draft until one is rejected.
+            // One token of the model, and the draft's tokens up to the first rejected one.
             let tokens: f32 = (0..=width as i32).map(|place| rate.powi(place)).sum();
             if tokens / relative > best.0 {
                 best = (tokens / relative, width);
@@ -106,7 +106,7 @@ mod tests {
         check(cheap, 0.98, 0, 0);
         check(cheap, 0.4, 15, 3);
         check(cheap, 0.1, 15, 0);
-        // Where each token costs what it does alone, nothing pays.
+        // If each draft token costs as much as a step, no draft is faster.
         check([2.0, 4.0, 8.0, 16.0], 0.98, 15, 0);
         check([1.5, 2.5, 7.0, 14.0], 0.95, 15, 3);
     }
