@@ -1,17 +1,17 @@
-//! Encoded rows to `f32`, exactly as ggml computes them.
+//! Decoding of encoded rows to `f32`, exactly as ggml does it.
 //!
-//! Only arithmetic on bytes lives here; where the bytes come from is `tensors`' matter. The block layouts follow
-//! `ggml-common.h`, the order of the floating-point operations `ggml-quants.c` without fused multiply-add.
+//! This module only computes on bytes; `tensors` locates them in files. The block layouts follow `ggml-common.h`, and
+//! the order of the floating-point operations follows `ggml-quants.c` without fused multiply-add.
 
 use half::{bf16, f16};
 
 use super::Encoding;
 
-/// Elements of a K-quant super-block.
+/// Number of elements in a K-quant super-block.
 const SUPER: usize = 256;
 
 impl Encoding {
-    /// Elements that are encoded together; 1 for plain types.
+    /// Returns the number of elements that are encoded together; 1 for plain types.
     pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
@@ -20,7 +20,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the number of bytes in one block.
     pub fn block_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -37,7 +37,8 @@ impl Encoding {
         }
     }
 
-    /// Bytes of `elements` elements; `None` when they are no whole number of blocks or do not fit a `usize`.
+    /// Returns the number of bytes that `elements` elements take, or `None` if they are not a whole number of blocks or
+    /// the result does not fit a `usize`.
     pub fn bytes(self, elements: usize) -> Option<usize> {
         let block = self.block_elements();
         if !elements.is_multiple_of(block) {
@@ -76,12 +77,12 @@ fn blocks<const B: usize, const N: usize>(
     }
 }
 
-/// The half-precision number at byte `at`.
+/// Returns the half-precision number at byte `at`.
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// The fifth bits of a block, one per element.
+/// Returns the fifth bits of a block's elements, one bit per element.
 fn fifth_bits(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
@@ -135,7 +136,7 @@ fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
     }
 }
 
-/// Scale and minimum of sub-block `j` out of the 12 bytes that hold eight of each, 6 bits apiece.
+/// Returns the scale and minimum of sub-block `j`. `packed` is 12 bytes with eight of each, 6 bits apiece.
 fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
     let (scale, min) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -194,7 +195,7 @@ fn q6_k(b: &[u8; 210], y: &mut [f32; SUPER]) {
 mod tests {
     use super::*;
 
-    /// Lines of `type encoded-bytes decoded-f32-bytes`, both in hexadecimal.
+    /// Lines of `type encoded-bytes decoded-f32-bytes`; both byte strings are hexadecimal.
     const GOLDENS: &str = include_str!("../tests/goldens/dequantize.txt");
 
     const ALL: [(&str, Encoding); 11] = [

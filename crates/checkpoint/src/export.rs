@@ -1,7 +1,8 @@
-//! Export of a decoder: its settings as `config.json` states them, and the names of its weights in that format.
+//! Export of a decoder: its settings as keys of `config.json`, and the names of its weights in the `transformers`
+//! format.
 //!
-//! The result is read again by the family's own reader. Settings that change on the way are refused, so a folder always
-//! matches the checkpoint that it was made from.
+//! The result is read back with the family's own reader. Settings that this round trip would change are refused, so a
+//! folder always matches the checkpoint that it was made from.
 
 use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, RopeScaling};
 use serde_json::{Map, Value, json};
@@ -16,9 +17,9 @@ use crate::{
     required_tensors,
 };
 
-/// A decoder as a folder of the `transformers` library holds it, with a head of its own.
+/// A decoder in the form of a `transformers` folder, with an untied head.
 pub struct HfExport {
-    /// The keys of `config.json`, but for ids of tokens and types of numbers.
+    /// The keys of `config.json`, except token ids and the data type.
     pub keys: Map<String, Value>,
     arch: DecoderArch,
     names: &'static NameTable,
@@ -26,7 +27,7 @@ pub struct HfExport {
     tied_head: bool,
 }
 
-/// A tensor of the folder: its name, and the canonical weights whose rows follow each other in it.
+/// A tensor of the folder: its name, and the canonical weights that are concatenated along its rows.
 pub struct FileTensor {
     /// Its name in the file.
     pub name: String,
@@ -35,8 +36,10 @@ pub struct FileTensor {
 }
 
 impl HfExport {
-    /// Fails with [`CheckpointError::Unsupported`] for families that are not written, and for settings that the family's
-    /// `config.json` has no keys for.
+    /// Creates the export of `arch`.
+    ///
+    /// Fails with [`CheckpointError::Unsupported`] for families that cannot be written, and for settings that the
+    /// family's `config.json` has no keys for.
     pub fn new(arch: &DecoderArch) -> Result<Self> {
         let keys = keys(arch)?;
         let config = Config::new(CONFIG.into(), Value::Object(keys.clone()))?;
@@ -54,8 +57,8 @@ impl HfExport {
         Ok(Self { keys, arch: wanted, names: family.names, layout: found.layout, tied_head: arch.tied_head })
     }
 
-    /// Every tensor of the folder, in the order of the layers. The head of a model that has none of its own is the
-    /// embedding's weight again.
+    /// Returns every tensor of the folder, in layer order. If the model has no head weight of its own, the head is a
+    /// second copy of the embedding weight.
     pub fn tensors(&self) -> Vec<FileTensor> {
         let mut tensors: Vec<FileTensor> = Vec::new();
         for (canonical, shape) in required_tensors::required_shapes(&Architecture::Decoder(self.arch.clone()))
@@ -75,7 +78,8 @@ impl HfExport {
         tensors
     }
 
-    /// For each row of a canonical matrix as it is stored, its row there; `None` where they are the same.
+    /// Returns, for each stored row of a canonical matrix, its row in the canonical order; `None` if both orders are
+    /// the same.
     pub fn rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
         self.layout.stored_rows(canonical, rows)
     }
@@ -92,7 +96,7 @@ fn other_family(family: Family) -> CheckpointError {
     unsupported("family", expected, format!("{family:?}"))
 }
 
-/// The same with numbers of double precision that one of the formats keeps in single precision.
+/// Returns a copy of `arch` in which numbers that one of the formats keeps in single precision are rounded to it.
 fn comparable(arch: &DecoderArch) -> DecoderArch {
     let mut arch = arch.clone();
     if let Some(Rope { scaling: RopeScaling::LongRope { attention_factor, .. }, .. }) = &mut arch.rope {
@@ -101,7 +105,7 @@ fn comparable(arch: &DecoderArch) -> DecoderArch {
     arch
 }
 
-/// The first setting that differs, for a message.
+/// Describes the first setting that differs, for a message.
 fn different(found: &DecoderArch, wanted: &DecoderArch) -> String {
     let layers = found.layers.iter().zip(&wanted.layers).position(|(found, wanted)| found != wanted);
     match layers {
@@ -115,7 +119,7 @@ fn different(found: &DecoderArch, wanted: &DecoderArch) -> String {
     }
 }
 
-/// A class of the `transformers` library and its model type.
+/// Returns the class of the `transformers` library for a family, and its model type.
 fn class(family: Family) -> Option<(&'static str, &'static str)> {
     Some(match family {
         Family::Llama => ("LlamaForCausalLM", "llama"),
@@ -161,7 +165,7 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
     }
 }
 
-/// Keys of a family beside those that all families share.
+/// Returns the keys of a family that are not among the keys of all families.
 fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
     let Some(layer) = arch.layers.first() else { return Value::Null };
     match arch.family {
@@ -177,7 +181,7 @@ fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
     }
 }
 
-/// Keys of Gemma 2 and 3 beside the shared ones.
+/// Returns the keys of Gemma 2 and 3 that are not among the shared ones.
 fn gemma(arch: &DecoderArch) -> Value {
     let attention = arch.layers.first().map(|layer| &layer.attention);
     let window = arch.layers.iter().find_map(|layer| layer.attention.window).unwrap_or(arch.context);
@@ -193,7 +197,7 @@ fn gemma(arch: &DecoderArch) -> Value {
     })
 }
 
-/// The context that a model was first trained on.
+/// Returns the context length that a model was first trained on, in tokens.
 fn original_context(arch: &DecoderArch, rope: &Rope) -> usize {
     match rope.scaling {
         RopeScaling::LongRope { original_context, .. } => original_context,
@@ -201,7 +205,7 @@ fn original_context(arch: &DecoderArch, rope: &Rope) -> usize {
     }
 }
 
-/// `rope_scaling` in the spelling that every version of the library reads.
+/// Returns `rope_scaling` in the spelling that every version of the library reads.
 fn scaling(scaling: &RopeScaling) -> Value {
     match scaling {
         RopeScaling::None | RopeScaling::Factors { .. } => Value::Null,
@@ -231,7 +235,7 @@ fn activation(activation: Activation) -> &'static str {
     }
 }
 
-/// The shortest decimal number that is read as `value`.
+/// Returns the shortest decimal number that parses to `value`.
 fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
@@ -276,7 +280,7 @@ mod tests {
         };
         check(&decoder(&golden("gpt2")), "family \"Gpt2\" is not supported: expected Llama");
         check(&decoder(&golden("gemma3n")), "family \"Gemma3n\"");
-        // A window in the upper layers alone.
+        // Only the upper layers have a window.
         check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");
         let mut divided = decoder(&golden("llama"));
         divided.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 8] };

@@ -1,7 +1,7 @@
 //! Layouts of weights in files, and their conversion to the canonical layout.
 //!
-//! Rows are taken out of fused weights and put in order by their places alone; elements are touched only where a file
-//! has them transposed or, for small vectors, permuted or shifted.
+//! Rows of fused weights are selected and reordered by index, without decoding. Elements are changed only if a file
+//! stores them transposed or, for small vectors, permuted or shifted.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -12,35 +12,35 @@ use super::{CheckpointError, Encoding, Result, Weight, names::TensorPart};
 /// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
-    /// Pairs of elements that RoPE rotates.
+    /// Pairing of the elements that RoPE rotates.
     pub(super) pairs: RopePairs,
     /// Orientation of linear weights inside layers.
     pub(super) orientation: Orientation,
-    /// Origin of the gains of norms.
+    /// Storage of the gains of norms.
     pub(super) gains: NormGains,
-    /// Factors of weights.
+    /// Factors of individual weights.
     pub(super) scales: Vec<WeightScale>,
     layers: Vec<DecoderLayer>,
-    /// Rotated elements per head; 0 where no head is rotated.
+    /// Rotated elements per head; 0 if no head is rotated.
     dims: usize,
 }
 
-/// A factor that stands for a multiplication in the model, such as one of a part's output.
+/// A factor that replaces a multiplication in the model, such as that of a part's output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WeightScale {
-    /// Canonical module, inside its layer if it is in one.
+    /// Canonical module, relative to its layer if it is in one.
     pub(super) module: &'static str,
-    /// The factor of its weight and bias.
+    /// Factor of its weight and bias.
     pub(super) factor: f32,
 }
 
-/// Pairs of elements that RoPE rotates, among the rotated elements of a head.
+/// Pairing of the rotated elements of a head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RopePairs {
-    /// An element of the first half against one of the second.
+    /// An element of the first half with one of the second.
     #[default]
     Halves,
-    /// Two neighbours.
+    /// Two adjacent elements.
     Interleaved,
 }
 
@@ -54,13 +54,13 @@ pub(super) enum Orientation {
     Columns,
 }
 
-/// Origin of the gains of norms.
+/// Storage of the gains of norms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum NormGains {
-    /// Zero.
+    /// The gains themselves.
     #[default]
     Plain,
-    /// One: a stored zero changes nothing.
+    /// The gains minus one: a stored zero is the identity.
     MinusOne,
 }
 
@@ -76,7 +76,7 @@ impl Layout {
         self.layers.get(number.parse::<usize>().ok()?)
     }
 
-    /// The heads that a weight of `q` or `k` belongs to.
+    /// Returns the number of heads of a weight of `q` or `k`.
     pub(super) fn heads_of(&self, canonical: &str) -> usize {
         let Some(layer) = self.layer(canonical) else { return 0 };
         if canonical.contains(".k_") { layer.attention.kv_heads } else { layer.attention.heads }
@@ -148,7 +148,8 @@ impl Layout {
         stored
     }
 
-    /// For each row of a weight in the file, its row in the canonical form; `None` where they are the same.
+    /// Returns, for each row of a weight in the file, its row in the canonical form; `None` if both orders are the
+    /// same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
         let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention.head_size;
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) || size == 0 {
@@ -161,7 +162,7 @@ impl Layout {
         Some(stored)
     }
 
-    /// A weight of q or k with the elements of each head in the canonical order.
+    /// Reorders the elements of each head in a weight of q or k to the canonical order.
     fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>> {
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) {
             return Ok(weight);
@@ -175,7 +176,7 @@ impl Layout {
         }
         let order = order(count, size, self.pairs, self.dims);
         if by_rows {
-            // A fused weight's rows may have been cut out; they are in the file's order.
+            // A part cut out of a fused weight keeps its row indices, which are in the file's order.
             return weight.with_rows(order);
         }
         let values = weight.to_f32();
@@ -190,12 +191,12 @@ fn is_rotated(name: &str) -> bool {
     [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
 }
 
-/// The same weight with other values.
+/// Returns the weight with other values, in `f32`.
 fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
     Weight::new(weight.name, weight.shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
 }
 
-/// The sizes of a fused weight's parts, and the index of one of them.
+/// Returns the sizes of a fused weight's parts in rows, and the index of `part` among them.
 fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
     let attention = &layer.attention;
     let (q, kv) = (attention.heads * attention.head_size, attention.kv_heads * attention.head_size);
@@ -209,7 +210,8 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
     }
 }
 
-/// One part of a weight whose rows, or whose elements where it is a bias, are parts of these sizes.
+/// Cuts one part out of a fused weight or bias. `sizes` are the numbers of rows, or of elements of a bias, of all
+/// parts.
 fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'a>> {
     let Weight { name, mut shape, encoding, bytes, .. } = weight;
     let all: usize = sizes.iter().sum();
@@ -226,7 +228,7 @@ fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'
     Weight::new(name, shape, encoding, sliced(bytes, range))
 }
 
-/// One matrix of a stack `[matrices, rows, cols]`.
+/// Returns one matrix of a stack `[matrices, rows, cols]`.
 fn matrix<'a>(weight: Weight<'a>, number: usize) -> Result<Weight<'a>> {
     let Weight { name, shape, encoding, bytes, .. } = weight;
     match shape[..] {
@@ -248,7 +250,7 @@ fn sliced(bytes: Cow<'_, [u8]>, range: Range<usize>) -> Cow<'_, [u8]> {
     }
 }
 
-/// `[in, out]` as `[out, in]`.
+/// Transposes `[in, out]` to `[out, in]`.
 fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
     let (&[rows, cols], 1) = (&weight.shape[..], weight.encoding.block_elements()) else {
         let expected = weight.shape.iter().rev().copied().take(2).collect();
@@ -264,11 +266,11 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
     Weight::new(weight.name, vec![cols, rows], weight.encoding, bytes)
 }
 
-/// For each of `count` elements in the canonical order, its index in the file; heads have `size` elements, of which the
-/// first `dims` are rotated.
+/// Returns, for each of `count` elements in the canonical order, its index in the file. Heads have `size` elements, of
+/// which the first `dims` are rotated.
 ///
-/// In the canonical order the pair of an element is half a head away, rotated or not. A product of queries and keys does
-/// not depend on the order of elements that are not rotated.
+/// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
+/// keys does not depend on the order of elements that are not rotated.
 fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
     let (half, turned) = (size / 2, dims / 2);
     let from = |place: usize| {
@@ -293,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    /// Two heads of four elements, one key/value head, an inner width of two.
+    /// Returns a layout of two heads of four elements, one key/value head, and an inner width of two.
     fn layout() -> Layout {
         let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true, cutoff: None };
         let attention = Attention::plain(2, 1, 4);
@@ -301,7 +303,7 @@ mod tests {
         Layout { layers: vec![layer], dims: 4, ..Layout::default() }
     }
 
-    /// A weight whose elements count up.
+    /// Returns a weight with the elements 0, 1, 2, ….
     fn counting(name: &str, shape: &[usize]) -> Weight<'static> {
         let count: usize = shape.iter().product();
         let bytes: Vec<u8> = (0..count).flat_map(|x| (x as f32).to_le_bytes()).collect();

@@ -1,10 +1,10 @@
-//! Checkpoints as files on disk: GGUF and safetensors readers behind one interface.
+//! Checkpoint files on disk: readers for GGUF and safetensors behind one interface.
 //!
-//! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
-//! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
+//! Weights have the canonical names of `narthex_spec::arch`, whatever the file calls them. This crate does not depend
+//! on graphs. All bytes are untrusted: malformed files cause a [`CheckpointError`], never a panic.
 //!
-//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names`, `layout` and
-//! `required_tensors`, and what model families have each otherwise in `family`.
+//! Start at [`open`]. The two formats are in `gguf` and `hf`; their common parts are in `tensors`, `names`, `layout`
+//! and `required_tensors`; the differences of model families are in `family`.
 
 mod open;
 
@@ -48,7 +48,7 @@ pub enum Encoding {
     F16,
     /// Brain float.
     Bf16,
-    /// GGUF block formats, as ggml defines them.
+    /// 4-bit blocks of 32 with scale. This and the following are GGUF block formats as ggml defines them.
     Q4_0,
     /// 4-bit blocks of 32 with scale and minimum.
     Q4_1,
@@ -64,11 +64,11 @@ pub enum Encoding {
     Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
-    /// 4-bit blocks of 32 with a scale in single precision and a zero point; how AMD Quark's groups are read.
+    /// 4-bit blocks of 32 with a scale in single precision and a zero point. Groups of AMD Quark are converted to it.
     Uint4,
 }
 
-/// One weight, still encoded, usually borrowed from a memory map.
+/// A weight in its encoded form, usually borrowed from a memory map.
 #[derive(Debug, Clone)]
 pub struct Weight<'a> {
     /// Canonical name.
@@ -84,38 +84,39 @@ pub struct Weight<'a> {
     pub rows: Option<Vec<u32>>,
     /// Elements of a stored row that belong to the weight; `None` for all of them.
     pub columns: Option<Columns>,
-    /// Factor that every decoded element is multiplied with.
+    /// Factor by which every decoded element is multiplied.
     pub scale: f32,
 }
 
-/// Some columns of a stored weight, whole blocks of them.
+/// Selected columns of a stored weight, in whole blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns {
-    /// Elements of a stored row.
+    /// Number of elements in a stored row.
     stored: usize,
-    /// Ranges that are read, in this order.
+    /// Ranges to read, in this order.
     ranges: Vec<std::ops::Range<usize>>,
 }
 
 /// A checkpoint's weights by canonical name.
 pub trait WeightSource: Send + Sync {
-    /// The weight called `name`, its shape as stored.
+    /// Returns the weight called `name` with the shape as stored.
     fn weight(&self, name: &str) -> Result<Weight<'_>>;
 
     /// Returns whether the weight called `name` exists.
     fn has(&self, name: &str) -> bool;
 
-    /// The file that has the weight called `name`, for messages.
+    /// Returns the file that has the weight called `name`, for messages.
     fn file(&self, _name: &str) -> Option<&std::path::Path> {
         None
     }
 
-    /// The weight's name, with the file's own name for it where that differs, for messages.
+    /// Returns the weight's name, with the file's own name for it if that differs, for messages.
     fn called(&self, name: &str) -> String {
         name.to_owned()
     }
 
-    /// Fails with [`CheckpointError::NotFinite`] where one of these values of the weight called `name` is not.
+    /// Checks the values of the weight called `name`. Fails with [`CheckpointError::NotFinite`] if one of them is not
+    /// finite.
     fn check_finite(&self, name: &str, values: &[f32]) -> Result<()> {
         let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
         let error = CheckpointError::NotFinite { name: self.called(name), found };
@@ -129,7 +130,7 @@ pub trait WeightSource: Send + Sync {
 /// Tokenizer of a checkpoint.
 #[derive(Debug, Clone)]
 pub enum TokenizerSource {
-    /// GGUF metadata, as `narthex-text` takes it.
+    /// GGUF metadata in the form that `narthex-text` reads.
     Gguf(Box<narthex_text::tokenizer::GgufVocab>),
     /// The bytes of a `tokenizer.json`.
     Json(Vec<u8>),
@@ -149,11 +150,11 @@ pub struct Checkpoint {
     pub chat_template: Option<String>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
-    /// The longest sequence its publisher serves, in tokens.
+    /// Maximum sequence length that its publisher serves, in tokens.
     pub max_length: usize,
-    /// The files it was read from.
+    /// Files that it was read from.
     pub files: Vec<PathBuf>,
-    /// The licence it states.
+    /// Licence that it states.
     pub license: Option<String>,
     /// Watches on the files with its weights.
     pub watches: FileWatches,
@@ -164,7 +165,7 @@ pub struct Checkpoint {
 pub struct FileWatches(Vec<(PathBuf, FileWatch)>);
 
 impl FileWatches {
-    /// Fails if a file has changed since it was opened. To be called after the last read of a weight.
+    /// Checks that no file has changed since it was opened. Call this after the last read of a weight.
     ///
     /// # Errors
     /// [`CheckpointError::Read`] with the file.
@@ -175,7 +176,7 @@ impl FileWatches {
 }
 
 impl Checkpoint {
-    /// This model with a head for these tokens, rising, alone; an encoder stays as it is.
+    /// Returns this model with a head for only the tokens `kept`, in ascending order. An encoder is returned unchanged.
     pub fn pruned(mut self, kept: &[TokenId]) -> Self {
         if let Architecture::Decoder(arch) = &mut self.architecture {
             self.weights = Box::new(prune::Pruned::new(self.weights, arch, kept));
@@ -187,17 +188,17 @@ impl Checkpoint {
 /// Special tokens as the checkpoint states them.
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens {
-    /// Begins every sequence, where the model wants one (not merely defines one).
+    /// Token at the beginning of every sequence, if the model requires one (not merely defines one).
     pub bos: Option<u32>,
-    /// Every token that ends an answer.
+    /// All tokens that end an answer.
     pub stop: Vec<u32>,
-    /// Fills a batch.
+    /// Padding token of a batch.
     pub pad: Option<u32>,
     /// Texts by the names that templates use: `bos_token`, `eos_token`, `unk_token`, `pad_token`, ….
     pub texts: std::collections::BTreeMap<String, String>,
 }
 
-/// The reason why a checkpoint was refused.
+/// Reason why a checkpoint was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file could not be read.
@@ -205,10 +206,10 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is not what its format says.
+    /// A file does not conform to its format.
     #[error("{path} is malformed: expected {expected}, found {found}")]
     Malformed {
         /// The file.
@@ -223,40 +224,40 @@ pub enum CheckpointError {
     MissingTensor {
         /// The file or folder.
         path: PathBuf,
-        /// The canonical name, with the file's own name for it where that differs.
+        /// The canonical name, with the file's own name for it if that differs.
         name: String,
     },
-    /// A weight's shape is not what the configuration says.
+    /// A weight's shape differs from the configuration.
     #[error("tensor {name} has the wrong shape: expected {expected:?}, found {found:?}")]
     WrongShape {
-        /// The canonical name, with the file's own name for it where that differs.
+        /// The canonical name, with the file's own name for it if that differs.
         name: String,
-        /// From the configuration; of the file's whole tensor where the weight is a part of it.
+        /// Shape according to the configuration; of the file's whole tensor if the weight is a part of it.
         expected: Vec<usize>,
-        /// From the file.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A weight's bytes are fewer or more than its shape and encoding take.
+    /// A weight has fewer or more bytes than its shape and encoding require.
     #[error(
         "tensor {name} has the wrong size: expected {expected} bytes, found {found}; fetch the file again"
     )]
     WrongSize {
-        /// The canonical name, with the file's own name for it where that differs.
+        /// The canonical name, with the file's own name for it if that differs.
         name: String,
-        /// From the shape and the encoding.
+        /// Number of bytes for the shape and the encoding.
         expected: usize,
-        /// Bytes in the file.
+        /// Number of bytes in the file.
         found: usize,
     },
-    /// A weight has a value that no model computes with.
+    /// A weight has an infinite or NaN value.
     #[error("tensor {name} holds {found}: expected finite numbers; take another copy of the checkpoint")]
     NotFinite {
-        /// The canonical name, with the file's own name for it where that differs.
+        /// The canonical name, with the file's own name for it if that differs.
         name: String,
         /// The first such value.
         found: f32,
     },
-    /// A weight or a setting is wrong or not supported, and this is its file.
+    /// An error about a weight or a setting, with its file.
     #[error("{path}: {what}")]
     InFile {
         /// The file.
@@ -264,18 +265,18 @@ pub enum CheckpointError {
         /// The error.
         what: Box<CheckpointError>,
     },
-    /// The model's class or family is not one that is compiled.
+    /// The model's class or family is not supported.
     #[error("architecture {found:?} is not supported: expected one of {}", expected.join(", "))]
     Architecture {
-        /// The classes or families that are.
+        /// Supported classes or families.
         expected: Vec<&'static str>,
         /// Class or family that the checkpoint states.
         found: String,
     },
-    /// Something well-formed that Narthex does not compile.
+    /// Well-formed content that Narthex does not support.
     #[error("{what} {found:?} is not supported: expected {expected}")]
     Unsupported {
-        /// Which setting.
+        /// Name of the setting.
         what: String,
         /// Supported values.
         expected: String,
@@ -285,7 +286,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// The same error with the file of what it is about, unless it names one already.
+    /// Returns the error with the file that it is about, unless it already names one.
     fn in_file(self, path: &std::path::Path) -> Self {
         match self {
             Self::Read { .. } | Self::Malformed { .. } | Self::MissingTensor { .. } | Self::InFile { .. } => {
@@ -299,7 +300,7 @@ impl CheckpointError {
         }
     }
 
-    /// The same error with `called` as the name of the tensor that is wrong.
+    /// Returns the error with `called` as the name of the wrong tensor.
     fn of_tensor(mut self, called: String) -> Self {
         if let Self::WrongShape { name, .. } | Self::WrongSize { name, .. } | Self::NotFinite { name, .. } =
             &mut self
@@ -309,7 +310,7 @@ impl CheckpointError {
         self
     }
 
-    /// Returns the error without the file around it.
+    /// Returns the error without the surrounding file.
     pub fn what(&self) -> &Self {
         match self {
             Self::InFile { what, .. } => what.what(),
@@ -317,7 +318,8 @@ impl CheckpointError {
         }
     }
 
-    /// The same error about a file that was read under another name, as those are that were fetched in part.
+    /// Returns the error with another name of its file, for files that were fetched in part and stored under another
+    /// name.
     pub fn renamed(mut self, name: impl Fn(&std::path::Path) -> PathBuf) -> Self {
         match &mut self {
             Self::Read { path, .. }

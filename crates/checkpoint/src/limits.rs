@@ -1,7 +1,7 @@
-//! Bounds on what a configuration may say, so that the stages after it can trust its numbers.
+//! Bounds on the numbers of a configuration, so that later stages can trust them.
 //!
-//! The ranges lie well beyond any published model; past them a file is broken or hostile. What the tensors must
-//! look like is in `required_tensors`.
+//! The ranges are far wider than any published model; a file beyond them is broken or hostile. The required shapes of
+//! tensors are in `required_tensors`.
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
@@ -13,26 +13,26 @@ use narthex_spec::arch::{
 
 use super::{CheckpointError, Result};
 
-/// Layers.
+/// Number of layers.
 pub const LAYERS: RangeInclusive<usize> = 1..=1024;
-/// InnerWidths: hidden, inner, head size.
+/// Widths: hidden, inner, head size.
 pub const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
-/// Heads.
+/// Number of heads.
 pub const HEADS: RangeInclusive<usize> = 1..=4096;
-/// Vocabulary entries.
+/// Number of vocabulary entries.
 pub const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 /// Sequence lengths, in tokens.
 pub const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
 
-/// The largest text file that is read: a `tokenizer.json` of a quarter million tokens takes about 30 MB.
+/// Maximum size of a text file, in bytes. A `tokenizer.json` of 250,000 tokens takes about 30 MB.
 pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// An error for a number or a text in `path` that is not what its format says.
+/// Returns an error for a number or a text in `path` that does not conform to its format.
 pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
     CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
 }
 
-/// An error for something well-formed that is not compiled.
+/// Returns an error for well-formed content that is not supported.
 pub(crate) fn unsupported(
     what: impl Into<String>,
     expected: impl Into<String>,
@@ -62,7 +62,7 @@ pub fn map(path: &Path) -> Result<Mapped> {
     narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
 }
 
-/// Fails unless the numbers of `architecture` fit each other.
+/// Fails unless the numbers of `architecture` are consistent.
 pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<()> {
     match architecture {
         Architecture::Decoder(decoder) => check_decoder(path, decoder),
@@ -94,7 +94,7 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     check_streams(path, decoder)
 }
 
-/// Fails unless a layer shares keys and values with an earlier one that has its own of the same shape.
+/// Fails unless the layer `source` is earlier than `index` and has its own keys and values of the same shape.
 fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
     let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
     let earlier = decoder.layers.get(source).filter(|_| source < index);
@@ -111,7 +111,7 @@ fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize)
     Err(malformed(path, expected, format!("layer {source}")))
 }
 
-/// Streams.
+/// Number of residual streams.
 const STREAMS: RangeInclusive<usize> = 2..=64;
 
 fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<()> {
@@ -199,7 +199,7 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
     }
 }
 
-/// One divisor above zero for each pair.
+/// Fails unless there is one divisor above zero for each rotated pair.
 fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<()> {
     if factors.len() != dims / 2 {
         return Err(malformed(path, format!("{} rope factors", dims / 2), factors.len()));
@@ -235,7 +235,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
 }
 
 fn check_epsilon(path: &Path, epsilon: f32) -> Result<()> {
-    // Zero is allowed: some tools write it, and a norm of real rows never divides by it.
+    // Zero is allowed: some tools write it, and a norm of real rows never divides by it alone.
     if (0.0..1.0).contains(&epsilon) {
         return Ok(());
     }

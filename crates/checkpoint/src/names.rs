@@ -1,47 +1,49 @@
-//! Canonical weight names and what files call them.
+//! Canonical weight names and their names in files.
 //!
-//! Pure string work over the tables of `family`: canonical names follow `narthex_spec::arch`, file names follow
-//! llama.cpp's converter (GGUF) and the `transformers` library (safetensors). No tensors are touched here.
+//! This module only maps strings with the tables of `family`: canonical names follow `narthex_spec::arch`, file names
+//! follow llama.cpp's converter (GGUF) and the `transformers` library (safetensors). It does not handle tensors.
 
 /// Names of one family's weights in a file format.
 #[derive(Debug)]
 pub(super) struct NameTable {
-    /// Table of the modules that `outer` and `inner` do not list.
+    /// Table to search for modules that `outer` and `inner` do not list.
     pub(super) base: Option<&'static NameTable>,
     /// Prefixes that a file may put before every name but the head's.
     pub(super) prefixes: &'static [&'static str],
     /// Prefix of a layer's number.
     pub(super) layer: &'static str,
-    /// Canonical module outside layers, then the file's.
+    /// Canonical modules outside layers, each with the file's name.
     pub(super) outer: &'static [(&'static str, &'static str)],
-    /// Canonical module inside a layer, then the file's.
+    /// Canonical modules inside a layer, each with the file's name.
     pub(super) inner: &'static [(&'static str, &'static str)],
-    /// Canonical modules inside a layer that are a part of one of the file's, the file's, and the part.
+    /// Canonical modules inside a layer that are a part of a module in the file: the canonical name, the file's name,
+    /// and the part.
     pub(super) parts: &'static [(&'static str, &'static str, TensorPart)],
-    /// Canonical modules outside layers, without their number, that are one matrix of a stack, and the file's.
+    /// Canonical modules outside layers that are one matrix of a stack in the file, without their number: the canonical
+    /// name and the file's name.
     pub(super) stacks: &'static [(&'static str, &'static str)],
-    /// The file's modules that are weights themselves: their names have no leaf.
+    /// Modules of the file that are weights themselves: their names have no suffix such as `.weight`.
     pub(super) leafless: &'static [&'static str],
-    /// Suffix of the modules whose weight and bias old files call gamma and beta, as TensorFlow does.
+    /// Suffix of the modules whose weight and bias are called gamma and beta in old files, as in TensorFlow.
     pub(super) gamma_and_beta: Option<&'static str>,
 }
 
-/// Which part of a file's weight a canonical one is, those of one weight in the order of its rows.
+/// The part of a file's weight that a canonical weight is. Parts of one weight are in the order of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TensorPart {
-    /// Queries, of rows of queries, keys and values.
+    /// Queries, in a tensor of queries, keys and values.
     Query,
-    /// Keys, of the same.
+    /// Keys, in the same tensor.
     Key,
-    /// Values, of the same.
+    /// Values, in the same tensor.
     Value,
-    /// The gate, of rows of gate and up projection.
+    /// Gate, in a tensor of gate and up projection.
     Gate,
-    /// The up projection, of the same.
+    /// Up projection, in the same tensor.
     Up,
-    /// A row for each head, each in a tensor of its own; the file's name has `*` for the head's number.
+    /// One row for each head, each in its own tensor; the file's name has `*` in place of the head's number.
     PerHead,
-    /// A matrix of a stack.
+    /// One matrix of a stack, by its number.
     Matrix(usize),
 }
 
@@ -55,13 +57,13 @@ pub(super) struct FileName {
 }
 
 impl FileName {
-    /// The tensor of one head.
+    /// Returns the name of the tensor of one head.
     pub(super) fn of_head(&self, head: usize) -> String {
         self.name.replace('*', &head.to_string())
     }
 }
 
-/// Tensors inside layers that carry no weights: tables that old exporters stored.
+/// Tensors inside layers that are not weights: tables that old exporters stored.
 const DERIVED: [&str; 5] = [
     "rotary_emb.inv_freq",
     "attn_rot_embd.weight",
@@ -71,7 +73,7 @@ const DERIVED: [&str; 5] = [
 ];
 
 impl NameTable {
-    /// No names; a table states those that it has.
+    /// A table without names; other tables extend it.
     pub(super) const NONE: Self = Self {
         base: None,
         prefixes: &[],
@@ -84,7 +86,8 @@ impl NameTable {
         gamma_and_beta: None,
     };
 
-    /// Where a file may have the weight `canonical`, the usual place first; empty for names that are not canonical.
+    /// Returns the names under which a file may have the weight `canonical`, the most usual first; empty if `canonical`
+    /// is not a canonical name.
     pub(super) fn file_names(&self, canonical: &str) -> Vec<FileName> {
         let Some((module, leaf)) = canonical.rsplit_once('.') else { return Vec::new() };
         let part = self.part(canonical);
@@ -114,7 +117,7 @@ impl NameTable {
         names.into_iter().map(|name| FileName { name, part }).collect()
     }
 
-    /// The file's name of a module, from this table or its base.
+    /// Returns the file's name of a module, from this table or its base.
     fn lookup(
         &self,
         rows: fn(&Self) -> &'static [(&'static str, &'static str)],
@@ -123,7 +126,7 @@ impl NameTable {
         numbered(rows(self), module).or_else(|| self.base?.lookup(rows, module))
     }
 
-    /// Which part of the file's tensor the weight `canonical` is.
+    /// Returns the part of the file's tensor that the weight `canonical` is.
     pub(super) fn part(&self, canonical: &str) -> Option<TensorPart> {
         let module = canonical.rsplit_once('.')?.0;
         let Some((_, module)) = inside_layer(module) else {
@@ -132,14 +135,14 @@ impl NameTable {
         self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
     }
 
-    /// The file's stack that has the matrix `module`, and the matrix's number.
+    /// Returns the file's stack that has the matrix `module`, and the number of the matrix in it.
     fn stacked(&self, module: &str) -> Option<(&'static str, usize)> {
         let (stack, number) = module.rsplit_once('.')?;
         let (_, file) = self.stacks.iter().find(|(name, _)| *name == stack)?;
         Some((file, number.parse().ok()?))
     }
 
-    /// Returns whether `file_name` is a tensor of a layer, which a graph must use. An unread one means that the model
+    /// Returns whether `file_name` is a weight of a layer, which a graph must use. An unused one means that the model
     /// computes something that its architecture does not state.
     pub(super) fn is_layer_weight(&self, file_name: &str) -> bool {
         self.prefixes.iter().any(|prefix| {
@@ -151,7 +154,8 @@ impl NameTable {
     }
 }
 
-/// The file's name of a module. One of several like modules has a number, for which # stands in the tables.
+/// Returns the file's name of a module. In the tables, `#` stands for the number of one of several modules of the same
+/// kind.
 fn numbered(table: &[(&str, &str)], module: &str) -> Option<String> {
     let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
     let wanted = module.replacen(number, "#", 1);
@@ -159,7 +163,7 @@ fn numbered(table: &[(&str, &str)], module: &str) -> Option<String> {
     Some(file.replacen('#', number, 1))
 }
 
-/// A canonical module's layer, as text, and the module inside it.
+/// Splits a canonical module into its layer's number, as text, and the module inside the layer.
 fn inside_layer(module: &str) -> Option<(&str, &str)> {
     module.strip_prefix("layers.")?.split_once('.')
 }

@@ -1,5 +1,5 @@
-//! A checkpoint whose head has lost tokens: rows of its weight are passed over as they are read. The token table stays as it
-//! is, and so does everything else.
+//! A checkpoint with a smaller head: rows of the head's weight for removed tokens are skipped when they are read. The
+//! token embedding and all other weights stay unchanged.
 
 use std::{ops::Range, path::Path};
 
@@ -7,10 +7,10 @@ use narthex_spec::{TokenId, arch::DecoderArch};
 
 use super::{Result, Weight, WeightSource};
 
-/// The head's weight, once it is its own.
+/// Canonical name of the head's weight if it is not tied to the embedding.
 const HEAD: &str = "head.weight";
 
-/// The weights of a model that gives some tokens only.
+/// Weights of a model that can generate only some tokens.
 pub(super) struct Pruned {
     whole: Box<dyn WeightSource>,
     /// Name of the head's weight in the checkpoint.
@@ -19,7 +19,7 @@ pub(super) struct Pruned {
 }
 
 impl Pruned {
-    /// The head of `arch` with these tokens, rising, alone.
+    /// Restricts the head of `arch` to the tokens `kept`, in ascending order, and returns the weights of that model.
     pub(super) fn new(whole: Box<dyn WeightSource>, arch: &mut DecoderArch, kept: &[TokenId]) -> Self {
         let head = arch.head_weight();
         arch.kept_tokens = Some(kept.len());

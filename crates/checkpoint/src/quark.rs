@@ -1,4 +1,4 @@
-//! Linear weights as AMD Quark's Hugging Face export packs them: 4-bit integers with a scale and a zero point for each
+//! Linear weights as packed by AMD Quark's Hugging Face export: 4-bit integers with a scale and a zero point for each
 //! group of a row, in three tensors.
 //!
 //! Counterpart of `export::quark`. `is_read` decides which settings are supported.
@@ -15,11 +15,11 @@ use super::{
     stored::{PackedTensor, StoredTensor, TensorEncoding},
 };
 
-/// The place of each of eight rows among the nibbles of their word, the lowest being 0: nibble `i` is row
-/// `[0, 2, 4, 6, 1, 3, 5, 7][i]`, which Quark calls `reorder` (`Pack_4_bits` in `quark/torch/utils/pack.py`).
+/// Position of each of eight rows among the nibbles of a packed 32-bit word, counted from the lowest. Nibble `i` is row
+/// `[0, 2, 4, 6, 1, 3, 5, 7][i]`; Quark calls this `reorder` (`Pack_4_bits` in `quark/torch/utils/pack.py`).
 pub const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Elements of a block of [`Encoding::Uint4`]. A group has several blocks.
+/// Elements of a block of [`Encoding::Uint4`]. A group consists of several blocks.
 const BLOCK: usize = 32;
 
 /// Returns whether a `quantization_config` is supported: Quark's 4-bit integers in groups with zero points, for weights
@@ -34,7 +34,7 @@ pub(super) fn is_read(config: &Value) -> bool {
         && config.pointer("/global_quant_config/input_tensors").is_none_or(Value::is_null)
 }
 
-/// Makes one tensor `[out, in]` of a packed weight and its scales and zero points, for every packed weight of a folder.
+/// Combines each packed weight of a folder with its scales and zero points into one tensor `[out, in]`.
 pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>) -> Result<()> {
     let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
     let packed = |(name, located): (&String, &StoredTensor)| {
@@ -64,12 +64,12 @@ pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>)
     Ok(())
 }
 
-/// The type of packed tensors.
+/// Returns the encoding of packed tensors.
 fn integers() -> TensorEncoding {
     TensorEncoding::Other("I32".to_owned())
 }
 
-/// `[out, in]` and the columns of a group, where the three shapes fit each other.
+/// Returns `[out, in]` and the number of columns in a group, or `None` if the three shapes do not match.
 fn sizes(words: &[usize], scales: &[usize], zeros: &[usize]) -> Option<([usize; 2], usize)> {
     let (&[cols, words], &[groups, rows]) = (words, scales) else { return None };
     let group = cols.checked_div(groups)?;
@@ -81,11 +81,12 @@ fn sizes(words: &[usize], scales: &[usize], zeros: &[usize]) -> Option<([usize; 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elements {
     Read,
-    /// They are zero, and cost nothing.
+    /// Reads only the shape; all elements are zero.
     Unread,
 }
 
-/// A packed weight with its rows one after another, in blocks; `bytes` gives those of the tensors.
+/// Returns a packed weight converted to row-major blocks of [`Encoding::Uint4`]. `bytes` returns the bytes of a stored
+/// tensor.
 pub(super) fn weight<'a>(
     name: &str,
     located: &StoredTensor,
@@ -117,7 +118,8 @@ pub(super) fn weight<'a>(
     Weight::new(name, shape, Encoding::Uint4, Cow::Owned(out))
 }
 
-/// The numbers of a packed weight, in lines of a number or a nibble for each row.
+/// Quantised values, zero points and scales of a packed weight. Each line has one nibble or one scale per row of the
+/// weight.
 struct Groups<'a> {
     quants: &'a [[u8; 4]],
     zeros: &'a [[u8; 4]],
@@ -127,7 +129,7 @@ struct Groups<'a> {
 }
 
 impl Groups<'_> {
-    /// Writes the blocks of every row of `cols` elements.
+    /// Writes the blocks of every row; a row has `cols` elements.
     fn unpack(&self, cols: usize, out: &mut [u8]) {
         let row_bytes = cols / BLOCK * Encoding::Uint4.block_bytes();
         out.par_chunks_mut(row_bytes.max(1)).enumerate().for_each(|(row, out)| {
@@ -145,7 +147,7 @@ impl Groups<'_> {
         });
     }
 
-    /// The nibble of a row in a line of words.
+    /// Returns the nibble of a row in line `line` of packed words.
     fn nibble(&self, words: &[[u8; 4]], line: usize, row: usize) -> u8 {
         let word =
             words.get(line * self.rows.div_ceil(8) + row / 8).map_or(0, |word| u32::from_le_bytes(*word));
@@ -153,7 +155,7 @@ impl Groups<'_> {
     }
 }
 
-/// Numbers of a floating-point type in single precision.
+/// Converts the elements of a floating-point tensor to `f32`.
 fn singles(kind: &TensorEncoding, bytes: &[u8]) -> Option<Vec<f32>> {
     let halves = || bytes.as_chunks().0.iter();
     Some(match kind {

@@ -1,6 +1,6 @@
-//! The tensors that an architecture needs, and a check that a checkpoint has exactly those.
+//! The tensors that an architecture needs, and the check that a checkpoint has exactly those.
 //!
-//! Run once when a checkpoint is opened, so that the stages after it meet no missing or misshapen weight.
+//! The check runs once when a checkpoint is opened, so later stages meet no missing or misshapen weight.
 
 use std::collections::HashSet;
 
@@ -11,8 +11,8 @@ use narthex_spec::arch::{
 
 use super::{Result, limits::unsupported, tensors::Tensors};
 
-/// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
-/// a layer is left over.
+/// Fails unless every weight of `architecture` is present with the right shape and a supported encoding, and every
+/// weight of a layer is used.
 pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()> {
     let mut needed = required_shapes(architecture);
     if let Architecture::Encoder(encoder) = architecture
@@ -42,7 +42,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     }
 }
 
-/// The elements of every weight that an architecture needs.
+/// Returns the total number of elements in the weights that an architecture needs.
 pub fn parameters(architecture: &Architecture) -> u64 {
     let elements = |shape: &[usize]| shape.iter().map(|&extent| extent as u64).product::<u64>();
     let segments = match architecture {
@@ -52,7 +52,7 @@ pub fn parameters(architecture: &Architecture) -> u64 {
     required_shapes(architecture).iter().map(|(_, shape)| elements(shape)).sum::<u64>() + segments
 }
 
-/// Every weight but the segment embedding, whose stored shape is not certain.
+/// Returns the name and shape of every weight except the segment embedding, whose stored shape varies.
 pub(super) fn required_shapes(architecture: &Architecture) -> Needed {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
@@ -60,7 +60,8 @@ pub(super) fn required_shapes(architecture: &Architecture) -> Needed {
     }
 }
 
-/// Returns the tensors that a file may have although nothing reads them: keys and values of layers that share another's.
+/// Returns the tensors that a file may have although they are not read: keys and values of layers that share those of
+/// another layer.
 fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
     let sharing =
         |(index, layer): (usize, &DecoderLayer)| (layer.attention.kv != KvSource::Own).then_some(index);
@@ -70,7 +71,7 @@ fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
     })
 }
 
-/// The stored shape of the segment embedding: a single segment may be stored as a vector.
+/// Returns the stored shape of the segment embedding. A single segment may be stored as a vector.
 fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>> {
     let whole = vec![encoder.types, encoder.hidden];
     match tensors.shape("embed.type.weight")? {

@@ -1,7 +1,7 @@
 //! Safetensors files, single or sharded, as locations of tensors.
 //!
-//! The header is parsed by the `safetensors` crate, which checks offsets against shapes; sharding follows
-//! the `model.safetensors.index.json` of the `transformers` library. What tensors mean is not known here.
+//! The `safetensors` crate parses the header and checks offsets against shapes. Sharding follows the
+//! `model.safetensors.index.json` of the `transformers` library. This module does not interpret the tensors.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,13 +23,13 @@ use super::{
     tensors::end_of,
 };
 
-/// The file of an unsharded checkpoint.
+/// File of an unsharded checkpoint.
 pub(super) const SINGLE: &str = "model.safetensors";
-/// The table of a sharded one.
+/// Index of a sharded checkpoint.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// The largest header that is parsed; one of ten thousand tensors takes about 1.5 MB.
+/// Maximum header size, in bytes. A header of ten thousand tensors takes about 1.5 MB.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
-/// The most files a checkpoint may have.
+/// Maximum number of files of a checkpoint.
 const MAX_SHARDS: usize = 4096;
 
 /// The tensors of a folder.
@@ -38,7 +38,7 @@ pub(super) struct Shards {
     pub(super) maps: Vec<Mapped>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, StoredTensor>,
-    /// Every file that was read.
+    /// All files that were read.
     pub(super) files: Vec<PathBuf>,
 }
 
@@ -47,8 +47,8 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// Opens the safetensors of `folder`; an index goes before a single file, as a folder that has both keeps the
-/// weights in its shards.
+/// Opens the safetensors of `folder`. An index has precedence over a single file: a folder with both has its weights in
+/// the shards.
 pub(super) fn open(folder: &Path) -> Result<Shards> {
     let index_path = folder.join(INDEX);
     let mut shards = Shards { maps: Vec::new(), by_name: HashMap::new(), files: Vec::new() };
@@ -65,7 +65,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
         return Err(malformed(&index_path, format!("at most {MAX_SHARDS} files"), names.len()));
     }
     for name in names {
-        // The index comes from outside and must not lead out of the folder.
+        // The index comes from outside and must not refer to files outside the folder.
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(malformed(&index_path, "names of files in the same folder", name));
         }
@@ -103,7 +103,7 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
         }
     };
     let start = size_of::<u64>() + header.len();
-    // The crate has checked that tensors follow each other without gaps. The file must be as long as they are.
+    // The crate has checked that tensors are contiguous. The file must have exactly their length.
     if start.checked_add(metadata.data_len()) != Some(bytes.len()) {
         let expected = format!("{} bytes of tensors", metadata.data_len());
         return Err(malformed(path, expected, format!("{}; fetch it again", bytes.len() - start)));
@@ -123,7 +123,8 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
     Ok(metadata.tensors().into_iter().map(place).collect())
 }
 
-/// Returns the number of first bytes that list a file's tensors, estimated from `beginning`; `None` if those suffice.
+/// Returns the number of bytes from the file's start that contain the list of its tensors, estimated from `beginning`;
+/// `None` if `beginning` suffices.
 pub(super) fn header_length(beginning: &[u8]) -> Option<u64> {
     let length = size_of::<u64>() as u64;
     let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {
@@ -135,7 +136,7 @@ pub(super) fn header_length(beginning: &[u8]) -> Option<u64> {
     ((beginning.len() as u64) < whole).then_some(whole)
 }
 
-/// The JSON text at a file's beginning, after its length.
+/// Returns the JSON text at the file's beginning, after its length field.
 fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let length = bytes.first_chunk().copied().map(u64::from_le_bytes);
     let header = length.filter(|&length| length <= MAX_HEADER_BYTES).and_then(|length| {
@@ -158,7 +159,7 @@ fn kind(dtype: Dtype) -> TensorEncoding {
     }
 }
 
-/// Fails with the next step for folders whose weights are in another format.
+/// Fails, with the next step, for folders whose weights are in another format.
 pub(super) fn refuse_other_formats(names: &[String]) -> Result<()> {
     let other = names.iter().find(|name| {
         [".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt"].iter().any(|ending| name.ends_with(ending))
@@ -251,7 +252,7 @@ mod tests {
         refused(&with_header(&one("[2]", "[8,16]"), 16), "fetch it again");
         refused(&with_header(&one("[18446744073709551615]", "[0,8]"), 8), "fetch it again");
         refused(&with_header(&one("[2]", "[8,0]"), 8), "fetch it again");
-        // Tensors of consistent sizes whose sum exceeds the address space.
+        // Each tensor's size is consistent, but their sum exceeds the address space.
         let huge = 1u64 << 60;
         let chain: Vec<String> = (0..16u64)
             .map(|i| {

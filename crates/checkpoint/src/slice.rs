@@ -1,8 +1,8 @@
-//! Smaller models from a checkpoint: without some of its layers, or as Google's MatFormer Lab slices Gemma 3n, which also
-//! keeps only the first inner channels of feed-forward parts.
+//! Smaller models from a checkpoint: without some of its layers, or as in Google's MatFormer Lab for Gemma 3n, which
+//! also keeps only the first inner channels of feed-forward parts.
 //!
-//! The parameters of a layer move with it: the columns of its per-layer embeddings, and its reference to the layer whose
-//! keys and values it shares. Weights stay in the file; removed rows and columns are skipped on reading.
+//! The parameters of a layer move with it: the columns of its per-layer embeddings, and its reference to the layer
+//! whose keys and values it shares. Weights stay in the file; removed rows and columns are skipped when they are read.
 
 use std::{ops::Range, path::Path};
 
@@ -14,26 +14,26 @@ use narthex_spec::{
 
 use super::{Checkpoint, Result, Weight, WeightSource};
 
-/// Why a smaller model cannot be made out of a checkpoint.
+/// Reason why a smaller model cannot be made from a checkpoint.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SliceError {
-    /// The model was not trained to hold smaller ones.
+    /// The model was not trained to contain smaller ones.
     #[error("expected a model that holds smaller ones, which Gemma 3n does, found {found}")]
     Family {
         /// Structure of the checkpoint.
         found: String,
     },
-    /// A named model belongs to another checkpoint.
+    /// A named size belongs to another checkpoint.
     #[error("expected the {expected} layers of Gemma 3n E4B for {name}, found {found}")]
     NotE4b {
         /// The smaller model.
         name: String,
-        /// Layers of the checkpoint that holds it.
+        /// Layers of the checkpoint that contains it.
         expected: usize,
-        /// Layers of this one.
+        /// Layers of this checkpoint.
         found: usize,
     },
-    /// A layer that is left out is not there.
+    /// A layer to remove does not exist, or no layer would remain.
     #[error("expected layers to leave out from 0 to {last}, and one to keep, found {found:?}")]
     Layers {
         /// The last layer.
@@ -41,51 +41,51 @@ pub enum SliceError {
         /// Requested value.
         found: Vec<usize>,
     },
-    /// A layer that is left out has keys and values that others read.
+    /// A layer to remove has keys and values that other layers share.
     #[error("layer {layer} cannot be left out: the layers after it share its keys and values; leave it in")]
     Shared {
         /// The layer.
         layer: usize,
     },
-    /// Layers are left out in two ways at once.
+    /// Layers to remove are stated in two places.
     #[error(
         "expected layers to leave out in one place, found them beside a size of MatFormer; list them there, as skip=3+7"
     )]
     Twofold,
-    /// There are too many or too few widths.
+    /// The number of inner widths is wrong.
     #[error(
         "expected one inner width, or one for each of the {expected} layers that are kept, found {found}"
     )]
     Count {
-        /// Layers that are kept.
+        /// Number of layers that are kept.
         expected: usize,
-        /// InnerWidths.
+        /// Number of inner widths.
         found: usize,
     },
-    /// A width is beyond the checkpoint's.
+    /// An inner width exceeds the checkpoint's.
     #[error("expected an inner width of layer {layer} of at most {most}, the checkpoint's, found {found}")]
     Width {
-        /// The layer, as the checkpoint numbers it.
+        /// Layer, by its number in the checkpoint.
         layer: usize,
-        /// Its width.
+        /// Its inner width in the checkpoint.
         most: usize,
         /// Requested value.
         found: usize,
     },
 }
 
-/// Which layers and channels of a checkpoint a smaller model has.
+/// Selection of a checkpoint's layers and channels for a smaller model.
 #[derive(Debug, PartialEq, Eq)]
 struct Slice {
     /// For each layer, its number in the checkpoint.
     kept: Vec<usize>,
-    /// Inner widths; none where they stay as they are.
+    /// Inner widths; empty if they stay unchanged.
     widths: Vec<usize>,
-    /// Elements of a token's row for one layer.
+    /// Elements of one layer in a token's row of the per-layer embeddings.
     per_layer: usize,
 }
 
-/// The layers of `count` that remain; at least one must.
+/// Returns the layers of `count` that remain. At least one must remain.
 fn left(count: usize, dropped: &[usize]) -> Result<Vec<usize>, SliceError> {
     let kept: Vec<usize> = (0..count).filter(|layer| !dropped.contains(layer)).collect();
     if kept.is_empty() || dropped.iter().any(|&layer| layer >= count) {
@@ -95,14 +95,15 @@ fn left(count: usize, dropped: &[usize]) -> Result<Vec<usize>, SliceError> {
 }
 
 impl Slice {
-    /// A decoder without some of its layers.
+    /// Selects all layers of a decoder except `dropped`.
     fn without(arch: &DecoderArch, dropped: &[usize]) -> Result<Self, SliceError> {
         let kept = left(arch.layers.len(), dropped)?;
         let source = |layer: &DecoderLayer| match layer.attention.kv {
             KvSource::Layer(source) => Some(source),
             KvSource::Own => None,
         };
-        // Such a layer stays even where all that read its keys are left out, as in the published tool.
+        // As in the published tool, a layer with shared keys and values must stay even if all layers that share them
+        // are removed.
         if let Some(layer) = arch.layers.iter().filter_map(source).find(|source| dropped.contains(source)) {
             return Err(SliceError::Shared { layer });
         }
@@ -110,7 +111,7 @@ impl Slice {
         Ok(Self { kept, widths: Vec::new(), per_layer })
     }
 
-    /// A size of MatFormer.
+    /// Selects the layers and channels of a MatFormer size.
     fn sized(arch: &DecoderArch, matformer: &MatFormer) -> Result<Self, SliceError> {
         let count = arch.layers.len();
         if arch.family != Family::Gemma3n {
@@ -138,7 +139,7 @@ impl Slice {
         Ok(Self { widths, ..slice })
     }
 
-    /// The smaller model.
+    /// Returns the architecture of the smaller model.
     fn of(&self, arch: &DecoderArch) -> DecoderArch {
         let place = |layer: usize| self.kept.iter().position(|&kept| kept == layer);
         let mut layers = Vec::with_capacity(self.kept.len());
@@ -153,13 +154,13 @@ impl Slice {
         DecoderArch { layers, ..arch.clone() }
     }
 
-    /// Cuts the architecture.
+    /// Replaces the architecture by that of the smaller model.
     fn cut(self, arch: &mut DecoderArch) -> Self {
         *arch = self.of(arch);
         self
     }
 
-    /// The checkpoint's name of a weight, and the layer of the smaller model that it belongs to.
+    /// Returns the checkpoint's name of a weight, and the layer of the smaller model that it belongs to.
     fn original(&self, name: &str) -> Option<(String, Option<usize>)> {
         let Some((number, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
             return Some((name.to_owned(), None));
@@ -168,14 +169,14 @@ impl Slice {
         Some((format!("layers.{}.{rest}", self.kept.get(layer)?), Some(layer)))
     }
 
-    /// The elements of all per-layer rows that belong to layers that are kept.
+    /// Returns the columns of the per-layer embeddings that belong to the kept layers.
     fn per_layer_ranges(&self) -> Vec<Range<usize>> {
         let range = |&layer: &usize| layer * self.per_layer..(layer + 1) * self.per_layer;
         self.kept.iter().map(range).collect()
     }
 }
 
-/// The weights of a smaller model.
+/// Weights of a smaller model.
 struct Sliced {
     whole: Box<dyn WeightSource>,
     slice: Slice,
@@ -213,10 +214,10 @@ impl WeightSource for Sliced {
 }
 
 impl Checkpoint {
-    /// The smaller model that a recipe asks for; this one where it asks for none.
+    /// Returns the smaller model that a recipe requests, or this model if it requests none.
     ///
     /// # Errors
-    /// [`SliceError`] for a model that holds no such one.
+    /// [`SliceError`] if this model does not contain the requested one.
     pub fn sliced(mut self, recipe: &Recipe) -> Result<Self, SliceError> {
         let dropped = recipe.drop_layers.as_ref().map(LayerList::layers);
         let slice = match (&mut self.architecture, &recipe.matformer, dropped) {
@@ -244,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// What a configuration says; its class has E4B's sizes where it is silent.
+    /// Returns the architecture of a configuration with these keys. For missing keys, its class has the sizes of E4B.
     fn published(keys: Value) -> DecoderArch {
         let folder = tempfile::tempdir().unwrap();
         let config = json!({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": keys});

@@ -1,10 +1,10 @@
-//! Tokens that end an answer, by the texts of chat formats, and settings of ChatGLM3 that only its own program has.
+//! Tokens that end an answer, by their texts in chat formats, and settings of ChatGLM3 that are only in its own code.
 //!
-//! Both readers add these to what a checkpoint states: conversions often name only one of a model's end tokens.
+//! Both readers add these tokens to those of the checkpoint: conversions often state only one of a model's end tokens.
 
 use narthex_spec::arch::Family;
 
-/// Texts that end a turn in the chat formats in use. None of them is ordinary text.
+/// Texts that end a turn in common chat formats. None of them occurs in ordinary text.
 const END_OF_TURN: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -20,7 +20,7 @@ const END_OF_TURN: [&str; 12] = [
     "_<EOT>",
 ];
 
-/// Tokens that ChatGLM3's own program appends to the pieces of its tokenizer, in this order.
+/// Tokens that ChatGLM3's own code appends to the pieces of its tokenizer, in this order.
 pub(super) const CHATGLM3_TOKENS: [&str; 9] = [
     "[MASK]",
     "[gMASK]",
@@ -33,23 +33,23 @@ pub(super) const CHATGLM3_TOKENS: [&str; 9] = [
     "<|observation|>",
 ];
 
-/// ChatGLM3's format of a conversation, which only later revisions of its files have.
+/// Chat template of ChatGLM3, which only later revisions of its files have.
 const CHATGLM3_TEMPLATE: &str = "\
     {% for message in messages %}{% if loop.first %}[gMASK]sop{% endif %}<|{{ message['role'] }}|>\n \
     {{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// Texts that end an answer of a family. ChatGLM ends by naming who speaks next.
+/// Returns the texts that end an answer of a family. A ChatGLM model ends its answer with the role of the next speaker.
 pub(super) fn ends_of(family: Option<Family>) -> impl Iterator<Item = &'static str> {
     let next: &[&str] = if family == Some(Family::ChatGlm) { &["<|user|>", "<|observation|>"] } else { &[] };
     END_OF_TURN.iter().chain(next).copied()
 }
 
-/// The chat template of a model whose files have none, where its family has one.
+/// Returns the chat template for a model whose files have none, if its family has one.
 pub(super) fn template_of(family: Option<Family>) -> Option<String> {
     (family == Some(Family::ChatGlm)).then(|| CHATGLM3_TEMPLATE.to_owned())
 }
 
-/// `tokens` in ascending order, each once.
+/// Returns `tokens` in ascending order without duplicates.
 pub(super) fn sorted(tokens: impl IntoIterator<Item = u32>) -> Vec<u32> {
     let mut tokens: Vec<u32> = tokens.into_iter().collect();
     tokens.sort_unstable();

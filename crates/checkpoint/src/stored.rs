@@ -7,11 +7,11 @@ use crate::Encoding;
 /// Encoding of a tensor's elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TensorEncoding {
-    /// A type that is decoded.
+    /// An encoding that can be decoded.
     Known(Encoding),
-    /// Integers of AMD Quark, with their scales and zero points.
+    /// 4-bit integers of AMD Quark, with their scales and zero points.
     PackedTensor(Box<PackedTensor>),
-    /// The format's name of one that is not; an error only when the tensor is asked for.
+    /// The format's name of an unsupported encoding. It causes an error only if the tensor is read.
     Other(String),
 }
 
@@ -24,17 +24,17 @@ pub(super) struct StoredTensor {
     pub(super) kind: TensorEncoding,
     /// Index of the file.
     pub(super) file: usize,
-    /// Its bytes in that file; checked against the file's length by the reader.
+    /// Byte range in that file. The reader has checked it against the file's length.
     pub(super) bytes: Range<usize>,
 }
 
-/// The tensors beside a packed weight.
+/// The additional tensors of a packed weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PackedTensor {
-    /// `[in / group, out]`.
+    /// Scales, `[in / group, out]`.
     pub(super) scales: StoredTensor,
-    /// `[in / group, out / 8]`.
+    /// Zero points, `[in / group, out / 8]`.
     pub(super) zeros: StoredTensor,
-    /// Columns of a group.
+    /// Number of columns in a group.
     pub(super) group: usize,
 }

@@ -1,6 +1,6 @@
 //! The weights of an opened checkpoint: file tensors by canonical name.
 //!
-//! Both readers fill a [`Tensors`]; it has the location of each tensor and knows nothing of file formats.
+//! Both readers fill a [`Tensors`]. It has the location of each tensor and does not depend on a file format.
 
 use std::{
     collections::HashMap,
@@ -18,21 +18,21 @@ use super::{
     stored::{StoredTensor, TensorEncoding},
 };
 
-/// Types that the readers decode, for errors about another type.
+/// Supported encodings, for errors about another one.
 const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
                          convert the checkpoint or take another quantisation of it";
 
-/// Every tensor of a checkpoint.
+/// All tensors of a checkpoint.
 pub(super) struct Tensors {
-    /// The file or folder that the checkpoint was opened by.
+    /// Path with which the checkpoint was opened: a file or a folder.
     pub(super) origin: PathBuf,
     /// The mapped files.
     pub(super) maps: Vec<Mapped>,
-    /// Their paths, in the same order.
+    /// Paths of the mapped files, in the same order.
     pub(super) files: Vec<PathBuf>,
-    /// Tensors by the file's names.
+    /// Tensors by their names in the files.
     pub(super) by_name: HashMap<String, StoredTensor>,
-    /// Names of the weights in the files.
+    /// Mapping between canonical names and names in the files.
     pub(super) names: &'static NameTable,
     /// Layout of the weights.
     pub(super) layout: Layout,
@@ -59,14 +59,14 @@ impl Tensors {
         })
     }
 
-    /// The shape of `canonical` as stored.
+    /// Returns the shape of `canonical` as stored.
     pub(super) fn shape(&self, canonical: &str) -> Result<&[usize]> {
         let names = self.find(canonical);
         let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
         located.map(|located| located.shape.as_slice()).ok_or_else(|| self.missing(canonical))
     }
 
-    /// The file that has `canonical`; what the checkpoint was opened by where none has.
+    /// Returns the file that has `canonical`, or the path with which the checkpoint was opened if no file has it.
     pub(super) fn file_of(&self, canonical: &str) -> &Path {
         let names = self.find(canonical);
         let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
@@ -77,7 +77,7 @@ impl Tensors {
         CheckpointError::MissingTensor { path: self.origin.clone(), name: self.called(canonical) }
     }
 
-    /// The tensor that the file calls `file_name`, in the file's order.
+    /// Returns the tensor that the file calls `file_name`, in the file's order.
     pub(super) fn stored(&self, file_name: &str, name: &str) -> Result<Weight<'_>> {
         self.tensor(file_name, name, Elements::Read)
     }
@@ -128,7 +128,8 @@ impl WeightSource for Tensors {
 }
 
 impl Tensors {
-    /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
+    /// Checks that the weight `name` exists with a supported encoding and the shape `expected`. It does not read
+    /// elements.
     pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<()> {
         let part = self.names.part(name);
         for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
@@ -158,7 +159,7 @@ impl Tensors {
     }
 }
 
-/// Vectors of one length as the rows of a matrix.
+/// Stacks vectors of equal length as the rows of a matrix.
 fn stacked<'a>(name: &str, vectors: impl Iterator<Item = Result<Weight<'a>>>) -> Result<Weight<'a>> {
     let (mut values, mut shape) = (Vec::new(), vec![0, 0]);
     for vector in vectors {
@@ -176,7 +177,7 @@ pub(super) fn end_of(start: usize, size: usize, length: usize) -> Option<usize> 
     start.checked_add(size).filter(|&end| end <= length)
 }
 
-/// The file name of `path`, for messages.
+/// Returns the file name of `path`, for messages.
 pub(super) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -1,6 +1,6 @@
-//! Reading one [`Weight`]: rows, shapes, sizes.
+//! Access to one [`Weight`]: rows, shapes, sizes.
 //!
-//! Finding weights in files is `tensors`' matter, the block formats are in `decode`.
+//! `tensors` finds weights in files; the block formats are in `decode`.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -9,10 +9,11 @@ use rayon::prelude::*;
 use super::{CheckpointError, Columns, Encoding, Result, Weight};
 
 impl<'a> Weight<'a> {
-    /// A weight in file order: `bytes` holds `shape` row-major in `encoding`.
+    /// Creates a weight in file order: `bytes` has `shape` in row-major order, encoded in `encoding`.
     ///
-    /// Fails with [`CheckpointError::WrongShape`] where a dimension is zero, missing, or its last one is not a whole
-    /// number of blocks, and with [`CheckpointError::WrongSize`] where `bytes` has another length than those take.
+    /// Fails with [`CheckpointError::WrongShape`] if there is no dimension, a dimension is zero, or the last one is not
+    /// a whole number of blocks, and with [`CheckpointError::WrongSize`] if `bytes` has another length than the shape
+    /// requires.
     pub fn new(
         name: impl Into<String>,
         shape: Vec<usize>,
@@ -36,10 +37,10 @@ impl<'a> Weight<'a> {
         Ok(Self { name, shape, encoding, bytes, rows: None, columns: None, scale: 1.0 })
     }
 
-    /// The same weight with its row `r` read from row `rows[r]` of the bytes.
+    /// Returns the weight with row `r` read from row `rows[r]` of the bytes.
     ///
-    /// Fails with [`CheckpointError::WrongShape`] where `rows` has another length than [`Weight::rows_len`] or names
-    /// a row that is not there.
+    /// Fails with [`CheckpointError::WrongShape`] if the length of `rows` is not [`Weight::rows_len`] or a row does not
+    /// exist.
     pub fn with_rows(mut self, rows: Vec<u32>) -> Result<Self> {
         let count = self.rows_len();
         if rows.len() != count || rows.iter().any(|&row| row as usize >= count) {
@@ -53,9 +54,9 @@ impl<'a> Weight<'a> {
         Ok(self)
     }
 
-    /// Some rows of a matrix, in this order.
+    /// Returns the weight with only these rows, in this order.
     ///
-    /// Fails with [`CheckpointError::WrongShape`] where they are not rows of a matrix.
+    /// Fails with [`CheckpointError::WrongShape`] if they are not rows of a matrix.
     pub(super) fn with_row_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self> {
         let count: usize = ranges.iter().map(Range::len).sum();
         let inside = ranges.iter().all(|range| range.end <= self.rows_len());
@@ -71,9 +72,9 @@ impl<'a> Weight<'a> {
         Ok(self)
     }
 
-    /// Some columns of a matrix, in this order.
+    /// Returns the weight with only these columns, in this order.
     ///
-    /// Fails with [`CheckpointError::WrongShape`] where they are not columns, or not whole blocks of them.
+    /// Fails with [`CheckpointError::WrongShape`] if they are not columns of a matrix, or not whole blocks.
     pub(super) fn with_column_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self> {
         let (stored, block) = (self.cols(), self.encoding.block_elements());
         let count: usize = ranges.iter().map(Range::len).sum();
@@ -91,22 +92,22 @@ impl<'a> Weight<'a> {
         Ok(self)
     }
 
-    /// Returns the weight with every element multiplied with `factor`.
+    /// Returns the weight with every element multiplied by `factor`.
     pub(super) fn scaled(self, factor: f32) -> Self {
         Self { scale: self.scale * factor, ..self }
     }
 
-    /// Rows: the product of every dimension but the last.
+    /// Returns the number of rows: the product of all dimensions except the last.
     pub fn rows_len(&self) -> usize {
         self.shape.iter().rev().skip(1).product()
     }
 
-    /// Elements of a row: the last dimension.
+    /// Returns the number of elements in a row: the last dimension.
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// Row `row` as it is stored, still encoded. Panics where there is no such row.
+    /// Returns row `row` in its encoded form. Panics if there is no such row.
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let stored = self.rows.as_ref().map_or(row, |rows| rows[row] as usize);
         let cols = self.columns.as_ref().map_or(self.cols(), |columns| columns.stored);
@@ -114,12 +115,12 @@ impl<'a> Weight<'a> {
         &self.bytes[stored * length..][..length]
     }
 
-    /// Bytes of whole blocks of elements.
+    /// Returns the number of bytes that `elements` elements take; they must be whole blocks.
     fn encoded_length(&self, elements: usize) -> usize {
         elements / self.encoding.block_elements() * self.encoding.block_bytes()
     }
 
-    /// Decodes row `row` into the first [`Weight::cols`] elements of `out`. Panics where there is no such row.
+    /// Decodes row `row` into the first [`Weight::cols`] elements of `out`. Panics if there is no such row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         self.decode_row(row, out);
         if self.scale != 1.0 {
@@ -138,7 +139,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Every element, row-major, decoded in parallel.
+    /// Returns all elements in row-major order. Rows are decoded in parallel.
     pub fn to_f32(&self) -> Vec<f32> {
         let cols = self.cols();
         let mut out = vec![0.0; self.rows_len() * cols];
@@ -195,7 +196,7 @@ mod tests {
         let wrong = |found: Result<Weight<'_>>| found.unwrap_err().to_string();
         assert!(wrong(weight.clone().with_row_ranges(&one(0..4))).ends_with("expected [4, 4], found [3, 4]"));
         assert!(wrong(weight.with_column_ranges(&one(2..5))).contains("found [3, 4]"));
-        // Blocks of 32 are read whole.
+        // Blocks of 32 elements cannot be split.
         let weight = Weight::new("w", vec![1, 64], Encoding::Q4_0, vec![0; 36]).unwrap();
         assert_eq!(weight.clone().with_column_ranges(&one(32..64)).unwrap().to_f32(), [0.0; 32]);
         assert!(wrong(weight.with_column_ranges(&one(0..16))).ends_with("expected [1, 32], found [1, 64]"));
@@ -221,7 +222,7 @@ mod tests {
             "tensor w has the wrong size: expected 16 bytes, found 15; fetch the file again",
         );
         check(&[2, 33], Encoding::Q4_0, 36, "tensor w has the wrong shape: expected [2, 64], found [2, 33]");
-        // 32 elements make a whole block, yet not a whole one per row.
+        // 32 elements are one whole block, but a row has only half a block.
         check(&[2, 16], Encoding::Q4_0, 18, "tensor w has the wrong shape: expected [2, 32], found [2, 16]");
     }
 

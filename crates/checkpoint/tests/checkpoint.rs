@@ -1,4 +1,4 @@
-//! Whole checkpoints: the two formats give the same weights, and no broken file does harm.
+//! Whole checkpoints: both formats yield the same weights, and malformed files cause only errors.
 
 use std::{fs, path::Path};
 
@@ -92,7 +92,7 @@ fn gguf_rows_keep_their_encoding_under_the_permutation() {
     let stored = &parts.tensors.iter().find(|tensor| tensor.name == "blk.0.attn_q.weight").unwrap().bytes;
     assert_eq!(q.encoding, Encoding::Q4_0);
     let row = stored.len() / q.rows_len();
-    // Canonical row 9 is the second element of the second half: stored third of its head.
+    // Canonical row 9 is the second element of the second half of a head; it is stored as row 3 of that head.
     assert_eq!(q.row_bytes(1), &stored[2 * row..3 * row]);
     assert_eq!(q.row_bytes(9), &stored[3 * row..4 * row]);
 }
@@ -124,21 +124,21 @@ fn files_of_other_prefixes_are_read() {
     rename("e", "bert.e");
 }
 
-/// Opens whatever `bytes` are and reads every weight that is there: what a hostile file can reach.
+/// Opens a file with `bytes` and reads every weight in it, so that hostile content reaches all code.
 fn survives(path: &Path, bytes: &[u8], weights: &[TinyWeight]) -> Result<(), CheckpointError> {
     fs::write(path, bytes).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })?;
     let folder = path.parent().filter(|_| path.ends_with("model.safetensors"));
     let checkpoint = open(folder.unwrap_or(path))?;
     for weight in weights {
         if let Ok(found) = checkpoint.weights.weight(&weight.name) {
-            // A changed file may state another shape; whatever it states is what is read.
+            // A changed file may state another shape; the weight then has that shape.
             assert_eq!(found.to_f32().len(), found.shape.iter().product::<usize>());
         }
     }
     Ok(())
 }
 
-/// The most memory this process has had, in KiB; `None` where the system does not say.
+/// Returns the peak memory of this process in KiB, or `None` if the system does not report it.
 fn peak_memory() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -160,7 +160,7 @@ fn truncated_files_are_refused() {
             let name = path.file_name().unwrap().to_string_lossy();
             assert!(error.contains(&*name) && error.contains("expected"), "{error}");
         }
-        // Every cut through the part that is not weights, and the last byte.
+        // Truncations throughout the part before the weights, and one of the last byte.
         for length in (0..whole.len().min(40_000)).step_by(97).chain([whole.len() - 1]) {
             assert!(survives(path, &whole[..length], &weights).is_err(), "{length} of {}", path.display());
         }
@@ -184,7 +184,7 @@ proptest! {
             (hf.clone(), fs::read(&hf).unwrap()),
             (folder.path().join("bert.gguf"), tiny_bert(1).to_bytes()),
         ] {
-            // Headers take the first tenth of these files and bear all the meaning.
+            // Headers take the first tenth of these files and determine everything else.
             let header = whole.len().min(6_000);
             let mut bytes = whole;
             for &(at, value) in &flips {
@@ -194,11 +194,11 @@ proptest! {
                 let at = at % header;
                 bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
             }
-            // Whether it opens does not matter: a flipped weight is a weight.
+            // Opening may succeed: a changed byte inside a weight is valid.
             let _ = survives(&path, &bytes, &weights);
         }
         if let (Some(before), Some(after)) = (before, peak_memory()) {
-            // The system's own count may lag behind by some pages.
+            // The system's count may lag behind by some pages.
             let more = after.saturating_sub(before);
             prop_assert!(more < 256 << 10, "{more} KiB more");
         }

@@ -1,4 +1,4 @@
-//! BERT and what shares its structure: MiniLM, BGE, E5.
+//! BERT and models with the same structure: MiniLM, BGE, E5.
 
 use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family, Pooling};
 
@@ -34,7 +34,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "bert", names: &GGUF_NAMES, read: GgufReader::Encoder(gguf) };
 
-/// Names that other encoders share.
+/// Names that several encoders share.
 pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "bert."],
     layer: "encoder.layer.",
@@ -108,7 +108,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch> {
         layers: keys.layers()?,
         heads: keys.need_count("attention.head_count")?,
         inner: keys.need_count("feed_forward_length")?,
-        // The converter takes no other activation, and writes none.
+        // The converter accepts no other activation and writes no key for it.
         activation: Activation::Gelu,
         norm: EncoderNorm::Layer,
         norm_epsilon: epsilon as f32,
@@ -119,7 +119,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch> {
     })
 }
 
-/// llama.cpp's `llama_pooling_type`; the mean where the file leaves it open.
+/// Maps llama.cpp's `llama_pooling_type`; the default is the mean.
 fn pooling(keys: &GgufKeys<'_>) -> Result<Pooling> {
     match keys.count("pooling_type")? {
         None | Some(0 | 1) => Ok(Pooling::Mean),

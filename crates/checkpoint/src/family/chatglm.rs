@@ -1,5 +1,5 @@
-//! ChatGLM3: Llama's structure with fused projections, biases of q, k and v, and rotation of neighbours in one half of each
-//! head.
+//! ChatGLM3: Llama's structure with fused projections, biases on q, k and v, and rotation of adjacent element pairs in
+//! one half of each head.
 
 use narthex_spec::arch::{
     Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,

@@ -1,4 +1,4 @@
-//! DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without segments, under names of its own.
+//! DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without segments and with different tensor names.
 
 use narthex_spec::arch::{Activation, EncoderArch, EncoderNorm, Family};
 use serde::Deserialize;
@@ -85,7 +85,7 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
         inner: keys.hidden_dim,
         activation,
         norm: EncoderNorm::Layer,
-        // The class has no key for it.
+        // The configuration class has no key for the epsilon.
         norm_epsilon: 1e-12,
         factored: None,
         bottleneck: None,

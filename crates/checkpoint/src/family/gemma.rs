@@ -1,5 +1,6 @@
-//! Gemma 2 and Gemma 3, its text part: scaled embeddings, gains counted from one, norms before and after each part, windows
-//! in most layers; bounded scores and logits (2), norms of queries and keys and local rotation (3).
+//! Gemma 2 and the text part of Gemma 3: scaled embeddings, norm gains stored minus one, norms before and after each
+//! part, sliding windows in most layers; soft caps on scores and logits (Gemma 2), norms of queries and keys and a
+//! local RoPE base (Gemma 3).
 
 use narthex_spec::arch::{Activation, DecoderArch, Family, QkNorm, Residual, Rope, RopeScaling, Rotation};
 use serde::Deserialize;
@@ -60,13 +61,13 @@ pub(super) const GGUF_NAMES: NameTable = NameTable {
     ..llama::GGUF_NAMES
 };
 
-/// Layers from one with full attention to the next.
+/// Distance from one layer with full attention to the next, for Gemma 2 and Gemma 3.
 const PATTERN: [usize; 2] = [2, 6];
 
-/// Base of the frequencies of layers with a window.
+/// RoPE base of layers with a sliding window.
 pub(super) const LOCAL_THETA: f64 = 10_000.0;
 
-/// Keys beside those that most decoders share.
+/// Keys that most decoders do not share.
 #[derive(Debug, Deserialize)]
 pub(super) struct GemmaKeys {
     hidden_activation: Option<String>,
@@ -81,14 +82,14 @@ pub(super) struct GemmaKeys {
     use_bidirectional_attention: Option<bool>,
 }
 
-/// `rope_parameters` of Gemma 3, as newer versions write it.
+/// `rope_parameters` of Gemma 3, as newer versions of `transformers` write it.
 #[derive(Debug, Default, Deserialize)]
 struct RopeByType {
     full_attention: Option<RopeKeys>,
     sliding_attention: Option<RopeKeys>,
 }
 
-/// Settings that all generations share.
+/// Reads the settings that all generations share.
 pub(super) fn shared(
     config: &Config,
     defaults: Defaults,
@@ -98,7 +99,8 @@ pub(super) fn shared(
     if own.use_bidirectional_attention == Some(true) {
         return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
     }
-    // The older key of the same setting names another function in published files; the newer one is what is computed.
+    // In published files, the older key of the same setting names another function. The newer key states the function
+    // that is computed.
     keys.hidden_act = None;
     let mut arch = keys.decoder(config, defaults)?;
     let activation = activation(own.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
@@ -119,7 +121,7 @@ pub(super) fn shared(
     Ok((own, sandwiched(arch)))
 }
 
-/// Every layer has a window but each of the given number.
+/// Returns the layer types: every `pattern`-th layer has full attention, all others a sliding window.
 pub(super) fn every(pattern: usize, layers: usize) -> Vec<LayerType> {
     let full = |layer: usize| pattern > 0 && layer.is_multiple_of(pattern);
     (1..=layers).map(|layer| if full(layer) { LayerType::Full } else { LayerType::Sliding }).collect()
@@ -131,13 +133,13 @@ pub(super) fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
     arch
 }
 
-/// Bounds of attention scores and logits.
+/// Soft caps of attention scores and logits.
 struct SoftCaps {
     scores: Option<f32>,
     logits: Option<f32>,
 }
 
-/// Differences of Gemma 2 from Gemma 3.
+/// Applies the differences of Gemma 2 from Gemma 3.
 fn second(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
     let SoftCaps { scores, logits } = caps;
     arch.family = Family::Gemma2;
@@ -149,7 +151,7 @@ fn second(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
     arch
 }
 
-/// Differences of Gemma 3 from Gemma 2.
+/// Applies the differences of Gemma 3 from Gemma 2.
 fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
     arch.family = Family::Gemma3;
     arch.local_rope = Some(local);
@@ -157,7 +159,7 @@ fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
     arch
 }
 
-/// A decoder whose file counts gains from one.
+/// Wraps a decoder whose file stores the gains of norms minus one.
 fn counted_from_one(arch: DecoderArch) -> Decoder {
     let mut decoder = Decoder::from(arch);
     decoder.layout.gains = NormGains::MinusOne;
@@ -175,7 +177,7 @@ fn hf2(config: &Config) -> Result<Decoder> {
 }
 
 fn hf3(config: &Config) -> Result<Decoder> {
-    // Files of the multimodal sizes state only what differs from these.
+    // The files of the multimodal sizes state only values that differ from these.
     let published = json!({
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8,
@@ -191,8 +193,8 @@ fn hf3(config: &Config) -> Result<Decoder> {
     Ok(counted_from_one(third(arch, local)))
 }
 
-/// The positions of layers with a window; those of the others are entered into `arch`, with `theta` where the file is
-/// silent.
+/// Returns RoPE for the layers with a sliding window and writes RoPE for the other layers into `arch`. `theta` is the
+/// base of the latter if the file states none.
 pub(super) fn local_rope(
     config: &Config,
     own: &mut GemmaKeys,
@@ -219,8 +221,8 @@ pub(super) fn local_rope(
 pub(super) const GEMMA: Defaults =
     Defaults { kv_heads: Some(4), head_size: Some(256), tied: Tied::Yes, ..Defaults::LLAMA };
 
-/// Reads what both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
-/// of all heads, for which the format has no key.
+/// Reads the settings that both generations share in GGUF. `largest` is the layer count of the largest size: it alone
+/// scales attention scores by the hidden width divided by the number of heads, for which the format has no key.
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) -> Result<DecoderArch> {
     let mut arch = keys.decoder(tensors)?;
     let (hidden, layers) = (arch.hidden, arch.layers.len());

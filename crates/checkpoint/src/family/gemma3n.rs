@@ -1,6 +1,6 @@
-//! Gemma 3n, its text part: Gemma 3's layers around several residual streams (AltUp) with a learned residual (LAuReL),
-//! per-layer embeddings, sparse activations, and last layers that share keys and values. What the files hold for images
-//! and sound is not read.
+//! The text part of Gemma 3n: Gemma 3's layers around several residual streams (AltUp) with a learned residual
+//! (LAuReL), per-layer embeddings, sparse activations, and last layers that share keys and values. Weights for images
+//! and sound are not read.
 
 use narthex_spec::arch::{
     Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
@@ -82,16 +82,16 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     read: GgufReader::Decoder(gguf),
 };
 
-/// Layers from one with full attention to the next.
+/// Distance from one layer with full attention to the next.
 const PATTERN: usize = 5;
 
 /// Default soft cap of logits.
 const LOGIT_CAP: f32 = 30.0;
 
-/// Default share of activations that the first layers drop, and the number of these layers.
+/// Default fraction of activations that the first layers set to zero, and the number of these layers.
 const SPARSE: (f64, usize) = (0.95, 10);
 
-/// Keys beside those of Gemma 3, with what the class has where its file is silent.
+/// Keys that Gemma 3 does not have, with the defaults of the configuration class.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Gemma3nKeys {
@@ -165,7 +165,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         }
         None => kinds.collect(),
     };
-    // A layer that keeps all activations has a bound below everything.
+    // A layer that keeps all activations has the cutoff -inf.
     let cutoffs = keys.floats("activation_sparsity_scale")?.unwrap_or_default().iter();
     let cutoffs = cutoffs.map(|&cutoff| Some(cutoff).filter(|&cutoff| cutoff != f32::NEG_INFINITY));
     for (index, (layer, cutoff)) in
@@ -198,7 +198,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     Ok(third_n(arch).into())
 }
 
-/// Differences of Gemma 3n from Gemma 3, in either format.
+/// Applies the differences of Gemma 3n from Gemma 3, in either format.
 fn third_n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
     for layer in &mut arch.layers {
@@ -209,7 +209,7 @@ fn third_n(mut arch: DecoderArch) -> DecoderArch {
     arch
 }
 
-/// The last `count` layers share keys and values with the last layer of their kind before them.
+/// Makes the last `count` layers share the keys and values of the last earlier layer of the same attention type.
 fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<()> {
     let all = arch.layers.len();
     let Some(first) = all.checked_sub(count).filter(|&first| first > 0) else {
@@ -227,8 +227,8 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
     Ok(())
 }
 
-/// Quantile of the standard normal distribution: the inverse of its distribution
-/// function, by Newton's method over its series.
+/// Returns the quantile `share` of the standard normal distribution. It inverts the distribution function by Newton's
+/// method on its power series.
 fn quantile(share: f64) -> f64 {
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let below = |x: f64| {

@@ -1,4 +1,4 @@
-//! GPT-2 and DistilGPT2: learned positions, layer norms, fused projections that `transformers` stores transposed.
+//! GPT-2 and DistilGPT2: learned positions, layer norms, and fused projections that `transformers` stores transposed.
 
 use narthex_spec::arch::{
     Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rotation,
@@ -120,7 +120,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     Ok(with_learned_positions(arch).into())
 }
 
-/// Settings that neither format states.
+/// Applies the settings that neither format states.
 fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gpt2;
     arch.norm = NormKind::Layer;

@@ -1,7 +1,7 @@
 //! Granite 3 and the dense models of Granite 4: Llama's structure with multipliers of embeddings, residuals, attention
 //! scores and logits (maximal update parametrization, Yang et al. 2022, arXiv:2203.03466).
 //!
-//! The multipliers of residuals and logits become factors of the weights before them.
+//! Multipliers of residuals and logits are folded into the weights before them as factors.
 
 use narthex_spec::arch::Family;
 use serde::Deserialize;
@@ -54,7 +54,7 @@ struct Multipliers {
     residual: f64,
     #[serde(default = "one", rename = "attention_multiplier")]
     attention: f64,
-    /// Divisor of logits.
+    /// Divisor of the logits.
     #[serde(default = "one", rename = "logits_scaling")]
     logits: f64,
 }
@@ -64,7 +64,7 @@ fn one() -> f64 {
 }
 
 impl Multipliers {
-    /// Fails for factors that are not finite numbers above zero.
+    /// Applies the multipliers to `decoder`. Fails for factors that are not finite numbers above zero.
     fn apply(self, mut decoder: Decoder) -> Result<Decoder> {
         let all = [self.embedding, self.residual, self.attention, self.logits];
         if let Some(found) = all.into_iter().find(|factor| !(factor.is_finite() && *factor > 0.0)) {

@@ -1,4 +1,4 @@
-//! Llama and what shares its structure and names: TinyLlama, SmolLM2, Mistral in GGUF.
+//! Llama and models with the same structure and names: TinyLlama, SmolLM2, Mistral in GGUF.
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
@@ -25,7 +25,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "llama", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-/// Names that most decoders share, those of norms among them that only some have.
+/// Names that most decoders share, including the names of norms that only some have.
 pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["model.", ""],
     layer: "layers.",
@@ -46,7 +46,7 @@ pub(super) const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-/// Names that most decoders share, those of norms among them that only some have.
+/// Names that most decoders share, including the names of norms that only some have.
 pub(super) const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],
     layer: "blk.",
@@ -67,8 +67,8 @@ pub(super) const GGUF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-/// Parts of projections that some converters leave fused: queries, keys and values, and the gate before the up
-/// projection.
+/// Parts of projections that some converters leave fused: queries, keys and values in one tensor; the gate before the
+/// up projection in another.
 pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[
     ("attn.q_proj", "attn_qkv", TensorPart::Query),
     ("attn.k_proj", "attn_qkv", TensorPart::Key),
@@ -77,7 +77,7 @@ pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[
     ("mlp.up_proj", "ffn_up", TensorPart::Up),
 ];
 
-/// The same where only attention is fused.
+/// The parts of [`GGUF_FUSED`] that belong to attention, for families that fuse only these.
 pub(super) const GGUF_FUSED_QKV: &[(&str, &str, TensorPart)] = GGUF_FUSED.split_at(3).0;
 
 pub(super) fn hf(config: &Config) -> Result<Decoder> {
@@ -93,7 +93,7 @@ pub(super) fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     refuse_variants(keys)?;
-    // The converter permutes q and k.
+    // The converter permutes the rows of q and k.
     Ok(Decoder::from(keys.decoder(tensors)?).with_interleaved_rope())
 }
 

@@ -1,4 +1,4 @@
-//! Mistral: Llama's structure and names with a sliding window. Its GGUF files call themselves `llama`.
+//! Mistral: Llama's structure and names with a sliding window. Its GGUF files state the architecture `llama`.
 
 use narthex_spec::arch::Family;
 

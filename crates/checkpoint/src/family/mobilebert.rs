@@ -1,4 +1,4 @@
-//! MobileBERT (Sun et al. 2020, arXiv:2004.02984): deep and narrow, between bottlenecks and without norms.
+//! MobileBERT (Sun et al. 2020, arXiv:2004.02984): a deep, narrow encoder with bottlenecks and without layer norms.
 
 use narthex_spec::arch::{
     Activation, Bottleneck, BottleneckAttention, EncoderArch, EncoderNorm, Factored, Family,
@@ -50,7 +50,7 @@ const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-/// Keys beside BERT's, with the class's defaults.
+/// Keys that BERT does not have, with the class's defaults.
 #[derive(Debug, Deserialize)]
 struct MobileBertKeys {
     #[serde(default = "narrow")]

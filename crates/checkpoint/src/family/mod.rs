@@ -1,9 +1,9 @@
-//! Model families, one file each: the settings of a family in either format, and the names of its weights.
+//! Model families, one file each: a family's settings in either format, and the names of its weights.
 //!
-//! A family holds only its differences; what most families share is in the format's own reader
-//! (`hf::decoder`, `gguf::decoder`). The graph builder never asks for the family: it reads the architecture.
+//! A family's file has only its differences; the settings that most families share are in the format's own reader
+//! (`hf::decoder`, `gguf::decoder`). The graph builder reads the architecture and never checks the family.
 //!
-//! To add a family, add a file here and its rows in [`HF`] and [`GGUF`].
+//! To add a family, add a file here and list it in [`HF`] and [`GGUF`].
 
 mod bert;
 mod chatglm;
@@ -37,7 +37,7 @@ use super::{
     tensors::Tensors,
 };
 
-/// The families that are read from folders of the `transformers` library.
+/// Families that are read from folders of the `transformers` library.
 pub(super) const HF: &[&HfFamily] = &[
     &llama::HF,
     &mistral::HF,
@@ -61,7 +61,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &mobilebert::HF,
 ];
 
-/// The families that are read from GGUF.
+/// Families that are read from GGUF.
 pub(super) const GGUF: &[&GgufFamily] = &[
     &llama::GGUF,
     &qwen::GGUF2,
@@ -79,73 +79,73 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &bert::GGUF,
 ];
 
-/// A family's folders.
+/// A family as stored in folders of the `transformers` library.
 #[derive(Debug)]
 pub(super) struct HfFamily {
-    /// The model classes, as `architectures` names them.
+    /// Model classes, as listed in `architectures`.
     pub(super) classes: &'static [&'static str],
-    /// The model type, for files that name no class.
+    /// Model type, for files that state no class.
     pub(super) model_type: &'static str,
     /// Names of its weights.
     pub(super) names: &'static NameTable,
-    /// Reads its settings.
+    /// Reader of its settings.
     pub(super) read: HfReader,
 }
 
-/// Reads a folder's settings.
+/// Reader of a folder's settings.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum HfReader {
-    /// Of a causal language model.
+    /// For a causal language model.
     Decoder(fn(&Config) -> Result<Decoder>),
-    /// Of an encoder.
+    /// For an encoder.
     Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch>),
 }
 
-/// A family's GGUF files.
+/// A family as stored in GGUF files.
 #[derive(Debug)]
 pub(super) struct GgufFamily {
-    /// `general.architecture`, with which its keys begin.
+    /// Value of `general.architecture`, the prefix of its metadata keys.
     pub(super) name: &'static str,
     /// Names of its weights.
     pub(super) names: &'static NameTable,
-    /// Reads its metadata. Shapes that it does not state come from the tensors.
+    /// Reader of its metadata. Shapes that the metadata does not state come from the tensors.
     pub(super) read: GgufReader,
 }
 
-/// Reads a GGUF file's metadata.
+/// Reader of a GGUF file's metadata.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum GgufReader {
-    /// Of a causal language model.
+    /// For a causal language model.
     Decoder(fn(&GgufKeys<'_>, &Tensors) -> Result<Decoder>),
-    /// Of an encoder.
+    /// For an encoder.
     Encoder(fn(&GgufKeys<'_>, &Tensors) -> Result<EncoderArch>),
 }
 
-/// A decoder, and the layout of its weights.
+/// A decoder and the layout of its weights.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// Architecture; its numbers are bounded but not yet checked against each other.
+    /// Architecture. Its numbers are within bounds but not yet checked for consistency.
     pub(super) arch: DecoderArch,
     /// Layout of its weights.
     pub(super) layout: Layout,
 }
 
 impl From<DecoderArch> for Decoder {
-    /// Returns a decoder with weights in the canonical layout.
+    /// Returns `arch` with weights in the canonical layout.
     fn from(arch: DecoderArch) -> Self {
         Self { layout: Layout::of(&arch), arch }
     }
 }
 
 impl Decoder {
-    /// Marks q and k as rotated in interleaved pairs.
+    /// Sets the layout of q and k to interleaved RoPE pairs.
     fn with_interleaved_rope(mut self) -> Self {
         self.layout.pairs = RopePairs::Interleaved;
         self
     }
 }
 
-/// The family that reads the model's class.
+/// Returns the family that reads the model's class.
 pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
     if let Some(other) = config.quantization().filter(|config| !quark::is_read(config)) {
         return Err(unsupported(
@@ -162,7 +162,7 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
         None => Some(family.model_type) == kind,
     };
     HF.iter().find(known).copied().ok_or_else(|| {
-        // Of a family that is compiled, its other classes; else everything.
+        // List the other classes of the same model type if that type is supported, otherwise all classes.
         let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
         let expected: Vec<&str> = match stated {
             Some(_) if of_kind().next().is_some() => {
@@ -176,7 +176,7 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
     })
 }
 
-/// The family that reads the file's architecture.
+/// Returns the family that reads the file's architecture.
 pub(super) fn gguf_family(metadata: &Metadata) -> Result<&'static GgufFamily> {
     let Some(name) = metadata.text("general.architecture")? else {
         return Err(malformed(metadata.path(), "the key general.architecture", "none"));

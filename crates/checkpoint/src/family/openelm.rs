@@ -1,5 +1,5 @@
-//! OpenELM: Llama's structure with norms of queries and keys, fused projections, and heads and inner widths that grow from
-//! layer to layer (Mehta et al. 2024, arXiv:2404.14619).
+//! OpenELM: Llama's structure with norms of queries and keys, fused projections, and numbers of heads and inner widths
+//! that grow from layer to layer (Mehta et al. 2024, arXiv:2404.14619).
 
 use narthex_spec::arch::{
     Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, QkNorm, Residual, Rope, RopeScaling,
@@ -120,7 +120,8 @@ fn hf(config: &Config) -> Result<Decoder> {
     Ok(arch.into())
 }
 
-/// The multiple of `divisor` nearest to `value`, but not a tenth below it (`make_divisible` of the published code).
+/// Returns the multiple of `divisor` nearest to `value`, or the next one if the nearest is less than 90 % of `value`
+/// (`make_divisible` of the published code).
 fn divisible(value: f64, divisor: usize) -> usize {
     let step = divisor.max(1);
     let nearest = ((value + divisor as f64 / 2.0) as usize / step).saturating_mul(step).max(step);

@@ -1,4 +1,4 @@
-//! Phi-3, Phi-3.5 and Phi-4 mini: Llama's structure with fused projections; LongRoPE in those with a long context.
+//! Phi-3, Phi-3.5 and Phi-4 mini: Llama's structure with fused projections; LongRoPE in the sizes with a long context.
 
 use narthex_spec::arch::{Family, RopeScaling};
 
@@ -48,7 +48,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     Ok(arch.into())
 }
 
-/// LongRoPE's divisors in GGUF.
+/// Tensors with the LongRoPE divisors in GGUF: short and long.
 const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {

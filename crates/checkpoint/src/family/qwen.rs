@@ -1,4 +1,5 @@
-//! Qwen2, Qwen2.5 and Qwen3: Llama's structure with biases of q, k and v (2), or with norms of queries and keys (3).
+//! Qwen2, Qwen2.5 and Qwen3: Llama's structure with biases on q, k and v (Qwen2), or with norms of queries and keys
+//! (Qwen3).
 
 use narthex_spec::arch::{DecoderArch, Family, QkNorm};
 use serde::Deserialize;
@@ -38,13 +39,13 @@ pub(super) const GGUF2: GgufFamily =
 pub(super) const GGUF3: GgufFamily =
     GgufFamily { name: "qwen3", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf3) };
 
-/// Keys beside those that most decoders share.
+/// Keys that most decoders do not share.
 #[derive(Debug, Deserialize)]
 struct QwenKeys {
     max_window_layers: Option<usize>,
 }
 
-/// Reads what both generations share, with a sliding window in the upper layers if the settings enable it.
+/// Reads the settings that both generations share, with a sliding window in the upper layers if the settings enable it.
 fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch)> {
     let (keys, own): (DecoderKeys, QwenKeys) = (config.keys()?, config.keys()?);
     let mut arch = keys.decoder(config, defaults)?;
@@ -76,7 +77,7 @@ fn hf3(config: &Config) -> Result<Decoder> {
     Ok(third(arch).into())
 }
 
-/// Differences of Qwen3 from Qwen2.
+/// Applies the differences of Qwen3 from Qwen2.
 fn third(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Qwen3;
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);

@@ -1,4 +1,5 @@
-//! RoBERTa and XLM-R (arXiv:1907.11692, arXiv:1911.02116): BERT's structure with positions after that of padding.
+//! RoBERTa and XLM-R (arXiv:1907.11692, arXiv:1911.02116): BERT's structure; position ids start after the padding
+//! position.
 
 use narthex_spec::arch::{Activation, EncoderArch, Family};
 use serde::Deserialize;
@@ -64,7 +65,7 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: Activation::Gelu };
     let arch = keys.encoder(config, head(config, sentence, &heads)?)?;
-    // The first token of a text has the position after that of padding.
+    // The first token of a text has the position id `pad_token_id` + 1.
     let first = config.keys::<PadKey>()?.pad_token_id.unwrap_or(1).saturating_add(1);
     let Some(positions) = arch.positions.checked_sub(first).filter(|&left| left > 0) else {
         let expected = format!("max_position_embeddings above pad_token_id + 1, {first}");

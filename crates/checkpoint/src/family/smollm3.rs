@@ -1,4 +1,5 @@
-//! SmolLM3: Llama's structure and names; some layers see no positions (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466).
+//! SmolLM3: Llama's structure and names; some layers have no positional encoding (NoPE, Kazemnejad et al. 2023,
+//! arXiv:2305.19466).
 
 use narthex_spec::arch::{DecoderArch, Family, Rotation};
 use serde::Deserialize;
@@ -27,10 +28,10 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "smollm3", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-/// The usual distance between layers without positions.
+/// Default distance between layers without positions.
 const INTERVAL: usize = 4;
 
-/// Keys beside those that most decoders share.
+/// Keys that most decoders do not share.
 #[derive(Debug, Deserialize)]
 struct SmolLm3Keys {
     /// 0 for each layer without positions.
@@ -66,7 +67,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
-    // The format has no key for it; llama.cpp takes every fourth layer.
+    // The format has no key for the interval; llama.cpp assumes every fourth layer.
     let rotated = every(INTERVAL, arch.layers.len());
     Ok(Decoder::from(without_positions(arch, &rotated)).with_interleaved_rope())
 }

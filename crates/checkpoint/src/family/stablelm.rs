@@ -1,5 +1,5 @@
-//! StableLM 3B and StableLM 2: layer norms, a part of each head rotated, and in some sizes a parallel residual or norms of
-//! queries and keys.
+//! StableLM 3B and StableLM 2: layer norms, partial rotation of each head, and in some sizes a parallel residual or
+//! norms of queries and keys.
 
 use narthex_spec::arch::{DecoderArch, Family, NormKind, QkNorm, Residual};
 use serde::Deserialize;
@@ -34,7 +34,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "stablelm", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-/// Keys beside those that most decoders share.
+/// Keys that most decoders do not share.
 #[derive(Debug, Deserialize)]
 struct StableLmKeys {
     #[serde(default)]
@@ -60,7 +60,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
-    // As in llama.cpp, the weights decide, not `use_parallel_residual`.
+    // As in llama.cpp, the weights decide, and `use_parallel_residual` is ignored.
     let sequential = tensors.has("layers.0.mlp_norm.weight");
     let residual = if sequential { Residual::Sequential } else { Residual::Parallel };
     let normed = tensors.has("layers.0.attn.q_norm.weight");

@@ -1,7 +1,7 @@
-//! The metadata that families read, and what most decoders share of it.
+//! Metadata keys as families read them, and the settings that most decoders share.
 //!
-//! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. What a family has beside that
-//! stands in its own file.
+//! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. A family's own settings are in
+//! its own file.
 
 use narthex_spec::arch::{
     Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
@@ -14,13 +14,13 @@ use crate::{
     tensors::Tensors,
 };
 
-/// The keys of one family, named without the family before them.
+/// Metadata keys of one family, addressed without the family's prefix.
 pub(crate) struct GgufKeys<'a> {
     pub(crate) metadata: &'a Metadata,
     pub(crate) family: &'static str,
 }
 
-/// The rows of an embedding.
+/// Returns the number of rows of an embedding.
 pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize> {
     match tensors.shape(name)? {
         [rows, _] => Ok(*rows),
@@ -30,56 +30,56 @@ pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize> {
     }
 }
 
-/// ggml's divisors of rotary frequencies.
+/// Tensor with ggml's divisors of the rotary frequencies.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
 impl GgufKeys<'_> {
-    /// The whole name of a key.
+    /// Returns the full name of a key.
     pub(crate) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.family)
     }
 
-    /// An integer from zero on.
+    /// Returns a non-negative integer.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         self.metadata.count(&self.name(key))
     }
 
-    /// [`GgufKeys::count`], required.
+    /// Returns a non-negative integer; fails if the key is missing.
     pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
         self.metadata.need_count(&self.name(key))
     }
 
-    /// A float.
+    /// Returns a float.
     pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         self.metadata.float(&self.name(key))
     }
 
-    /// [`GgufKeys::float`], required.
+    /// Returns a float; fails if the key is missing.
     pub(crate) fn need_float(&self, key: &str) -> Result<f64> {
         self.float(key)?.ok_or_else(|| self.absent(key))
     }
 
-    /// A boolean.
+    /// Returns a boolean.
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.metadata.flag(&self.name(key))
     }
 
-    /// An array of integers or booleans.
+    /// Returns an array of integers or booleans.
     pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
         self.metadata.ints(&self.name(key))
     }
 
-    /// An array of floats.
+    /// Returns an array of floats.
     pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
         self.metadata.floats(&self.name(key))
     }
 
-    /// The file, for messages.
+    /// Returns the path of the file, for messages.
     pub(crate) fn path(&self) -> &std::path::Path {
         self.metadata.path()
     }
 
-    /// The number of layers.
+    /// Returns the number of layers.
     pub(crate) fn layers(&self) -> Result<usize> {
         let key = "block_count";
         bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)
@@ -89,7 +89,7 @@ impl GgufKeys<'_> {
         malformed(self.metadata.path(), format!("the key {}", self.name(key)), "none")
     }
 
-    /// A decoder of Llama's structure; families change what they have otherwise.
+    /// Reads a decoder of Llama's structure; families change the settings in which they differ.
     pub(crate) fn decoder(&self, tensors: &Tensors) -> Result<DecoderArch> {
         let layers = self.layers()?;
         let hidden = self.need_count("embedding_length")?;
@@ -120,7 +120,7 @@ impl GgufKeys<'_> {
         })
     }
 
-    /// The epsilon of either kind of norm.
+    /// Returns the epsilon of either kind of norm.
     fn epsilon(&self) -> Result<f64> {
         match self.float("attention.layer_norm_epsilon")? {
             Some(epsilon) => Ok(epsilon),
@@ -147,7 +147,7 @@ impl GgufKeys<'_> {
             let attention = Attention {
                 qkv_bias: has("attn.q_proj"),
                 output_bias: has("attn.o_proj"),
-                // A window as long as the context hides nothing.
+                // A window as long as the context masks nothing.
                 window: window.filter(|&window| window > 0 && window < context),
                 ..Attention::plain(heads, kv_heads, head_size)
             };
@@ -179,13 +179,13 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// Scaling by a single factor and divisors per frequency (`rope_freqs.weight`), alone or together.
+    /// Reads RoPE scaling: a single factor, divisors per frequency (`rope_freqs.weight`), or both.
     fn scaling(&self, tensors: &Tensors) -> Result<RopeScaling> {
         let kind = "rope.scaling.type";
         let factor = match self.metadata.text(&self.name(kind))? {
             Some("none") => None,
             Some("linear") => self.float("rope.scaling.factor")?,
-            // Files from before the type was written carry the factor alone.
+            // Older files have the factor without the type.
             None => match self.float("rope.scaling.factor")? {
                 Some(factor) => Some(factor),
                 None => self.float("rope.scale_linear")?,

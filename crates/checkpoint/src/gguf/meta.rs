@@ -1,7 +1,7 @@
 //! GGUF metadata: typed values by key.
 //!
-//! A missing key is `None`, one of another type an error that names it. Which keys there are is `config`'s and
-//! `vocab`'s matter.
+//! A missing key is `None`; a value of another type is an error with the key's name. `decoder` and `vocab` decide which
+//! keys are read.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::{Result, limits::malformed};
 
-/// A metadata value; numbers in the widest type of their kind.
+/// A metadata value. Numbers have the widest type of their kind.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
-    /// Any integer.
+    /// Any integer type.
     Int(i128),
     /// f32 or f64.
     Float(f64),
@@ -21,13 +21,14 @@ pub(crate) enum Value {
     Bool(bool),
     /// UTF-8 text.
     Text(String),
-    /// Texts.
+    /// An array of strings.
     Texts(Vec<String>),
-    /// Integers of any width, or booleans as 0 and 1; integers beyond i64 are clamped, as none of the keys read here reaches there.
+    /// An array of integers of any width, or of booleans as 0 and 1. Values outside i64 are clamped: no key read here
+    /// has such values.
     Ints(Vec<i64>),
-    /// f32 or f64, as f32.
+    /// An array of f32 or f64, converted to f32.
     Floats(Vec<f32>),
-    /// An array of arrays, which no key read here has.
+    /// An array of arrays. No key read here has one.
     Unread,
 }
 
@@ -46,10 +47,10 @@ impl Value {
     }
 }
 
-/// A file's metadata.
+/// Metadata of a file.
 #[derive(Debug)]
 pub(crate) struct Metadata {
-    /// The file, for messages.
+    /// Path of the file, for messages.
     pub(crate) path: PathBuf,
     /// Values by key.
     pub(crate) values: BTreeMap<String, Value>,
@@ -64,7 +65,7 @@ impl Metadata {
         Err(malformed(&self.path, format!("{key} as {expected}"), found.kind()))
     }
 
-    /// A string.
+    /// Returns a string.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -73,7 +74,7 @@ impl Metadata {
         }
     }
 
-    /// A boolean.
+    /// Returns a boolean.
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -82,7 +83,7 @@ impl Metadata {
         }
     }
 
-    /// An integer from zero on.
+    /// Returns a non-negative integer.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -94,7 +95,7 @@ impl Metadata {
         }
     }
 
-    /// A token id. Ids beyond `i32` stand for "none" in some files and are dropped.
+    /// Returns a token id. Some files write an id beyond `i32` for "no token"; it is returned as `None`.
     pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -103,7 +104,7 @@ impl Metadata {
         }
     }
 
-    /// A float, or an integer taken as one.
+    /// Returns a float; an integer is converted.
     pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -113,7 +114,7 @@ impl Metadata {
         }
     }
 
-    /// An array of strings.
+    /// Returns an array of strings.
     pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -122,7 +123,7 @@ impl Metadata {
         }
     }
 
-    /// An array of integers.
+    /// Returns an array of integers.
     pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -131,7 +132,7 @@ impl Metadata {
         }
     }
 
-    /// An array of floats.
+    /// Returns an array of floats.
     pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
         match self.values.get(key) {
             None => Ok(None),
@@ -140,7 +141,7 @@ impl Metadata {
         }
     }
 
-    /// [`Metadata::count`], required.
+    /// Returns a non-negative integer; fails if the key is missing.
     pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
         match self.count(key)? {
             Some(count) => Ok(count),
@@ -148,7 +149,7 @@ impl Metadata {
         }
     }
 
-    /// A count for each of `layers` layers: given once for all or as an array.
+    /// Returns a count for each of `layers` layers. The file has either one number for all layers or an array.
     pub(crate) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let Some(Value::Ints(ints)) = self.values.get(key) else {
             return Ok(self.count(key)?.map(|count| vec![count; layers]));

@@ -1,6 +1,6 @@
-//! GGUF: one file that holds configuration, tokenizer and weights.
+//! GGUF: one file with configuration, tokenizer and weights.
 //!
-//! `read` parses the bytes into metadata and tensor locations and is the only module that handles raw bytes. `decoder` and
+//! `read` is the only module that handles raw bytes: it parses them into metadata and tensor locations. `decoder` and
 //! `vocab` interpret the metadata.
 
 pub(crate) mod decoder;
@@ -8,7 +8,7 @@ pub(crate) mod meta;
 pub(crate) mod read;
 pub(crate) mod vocab;
 
-/// Bytes after the tables that are fetched too: the divisors of rotary frequencies are the first weights.
+/// Number of bytes after the tables that are fetched too. The divisors of rotary frequencies are the first weights.
 const SETTINGS_BYTES: usize = 64 << 10;
 
 /// Returns the number of bytes to fetch from a file's start for its metadata and tensor table, or `None` if `beginning`

@@ -1,7 +1,7 @@
-//! The bytes of a GGUF file, little-endian, versions 2 and 3.
+//! Parser for the bytes of a GGUF file: little-endian, versions 2 and 3.
 //!
-//! Follows ggml's `docs/gguf.md`. Counts, lengths and offsets are checked against the file's length
-//! and [`BUDGET`]; nothing is allocated for elements that have not been read.
+//! Follows ggml's `docs/gguf.md`. Counts, lengths and offsets are checked against the file's length and [`BUDGET`].
+//! Memory is allocated only for elements that have been read.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map},
@@ -16,15 +16,15 @@ use crate::{
     tensors::end_of,
 };
 
-/// The most memory that metadata may take, in bytes. A vocabulary of a quarter million tokens takes about 30 MB.
+/// Maximum memory for metadata, in bytes. A vocabulary of 250,000 tokens takes about 30 MB.
 const BUDGET: usize = 512 << 20;
-/// Bytes that a metadata entry or tensor costs beyond its text.
+/// Memory that a metadata entry or tensor takes in addition to its text, in bytes.
 const ENTRY_COST: usize = 128;
-/// ggml knows no tensor of more dimensions.
+/// Maximum number of dimensions of a tensor in ggml.
 const MAX_DIMS: u32 = 4;
-/// Alignment of the tensor data where the file names none.
+/// Alignment of the tensor data if the file states none, in bytes.
 const DEFAULT_ALIGNMENT: usize = 32;
-/// The largest alignment that is believed.
+/// Maximum accepted alignment, in bytes.
 const MAX_ALIGNMENT: usize = 1 << 20;
 /// Maximum nesting depth of arrays.
 const MAX_DEPTH: usize = 4;
@@ -50,12 +50,13 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents> {
     Ok(contents)
 }
 
-/// Returns whether a file's beginning contains the whole metadata and tensor table.
+/// Returns whether the beginning of a file contains the whole metadata and tensor table.
 pub(crate) fn has_whole_tables(beginning: &[u8]) -> bool {
     tables(Path::new(""), beginning).is_ok()
 }
 
-/// The metadata and the tensor table, whose places are not held against the file yet; and where they end.
+/// Returns the metadata and the tensor table, and the position of their end. Tensor positions are not yet checked
+/// against the file's length.
 fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize)> {
     let mut reader = Reader { path, bytes, at: 0, budget: BUDGET };
     let [tensor_count, value_count] = reader.header()?;
@@ -91,16 +92,16 @@ fn alignment(metadata: &Metadata) -> Result<usize> {
     Err(malformed(metadata.path(), expected, alignment))
 }
 
-/// The part of a file that holds the tensors' elements.
+/// The part of a file with the tensors' elements.
 struct DataSection {
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     length: usize,
     start: usize,
     alignment: usize,
 }
 
 impl DataSection {
-    /// Turns a tensor's offset into its bytes in the file, once the file is known to hold them.
+    /// Converts a tensor's offset to its byte range in the file, after a check that the file contains it.
     fn locate(&self, path: &Path, name: &str, tensor: &mut StoredTensor) -> Result<()> {
         let offset = tensor.bytes.start;
         if !offset.is_multiple_of(self.alignment) {
@@ -111,7 +112,7 @@ impl DataSection {
             ));
         }
         let TensorEncoding::Known(encoding) = tensor.kind else {
-            // The size of a type that is not decoded is not known; asking for the tensor is refused.
+            // The size of a type that cannot be decoded is unknown. A request for this tensor fails.
             tensor.bytes = 0..0;
             return Ok(());
         };
@@ -138,7 +139,7 @@ impl DataSection {
     }
 }
 
-/// A position in the file.
+/// Reader of the file's bytes.
 struct Reader<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -147,7 +148,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The counts of tensors and metadata entries, after magic and version.
+    /// Reads the magic and version and returns the numbers of tensors and metadata entries.
     fn header(&mut self) -> Result<[u64; 2]> {
         let magic = self.take(4, "the magic GGUF")?;
         if magic != b"GGUF" {
@@ -187,13 +188,13 @@ impl<'a> Reader<'a> {
         self.fixed(what).map(u64::from_le_bytes)
     }
 
-    /// A number that counts bytes or elements of this file.
+    /// Reads a number of bytes or elements of this file.
     fn length(&mut self, what: &str) -> Result<usize> {
         let length = self.u64(what)?;
         usize::try_from(length).map_err(|_| malformed(self.path, what, length))
     }
 
-    /// Takes `bytes` off the memory that metadata may still use.
+    /// Subtracts `bytes` from the memory that metadata may still use.
     fn charge(&mut self, bytes: usize) -> Result<()> {
         match self.budget.checked_sub(bytes) {
             Some(left) => {
@@ -267,7 +268,7 @@ impl<'a> Reader<'a> {
             9 => ENTRY_COST,
             _ => size_of::<i64>(),
         };
-        // Every element takes at least a byte of the file, so an absurd count fails here, before anything is read.
+        // Every element takes at least one byte of the file, so an excessive count fails before anything is read.
         if count > self.bytes.len().saturating_sub(self.at) {
             return Err(malformed(self.path, "an array inside the file", format!("{count} elements")));
         }
@@ -294,7 +295,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| element(self)).collect()
     }
 
-    /// A line of the tensor table; its bytes hold the offset as yet.
+    /// Reads an entry of the tensor table. Its byte range has only the offset so far.
     fn tensor(&mut self) -> Result<(String, StoredTensor)> {
         let name = self.text("a tensor name")?;
         let dims = self.u32("a number of dimensions")?;
@@ -309,7 +310,7 @@ impl<'a> Reader<'a> {
                 format!("{shape:?}"),
             ));
         }
-        // ggml names the innermost dimension first.
+        // ggml lists the innermost dimension first.
         shape.reverse();
         let kind = kind(self.u32("a tensor type")?);
         let offset = self.length("a tensor offset")?;
@@ -321,7 +322,7 @@ fn clamp(value: i128) -> i64 {
     value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
-/// ggml's tensor types by number.
+/// Maps ggml's number of a tensor type.
 fn kind(number: u32) -> TensorEncoding {
     let encoding = match number {
         0 => Encoding::F32,
@@ -375,7 +376,7 @@ mod tests {
 
     use super::*;
 
-    /// A file with one tensor and one value.
+    /// Returns a file with one tensor and one metadata value.
     fn small() -> Gguf {
         let tensor = GgufTensor { name: "t".into(), shape: vec![2, 3], kind: 0, bytes: vec![0; 24] };
         Gguf { meta: vec![("key".into(), Meta::U32(7))], tensors: vec![tensor] }
@@ -395,7 +396,7 @@ mod tests {
         assert!(found.contains(expect), "{found} lacks {expect}");
     }
 
-    /// `bytes` with those at `at` replaced.
+    /// Returns `bytes` with those from `at` on replaced by `with`.
     fn patched(mut bytes: Vec<u8>, at: usize, with: &[u8]) -> Vec<u8> {
         bytes[at..at + with.len()].copy_from_slice(with);
         bytes
@@ -531,7 +532,7 @@ mod tests {
 
     #[test]
     fn metadata_has_a_memory_limit() {
-        // Each byte of the file would become eight.
+        // Each byte of the file would take eight bytes in memory.
         let count = BUDGET / 8 + 1;
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(3u32.to_le_bytes());

@@ -1,6 +1,6 @@
-//! GGUF metadata as a vocabulary and the rules of its special tokens.
+//! Vocabulary and special token rules from GGUF metadata.
 //!
-//! Follows llama.cpp's `llama_vocab::impl::load`. How text is cut into tokens is `narthex-text`'s matter.
+//! Follows llama.cpp's `llama_vocab::impl::load`. Tokenization itself is in `narthex-text`.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
     special::{ends_of, sorted},
 };
 
-/// Pre-tokenizers of BPE vocabularies that begin with BOS where the file does not say.
+/// Pre-tokenizers of BPE vocabularies whose sequences begin with BOS if the file has no setting for it.
 const PRE_WITH_BOS: [&str; 11] = [
     "llama3",
     "llama-v3",
@@ -38,8 +38,8 @@ pub(crate) struct Vocabulary {
     pub(crate) special: SpecialTokens,
 }
 
-/// Reads the vocabulary. For encoders `bos` and `eos` of the vocabulary are its `[CLS]` and `[SEP]`, which the
-/// tokenizer itself puts around a text, so [`SpecialTokens::bos`] stays empty.
+/// Reads the vocabulary. For encoders, `bos` and `eos` of the vocabulary are its `[CLS]` and `[SEP]`, which the
+/// tokenizer itself adds around a text, so [`SpecialTokens::bos`] is `None`.
 pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<Vocabulary> {
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Err(malformed(metadata.path(), "the key tokenizer.ggml.model", "none"));
@@ -81,7 +81,7 @@ pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<V
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 
-/// The tokens, no more of them than the embedding has rows.
+/// Returns the tokens, at most as many as the embedding has rows.
 fn tokens(metadata: &Metadata, architecture: &Architecture) -> Result<Vec<String>> {
     let tokens = metadata.texts("tokenizer.ggml.tokens")?.unwrap_or(&[]);
     let rows = match architecture {
@@ -115,14 +115,14 @@ fn same_length<'a, T>(
 /// Returns whether a sequence begins with BOS: the file's setting, or else the convention of its tokenizer.
 fn wants_bos(stated: Option<bool>, model: &str, pre: Option<&str>) -> bool {
     stated.unwrap_or_else(|| match model {
-        // ChatGLM3's template begins with tokens of its own.
+        // ChatGLM3's template writes its own initial tokens.
         "llama" => pre != Some("chatglm-spm"),
         "gpt2" => pre.is_some_and(|pre| PRE_WITH_BOS.contains(&pre)),
         _ => false,
     })
 }
 
-/// Special tokens by role; each id is one of the vocabulary's.
+/// Special tokens by role. Each id is inside the vocabulary.
 #[derive(Debug, Default)]
 struct Ids {
     bos: Option<u32>,
@@ -138,7 +138,7 @@ impl Ids {
     fn read(metadata: &Metadata, model: &str, tokens: &[String]) -> Result<Self> {
         let id = |role: &str, default: Option<u32>| {
             let stated = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
-            // Some files name ids beyond their vocabulary; llama.cpp passes over them too.
+            // Some files state ids beyond their vocabulary; llama.cpp ignores them too.
             let known = |id: &u32| (*id as usize) < tokens.len();
             Ok::<_, CheckpointError>(stated.filter(known).or(default.filter(known)))
         };
@@ -167,7 +167,7 @@ impl Ids {
         })
     }
 
-    /// Every token that ends an answer.
+    /// Returns every token that ends an answer.
     fn stop(&self, metadata: &Metadata, tokens: &[String], family: Family) -> Result<Vec<u32>> {
         let mut stop: Vec<u32> = self.eos.into_iter().collect();
         for role in ["eot", "eom"] {
@@ -181,7 +181,7 @@ impl Ids {
         Ok(sorted(stop))
     }
 
-    /// The texts that templates name.
+    /// Returns the texts of the roles that templates use.
     fn texts(&self, tokens: &[String]) -> BTreeMap<String, String> {
         let roles = [
             ("bos_token", self.bos),
@@ -211,7 +211,8 @@ mod tests {
     use super::*;
     use crate::{Checkpoint, TokenizerSource};
 
-    /// The vocabularies in llama.cpp's source that come with what it makes of texts; not Gemma 4's, a kind of its own.
+    /// Vocabularies in llama.cpp's source that have test texts with expected ids. Gemma 4's is left out, because its
+    /// tokenizer model is not supported.
     const VOCABULARIES: [&str; 14] = [
         "bert-bge",
         "command-r",
@@ -316,7 +317,7 @@ mod tests {
         refused(set("merges", Meta::U32(1)), "tokenizer.ggml.merges as an array of strings");
     }
 
-    /// What llama.cpp makes of hard texts: `FILE.inp` has the texts, `FILE.out` a line of ids for each.
+    /// Test texts with the ids that llama.cpp produces: `FILE.inp` has the texts, `FILE.out` a line of ids for each.
     fn cases(folder: &Path, name: &str) -> Vec<(String, Vec<u32>)> {
         let text = |end: &str| {
             let path = folder.join(format!("{name}.{end}"));
@@ -327,7 +328,7 @@ mod tests {
         texts.split("\n__ggml_vocab_test__\n").map(str::to_owned).zip(ids).collect()
     }
 
-    /// Texts that this tokenizer splits into other tokens than that of `cases`.
+    /// Returns the texts for which this tokenizer produces other ids than those of `cases`.
     fn differing(file: &Path, specials: Specials, cases: &[(String, Vec<u32>)]) -> Vec<String> {
         let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let contents = super::super::read::read(file, &bytes).unwrap();
@@ -351,7 +352,7 @@ mod tests {
         for name in VOCABULARIES {
             let name = format!("ggml-vocab-{name}.gguf");
             let mut cases = cases(&folder, &name);
-            // The publisher's normaliser composes letters and marks, which llama.cpp leaves out.
+            // The publisher's normaliser composes letters and marks; llama.cpp omits this.
             let marked = |text: &str| text.contains(|c: char| ('\u{300}'..'\u{370}').contains(&c));
             cases.retain(|(text, _)| name != "ggml-vocab-qwen35.gguf" || !marked(text));
             assert!(cases.len() > 40, "{name}");

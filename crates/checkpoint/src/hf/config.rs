@@ -16,7 +16,7 @@ pub struct Config {
     class: ClassKeys,
 }
 
-/// Keys of the model's class.
+/// Keys of `config.json` that do not depend on the model's class.
 #[derive(Debug, Deserialize)]
 struct ClassKeys {
     architectures: Option<Vec<String>>,
@@ -37,18 +37,18 @@ pub struct TokenIds {
     pub pad_token_id: Option<OneOrMore>,
 }
 
-/// An id or several. Signed, as -1 stands for "none" in some files.
+/// One id or several. They are signed because some files write -1 for "no token".
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrMore {
-    /// An id.
+    /// One id.
     One(i64),
-    /// Several.
+    /// Several ids.
     More(Vec<i64>),
 }
 
 impl OneOrMore {
-    /// The ids that are token ids at all.
+    /// Returns the ids that are valid token ids.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         let ids = match self {
             Self::One(id) => std::slice::from_ref(id),
@@ -68,7 +68,7 @@ impl Config {
         }
     }
 
-    /// The keys of the file at `path`.
+    /// Creates the configuration from the keys of the file at `path`.
     pub fn new(path: PathBuf, keys: Value) -> Result<Self> {
         match ClassKeys::deserialize(&keys) {
             Ok(class) => Ok(Self { path, keys, class }),
@@ -76,12 +76,12 @@ impl Config {
         }
     }
 
-    /// The file, for messages.
+    /// Returns the path of the file, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the configuration with other values for some keys.
+    /// Returns the configuration with `changes` applied to its keys.
     pub(crate) fn with(&self, changes: Value) -> Result<Self> {
         let mut keys = self.keys.clone();
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
@@ -90,33 +90,33 @@ impl Config {
         Self::new(self.path.clone(), keys)
     }
 
-    /// Ids of special tokens, for tokenizers that do not name them.
+    /// Returns the ids of special tokens, for tokenizers that do not state them.
     pub fn ids(&self) -> &TokenIds {
         &self.class.ids
     }
 
-    /// `model_type`, if the file states it.
+    /// Returns `model_type`, if the file states it.
     pub(crate) fn model_type(&self) -> Option<&str> {
         self.class.model_type.as_deref()
     }
 
-    /// `quantization_config`, if the file has it.
+    /// Returns `quantization_config`, if the file has it.
     pub(crate) fn quantization(&self) -> Option<&Value> {
         self.class.quantization_config.as_ref()
     }
 
-    /// The model's class, if the file states it.
+    /// Returns the model's class, if the file states it.
     pub fn class(&self) -> Option<&str> {
         self.class.architectures.as_ref()?.first().map(String::as_str)
     }
 
-    /// The keys that a family reads.
+    /// Deserializes the keys that a family reads.
     pub fn keys<T: DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
     }
 
-    /// The keys of a part of the file, such as a multimodal model's text part, or of the whole file where it has no such
-    /// part; `defaults` are those that published files leave out.
+    /// Returns the configuration of a part of the file, such as a multimodal model's text part. If the file has no such
+    /// part, the whole file is used. `defaults` has values for keys that published files leave out.
     pub fn part(&self, name: &str, defaults: Value) -> Result<Self> {
         let mut keys = defaults;
         let stated = self.keys.get(name).unwrap_or(&self.keys);

@@ -1,7 +1,7 @@
 //! The keys of `config.json` that most causal language models share.
 //!
-//! Follows `LlamaConfig` of the `transformers` library, and `modeling_rope_utils` for rotary scaling. What is set but
-//! not compiled is refused, never passed over. What a family has beside them stands in its own file.
+//! Follows `LlamaConfig` of the `transformers` library, and `modeling_rope_utils` for rotary scaling. A setting that is
+//! present but not supported is refused, never ignored. A family's own keys are in its own file.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ pub(crate) struct DecoderKeys {
     pub(crate) layer_types: Option<Vec<LayerType>>,
 }
 
-/// Inner widths: one for all layers, or one for each.
+/// Inner widths of the feed-forward parts: one for all layers, or one for each.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum InnerWidths {
@@ -53,7 +53,7 @@ enum InnerWidths {
 }
 
 impl InnerWidths {
-    /// The inner width of each of `layers` layers.
+    /// Returns the inner width of each of `layers` layers.
     fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>> {
         match self {
             Self::All(width) => Ok(vec![*width; layers]),
@@ -65,29 +65,29 @@ impl InnerWidths {
     }
 }
 
-/// Tokens that a layer's attention sees.
+/// Attention type of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum LayerType {
-    /// Everything before.
+    /// All earlier tokens.
     #[serde(rename = "full_attention")]
     Full,
-    /// A window.
+    /// Only the earlier tokens within a window.
     #[serde(rename = "sliding_attention")]
     Sliding,
 }
 
-/// Defaults of a class.
+/// Default settings of a configuration class.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Defaults {
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub(crate) context: usize,
-    /// Key/value heads; `None` where there are as many as query heads.
+    /// Number of key/value heads; `None` if it equals the number of query heads.
     pub(crate) kv_heads: Option<usize>,
-    /// Elements per head; `None` where it is the width divided by the heads.
+    /// Elements per head; `None` if it is the hidden width divided by the number of heads.
     pub(crate) head_size: Option<usize>,
-    /// Base of rotary frequencies.
+    /// Base of the rotary frequencies.
     pub(crate) theta: f64,
-    /// The share of a head that is rotated; `None` where the class rotates all of it, whatever the file says.
+    /// Fraction of each head that is rotated; `None` if the class always rotates all of it and ignores the key.
     pub(crate) rotated: Option<f64>,
     /// Epsilon of norms.
     pub(crate) epsilon: f64,
@@ -103,7 +103,7 @@ pub(crate) enum Tied {
 }
 
 impl Defaults {
-    /// Those of `LlamaConfig`.
+    /// Defaults of `LlamaConfig`.
     pub(crate) const LLAMA: Self = Self {
         context: 2048,
         kv_heads: None,
@@ -115,11 +115,11 @@ impl Defaults {
     };
 }
 
-/// `rope_scaling`, or `rope_parameters` as newer versions write it.
+/// `rope_scaling`, or `rope_parameters` in newer versions of the library.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct RopeKeys {
     rope_type: Option<String>,
-    /// Older name of `rope_type`; many files carry both.
+    /// Older name of `rope_type`; many files have both.
     #[serde(default, rename = "type")]
     old_rope_type: Option<String>,
     rope_theta: Option<f64>,
@@ -133,7 +133,7 @@ pub(crate) struct RopeKeys {
     attention_factor: Option<f64>,
 }
 
-/// Expectation of a file that has both keys.
+/// Expected content of a file that has both keys, for errors.
 pub(crate) const ROPE_TWICE: &str =
     "rope_scaling and rope_parameters that say the same, or one of them alone";
 
@@ -145,7 +145,8 @@ pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 impl DecoderKeys {
-    /// A decoder of Llama's structure without biases and windows; families change what they have otherwise.
+    /// Reads a decoder of Llama's structure without biases and windows; families change the settings in which they
+    /// differ.
     pub(crate) fn decoder(&self, config: &Config, defaults: Defaults) -> Result<DecoderArch> {
         let path = config.path();
         let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
@@ -179,10 +180,10 @@ impl DecoderKeys {
         })
     }
 
-    /// Windows of the layers that have the sliding type.
+    /// Sets the window of each layer of the sliding type.
     pub(crate) fn windows(&self, arch: &mut DecoderArch, types: &[LayerType], window: Option<usize>) {
         for (layer, kind) in arch.layers.iter_mut().zip(types) {
-            // A window as long as the context hides nothing.
+            // A window as long as the context masks nothing.
             let hides = |window: &usize| *kind == LayerType::Sliding && (1..arch.context).contains(window);
             layer.attention.window = window.filter(hides);
         }
@@ -205,7 +206,7 @@ impl DecoderKeys {
         let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
         let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
         match (new, old) {
-            // `transformers` then reads the older key, which the author of the newer one did not intend.
+            // In this case `transformers` reads the older key, which the author of the newer one did not intend.
             (Some(new), Some(old)) if self.rope_of(config, Some(old), head_size, defaults)? != rope => {
                 let found = format!("{:?} and {:?} that differ", old.kind(), new.kind());
                 Err(malformed(config.path(), ROPE_TWICE, found))
@@ -247,22 +248,23 @@ impl DecoderKeys {
 }
 
 impl RopeKeys {
-    /// Rotary positions with `dims` rotated elements per head; `theta` is the base if the keys have none.
+    /// Returns RoPE with `dims` rotated elements per head; `theta` is the base if the keys have none.
     pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope> {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
     }
 
-    /// The file's name of the scaling.
+    /// Returns the file's name of the scaling type.
     fn kind(&self) -> &str {
         self.rope_type.as_deref().or(self.old_rope_type.as_deref()).unwrap_or("default")
     }
 
-    /// Returns whether the scaling is LongRoPE's. Files older than its publication call it `su`.
+    /// Returns whether the scaling is LongRoPE. Files that are older than its publication call it `su`.
     fn is_long(&self) -> bool {
         matches!(self.kind(), "longrope" | "su")
     }
 
-    /// LongRoPE's scaling for a context of so many tokens; `original` is what the file says beside the scaling.
+    /// Returns LongRoPE scaling for a context of `context` tokens. `original` is the original context length that the
+    /// file states outside the scaling keys.
     fn long(&self, config: &Config, context: usize, original: Option<usize>) -> Result<RopeScaling> {
         let need = |key: &str| malformed(config.path(), format!("a rope scaling with {key}"), "none");
         let original_context = original
@@ -299,7 +301,7 @@ impl RopeKeys {
     }
 }
 
-/// The activations of `transformers` by name.
+/// Returns the activation with this name in `transformers`.
 pub(crate) fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),

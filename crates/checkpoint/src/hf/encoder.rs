@@ -1,4 +1,4 @@
-//! Keys that encoders share in `config.json`: BERT's, with their defaults, and the class that decides the head.
+//! The keys of `config.json` that encoders share: BERT's with their defaults, and the class, which determines the head.
 
 use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use crate::{
     limits::{LAYERS, bounded, unsupported},
 };
 
-/// The keys of BERT and of what follows it.
+/// The keys of BERT and of encoders that derive from it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct EncoderKeys {
     vocab_size: usize,
@@ -27,7 +27,7 @@ pub(crate) struct EncoderKeys {
 }
 
 impl EncoderKeys {
-    /// The encoder that the keys describe, with BERT's structure.
+    /// Returns the encoder that the keys describe, with BERT's structure.
     pub(crate) fn encoder(&self, config: &Config, head: EncoderHead) -> Result<EncoderArch> {
         if let Some(other) = self.position_embedding_type.as_deref().filter(|&kind| kind != "absolute") {
             return Err(unsupported("position_embedding_type", "absolute", other));
@@ -56,13 +56,13 @@ impl EncoderKeys {
         })
     }
 
-    /// The stated activation, or the class's own.
+    /// Returns the stated activation, or the class's default.
     pub(crate) fn activation(&self, default: &str) -> Result<Activation> {
         activation(self.hidden_act.as_deref().unwrap_or(default))
     }
 }
 
-/// The keys that bear on heads.
+/// The keys that determine the head.
 #[derive(Debug, Deserialize)]
 struct HeadKeys {
     id2label: Option<serde_json::Map<String, Value>>,
@@ -70,7 +70,7 @@ struct HeadKeys {
     tie_word_embeddings: Option<bool>,
 }
 
-/// Computation of a family's heads before their last layer.
+/// Activations of a family's heads before their last layer.
 pub(crate) struct Heads {
     /// Activation of the dense layer before a classifier.
     pub(crate) score: Option<Activation>,
@@ -78,8 +78,8 @@ pub(crate) struct Heads {
     pub(crate) masked: Activation,
 }
 
-/// The head that the model's class names. Files of sentence-transformers make an embedding model of any class: most
-/// were trained from a masked language model and still carry its name.
+/// Returns the head of the model's class. If the folder has files of sentence-transformers, the model is an embedding
+/// model whatever its class: most were trained from a masked language model and still have its class name.
 pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads) -> Result<EncoderHead> {
     let class = config.class().unwrap_or_default();
     let keys: HeadKeys = config.keys()?;

@@ -1,6 +1,6 @@
-//! A checkpoint's folder: reads small files and remembers which ones it read.
+//! A checkpoint's folder: reads small files and records which ones it read.
 //!
-//! Other modules interpret the files; only the licence line of a model card is read here.
+//! Other modules interpret the files; only the licence line of a model card is parsed here.
 
 use std::{
     io::Read,
@@ -15,13 +15,13 @@ use crate::{
     limits::{malformed, read_small},
 };
 
-/// Bytes of a model card that are searched for its licence; the front matter comes first.
+/// Number of bytes of a model card that are searched for its licence. The front matter is at the beginning.
 const CARD_BYTES: u64 = 64 << 10;
 
 /// A folder and the files read from it.
 pub struct Folder {
     path: PathBuf,
-    /// The files read so far.
+    /// Files read so far.
     pub files: Vec<PathBuf>,
 }
 
@@ -36,7 +36,7 @@ impl Folder {
         &self.path
     }
 
-    /// The path of `name` in the folder.
+    /// Returns the path of `name` in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -46,7 +46,7 @@ impl Folder {
         self.file(name).is_file()
     }
 
-    /// The bytes of `name`, where there is such a file.
+    /// Returns the bytes of `name`, or `None` if there is no such file.
     pub fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         if !self.has(name) {
             return Ok(None);
@@ -59,7 +59,7 @@ impl Folder {
         Ok(Some(bytes))
     }
 
-    /// The text of `name`, where there is such a file.
+    /// Returns the text of `name`, or `None` if there is no such file.
     pub fn text(&mut self, name: &str) -> Result<Option<String>> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         match String::from_utf8(bytes) {
@@ -68,7 +68,7 @@ impl Folder {
         }
     }
 
-    /// `name` as JSON, where there is such a file; `expected` says what it should hold.
+    /// Parses `name` as JSON, or returns `None` if there is no such file. `expected` describes its content for errors.
     pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
@@ -77,7 +77,7 @@ impl Folder {
         }
     }
 
-    /// The licence in the front matter of the model card.
+    /// Returns the licence in the front matter of the model card.
     pub fn license(&self) -> Result<Option<String>> {
         let path = self.file("README.md");
         let Ok(file) = open_regular(&path) else { return Ok(None) };
@@ -88,7 +88,7 @@ impl Folder {
     }
 }
 
-/// `name` where it leads to a file below the folder it is found in, not out of it.
+/// Returns whether the relative path `name` stays inside the folder that contains it.
 pub fn inside(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }

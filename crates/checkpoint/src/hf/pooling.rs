@@ -1,7 +1,7 @@
-//! Pooling of an encoder's rows into one vector, as the files of sentence-transformers state it.
+//! Pooling of an encoder's rows into one vector, from the files of sentence-transformers.
 //!
-//! `modules.json` lists the modules, `1_Pooling/config.json` says how to pool. A folder without them is pooled by
-//! the mean and scaled to unit length: embeddings are compared by cosine, which the length does not change.
+//! `modules.json` lists the modules, and `1_Pooling/config.json` has the pooling mode. The default for a folder without
+//! them is the mean, scaled to unit length: embeddings are compared by cosine, which does not depend on the length.
 
 use narthex_spec::arch::{EncoderHead, Pooling};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use crate::{
     limits::{malformed, unsupported},
 };
 
-/// Where sentence-transformers keeps the pooling module unless its list says otherwise.
+/// Default folder of the pooling module if `modules.json` does not state one.
 const USUAL_POOLING: &str = "1_Pooling";
 
 /// Settings of sentence-transformers for an encoder.
@@ -22,14 +22,14 @@ pub struct SentenceEmbedding {
     pub pooling: Pooling,
     /// True if the vector is scaled to unit length.
     pub normalize: bool,
-    /// The longest text, in tokens.
+    /// Maximum text length, in tokens.
     pub max_length: Option<usize>,
     /// True if these settings come from `modules.json`, false if from a default for folders without it.
     pub listed: bool,
 }
 
 impl SentenceEmbedding {
-    /// The head that it makes of an encoder.
+    /// Returns the encoder head with these settings.
     pub fn embedding(&self) -> EncoderHead {
         EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
     }
@@ -48,7 +48,7 @@ struct Limits {
     max_seq_length: Option<usize>,
 }
 
-/// Any `pooling_mode_*` key, or the single `pooling_mode` that newer versions write.
+/// Keys of the pooling mode: any of `pooling_mode_*`, or the single `pooling_mode` of newer versions.
 #[derive(Deserialize)]
 struct PoolingKeys {
     pooling_mode: Option<serde_json::Value>,
@@ -57,7 +57,7 @@ struct PoolingKeys {
     rest: std::collections::BTreeMap<String, serde_json::Value>,
 }
 
-/// Reads `modules.json` and what it names.
+/// Reads `modules.json` and the files that it lists.
 pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let max_length = folder
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
@@ -69,7 +69,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let mut sentence =
         SentenceEmbedding { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
     for (at, module) in modules.iter().enumerate() {
-        // The list comes from outside and must not lead out of the folder.
+        // The list comes from outside and must not refer to files outside the folder.
         if !inside(&module.path) {
             return Err(malformed(&folder.file("modules.json"), "modules inside the folder", &module.path));
         }
@@ -95,7 +95,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     Ok(sentence)
 }
 
-/// The pooling of the module in `path`, where it has a configuration.
+/// Returns the pooling of the module in `path`, or `None` if it has no configuration.
 fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>> {
     let name = format!("{path}/config.json");
     let Some(keys) = folder.json::<PoolingKeys>(&name, "a pooling configuration")? else { return Ok(None) };

@@ -16,7 +16,7 @@ struct SentenceTransformersKeys {
     default_prompt_name: Option<String>,
 }
 
-/// Reads the prompts; none where all of them are empty.
+/// Reads the prompts; the result is empty if all of them are empty.
 pub fn read(folder: &mut Folder) -> Result<Prompts> {
     let keys: Option<SentenceTransformersKeys> = folder.json(FILE, "the settings of an embedding model")?;
     let Some(SentenceTransformersKeys { prompts: Some(named), default_prompt_name: default }) = keys else {

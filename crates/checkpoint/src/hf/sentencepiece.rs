@@ -1,5 +1,5 @@
-//! `tokenizer.model`, SentencePiece's own file, where a folder has no `tokenizer.json`: the pieces in it and the tokens that
-//! other files, or the family's own program, add to them.
+//! `tokenizer.model`, SentencePiece's own file, for folders without `tokenizer.json`: its pieces, and the tokens that
+//! other files or the family's own code add to them.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     special::CHATGLM3_TOKENS,
 };
 
-/// SentencePiece's file.
+/// SentencePiece's model file.
 pub(super) const MODEL: &str = "tokenizer.model";
 const ADDED: &str = "added_tokens.json";
 
@@ -33,8 +33,8 @@ struct Added {
     rstrip: bool,
 }
 
-/// The `tokenizer.json` of a folder that has SentencePiece's file instead; `stated` is `tokenizer_config.json`, `special`
-/// the texts of special tokens.
+/// Builds a `tokenizer.json` from SentencePiece's file. `stated` is `tokenizer_config.json`; `special` has the texts of
+/// special tokens.
 pub(super) fn tokenizer_json(
     folder: &mut Folder,
     stated: &BTreeMap<String, Value>,
@@ -57,7 +57,7 @@ pub(super) fn tokenizer_json(
     tokenizer.to_json().map(Some).map_err(refused)
 }
 
-/// ChatGLM3's program numbers these tokens after the pieces. `sop` and `eop` also occur inside words.
+/// Returns the tokens that ChatGLM3's own code numbers after the pieces. `sop` and `eop` also occur inside words.
 fn chatglm3(pieces: usize) -> impl Iterator<Item = Addition> {
     let ids = (0..).map_while(move |at| u32::try_from(pieces + at).ok());
     ids.zip(CHATGLM3_TOKENS).map(|(id, content)| Addition {
@@ -70,7 +70,7 @@ fn chatglm3(pieces: usize) -> impl Iterator<Item = Addition> {
     })
 }
 
-/// `added_tokens_decoder` of `tokenizer_config.json`, else `added_tokens.json`, which has texts and ids alone.
+/// Reads `added_tokens_decoder` of `tokenizer_config.json`, or else `added_tokens.json`, which has only texts and ids.
 fn additions(
     folder: &mut Folder,
     stated: &BTreeMap<String, Value>,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::{Checkpoint, TokenizerSource};
 
-    /// A BPE model with byte pieces: `<unk>`, `<s>`, `</s>`, a newline, and letters.
+    /// Returns a BPE model with byte pieces: `<unk>`, `<s>`, `</s>`, a newline, and letters.
     fn model() -> Vec<u8> {
         let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
         let piece = |(at, (text, kind)): (usize, &(&str, u8))| {
@@ -122,7 +122,7 @@ mod tests {
         let plain = ["▁", "h", "i", "hi", "▁hi", "s", "o", "p", "▁s"].map(|text| (text, 1));
         let pieces = [&[("<unk>", 2), ("<s>", 3), ("</s>", 3), ("<0x0A>", 6)], plain.as_slice()].concat();
         let mut model: Vec<u8> = pieces.iter().enumerate().flat_map(piece).collect();
-        // BPE with byte fallback; spaces stay.
+        // BPE with byte fallback; spaces are not removed.
         model.extend(field(2, &[0x18, 2, 0x98, 2, 1]));
         model.extend(field(3, &[0x20, 0]));
         model
@@ -191,11 +191,11 @@ mod tests {
         for file in ["config.json", "model.safetensors"] {
             std::fs::copy(golden.join(file), folder.path().join(file)).unwrap();
         }
-        // Later revisions list some of the tokens, as ordinary ones.
+        // Later revisions list some of the tokens as ordinary ones.
         let listed = json!({"added_tokens_decoder": {"16": {"content": "sop"}}});
         let checkpoint = open(folder.path(), &[("tokenizer_config.json", listed)]).unwrap();
         let special = &checkpoint.special;
-        // `<|user|>` and `<|observation|>`, besides what config.json says.
+        // `<|user|>` and `<|observation|>`, in addition to the ids of config.json.
         assert_eq!((special.bos, special.stop.as_slice()), (None, &[1, 19, 21][..]));
         let t = tokenizer(&checkpoint);
         let template = checkpoint.chat_template.as_deref().unwrap();
@@ -203,7 +203,8 @@ mod tests {
         let messages = [Message::new(Role::System, "hi".into()), Message::new(Role::User, "sop".into())];
         let options = RenderOptions::answer((2026, 11, 21));
         let tokens = prompt::tokens(&t, &template, &messages, &options, special.bos).unwrap();
-        // What the program builds: [gMASK] sop, and for each message its role, "▁\n", and the text as a text of its own.
+        // ChatGLM3's own code builds: [gMASK] sop, then for each message its role, "▁\n", and the content, tokenized
+        // separately.
         assert_eq!(tokens, [14, 16, 18, 4, 3, 8, 19, 4, 3, 12, 10, 11, 20]);
         assert_eq!(t.encode("sops", Specials::Parse).unwrap(), [12, 10, 11, 9]);
     }

@@ -1,8 +1,8 @@
-//! The tokenizer files of a folder: `tokenizer.json`, or what `sentencepiece` makes one of, and the rules of its special
-//! tokens.
+//! The tokenizer files of a folder: `tokenizer.json`, or the one that `sentencepiece` builds, and the rules of its
+//! special tokens.
 //!
-//! Follows the order of `transformers`: `tokenizer_config.json` before `special_tokens_map.json`,
-//! `generation_config.json` before `config.json`. How text is cut into tokens is `narthex-text`'s matter.
+//! Follows the precedence of `transformers`: `tokenizer_config.json` before `special_tokens_map.json`,
+//! `generation_config.json` before `config.json`. Tokenization itself is in `narthex-text`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::{
     special::{ends_of, sorted, template_of},
 };
 
-/// The roles of special tokens that templates name.
+/// Roles of special tokens that templates use.
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token"];
 
@@ -32,12 +32,12 @@ pub struct Text {
     pub chat_template: Option<String>,
 }
 
-/// A model's vocabulary entries, and a decoder's family where it is known.
+/// Number of a model's vocabulary entries, and a decoder's family if it is known.
 #[derive(Debug, Clone, Copy)]
 pub enum Vocab {
-    /// Of a decoder, with its family if that is known.
+    /// For a decoder, with its family if it is known.
     Decoder(usize, Option<Family>),
-    /// Of an encoder.
+    /// For an encoder.
     Encoder(usize),
 }
 
@@ -57,12 +57,12 @@ struct TokenizerConfig {
     tokenizer_class: Option<String>,
     model_max_length: Option<f64>,
     chat_template: Option<ChatTemplate>,
-    /// Every other key, the roles among them.
+    /// All other keys, including the roles.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
-/// A template, or several by name.
+/// One template, or several with names.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum ChatTemplate {
@@ -96,8 +96,8 @@ const SPECIAL_MAP: &str = "special_tokens_map.json";
 
 /// Reads the tokenizer, its special tokens and the chat template.
 ///
-/// For encoders the tokenizer itself puts `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] stays empty. `ids`
-/// stand in for those that the tokenizer's files do not name.
+/// For encoders, the tokenizer itself adds `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] is `None`.
+/// `ids` are used for special tokens that the tokenizer's files do not state.
 pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text> {
     let stated = tokenizer_config(folder)?;
     let map: BTreeMap<String, Value> =
@@ -119,10 +119,10 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text> {
     Ok(Text { tokenizer, special, chat_template })
 }
 
-/// The longest text that the tokenizer's files allow, in tokens.
+/// Returns the maximum text length that the tokenizer's files allow, in tokens.
 pub fn max_length(folder: &mut Folder, sentence: &SentenceEmbedding) -> Result<Option<usize>> {
     let stated = tokenizer_config(folder)?.model_max_length;
-    // Files without a limit say 1e30.
+    // Files without a limit state 1e30.
     let stated = stated.filter(|&length| (1.0..1e15).contains(&length)).map(|length| length as usize);
     match sentence.max_length.or(stated) {
         Some(0) => {
@@ -132,7 +132,7 @@ pub fn max_length(folder: &mut Folder, sentence: &SentenceEmbedding) -> Result<O
     }
 }
 
-/// `tokenizer.json`, or what `tokenizer.model` makes one.
+/// Returns the bytes of `tokenizer.json`, or of one built from `tokenizer.model`.
 fn tokenizer_bytes(
     folder: &mut Folder,
     stated: &TokenizerConfig,
@@ -156,25 +156,26 @@ fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig> {
     Ok(folder.json(TOKENIZER_CONFIG, "a tokenizer's configuration")?.unwrap_or_default())
 }
 
-/// The texts of the special tokens by role.
+/// Returns the texts of the special tokens by role.
 fn texts(stated: &TokenizerConfig, map: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
     let text = |value: &Value| token_text(value).map(str::to_owned);
     let find = |role: &str| stated.rest.get(role).and_then(text).or_else(|| map.get(role).and_then(text));
     ROLES.into_iter().filter_map(|role| Some((role.to_owned(), find(role)?))).collect()
 }
 
-/// A token is its text or an object that has the text.
+/// Returns the text of a token, which is stored as a string or as an object with the key `content`.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-/// The texts of one token or of several.
+/// Returns the texts of one token or of several.
 fn token_texts(value: &Value) -> Vec<&str> {
     let several = value.as_array().into_iter().flatten().filter_map(token_text);
     several.chain(token_text(value)).collect()
 }
 
-/// The template file goes before the tokenizer's; of several the one called `default`, else the first.
+/// Returns the chat template. The template file has precedence over the tokenizer's configuration; of several
+/// templates, the one called `default` is used, else the first.
 fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<String>> {
     if let Some(text) = folder.text("chat_template.jinja")? {
         return Ok(Some(text));
@@ -189,7 +190,7 @@ fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<
     })
 }
 
-/// All that bears on special tokens.
+/// All settings that determine the special tokens.
 struct Rules {
     json: TokenizerJson,
     stated: TokenizerConfig,
@@ -199,12 +200,12 @@ struct Rules {
 }
 
 impl Rules {
-    /// The id of the token with this text.
+    /// Returns the id of the token with this text.
     fn id(&self, text: &str) -> Option<u32> {
         self.json.added_tokens.iter().find(|token| token.content == text).map(|token| token.id)
     }
 
-    /// The id of the token in this role.
+    /// Returns the id of the token in this role.
     fn role(&self, role: &str) -> Option<u32> {
         self.texts.get(role).and_then(|text| self.id(text))
     }
@@ -222,12 +223,12 @@ impl Rules {
     fn decoder(&self, vocab: usize, family: Option<Family>) -> SpecialTokens {
         let stated = self.generation.bos_token_id.as_ref().or(self.fallback.bos_token_id.as_ref());
         let bos = self.role("bos_token").or_else(|| stated?.ids().next());
-        // The stop set of `generation_config.json` replaces that of `config.json`, as `generate` has it.
+        // As in `generate`, the stop set of `generation_config.json` replaces that of `config.json`.
         let eos = self.generation.eos_token_id.as_ref().or(self.fallback.eos_token_id.as_ref());
         let stop = eos.iter().flat_map(|eos| eos.ids()).collect::<Vec<_>>();
         let named = ends_of(family).filter_map(|text| self.id(text));
         let stop = stop.into_iter().chain(self.role("eos_token")).chain(named);
-        // Tokens without a row in the embedding can neither be given nor come out.
+        // Tokens without a row in the embedding can neither be an input nor an output.
         let known = |id: &u32| (*id as usize) < vocab;
         SpecialTokens {
             bos: bos.filter(known).filter(|_| self.adds_bos()),
@@ -237,8 +238,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether a sequence begins with BOS: the value of `add_bos_token`, or else the tokenizer's own template,
-    /// or else the convention of its class.
+    /// Returns whether a sequence begins with BOS: the value of `add_bos_token`, else the tokenizer's post-processing
+    /// template, else the convention of its class.
     fn adds_bos(&self) -> bool {
         if let Some(adds) = self.stated.add_bos_token {
             return adds;
@@ -256,7 +257,7 @@ impl Rules {
     }
 }
 
-/// The special token that a post-processor puts before a text.
+/// Returns the special token that a post-processor inserts before a text.
 fn first_special(step: &Value) -> Option<&str> {
     match step.get("type")?.as_str()? {
         "TemplateProcessing" => step.get("single")?.get(0)?.get("SpecialToken")?.get("id")?.as_str(),
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
     use crate::Checkpoint;
 
-    /// A change of a JSON file: its name and keys to set in it.
+    /// A change to a JSON file: its name, and keys to set in it.
     type Change<'a> = (&'a str, Value);
 
     fn changed(

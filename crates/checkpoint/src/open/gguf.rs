@@ -1,4 +1,4 @@
-//! Opens GGUF files: finds the family, which interprets the metadata.
+//! Opening of GGUF files: finds the family, whose reader interprets the metadata.
 
 use std::path::Path;
 
@@ -56,18 +56,18 @@ fn opened(path: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Settings in a file's metadata.
+/// Settings from a file's metadata.
 #[derive(Debug)]
 struct GgufSettings {
-    /// Architecture; its numbers are bounded but not yet checked against each other.
+    /// Architecture. Its numbers are within bounds but not yet checked for consistency.
     architecture: Architecture,
     /// Layout of the weights.
     layout: Layout,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     max_length: usize,
 }
 
-/// Reads the configuration. Shapes that the metadata does not state come from `tensors`.
+/// Reads the settings. Shapes that the metadata does not state come from `tensors`.
 fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Result<GgufSettings> {
     let keys = GgufKeys { metadata, family: family.name };
     match family.read {
@@ -92,7 +92,7 @@ fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Resu
     }
 }
 
-/// Refuses files that hold a part of a model: one shard of several, an adapter, an image projector.
+/// Refuses files with only a part of a model: one shard of several, an adapter, an image projector.
 fn refuse_parts(metadata: &Metadata) -> Result<()> {
     if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {
         return Err(unsupported(
@@ -214,7 +214,7 @@ mod tests {
         refused(tiny_llama(1), heads(&[2, 0]), "key/value heads from 1");
     }
 
-    /// What a Gemma's metadata says of its layers: heads of 16 in a width of 64.
+    /// Returns the architecture of a Gemma from its metadata, with heads of 16 elements and a hidden width of 64.
     fn gemma(name: &str, layers: u32) -> DecoderArch {
         let mut file = tiny_llama(1);
         for (key, _) in &mut file.meta {
@@ -248,7 +248,8 @@ mod tests {
 
     #[test]
     fn gemma_s_scores_are_scaled_by_the_heads_but_in_the_largest_size() {
-        // `query_pre_attn_scalar` of the 27B sizes is the width over the heads; the others' is the size of a head.
+        // `query_pre_attn_scalar` of the 27B sizes is the hidden width divided by the number of heads; for the other
+        // sizes it is the head size.
         let (head, width) = (Some(0.25), Some(32f32.powf(-0.5)));
         for (name, layers, expect) in [
             ("gemma2", 26, head),

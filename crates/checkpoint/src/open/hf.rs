@@ -1,4 +1,5 @@
-//! Opens folders in the layout of the `transformers` library: finds the family, which interprets `config.json`.
+//! Opening of folders in the layout of the `transformers` library: finds the family, whose reader interprets
+//! `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use crate::{
     tensors::Tensors,
 };
 
-/// Returns the architecture that a folder's settings describe; needs [`CONFIG`] and no weights.
+/// Returns the architecture from a folder's settings. It needs [`CONFIG`] and no weights.
 pub(super) fn architecture(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
@@ -30,11 +31,11 @@ struct HfSettings {
     family: &'static HfFamily,
     architecture: Architecture,
     layout: Layout,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     max_length: usize,
 }
 
-/// Returns the architecture that published settings describe: the keys of a [`CONFIG`], and an encoder's pooling.
+/// Returns the architecture from published settings: the keys of a [`CONFIG`], and an encoder's pooling.
 pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
     let config = Config::new(CONFIG.into(), keys)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
@@ -81,7 +82,7 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     Ok(settings.architecture)
 }
 
-/// The weights of a folder, all of which the architecture needs, and their files.
+/// Returns the weights of a folder, and their files, after a check that every weight of the architecture is present.
 fn weights(
     path: &Path,
     family: &HfFamily,

@@ -1,6 +1,6 @@
 //! Choice of the reader for a path.
 //!
-//! Looks at names and the first bytes only; the readers do the rest.
+//! Only names and the first bytes are examined here; the readers do the rest.
 
 mod gguf;
 mod hf;
@@ -27,12 +27,12 @@ const MAX_LISTED: usize = 12;
 
 /// Opens a checkpoint: a GGUF file, a folder with `config.json` and safetensors, or a folder with one GGUF file.
 ///
-/// A folder that has both formats is read as safetensors, the higher precision. Weights stay encoded and mapped;
-/// every tensor the architecture needs is known to be there with the right shape.
+/// A folder with both formats is read as safetensors, which has the higher precision. Weights stay encoded and
+/// memory-mapped. Every tensor that the architecture needs is checked for its presence and shape.
 ///
 /// # Errors
-/// [`CheckpointError::Read`] for files that cannot be read, [`CheckpointError::Unsupported`] with the next step for
-/// what is not compiled, and the other variants for files that are broken.
+/// [`CheckpointError::Read`] for files that cannot be read; [`CheckpointError::Unsupported`], with the next step, for
+/// models that are not supported; the other variants for malformed files.
 pub fn open(path: &Path) -> Result<Checkpoint> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
@@ -64,15 +64,15 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     }
 }
 
-/// Returns a checkpoint's architecture. A folder's `config.json` needs no weights beside it; if there are any, every tensor is
-/// checked for its presence and shape.
+/// Returns a checkpoint's architecture. A folder's `config.json` suffices without weights; if there are weights, every
+/// tensor is checked for its presence and shape.
 ///
 /// # Errors
 /// As [`open`].
 pub fn architecture(path: &Path) -> Result<Architecture> {
     let has = |name: &str| path.join(name).is_file();
     let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    // An index alone, as it comes with a publisher's other small files, is no weights.
+    // An index without shards, such as one fetched with a publisher's other small files, does not count as weights.
     let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
     let weights = (has(SINGLE) || has(INDEX)) && shards.next().is_some();
     if has(CONFIG) && !weights {
@@ -81,14 +81,14 @@ pub fn architecture(path: &Path) -> Result<Architecture> {
     architecture_from_headers(path)
 }
 
-/// Returns the bytes needed from the beginning of a weights file to list its tensors, estimated from `beginning`; `None` if they
-/// suffice, and for files that are not read.
+/// Returns the number of bytes to read from the start of a weights file for the list of its tensors, estimated from
+/// `beginning`. The result is `None` if `beginning` suffices, and for files that are not supported.
 pub fn header_length(name: &str, beginning: &[u8]) -> Option<u64> {
     if is_gguf(name) { crate::gguf::header_length(beginning) } else { safetensors::header_length(beginning) }
 }
 
-/// Returns the architecture of a checkpoint of whose weights only the first [`header_length`] bytes exist, each in a file of the whole
-/// length. Every tensor is checked for its presence and shape.
+/// Returns the architecture of a checkpoint whose weights files have only their first [`header_length`] bytes, each in
+/// a file of the full length. Every tensor is checked for its presence and shape.
 ///
 /// # Errors
 /// As [`open`].
@@ -99,11 +99,11 @@ pub fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     Ok(open(path)?.architecture)
 }
 
-/// Returns the architecture that a publisher's settings describe, without a folder: the keys of a `config.json`, and how an
-/// embedding model pools.
+/// Returns the architecture from a publisher's settings, without a folder: the keys of a `config.json`, and the pooling
+/// of an embedding model.
 ///
 /// # Errors
-/// As [`open`], for keys that contradict each other or that are not compiled.
+/// As [`open`], for keys that contradict each other or are not supported.
 pub fn architecture_from_config(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture> {
     hf::architecture_from_config(config, pooling)
 }
@@ -124,7 +124,7 @@ fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// The first names of a folder, for a message.
+/// Lists the first names of a folder, for a message.
 fn listed(names: &[String]) -> String {
     if names.is_empty() {
         return "an empty folder".to_owned();
