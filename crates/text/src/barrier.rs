@@ -1,7 +1,7 @@
 //! Conversion of a panic inside a third-party library into an error.
 //!
 //! Tokenizer files and templates come from outside, and the libraries that interpret them panic on some malformed
-//! input. Our own code never relies on this.
+//! input. Panics of our own code are not handled this way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,7 +11,7 @@ pub(crate) struct Panicked;
 
 /// Runs `work` and catches a panic inside it.
 ///
-/// Values that the closure borrows must only be dropped or read after a panic.
+/// After a panic, values that the closure borrows must only be dropped or read.
 pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Panicked)
 }

@@ -6,7 +6,7 @@ use crate::tokenizer::{Place, Tokenizer};
 
 /// Converts a stream of tokens to text. Special tokens are skipped.
 ///
-/// Its pieces, joined, are the lossy UTF-8 decoding of all tokens' bytes.
+/// The returned pieces, joined, are the lossy UTF-8 decoding of all tokens' bytes.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -15,7 +15,7 @@ pub struct Detokenizer {
     place: Place,
     /// Number of leading characters that may still be dropped.
     droppable: usize,
-    /// Special tokens whose spelling is text.
+    /// Special tokens whose spelling is part of the text.
     shown: Vec<TokenId>,
 }
 
@@ -36,7 +36,8 @@ impl Detokenizer {
         Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable, shown: Vec::new() }
     }
 
-    /// Returns the detokenizer with these spellings of special tokens in its text. Other spellings change nothing.
+    /// Returns the detokenizer with the special tokens of these spellings shown in the text. Other spellings have no
+    /// effect.
     pub fn showing(mut self, spellings: &[&str]) -> Self {
         let tokens = self.tokenizer.special_tokens().iter();
         let shown = tokens.filter(|token| spellings.contains(&token.text.as_str())).map(|token| token.id);

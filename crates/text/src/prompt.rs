@@ -1,5 +1,5 @@
-//! Conversations as tokens. Special tokens are control tokens where the template wrote them and text everywhere else, and
-//! BOS occurs once.
+//! Conversations as tokens. The spelling of a special token becomes a control token only if the template wrote it;
+//! elsewhere it stays text. BOS occurs once.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,8 @@ pub enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Renders a conversation as text in which special tokens that the template did not write are shielded.
+/// Renders a conversation as text in which the spellings of special tokens are shielded, except those that the template
+/// wrote.
 fn text(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,

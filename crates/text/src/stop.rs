@@ -1,12 +1,12 @@
 //! Stop strings, which end a stream of text.
 //!
-//! A stop string may be spread over many pieces, so the end of the text is withheld while it may still become one. Stop
-//! tokens are the engine's.
+//! A stop string may be spread over several pieces, so the end of the text is withheld while it may still become one.
+//! Stop tokens are handled by the engine.
 //!
-//! The automaton is our own because that of `aho-corasick` does not expose how much of a pattern has matched so far, which
-//! is what has to be withheld.
+//! The automaton is our own because that of `aho-corasick` does not expose the length of the partial match, which is
+//! the number of bytes to withhold.
 
-/// The outcome of a piece of text.
+/// Result of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopOutcome {
     /// Text that is not part of a stop string; may be empty.
@@ -18,11 +18,11 @@ pub struct StopOutcome {
 /// Searches a stream of text for stop strings (Knuth, Morris and Pratt 1977, one automaton per string).
 ///
 /// The text ends before the stop string that is complete first, or before the longest of those that are complete at the
-/// same position. The outcome does not depend on how the text is cut into pieces.
+/// same position. The result does not depend on the division of the text into pieces.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     automata: Vec<Automaton>,
-    /// End of the text that may be the beginning of a stop string.
+    /// End of the text that may be the start of a stop string.
     held: String,
     stopped: Option<usize>,
 }
@@ -30,7 +30,7 @@ pub struct StopStrings {
 #[derive(Debug, Clone)]
 struct Automaton {
     pattern: Vec<u8>,
-    /// For each prefix of the pattern, the length of its longest proper prefix that is also a suffix.
+    /// For each prefix of the pattern, the length of its longest proper suffix that is also a prefix of the pattern.
     fallback: Vec<usize>,
     matched: usize,
 }
@@ -67,7 +67,7 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Feeds one byte to all automata; returns the longest string that it completes, with its length.
+    /// Feeds one byte to all automata. Returns the index and length of the longest string that it completes.
     fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut complete: Option<(usize, usize)> = None;
         for (index, automaton) in self.automata.iter_mut().enumerate() {
@@ -95,7 +95,7 @@ impl Automaton {
         Self { pattern, fallback, matched: 0 }
     }
 
-    /// Feeds one byte; returns whether it completes the pattern.
+    /// Feeds one byte. Returns true if it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
         if self.pattern.is_empty() {
             return false;
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Replays `pieces`; the text that came out, and which string ended it.
+    /// Feeds `pieces`. Returns the resulting text and the index of the stop string that ended it.
     fn replay(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
         let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect());
         let mut text = String::new();
@@ -128,7 +128,8 @@ mod tests {
         (text, stopped)
     }
 
-    /// The definition, by brute force: the first end, then the longest string that ends there.
+    /// Reference result by brute force: the first position at which a stop string ends, then the longest one that ends
+    /// there.
     fn expected(stops: &[&str], text: &str) -> (String, Option<usize>) {
         let ends = (0..=text.len()).filter(|&end| text.is_char_boundary(end));
         for end in ends {

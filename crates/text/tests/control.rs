@@ -1,4 +1,5 @@
-//! Control tokens of prompts: a conversation's text never makes one, with each family's template and each kind of tokenizer.
+//! Control tokens of prompts: the text of a conversation never becomes one, with each family's template and each kind
+//! of tokenizer.
 #![allow(clippy::unwrap_used, reason = "a fixture that is not as it should be fails the test")]
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -52,7 +53,7 @@ const CONTROLS: &[&str] = &[
 /// Added tokens that are not special.
 const MARKUP: &[&str] = &["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "\n\n"];
 
-/// Control tokens spelled in full-width letters, which some normalisers make plain.
+/// Control tokens in full-width letters, which some normalisers convert to ASCII.
 const WIDE: &str = "＜｜ｉｍ＿ｅｎｄ｜＞ ＜/s＞ ［INST］";
 
 fn gguf(model: &str, pre: &str, letters: Vec<String>, kind: i32) -> Tokenizer {
@@ -72,13 +73,13 @@ fn gguf(model: &str, pre: &str, letters: Vec<String>, kind: i32) -> Tokenizer {
     Tokenizer::from_gguf(&vocab).unwrap()
 }
 
-/// The alphabet of byte-level vocabularies.
+/// Returns the alphabet of byte-level vocabularies.
 fn byte_letters() -> Vec<String> {
     let shown = ('!'..='~').chain('¡'..='¬').chain('®'..='ÿ').chain('Ā'..='Ń');
     shown.map(String::from).collect()
 }
 
-/// A tokenizer of letters with a model, a normaliser and a pre-tokenizer.
+/// Returns a tokenizer of single letters with a model, a normaliser and a pre-tokenizer.
 fn of_letters(model: &str, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
     let letters = ('!'..='~').chain(['▁', '\n']).map(String::from);
     let texts = CONTROLS.iter().chain(MARKUP).map(|text| (*text).to_owned()).chain(letters);
@@ -121,7 +122,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     ]
 }
 
-/// A conversation with this text in each place that a client fills.
+/// Returns a conversation with this text in each field that a client controls.
 fn conversation(text: &str, roles: &[Role]) -> (Vec<Message>, RenderOptions) {
     let mut messages: Vec<Message> = roles.iter().map(|role| Message::new(*role, text.to_owned())).collect();
     let mut options = RenderOptions::answer((2026, 11, 21));
@@ -150,7 +151,8 @@ const ROLES: &[&[Role]] = &[
     &[Role::User, Role::Assistant, Role::Tool],
 ];
 
-/// Returns the tokens below `end` of a prompt but the unknown one, or none if the template refuses it.
+/// Returns the tokens of a prompt below `end`, without the unknown token; `None` if the template refuses the
+/// conversation.
 fn structure(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -205,7 +207,7 @@ fn no_text_makes_a_control_token() {
                 let honest = structure(&tokenizer, template, "words", roles, CONTROLS.len());
                 rendered += usize::from(honest.is_some());
                 for attack in attacks {
-                    // A special token that is a word without punctuation is a word of WordPiece's vocabulary.
+                    // WordPiece has a special token without punctuation as an ordinary word of its vocabulary.
                     let attack = if kind == "WordPiece" {
                         &attack.replace("sop", "").replace("SOP", "")
                     } else {
@@ -260,7 +262,7 @@ fn whatever_a_template_does_text_stays_text() {
     check("{{ '%c|im_end|>' | format(messages[0].content | int) }}", "983100", 0);
     check("{{ '%c%s' | format(messages[0].content | int, '|im_end|>') }}", "983100", 0);
     check("{{ messages[0].content }}", "\u{f003c}\u{f007c}im_end|>\u{fdd0}", 0);
-    // The template's own tokens are control tokens, however it puts them together.
+    // The template's own tokens are control tokens, even if it assembles them from parts.
     check("{{ '<|' + 'im_end' ~ '|>' }}{{ messages[0].content }}<|im_end|>", "words", 2);
     check(
         "{% set e = '<|im_end|>' %}{{ e | trim }}{{ (' ' ~ e).strip() }}{{ [e, e] | join(e) }}",
@@ -270,7 +272,7 @@ fn whatever_a_template_does_text_stays_text() {
     check("{% macro m(e='<|im_end|>') %}{{ e }}{% endmacro %}{{ m() }}{{ m(e='<|im_end|>') }}", "words", 2);
     check("{% set ns = namespace(e='<|im_end|>') %}{% set ns.f = {'k': ns.e} %}{{ ns.f['k'] }}", "words", 1);
     check("{% set x %}<|im_end|>{% endset %}{{ x }}{{ y | default(x) }}", "words", 2);
-    // It still reads messages as they are.
+    // The template still compares messages with their original text.
     check("{% if '<|im_end|>' in messages[0].content %}<|im_end|>{% endif %}", "<|im_end|>", 1);
     check("{% if messages[0].content == '<|im_end|>' %}<|im_end|>{% endif %}", "<|im_end|>", 1);
     check("{% if messages[0].content.startswith('<|') %}<|im_end|>{% endif %}", "<|im_end|>", 1);
@@ -279,7 +281,8 @@ fn whatever_a_template_does_text_stays_text() {
 
 #[test]
 fn honest_text_keeps_its_tokens() {
-    // Tokens that are not special are read in messages, but where the template writes them, as blocks of its own.
+    // Tokens that are not special are recognised in messages, unless the template writes the same token as a block of
+    // its own.
     let (_, tokenizer) = tokenizers().swap_remove(0);
     let options = RenderOptions::answer((2026, 11, 21));
     let count = |source: &str, text: &str, token: &str| {
@@ -301,9 +304,9 @@ fn honest_text_keeps_its_tokens() {
             |text| structure(&tokenizer, template, text, &[Role::User, Role::Assistant, Role::Tool], end);
         assert_eq!(found("</tool_response> <tool_response> <tool_call>"), found("words"), "{name}");
     }
-    // White space of a template is nobody's block.
+    // White space that a template writes is not a block.
     assert_eq!(count("a\n\n{{ messages[0].content }}", "b\n\nc", "\n\n"), 2);
-    // Private characters and noncharacters arrive.
+    // Private-use characters and noncharacters are preserved.
     let template = ChatTemplate::new("{{ messages[0].content | trim }}", BTreeMap::new()).unwrap();
     let text = "\u{f0001} \u{10ffff}\u{fdd1}é漢🙂";
     let rendered = template.render(&[Message::new(Role::User, text.to_owned())], &options).unwrap();

@@ -1,4 +1,5 @@
-//! Whole tokenizers against reference implementations; `goldens/make.py` recorded what those make of hard texts.
+//! Whole tokenizers compared with reference implementations; `goldens/make.py` recorded the references' results for
+//! difficult texts.
 #![allow(clippy::unwrap_used, reason = "a fixture that is not as it should be fails the test")]
 
 use std::{
@@ -32,7 +33,7 @@ fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// A vocabulary as GGUF has it.
+/// Returns a vocabulary in the form of GGUF.
 fn gguf(fixture: &Value) -> GgufVocab {
     GgufVocab {
         model: fixture["model"].as_str().unwrap().to_owned(),
@@ -58,13 +59,13 @@ static UNIGRAM: LazyLock<Tokenizer> = LazyLock::new(|| {
 static WORD_PIECE: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::from_json(&serde_json::to_vec(&MINILM["tokenizer"]).unwrap()).unwrap());
 
-/// Ids of the fixture's vocabulary as ids of the whole one that it was cut from.
+/// Converts ids of the fixture's vocabulary to those of the full vocabulary from which it was cut.
 fn original(tokens: &[u32]) -> Vec<u32> {
     let whole = ids(&SMOLLM["original_ids"]);
     tokens.iter().map(|&token| whole[token as usize]).collect()
 }
 
-/// The tokenizer, and what a package makes of it.
+/// Returns the tokenizer, and the same one after it was written to a package and read again.
 fn both(tokenizer: &Tokenizer) -> [Tokenizer; 2] {
     [tokenizer.clone(), Tokenizer::from_json(&tokenizer.to_json().unwrap()).unwrap()]
 }
@@ -93,7 +94,7 @@ fn sentence_pieces_are_those_of_the_reference() {
     }
 }
 
-/// A SentencePiece model against the texts in a file of `fixtures/pieces`.
+/// Checks a SentencePiece model with the texts in a file of `fixtures/pieces`.
 fn check_pieces(model: &Path, cases: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pieces");
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join(cases)).unwrap()).unwrap();
@@ -217,7 +218,7 @@ fn special_tokens_in_tools_and_calls_are_text() {
     assert_eq!(BYTE_LEVEL.decode(&tokens).matches(end).count(), 3 + 3 + 5);
 }
 
-/// A small file with something of everything.
+/// A small `tokenizer.json` with most of the possible sections, to be damaged.
 const DAMAGEABLE: &[u8] = br###"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":4,
 "content":"<s>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true}],"normalizer":
 {"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"a"},{"type":"NFC"}]},"pre_tokenizer":{"type":"Sequence",
@@ -236,7 +237,7 @@ fn the_file_is_good_before_it_is_damaged() {
     assert_eq!(t.decode(&[4, 0, 1, 5, 6]), "bé");
 }
 
-/// A streamed text, next to the plain definition: all bytes joined, read as UTF-8, without the first space.
+/// Checks a streamed text: it must equal the bytes of all tokens, decoded as UTF-8, without the leading space.
 fn check_stream(tokenizer: &Tokenizer, tokens: &[u32], droppable: usize) {
     let mut stream = Detokenizer::new(tokenizer.clone());
     let mut text: String = tokens.iter().filter_map(|&token| stream.push(token)).collect();
@@ -261,7 +262,7 @@ proptest! {
         let tokens = BYTE_LEVEL.encode(&text, Specials::AsText).unwrap();
         prop_assert_eq!(BYTE_LEVEL.decode(&tokens), text.clone());
         check_stream(&BYTE_LEVEL, &tokens, 0);
-        // SentencePiece writes a space as ▁ and cannot tell them apart.
+        // SentencePiece writes a space as ▁, so a ▁ in the text becomes a space.
         let tokens = SENTENCE.encode(&text, Specials::AsText).unwrap();
         prop_assert_eq!(SENTENCE.decode(&tokens), text.replace('▁', " "));
     }
@@ -292,7 +293,7 @@ proptest! {
         let models: [&[u8]; 2] =
             [include_bytes!("fixtures/pieces/gemma.model"), include_bytes!("fixtures/pieces/unigram.model")];
         let mut model = models[of].to_vec();
-        // The settings stand behind the pieces.
+        // The settings follow the pieces, at the end of the file.
         for (near, (at, with)) in cuts.into_iter().enumerate() {
             let at = if near == 0 { at.index(model.len()) } else { model.len() - 1 - at.index(700) };
             model.splice(at..(at + with.len()).min(model.len()), with);
@@ -317,10 +318,10 @@ proptest! {
             prop_assert!(!tokens.iter().any(|&token| t.is_special(token)), "{text:?}: {tokens:?}");
             prop_assert_eq!(t.decode(&tokens), text.clone());
         }
-        // Its characters are unknown to the last, but neither begin nor end a text.
+        // Its vocabulary lacks these characters, but the result must not contain BOS or EOS.
         let tokens = UNIGRAM.encode(&text, Specials::AsText).unwrap();
         prop_assert!(!tokens.iter().any(|token| [1, 2].contains(token)), "{text:?}: {tokens:?}");
-        // Broken apart piece by piece and joined, as a template does, it is still text.
+        // Shielded piece by piece and joined, as by a template, it is still text.
         let shielded: String = parts.iter().map(|part| BYTE_LEVEL.shield(part)).collect();
         let tokens = BYTE_LEVEL.encode(&shielded, Specials::Parse).unwrap();
         prop_assert_eq!(tokens, BYTE_LEVEL.encode(&text, Specials::AsText).unwrap());

@@ -1,4 +1,4 @@
-//! Answers of a model with random logits under generated schemas: each is valid, or its schema was refused.
+//! Answers of a model with random logits under generated schemas: each answer is valid, or its schema was refused.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "the long test reports times")]
@@ -23,7 +23,7 @@ use narthex_text::{
 };
 use serde_json::{Map, Value, json};
 
-/// The matcher as the engine's constraint, with the times of its masks.
+/// The matcher as a constraint of the engine, with the time of each mask.
 struct Matched {
     matcher: GrammarMatcher,
     times: Arc<Mutex<Vec<Duration>>>,
@@ -50,19 +50,19 @@ impl Constraint for Matched {
     }
 }
 
-/// Schemas of the ordinary test, and of the long one.
+/// Number of schemas in the ordinary test, and in the long one.
 const FEW: u64 = 300;
 const MANY: u64 = 2000;
 
 const MAX_TOKENS: usize = 700;
 
-/// Tokens that JSON is made of, as merges of GPT-2's spelling of bytes.
+/// Common tokens of JSON, as merges of GPT-2's spelling of bytes.
 const MERGES: [&str; 14] = [
     "\" :", "\": Ġ", ", Ġ", "{ \"", "\" }", "} ,", "[ \"", "\" ,", "\", Ġ", "t r", "tr u", "tru e", "a b",
     "1 0",
 ];
 
-/// A byte-level tokenizer with 256 bytes, some longer tokens and an end.
+/// Returns a byte-level tokenizer with 256 bytes, some longer tokens and an end token, and the end token's id.
 fn byte_level() -> (Tokenizer, u32) {
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut hidden = '\u{100}'..;
@@ -86,7 +86,7 @@ fn byte_level() -> (Tokenizer, u32) {
     (tokenizer, end)
 }
 
-/// A SentencePiece tokenizer that falls back to bytes and begins texts with a space.
+/// Returns a SentencePiece tokenizer with byte fallback and a prepended space, and the end token's id.
 fn byte_fallback() -> (Tokenizer, u32) {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     let mut types = vec![2, 3, 3];
@@ -110,7 +110,7 @@ fn byte_fallback() -> (Tokenizer, u32) {
     (Tokenizer::from_gguf(&vocab).unwrap(), 2)
 }
 
-/// An engine whose model answers at random.
+/// An engine whose model has random logits.
 struct Bench {
     core: EngineLoop,
     tokenizer: Tokenizer,
@@ -123,7 +123,7 @@ impl Bench {
     fn new((tokenizer, end): (Tokenizer, u32)) -> Self {
         let compiler = GrammarCompiler::new(&tokenizer, &[end]).unwrap();
         let kv = KvLimits { bytes_per_token: 1, step: 64, budget: 1 << 20 };
-        // The model's rows are wider than the vocabulary, as is common.
+        // As is common, the model's rows of logits are wider than the vocabulary.
         let vocab = tokenizer.vocab_size() + 19;
         let limits = Limits { slots: 2, context: 4096, chunk: 64, batch: 2, vocab, kv };
         let config = EngineConfig::for_limits(&limits);
@@ -131,7 +131,7 @@ impl Bench {
         Self { core, tokenizer, compiler, end, times: Arc::default() }
     }
 
-    /// Prints the times of all masks.
+    /// Prints statistics of the times of all masks.
     fn print_times(&self) {
         let mut times = self.times.lock().unwrap().clone();
         times.sort_unstable();
@@ -299,7 +299,7 @@ impl Schemas {
         })
     }
 
-    /// Schemas with keywords that are rare, and some that cannot be enforced.
+    /// Returns a schema with rare keywords, some of which cannot be enforced.
     fn rare(&mut self, depth: u64) -> Value {
         match self.below(8) {
             0 => json!({"not": {"type": "string"}}),
@@ -329,7 +329,7 @@ struct Counts {
     unbounded: usize,
 }
 
-/// Answers schemas that a seed gives, and checks every answer.
+/// Generates schemas from a seed, answers each and checks the answer.
 fn run(bench: &mut Bench, schemas: u64, seed: u64) -> Counts {
     let mut counts = Counts::default();
     let mut source = Schemas { rng: SplitMix64::new(seed) };
@@ -349,7 +349,7 @@ fn run(bench: &mut Bench, schemas: u64, seed: u64) -> Counts {
             Finish::Stop => {
                 let value: Value = match serde_json::from_str(&text) {
                     Ok(value) => value,
-                    // JSON limits no exponent, `f64` does.
+                    // JSON does not limit exponents, `f64` does.
                     Err(error) if error.to_string().contains("number out of range") => {
                         counts.unbounded += 1;
                         continue;
@@ -382,7 +382,7 @@ fn every_answer_is_valid_or_its_schema_was_refused() {
 #[ignore = "takes minutes; run by hand after a change of the grammar compiler"]
 fn every_answer_is_valid_for_two_thousand_schemas() {
     let mut tokenizers = vec![byte_level(), byte_fallback()];
-    // The `tokenizer.json` of a real model shows what its masks cost.
+    // The `tokenizer.json` of a real model, to measure the time of its masks.
     if let Ok(path) = std::env::var("NARTHEX_TOKENIZER") {
         let tokenizer = Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap();
         let end = tokenizer.special_tokens().first().unwrap().id;
@@ -458,7 +458,7 @@ fn hostile_grammars_end_within_their_limits() {
         Grammar::JsonSchema(json!({"type": "array", "minItems": 100_000_000, "items": {}})),
     ];
     for grammar in hostile {
-        // Refused or not, it ends, and what was accepted can be followed.
+        // Compiling ends in any case, and an accepted grammar can be used.
         if let Ok(mut matcher) = bench.compiler.compile(&grammar) {
             let mut forced = Vec::new();
             matcher.forced(&mut forced);

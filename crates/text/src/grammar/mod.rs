@@ -1,8 +1,9 @@
-//! Grammars of generated text: which tokens keep an answer inside a JSON schema, a Lark grammar or a regular expression.
+//! Grammars of generated text: the tokens that keep an answer inside a JSON schema, a Lark grammar or a regular
+//! expression.
 //!
-//! [`GrammarCompiler`] belongs to a tokenizer, [`GrammarMatcher`] to one answer. Both use the `llguidance` crate; `vocabulary`
-//! describes the tokenizer to it. A grammar comes from outside: its size, the work of compiling it and the work of each
-//! step are bounded.
+//! [`GrammarCompiler`] belongs to a tokenizer, [`GrammarMatcher`] to one answer. Both use the `llguidance` crate;
+//! `vocabulary` describes the tokenizer to it. Grammars come from outside: the size of a grammar, the work of compiling
+//! it and the work of each step are bounded.
 
 mod vocabulary;
 
@@ -58,13 +59,13 @@ pub enum GrammarError {
     /// The source is malformed, too complex or not satisfiable.
     #[error("the grammar is not usable: {reason}")]
     Unusable {
-        /// Reason of the compiler.
+        /// Error message of the compiler.
         reason: String,
     },
     /// The vocabulary cannot be used.
     #[error("this model's tokenizer cannot follow a grammar: {reason}")]
     Vocabulary {
-        /// Reason of the compiler.
+        /// Error message of the compiler.
         reason: String,
     },
 }
@@ -108,7 +109,7 @@ impl Grammar {
 /// Returns the right side of a Lark rule for the JSON texts that are valid under a schema.
 ///
 /// # Errors
-/// If the schema is too large or no object.
+/// The schema is too large or not an object.
 pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
     let rule = format!("%json {}", with_spacing(schema)?);
     check_size(rule.len())?;
@@ -116,7 +117,8 @@ pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
 }
 
 /// Returns the schema with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
-/// space. Small models would otherwise fill their answer with it, and fixed punctuation is forced without the model.
+/// space. Small models would otherwise fill their answer with white space, and fixed punctuation is forced without the
+/// model.
 fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -165,7 +167,7 @@ fn check_text(source: &str) -> Result<(), GrammarError> {
     if deepest > MAX_DEPTH { Err(GrammarError::TooDeep { found: deepest }) } else { Ok(()) }
 }
 
-/// Compiles grammars for one tokenizer. Making it takes tens to hundreds of milliseconds.
+/// Compiles grammars for one tokenizer. Creating it takes tens to hundreds of milliseconds.
 pub struct GrammarCompiler {
     factory: ParserFactory,
 }
@@ -173,8 +175,7 @@ pub struct GrammarCompiler {
 impl GrammarCompiler {
     /// Reads the vocabulary. `stop` are the tokens that end an answer.
     ///
-    /// # Errors
-    /// If the vocabulary cannot be used.
+    /// # Errors The vocabulary cannot be used.
     pub fn new(tokenizer: &Tokenizer, stop: &[TokenId]) -> Result<Self, GrammarError> {
         let unusable = |reason: String| GrammarError::Vocabulary { reason };
         let make = || {
@@ -197,7 +198,7 @@ impl GrammarCompiler {
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// If it is too large, malformed, not supported, or if no text of the vocabulary begins it.
+    /// The grammar is too large, malformed or not supported, or no token of the vocabulary can begin a text of it.
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let source = grammar.source()?;
         let unusable = |reason: &str| GrammarError::Unusable { reason: reason.to_owned() };
@@ -219,7 +220,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Returns the error for the compiler's words.
+/// Returns the error for a message of the compiler.
 fn refusal(reason: &str) -> GrammarError {
     let reason = reason.lines().next().unwrap_or_default();
     match reason.split_once("Unimplemented keys: ") {
@@ -230,11 +231,11 @@ fn refusal(reason: &str) -> GrammarError {
     }
 }
 
-/// The place of one answer in its grammar.
+/// State of one answer in its grammar.
 #[derive(Clone)]
 pub struct GrammarMatcher {
     matcher: Matcher,
-    /// A bit for each token that may come next.
+    /// Bit set of the tokens that may come next.
     allowed: Vec<u32>,
     failure: Option<String>,
 }
@@ -250,7 +251,7 @@ impl GrammarMatcher {
             Ok(mask) => {
                 self.allowed.clear();
                 self.allowed.extend_from_slice(&mask.as_slice()[..mask.len().div_ceil(32)]);
-                // The set has room for one more token than the vocabulary.
+                // The last word may have bits for tokens beyond the vocabulary; clear them.
                 if let Some(last) = self.allowed.last_mut()
                     && !mask.len().is_multiple_of(32)
                 {
@@ -264,8 +265,8 @@ impl GrammarMatcher {
         }
     }
 
-    /// Returns the tokens that could come next at the last call of [`Self::prepare`]: token `t` is bit `t % 32` of word
-    /// `t / 32`. The stop tokens are among them where the text may end.
+    /// Returns the tokens that may come next, as of the last call of [`Self::prepare`]: token `t` is bit `t % 32` of
+    /// word `t / 32`. The stop tokens are included if the text may end.
     pub fn allowed(&self) -> &[u32] {
         &self.allowed
     }
@@ -289,7 +290,7 @@ impl GrammarMatcher {
         self.matcher.is_stopped() && !self.matcher.is_error()
     }
 
-    /// Returns the reason why matching cannot go on.
+    /// Returns the reason why matching failed.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }

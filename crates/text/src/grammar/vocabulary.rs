@@ -1,12 +1,12 @@
-//! A tokenizer as `toktrie` sees it: the bytes of every token, and the tokens of forced bytes.
+//! A tokenizer in the form of `toktrie`: the bytes of every token, and the tokens of forced bytes.
 
 use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenizerEnv};
 use narthex_spec::TokenId;
 
 use crate::tokenizer::{Specials, Tokenizer};
 
-/// Maximum number of tokens in front of a text for the line break before it: one for the space that some tokenizers begin
-/// with, and one for the break.
+/// Maximum number of tokens before a text that follows a line break: one for the space that some tokenizers prepend,
+/// and one for the line break.
 const MAX_LEAD: usize = 2;
 
 /// A tokenizer with its tokens as a trie.
@@ -26,13 +26,13 @@ impl Vocabulary {
         Self { tokenizer: tokenizer.clone(), trie }
     }
 
-    /// Returns the tokens of a text inside another one, or `None` if the tokenizer changes it.
+    /// Returns the tokens of a text that continues another one, or `None` if the tokenizer changes it.
     fn inside(&self, text: &str) -> Option<Vec<TokenId>> {
         let direct = self.tokenizer.encode(text, Specials::AsText).ok()?;
         if self.spells(&direct, text) {
             return Some(direct);
         }
-        // Some tokenizers begin every text with a space; here it stands before the line break.
+        // Some tokenizers prepend a space to every text; here it comes before the line break, whose tokens are removed.
         let tokens = self.tokenizer.encode(&format!("\n{text}"), Specials::AsText).ok()?;
         (1..=MAX_LEAD.min(tokens.len()))
             .find(|&lead| self.spells(&tokens[lead..], text))
@@ -45,14 +45,14 @@ impl Vocabulary {
     }
 }
 
-/// Returns the bytes that a token adds to a text. Special tokens are marked, so that only a grammar that names them allows
-/// them.
+/// Returns the bytes that a token adds to a text. Special tokens are marked, so that only a grammar that names them
+/// allows them.
 fn word(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(token);
     if tokenizer.is_special(token) {
         return [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat();
     }
-    // No text of UTF-8 has the marker's byte.
+    // The marker's byte does not occur in UTF-8.
     if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) { Vec::new() } else { bytes }
 }
 

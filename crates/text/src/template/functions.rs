@@ -1,4 +1,5 @@
-//! The filters, tests and functions that a template may use: those of Jinja in `transformers`, each measured.
+//! The filters, tests and functions that a template may use: those of Jinja in `transformers`, each measured by
+//! [`super::limits`].
 
 use minijinja::{
     Environment, Error, State, Value, filters, functions, tests,
@@ -9,7 +10,7 @@ use super::{FUEL, limits, origin::Read, python, syntax};
 
 /// Returns an environment without templates.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {
-    // Only what is listed here exists, so that a new version of minijinja adds nothing that is not measured.
+    // Only the functions listed here exist, so that a new version of minijinja adds none that is not measured.
     let mut env = Environment::empty();
     env.set_syntax(syntax()?);
     env.set_debug(false);

@@ -1,4 +1,4 @@
-//! Templates of many families against transformers: `tests/goldens/templates.py` recorded what it makes of conversations.
+//! Templates of many families compared with transformers; `tests/goldens/templates.py` recorded its outputs.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Rendered, TemplateError};
 
-/// The texts that the recorder gave the templates.
+/// Returns the special tokens that the recorder passed to the templates.
 fn specials() -> BTreeMap<String, String> {
     let texts = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")];
     texts.map(|(role, text)| (role.to_owned(), text.to_owned())).into()
 }
 
-/// A conversation as it was given to the reference.
+/// Returns a conversation in the form in which the reference received it.
 fn inputs(conversation: &Value) -> (Vec<Message>, RenderOptions) {
     let messages = serde_json::from_value(conversation["messages"].clone()).unwrap();
     let mut options = RenderOptions::answer((2026, 11, 21));
@@ -40,7 +40,7 @@ fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
             let expect = match (&golden["text"], &golden["refused"]) {
                 (Value::String(text), _) => Ok(text.clone()),
                 (_, Value::String(message)) => Err(TemplateError::Refused { message: message.clone() }),
-                // The reference fails too, in Python's words.
+                // The reference failed with an error of Python, which has no counterpart.
                 _ => continue,
             };
             let rendered = template.render_as_is(&messages, &options).map(Rendered::into_text);

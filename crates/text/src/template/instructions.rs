@@ -1,9 +1,9 @@
-//! Checks woven into a template's compiled instructions.
+//! Checks inserted into a template's compiled instructions.
 //!
-//! minijinja limits steps and recursion, but operators have no hook: forty rounds of `{% set ns.x = ns.x + ns.x %}` take
-//! a few hundred steps and ask for terabytes, and `'x' * 99999999` is computed while the template is compiled. Therefore
-//! literals are shielded from constant folding, and operators, literals of containers and raw text get calls to the
-//! functions of [`super::limits`] around them. The template's strings are marked ([`origin`]).
+//! minijinja limits steps and recursion, but operators have no hook: forty rounds of `{% set ns.x = ns.x + ns.x %}`
+//! take a few hundred steps and require terabytes, and `'x' * 99999999` is computed while the template is compiled.
+//! Therefore literals are shielded from constant folding, and calls to the functions of [`super::limits`] are inserted
+//! around operators, literals of containers and raw text. The template's strings are marked ([`origin`]).
 
 use minijinja::{
     Error, ErrorKind, Value,
@@ -22,13 +22,13 @@ use super::{
 /// Maximum number of bytes of a template's source.
 const MAX_SOURCE: usize = 256 << 10;
 
-/// Maximum number of tokens between two pieces of raw text, which limits how deep an expression nests.
+/// Maximum number of tokens between two pieces of raw text, which limits the nesting of an expression.
 const MAX_TAG: usize = 4096;
 
-/// Maximum number of `elif` tags, each of which nests into the one before it.
+/// Maximum number of `elif` tags; each is nested in the one before it.
 const MAX_ELIF: usize = 1000;
 
-/// A filter that stands behind every literal until the instructions are woven.
+/// A filter that follows every literal until the checks are inserted.
 const LITERAL: &str = "__literal";
 
 fn refused(reason: impl Into<String>) -> Error {
@@ -57,11 +57,11 @@ pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<Stri
             )));
         }
         let (opens, closes) = match token {
-            // Strings that follow each other are one literal.
+            // Consecutive strings are one literal.
             Token::Str(_) | Token::String(_) => {
                 (!is_string(before(1)), !is_string(tokens.get(index + 1).map(|(token, _)| token)))
             }
-            // `items.0` is an attribute.
+            // In `items.0` the number is an attribute.
             Token::Int(_) | Token::Int128(_) | Token::Float(_) => {
                 let literal = !matches!(before(1), Some(Token::Dot));
                 (literal, literal)
@@ -122,10 +122,10 @@ pub(super) fn weave<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>,
     Ok(woven)
 }
 
-/// Returns an instruction with what is checked before and after it.
+/// Returns an instruction with the checks before and after it.
 fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>, Error> {
     use Instruction as I;
-    // Hands the topmost values to a function, which gives them back.
+    // Passes the topmost values to a function, which returns them.
     let read = |function, count: usize| [I::CallFunction(function, Some(count as u16)), I::UnpackList(count)];
     let result = || I::CallFunction(CHECK_RESULT, Some(1));
     let own = instruction.clone();
@@ -143,7 +143,7 @@ fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>
         }
         I::GetItem => [read(READ_ELEMENT, 2).to_vec(), vec![own]].concat(),
         I::PushLoop(_) | I::FastRecurse => [read(READ_FIRST_LEVEL, 1).to_vec(), vec![own]].concat(),
-        // A loop that is called counts the characters of a string.
+        // A call may be a recursive loop, which counts the characters of a string.
         I::CallFunction(_, Some(count @ 1..)) => {
             [read(READ_FIRST_LEVEL, usize::from(*count)).to_vec(), vec![own]].concat()
         }

@@ -1,9 +1,9 @@
-//! Limits on what one rendering may compute: bytes that it produces and writes, bytes that it reads, and the size and
-//! depth of each value.
+//! Limits on the work of one rendering: bytes that it produces and writes, bytes that it reads, and the size and depth
+//! of each value.
 //!
-//! Every value is measured when it comes into being: strings by their length, containers with all that they hold, since
-//! a list may hold another many times. Lazy sequences become lists and namespaces cannot be stored, so that no value
-//! grows after it was measured, holds itself, or is deeper than a thread's stack can walk.
+//! Every value is measured when it is created: strings by their length, containers with everything in them, since a
+//! list may contain another one many times. Lazy sequences become lists, and namespaces cannot be stored. So no value
+//! grows after it was measured, contains itself, or is too deep for recursion on a thread's stack.
 
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, Value,
@@ -20,7 +20,7 @@ pub(super) const READ_PAIRS: &str = "(read pairs)";
 pub(super) const READ_ELEMENT: &str = "(read element)";
 /// Reads the names and values of arguments.
 pub(super) const READ_NAMED: &str = "(read named)";
-/// Reads operands of which only the first level is looked at.
+/// Reads operands of which only the first level is used.
 pub(super) const READ_FIRST_LEVEL: &str = "(read first level)";
 /// Reads operands that are written as text.
 pub(super) const READ_TEXT: &str = "(read text)";
@@ -31,31 +31,31 @@ pub(super) const CHECK_RESULT: &str = "(check result)";
 /// Checks a value that is stored in a namespace.
 pub(super) const CHECK_ELEMENT: &str = "(check element)";
 
-/// Bytes of values and text that a rendering may produce, those that it drops included.
+/// Maximum number of bytes of values and text that a rendering produces, including those that it drops.
 const MAX_PRODUCED: usize = 192 << 20;
 
-/// Bytes that a rendering may read, each time that it reads them.
+/// Maximum number of bytes that a rendering reads; bytes count each time they are read.
 const MAX_READ: usize = 512 << 20;
 
-/// Bytes that one value may take, with everything in it.
+/// Maximum number of bytes of one value, with everything in it.
 const MAX_VALUE: usize = 64 << 20;
 
-/// Bytes that a function may make of less.
+/// Maximum number of bytes by which the result of a function may exceed its arguments.
 const MAX_GROWTH: usize = 16 << 20;
 
-/// Containers that may hold one another. `serde_json` reads 128.
+/// Maximum depth of containers. `serde_json` reads up to 128.
 const MAX_DEPTH: usize = 160;
 
-/// Bytes that an element of a container counts for.
+/// Number of bytes counted for an element of a container.
 const ELEMENT: usize = 64;
 
-/// Bytes that a character counts for where a string is taken apart.
+/// Number of bytes counted for a character if a string is split into characters.
 const CHARACTER: usize = 24;
 
-/// Maximum number of bytes that one byte of a string takes where its container is written as text.
+/// Maximum number of bytes for one byte of a string if its container is written as text.
 const ESCAPED: usize = 6;
 
-/// The account of one rendering.
+/// Bytes counted in one rendering so far.
 #[derive(Debug, Default)]
 struct Usage {
     produced: usize,
@@ -73,7 +73,7 @@ fn within(found: usize, limit: usize, what: &str) -> Result<(), Error> {
 /// Counts the operands of an operator as read.
 type ReadOperands = fn(&mut Usage, &[Value]) -> Result<(), Error>;
 
-/// Returns an operand, of an index, as the operator sees it.
+/// Returns the operand with an index in the form that the operator receives.
 type Seen = fn(usize, Value) -> Value;
 
 /// Adds the checks to an environment.
@@ -86,7 +86,7 @@ pub(super) fn install(env: &mut Environment<'_>) {
         |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop));
     let factors: ReadOperands = |usage, values| usage.read_factors(values);
     let as_is: Seen = |_, value| value;
-    // Marks are for what is written; what is compared or looked up has none.
+    // Marks serve the output only; operands of comparisons and lookups have none.
     let unmarked: Seen = |_, value| origin::unmarked(value);
     let unmarked_key: Seen =
         |index, value| if index.is_multiple_of(2) { origin::unmarked(value) } else { value };
@@ -135,7 +135,7 @@ pub(super) fn measured(
     }
 }
 
-/// Calls a method of a name, and measures its subject, its arguments and its result.
+/// Calls a method by name, and measures its subject, its arguments and its result.
 pub(super) fn call_method<'a, 'b>(
     state: &mut State<'a, 'b>,
     name: &str,
@@ -144,7 +144,7 @@ pub(super) fn call_method<'a, 'b>(
     run: impl FnOnce(&mut State<'a, 'b>, &[Value]) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
     match name {
-        // The filter has the separator behind the items.
+        // The filter takes the separator after the items, the method before them.
         "join" => {
             let items_first: Vec<Value> = args.iter().rev().cloned().collect();
             usage(state).arguments(name, read, &items_first)?;
@@ -170,7 +170,7 @@ fn call<'a, 'b>(
     usage(state).result(value)
 }
 
-/// Writes a value into the output or into what is captured of it.
+/// Writes a value into the output or into a captured block.
 fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let bytes = usage(state).read_text(value)?;
     usage(state).produce(bytes)?;
@@ -192,7 +192,7 @@ impl Usage {
         self.read(value.as_str().map_or(0, str::len))
     }
 
-    /// Reads a value as text; returns the bytes of that text at most.
+    /// Counts a value as read as text. Returns an upper bound on the bytes of that text.
     fn read_text(&mut self, value: &Value) -> Result<usize, Error> {
         if let Some(text) = value.as_str() {
             self.read(text.len())?;
@@ -203,7 +203,7 @@ impl Usage {
         Ok(bytes)
     }
 
-    /// Reads a value with everything in it; returns its size.
+    /// Counts a value as read with everything in it. Returns its size in bytes.
     fn read_all(&mut self, value: &Value) -> Result<usize, Error> {
         let mut bytes = 0usize;
         let mut pending = vec![(value.clone(), 0)];
@@ -227,7 +227,7 @@ impl Usage {
         Ok(bytes)
     }
 
-    /// Reads two factors, one of which may be a string or sequence to repeat.
+    /// Counts two factors as read, one of which may be a string or sequence to repeat.
     fn read_factors(&mut self, factors: &[Value]) -> Result<(), Error> {
         let mut bytes = 0usize;
         for (index, value) in factors.iter().enumerate() {
@@ -240,7 +240,7 @@ impl Usage {
         within(bytes, MAX_GROWTH, "bytes from repeating a value")
     }
 
-    /// Counts a value that was made, and makes a list of a lazy sequence.
+    /// Counts a new value, and converts a lazy sequence into a list.
     fn result(&mut self, value: Value) -> Result<Value, Error> {
         let value = if value.kind() == ValueKind::Iterable {
             let mut items = Vec::new();
@@ -284,7 +284,7 @@ impl Usage {
     }
 }
 
-/// Returns the elements of a container, and none of other values.
+/// Returns the elements of a container, or nothing for other values.
 fn elements(value: &Value) -> Result<impl Iterator<Item = Value>, Error> {
     let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
     let items = if is_container { Some(value.try_iter()?) } else { None };
@@ -295,7 +295,7 @@ fn stored() -> Error {
     Error::new(ErrorKind::InvalidOperation, "a namespace cannot be stored in another value")
 }
 
-/// Returns the bytes that a function may make beyond those that it is given.
+/// Returns an upper bound on the bytes by which a function's result exceeds its arguments.
 fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
     let Some((subject, rest)) = args.split_first() else { return Ok(0) };
     let mut options = Vec::new();

@@ -24,7 +24,7 @@ pub enum Role {
     Tool,
 }
 
-/// A message, as templates see it.
+/// A message in the form that templates read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// Author.
@@ -45,14 +45,14 @@ pub struct Message {
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// A tool call, as templates see it.
+/// A tool call in the form that templates read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "function")]
 pub struct ToolCall {
     /// Id that the tool's result repeats. Some templates require nine letters and digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Function.
+    /// Function to call.
     pub function: FunctionCall,
 }
 
@@ -61,12 +61,12 @@ pub struct ToolCall {
 pub struct FunctionCall {
     /// Name.
     pub name: String,
-    /// Arguments by name, as an object. OpenAI's API has its JSON text.
+    /// Arguments by name, as an object. OpenAI's API has them as a JSON string.
     pub arguments: Value,
 }
 
 impl Message {
-    /// Creates a message with a text alone.
+    /// Creates a message that has only a text.
     pub fn new(role: Role, content: String) -> Self {
         Self {
             role,
@@ -78,8 +78,8 @@ impl Message {
         }
     }
 
-    /// Returns the message as a template reads it: its texts as those of the conversation, its role as one of the
-    /// template's, since control tokens such as `<|user|>` are written with it.
+    /// Returns the message in the form that a template reads. Its texts are marked as the conversation's; its role
+    /// counts as the template's, since control tokens such as `<|user|>` are built from it.
     pub(super) fn template_value(&self) -> Result<Value, minijinja::Error> {
         let failed =
             |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
@@ -91,7 +91,8 @@ impl Message {
     }
 }
 
-/// Returns the value with `change` applied to each of its strings and keys. Values nest as deep as `serde_json` reads.
+/// Returns the value with `change` applied to each of its strings and keys. The recursion is limited by the depth that
+/// `serde_json` reads.
 pub(super) fn map_json<'a>(value: &'a Value, change: &impl Fn(&'a str) -> Cow<'a, str>) -> Value {
     match value {
         Value::String(text) => Value::String(change(text).into_owned()),

@@ -1,8 +1,8 @@
 //! Chat templates: Jinja as in Hugging Face's `apply_chat_template`, with bounded work.
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
-//! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The result
-//! states which of its characters the template wrote ([`Rendered`]).
+//! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The
+//! result states which of its characters the template wrote ([`Rendered`]).
 
 mod functions;
 #[cfg(test)]
@@ -30,10 +30,10 @@ pub use origin::Rendered;
 
 use crate::barrier::contain;
 
-/// Steps that one rendering may take, checks included. A conversation takes a few hundred per message.
+/// Maximum number of steps of one rendering, checks included. A conversation takes a few hundred per message.
 const FUEL: u64 = 1_000_000;
 
-/// Bytes of stack for compiling a template, which recurses as deep as the source nests.
+/// Bytes of stack for compiling a template; the compiler recurses as deep as the source nests.
 const COMPILE_STACK: usize = 64 << 20;
 
 /// Name of the one template in an environment.
@@ -51,7 +51,7 @@ pub enum TemplateError {
     /// The template refuses these messages.
     #[error("{message}")]
     Refused {
-        /// Message that the template raised.
+        /// Message of the template's `raise_exception`.
         message: String,
     },
     /// Rendering failed or exceeded a limit.
@@ -62,12 +62,12 @@ pub enum TemplateError {
     },
 }
 
-/// The end of the rendered text.
+/// Choice of the end of the rendered text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationPrompt {
-    /// The beginning of the assistant's next message.
+    /// The text ends with the start of the assistant's next message.
     Add,
-    /// The end of the last message.
+    /// The text ends with the last message.
     Leave,
 }
 
@@ -80,7 +80,7 @@ pub struct RenderOptions {
     pub date: (i64, u8, u8),
     /// Tools that the assistant may call, each an object of OpenAI's `tools`.
     pub tools: Vec<serde_json::Value>,
-    /// Further variables, such as `enable_thinking`. They replace none of the others.
+    /// Further variables, such as `enable_thinking`. They do not replace the standard ones.
     pub variables: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -94,26 +94,27 @@ impl RenderOptions {
 /// A compiled chat template. Cloning is cheap.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    /// Holds the template without checks, which are woven in for each conversation.
+    /// The compiled template without checks, which are inserted for each conversation.
     env: Arc<Environment<'static>>,
-    /// Texts of special tokens by name, marked as the template's.
+    /// Spellings of special tokens by name, marked as the template's.
     special_tokens: BTreeMap<String, String>,
     knows_developer: bool,
 }
 
-/// Parts of a conversation with tools that a template writes.
+/// Parts of a conversation with tools that a template renders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Abilities {
-    /// The declarations of tools.
+    /// Declarations of tools.
     pub tools: bool,
-    /// The calls of the assistant.
+    /// Calls of the assistant.
     pub calls: bool,
-    /// The results of calls, as messages of their own role.
+    /// Results of calls, as messages of their own role.
     pub results: bool,
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special_tokens` are the texts that it may name, such as `bos_token`.
+    /// Compiles a template. `special_tokens` has the spellings of special tokens by the names that templates use, such
+    /// as `bos_token`.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
@@ -134,7 +135,8 @@ impl ChatTemplate {
         Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
     }
 
-    /// Returns the parts of a conversation with tools that the template writes. It renders a small one to find out.
+    /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
+    /// conversation.
     pub fn abilities(&self) -> Abilities {
         let mut options = RenderOptions::answer((2026, 1, 1));
         let parameters =
@@ -212,7 +214,7 @@ impl ChatTemplate {
         let values = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
-            // Templates test these for `none`, which an undefined variable is not.
+            // Templates test these variables for `none`, which differs from undefined.
             tools => (!tools.is_empty()).then(|| Value::from(Serde(tools))),
             documents => Value::from(()),
             ..Value::from_pairs(variables),
@@ -290,7 +292,7 @@ mod tests {
         let options = RenderOptions { variables, ..options() };
         let rendered = ChatTemplate::new(source, specials).unwrap().render(&[message], &options).unwrap();
         assert_eq!(rendered.text(), "<s><s>1True");
-        // What a function returns is not the template's.
+        // The result of a function does not count as the template's text.
         assert_eq!(rendered.written(), std::slice::from_ref(&(0..3)));
     }
 

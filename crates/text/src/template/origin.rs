@@ -1,10 +1,11 @@
 //! The origin of each character of a prompt: the template or the conversation.
 //!
-//! A template joins, cuts, replaces and re-cases what it is given, and a control token must still be one only if the
-//! template wrote all of it. The origin is therefore kept in the characters. Those of the template's own strings are shifted
-//! to the private planes 15 and 16 ([`mark`]), where they keep their number and order; characters of a conversation that lie
-//! there already are spelled with noncharacters ([`escape`]). Functions that compare strings or look into them see the
-//! template's characters unshifted ([`unmarked`]), and a string that a function makes anew belongs to the conversation.
+//! A template joins, cuts, replaces and re-cases its inputs, and a control token must still be one only if the template
+//! wrote all of it. The origin is therefore encoded in the characters. Those of the template's own strings are shifted
+//! to the private planes 15 and 16 ([`mark`]), where they keep their number and order; characters of a conversation
+//! that are already there are spelled with noncharacters ([`escape`]). Functions that compare or inspect strings
+//! receive the template's characters unshifted ([`unmarked`]), and a string that a function creates belongs to the
+//! conversation.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -16,7 +17,7 @@ use minijinja::{
 /// Distance between a character and its mark. Only planes 0 and 1 have marks.
 const SHIFT: u32 = 0xF_0000;
 
-/// Begins the spelling of a character, which `DIGITS` hexadecimal digits follow.
+/// First character of a spelled character; `DIGITS` hexadecimal digits follow.
 pub(super) const ESCAPE: char = '\u{FDD0}';
 
 /// The digit 0; the other fifteen follow it.
@@ -25,18 +26,18 @@ const ZERO: u32 = 0xFDE0;
 /// Number of digits of a spelled character.
 const DIGITS: usize = 6;
 
-/// The way in which a function reads its arguments.
+/// Way in which a function reads its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
-    /// Strings, and the first level of containers; the result is one of the arguments or small.
+    /// Reads strings, and the first level of containers; the result is one of the arguments or small.
     FirstLevel,
-    /// Strings as strings.
+    /// Reads strings as a whole.
     Text,
-    /// Strings character by character.
+    /// Reads strings character by character.
     Characters,
 }
 
-/// A prompt, and who wrote which part of it.
+/// A prompt with the origin of each part.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rendered {
     text: String,
@@ -62,7 +63,7 @@ impl Rendered {
                 let spelled = digits.chars().take(DIGITS).map(digit).collect::<Option<Vec<u32>>>();
                 let code = spelled.filter(|digits| digits.len() == DIGITS);
                 let code = code.map(|digits| digits.iter().fold(0, |code, digit| code << 4 | digit));
-                // A template may cut a spelling in two.
+                // A template may cut a spelled character in two.
                 let Some(own) = code.and_then(char::from_u32) else {
                     rendered.text.push(char::REPLACEMENT_CHARACTER);
                     continue;
@@ -86,7 +87,7 @@ impl Rendered {
         self.text
     }
 
-    /// Returns the byte ranges that the template wrote, in order and apart from each other.
+    /// Returns the byte ranges that the template wrote, in order and not adjacent.
     pub fn written(&self) -> &[Range<usize>] {
         &self.written
     }
@@ -118,7 +119,7 @@ pub(super) fn mark(text: &str) -> String {
     marked
 }
 
-/// Returns a string of the conversation without characters that mean something here.
+/// Returns a string of the conversation in which characters with a meaning here are spelled.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {
     let is_reserved = |char: char| matches!(u32::from(char), 0xFDD0..=0xFDEF | SHIFT..);
     if !text.contains(is_reserved) {
@@ -137,7 +138,7 @@ fn push_spelled(char: char, text: &mut String) {
     text.extend(digits.filter_map(|digit| char::from_u32(ZERO + digit)));
 }
 
-/// Returns a string without marks. Spelled characters stay so.
+/// Returns a string without marks. Spelled characters remain.
 pub(super) fn plain(text: &str) -> Cow<'_, str> {
     if text.contains(|char| unshifted(char).is_some()) {
         Cow::Owned(text.chars().map(plain_char).collect())
@@ -151,12 +152,13 @@ pub(super) fn unmarked(value: Value) -> Value {
     changed(&value).unwrap_or(value)
 }
 
-/// Returns a container as it is written: without marks in its elements. A string keeps them.
+/// Returns a value for output: a container without marks in its elements, a string unchanged.
 pub(super) fn spelled(value: Value) -> Value {
     if value.as_str().is_some() { value } else { unmarked(value) }
 }
 
-/// Returns the value without marks, or none if it has no marks. It nests no deeper than [`super::limits`] allows.
+/// Returns the value without marks, or `None` if it has no marks. The recursion is limited by the depth that
+/// [`super::limits`] allows.
 fn changed(value: &Value) -> Option<Value> {
     if let Some(text) = value.as_str() {
         return match plain(text) {
@@ -195,7 +197,7 @@ fn changed(value: &Value) -> Option<Value> {
     any.then_some(rebuilt)
 }
 
-/// Returns the arguments as a function sees them: marked only where it passes them on as they are.
+/// Returns the arguments in the form that a function receives: with marks only if it passes them on unchanged.
 pub(super) fn arguments(name: &str, read: Read, args: &[Value]) -> Vec<Value> {
     let seen = |(index, value): (usize, &Value)| {
         if passes_on(name, read, index, value) { value.clone() } else { unmarked(value.clone()) }
@@ -203,14 +205,15 @@ pub(super) fn arguments(name: &str, read: Read, args: &[Value]) -> Vec<Value> {
     args.iter().enumerate().map(seen).collect()
 }
 
-/// Returns what a function made. Marks in a string that it did not pass on are forged, as from `'%c' | format(n)`.
+/// Returns the result of a function. Marks in a string that the function did not pass on are forged, as by `'%c' |
+/// format(n)`, and removed.
 pub(super) fn made(name: &str, read: Read, args: &[Value], value: Value) -> Value {
     let passed_on = args.first().is_none_or(|subject| passes_on(name, read, 0, subject));
     if passed_on || value.as_str().is_none() { value } else { unmarked(value) }
 }
 
-/// Returns whether a function passes an argument on instead of looking into it. The elements of a container count as passed
-/// on, except where it is written as text.
+/// Returns true if a function passes an argument on instead of inspecting it. The elements of a container count as
+/// passed on, unless the container is written as text.
 fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> bool {
     let is_string = value.as_str().is_some();
     match name {
@@ -223,7 +226,7 @@ fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> bool {
     }
 }
 
-/// Returns whether a value is a namespace, the one container that changes.
+/// Returns true if a value is a namespace, the only mutable container.
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().map(DynObject::type_name).is_some_and(|name| name.ends_with("::Namespace"))
 }

@@ -15,7 +15,7 @@ use super::{
     origin::{self, Read, Rendered},
 };
 
-/// Prefix of errors that a template raises itself.
+/// Prefix of errors that a template raises with `raise_exception`.
 const RAISED: &str = "raised: ";
 
 /// `raise_exception(message)`.
@@ -23,13 +23,13 @@ pub(super) fn raise(message: String) -> Result<Value, Error> {
     Err(Error::new(REFUSAL, format!("{RAISED}{}", Rendered::new(&message).text())))
 }
 
-/// Returns the message of an error that a template raised itself.
+/// Returns the message of an error that a template raised with `raise_exception`.
 pub(super) fn refusal(error: &Error) -> Option<String> {
     let detail = error.detail().filter(|_| error.kind() == REFUSAL)?;
     detail.strip_prefix(RAISED).map(str::to_owned)
 }
 
-/// Returns whether a character is white space for Python's `str.isspace`.
+/// Returns true if a character is white space for Python's `str.isspace`.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -40,7 +40,7 @@ pub(super) fn trim(text: Value, characters: Option<String>) -> String {
     text.trim_matches(trimmed(characters.as_deref())).to_owned()
 }
 
-/// Returns whether a character, marked or not, is in a set, by default of white space.
+/// Returns a predicate that is true for characters, marked or not, of a set; the default is white space.
 fn trimmed(set: Option<&str>) -> impl Fn(char) -> bool {
     move |c| set.map_or_else(|| is_space(origin::plain_char(c)), |set| set.contains(origin::plain_char(c)))
 }
@@ -123,7 +123,7 @@ struct Python {
     item: String,
     /// Separator between a key and its value.
     key: String,
-    /// Indentation of a level; `None` keeps all on one line.
+    /// Indentation of a level; `None` keeps everything on one line.
     indent: Option<String>,
     ascii: bool,
     depth: usize,
@@ -180,7 +180,7 @@ impl Formatter for Python {
         for c in text.chars() {
             let mut units = [0; 2];
             match c {
-                // A spelled character is read where the rendering ends.
+                // Spelled characters are decoded at the end of the rendering.
                 '\0'..='\x7e' | origin::ESCAPE..='\u{fdef}' => write!(writer, "{c}")?,
                 _ => {
                     c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?

@@ -1,6 +1,6 @@
 //! The bytes of each token, computed once from the tokenizer's decoder.
 //!
-//! A text is the concatenation of its tokens' bytes, except that some tokenizers drop a space at its beginning. Decoding
+//! A text is the concatenation of its tokens' bytes, except that some tokenizers drop a space at its start. Decoding
 //! token by token is our own because the decoders of the `tokenizers` crate need the whole text.
 
 use std::{collections::HashMap, sync::LazyLock};
@@ -28,11 +28,11 @@ struct Scheme {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Spelling {
-    /// A character per byte (GPT-2).
+    /// One character for each byte (GPT-2).
     ByteLevel,
-    /// Text, in which some strings stand for others (`▁` for a space).
+    /// Text in which some strings represent others (`▁` represents a space).
     Replaced { pairs: Vec<(String, String)>, byte_tokens: ByteTokens },
-    /// Words, with a space before each that does not begin with the prefix.
+    /// Words, each after a space unless it has the prefix.
     Words { prefix: Option<String>, cleanup: Cleanup },
 }
 
@@ -59,7 +59,7 @@ impl Cleanup {
     }
 }
 
-/// Characters dropped from the beginning of a text: up to `count` times `char`.
+/// Characters dropped from the start of a text: up to `count` times `char`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leading {
     pub(crate) char: char,
@@ -69,7 +69,7 @@ pub(crate) struct Leading {
 const KEEP_ALL: Leading = Leading { char: ' ', count: 0 };
 
 impl Pieces {
-    /// Computes the bytes of `library`'s tokens.
+    /// Computes the bytes of the tokens of a `tokenizers` tokenizer.
     pub(super) fn new(
         library: &tokenizers::Tokenizer,
         decoder: &Value,
@@ -89,7 +89,8 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// An added token's text is written as it is, but it is a word among words.
+    /// Appends an added token. Its text is taken literally, except that in [`Spelling::Words`] it is a word like
+    /// others.
     fn push_added_token(&mut self, text: &str) {
         match self.scheme.spelling {
             Spelling::Words { .. } => self.push_model_token(text, &HashMap::new()),
@@ -121,15 +122,15 @@ impl Pieces {
         }
     }
 
-    /// The bytes of `token` inside a text; nothing for an id outside the vocabulary.
+    /// Returns the bytes of `token` inside a text; empty for an id outside the vocabulary.
     pub(super) fn bytes(&self, token: u32) -> &[u8] {
         let token = token as usize;
         let start = token.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
         self.ends.get(token).and_then(|&end| self.bytes.get(start..end)).unwrap_or_default()
     }
 
-    /// The bytes of the token that the vocabulary writes as `text` where a text begins, if they differ from those
-    /// inside a text; before [`Pieces::leading`] is dropped.
+    /// Returns the bytes of the token with the spelling `text` at the start of a text, if they differ from those inside
+    /// a text. Characters of [`Pieces::leading`] are still included.
     pub(super) fn first_bytes(&self, text: impl FnOnce() -> Option<String>) -> Option<Vec<u8>> {
         match &self.scheme.spelling {
             Spelling::Words { cleanup, .. } => text().map(|text| cleanup.apply(text).into_bytes()),
@@ -137,13 +138,13 @@ impl Pieces {
         }
     }
 
-    /// Returns the characters that a text drops at its beginning.
+    /// Returns the characters that are dropped from the start of a text.
     pub(super) fn leading(&self) -> Leading {
         self.scheme.leading
     }
 }
 
-/// The byte that `<0x0A>` spells.
+/// Returns the byte of a spelling such as `<0x0A>`.
 fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
@@ -151,7 +152,7 @@ fn byte_token(text: &str) -> Option<u8> {
         .flatten()
 }
 
-/// The bytes that a byte-level spelling stands for; a spelling with foreign characters stands for itself.
+/// Returns the bytes of a byte-level spelling; a spelling with other characters is taken literally.
 fn byte_level(text: &str, map: &HashMap<char, u8>) -> Vec<u8> {
     text.chars()
         .map(|char| map.get(&char).copied())
@@ -159,7 +160,8 @@ fn byte_level(text: &str, map: &HashMap<char, u8>) -> Vec<u8> {
         .unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
-/// The characters that GPT-2 writes for bytes 0 to 255: printable Latin-1 for itself, U+0100 and on for the others.
+/// The characters that GPT-2 writes for bytes 0 to 255: printable Latin-1 characters for themselves, U+0100 and on for
+/// the others.
 pub(super) fn alphabet() -> &'static [char; 256] {
     static ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
         let visible = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
@@ -214,7 +216,7 @@ fn text<'a>(step: &'a Value, key: &str) -> Option<&'a str> {
     step.get(key).and_then(Value::as_str)
 }
 
-/// A decoder that is whole by itself.
+/// Returns the scheme of a decoder that consists of one step.
 fn single(step: &Value) -> Option<Scheme> {
     match kind(step) {
         "ByteLevel" => Some(Scheme { spelling: Spelling::ByteLevel, leading: KEEP_ALL }),
@@ -234,7 +236,7 @@ fn single(step: &Value) -> Option<Scheme> {
     }
 }
 
-/// A sequence of replacements and byte tokens, as Llama's and Gemma's.
+/// Returns the scheme of a sequence of replacements and byte tokens, such as those of Llama and Gemma.
 fn replaced(steps: &[&Value]) -> Option<Scheme> {
     let mut pairs = Vec::new();
     let mut byte_tokens = ByteTokens::Literal;
@@ -242,7 +244,7 @@ fn replaced(steps: &[&Value]) -> Option<Scheme> {
     let mut fused = false;
     for step in steps {
         match kind(step) {
-            // After fusing, only a replacement of single characters is the same as one token by token.
+            // After `Fuse`, only a replacement of single characters equals a replacement token by token.
             "Replace" => {
                 let from = step.get("pattern").and_then(|pattern| text(pattern, "String"))?;
                 if from.is_empty() || (fused && from.chars().count() > 1) {

@@ -1,15 +1,16 @@
-//! Compiled normalisations (SentencePiece's `precompiled_charsmap`): a trie, four bytes of length before it, and the texts
-//! that it leads to. Their reader makes room for as many bytes as the length says, so that is looked at first.
+//! Compiled normalisations (SentencePiece's `precompiled_charsmap`): the length of a trie in four bytes, the trie, and
+//! the texts that it refers to. The reader in the `tokenizers` crate allocates as many bytes as the length states, so
+//! the length is checked first.
 
 use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
 use serde_json::Value;
 
 use super::{TokenizerError, malformed, reach::steps};
 
-/// Refuses a `tokenizer.json` with a trie that is longer than the normalisation that it is in.
+/// Refuses a `tokenizer.json` with a trie that is longer than the normalisation that contains it.
 pub(super) fn check(json: &Value) -> Result<(), TokenizerError> {
     for step in steps(&json["normalizer"], "normalizers") {
-        // What is no text in Base64 is for the reader to refuse.
+        // The reader refuses text that is not Base64.
         let compiled = step["precompiled_charsmap"].as_str().and_then(|text| BASE64.decode(text).ok());
         let Some((length, rest)) = compiled.as_deref().and_then(<[u8]>::split_first_chunk) else { continue };
         let length = u32::from_le_bytes(*length);

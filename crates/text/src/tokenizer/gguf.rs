@@ -1,7 +1,7 @@
 //! GGUF's tokenizer metadata as a `tokenizer.json`.
 //!
-//! The rules are those of llama.cpp, which publishers of GGUF files test with. Pre-tokenizers that [`super::pre`] does not
-//! know are refused.
+//! The rules are those of llama.cpp, with which publishers of GGUF files test. Pre-tokenizers unknown to [`super::pre`]
+//! are refused.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ pub(super) enum Fallback {
     Unknown,
 }
 
-/// Maximum length in characters of a piece that merges are derived for.
+/// Maximum length, in characters, of a piece for which merges are derived.
 const LONGEST_PIECE: usize = 256;
 
 fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
@@ -80,7 +80,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
 }
 
 pub(super) fn ids(tokens: &[String]) -> Value {
-    // Where a spelling occurs twice the first id is the one that text maps to.
+    // If a spelling occurs twice, text maps to the first id.
     let mut map = serde_json::Map::with_capacity(tokens.len());
     for (id, token) in tokens.iter().enumerate() {
         map.entry(token.clone()).or_insert_with(|| json!(id));
@@ -88,7 +88,8 @@ pub(super) fn ids(tokens: &[String]) -> Value {
     Value::Object(map)
 }
 
-/// Unknown and control tokens are special; some converters call the end of an answer user-defined.
+/// Returns the added tokens. Unknown and control tokens are special, and so are BOS and EOS, which some converters
+/// store as user-defined.
 pub(super) fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
     let types = vocab.types.iter().flatten().enumerate();
     let texts = ids.as_object().into_iter().flatten();
@@ -117,7 +118,7 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
         .merges
         .iter()
         .map(|merge| {
-            // A piece may itself be a space, so the border is the first space after the first character.
+            // The first piece may itself be a space, so the border is the first space after the first character.
             let border = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
             let at = border.ok_or_else(|| bad("merges of two pieces", merge))?;
             Ok(json!([&merge[..at], &merge[at + 1..]]))
@@ -141,7 +142,7 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     }))
 }
 
-/// Pieces are merged by falling score, which is a list of merges in that order.
+/// Returns the merges that are equivalent to merging pieces by descending score.
 fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     let scores = vocab.scores.as_ref().ok_or_else(|| bad("scores for a `llama` vocabulary", "none"))?;
     let by_text: HashMap<&str, usize> =
@@ -163,7 +164,7 @@ fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     Ok(merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect())
 }
 
-/// SentencePiece BPE, with what becomes of characters that are no pieces.
+/// Returns a SentencePiece BPE tokenizer with a fallback for characters that are not pieces.
 pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, TokenizerError> {
     let merges = merges(vocab)?;
     let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
@@ -192,7 +193,8 @@ pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, T
     }))
 }
 
-/// BERT: llama.cpp writes `▁word` for a piece that begins a word and drops the `##` of the others.
+/// Returns a BERT tokenizer. llama.cpp writes `▁word` for a piece at the start of a word and drops the `##` of the
+/// others.
 fn word_piece(vocab: &GgufVocab) -> Value {
     let special = |id: usize| vocab.types.as_ref().is_some_and(|types| matches!(types[id], 2..=4));
     let pieces: Vec<String> = vocab

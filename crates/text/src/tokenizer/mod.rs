@@ -1,12 +1,12 @@
 //! A model's tokenizer: text to tokens and tokens to bytes, with the `tokenizers` crate.
 //!
 //! Special tokens in a user's text must stay text. [`Tokenizer::shield`] breaks their spelling with a noncharacter, and
-//! [`Tokenizer::shield_outside`] does so everywhere but where a template wrote them. The normaliser removes it after special
-//! tokens have been matched, so the merges are those of the unbroken text.
+//! [`Tokenizer::shield_outside`] does so except where a template wrote them. The normaliser removes the noncharacter
+//! after special tokens have been matched, so the merges are those of the original text.
 //!
-//! Special tokens are those that `tokenizer.json` flags as special. Other added tokens, such as `<think>` or `<tool_call>`,
-//! are part of what people and models write about and are recognised in every text, except where a prompt's template itself
-//! writes them: there a message cannot end or begin a block of the template.
+//! Special tokens are those that `tokenizer.json` flags as special. Other added tokens, such as `<think>` or
+//! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. The exception are
+//! tokens that a prompt's template itself writes: there a message cannot end or begin a block of the template.
 
 mod bytes;
 mod charsmap;
@@ -79,7 +79,7 @@ pub enum TokenizerError {
         /// Value in the file.
         found: String,
     },
-    /// The work was cancelled.
+    /// The request was cancelled.
     #[error("tokenising was cancelled")]
     Cancelled,
     /// A text could not be encoded.
@@ -90,7 +90,7 @@ pub enum TokenizerError {
     },
 }
 
-/// Treatment of special tokens in a text.
+/// Treatment of the spellings of special tokens in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Specials {
     /// They become their ids.
@@ -153,7 +153,8 @@ impl Tokenizer {
         };
         let inner = Inner {
             specials: table(|token| token.special),
-            // White space of a template is not markup. A token that is matched after normalising cannot be broken.
+            // White space of a template is not markup. A token that is matched after normalising cannot be broken and
+            // is left out.
             markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
             pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
@@ -189,19 +190,20 @@ impl Tokenizer {
         self.run(&text, false)
     }
 
-    /// Returns the tokens of a document, with those that the post-processor adds (`[CLS] … [SEP]`). Special tokens in the
-    /// text are text.
+    /// Returns the tokens of a document, with those that the post-processor adds (`[CLS] … [SEP]`). Spellings of
+    /// special tokens in the text stay text.
     pub fn encode_document(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         self.run(&self.shield(text), true)
     }
 
-    /// Like [`Self::encode_document`], but `kept`, the spelling of one special token, becomes that token.
+    /// Returns the tokens as [`Self::encode_document`], except that `kept`, the spelling of one special token, becomes
+    /// that token.
     pub fn encode_document_with(&self, text: &str, kept: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let parts: Vec<Cow<'_, str>> = text.split(kept).map(|part| self.shield(part)).collect();
         self.run(&parts.join(kept), true)
     }
 
-    /// Returns a lower bound on the number of tokens of a text without tokenising it, or 0 if none is known.
+    /// Returns a lower bound on the number of tokens of a text without tokenising it, or 0 if no bound is known.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         self.inner.reach.as_ref().map_or(0, |reach| reach.fewest(text))
     }
@@ -214,21 +216,22 @@ impl Tokenizer {
             .map_err(|error| failed(error.to_string()))
     }
 
-    /// Returns the text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as text. A
-    /// spelling that begins at the end of the text is broken too. A spelling of one character cannot be broken.
+    /// Returns the text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as
+    /// text. A partial spelling at the end of the text is broken too. A spelling of one character cannot be broken.
     pub fn shield<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let specials = &self.inner.specials;
         if specials.touches(text) { Cow::Owned(specials.break_up(text, SHIELD)) } else { Cow::Borrowed(text) }
     }
 
-    /// Returns the text with the spelling of every special token broken, except within the ranges `written`, which are in
-    /// order and apart. Other added tokens that occur within these ranges are broken outside of them, too.
+    /// Returns the text with the spelling of every special token broken, except within the ranges `written`, which are
+    /// in order and not adjacent. Other added tokens that occur within these ranges are broken outside of them, too.
     pub fn shield_outside(&self, text: &str, written: &[Range<usize>]) -> String {
         let markup = self.inner.markup.found_in(text, written);
         break_outside([&self.inner.specials, &markup], text, written, SHIELD)
     }
 
-    /// Returns the exact bytes of a token inside a text: for a special token those of its spelling, for an unknown id none.
+    /// Returns the exact bytes of a token inside a text: those of its spelling for a special token, none for an unknown
+    /// id.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.inner.pieces.bytes(token).to_vec()
     }
@@ -253,7 +256,7 @@ impl Tokenizer {
         self.inner.specials.tokens()
     }
 
-    /// Returns whether a token is special, so that decoded text omits it.
+    /// Returns true if a token is special, so that decoded text omits it.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.inner.specials.contains(token)
     }
@@ -267,7 +270,7 @@ impl Tokenizer {
         text.extend_from_slice(first.as_deref().unwrap_or(self.inner.pieces.bytes(token)));
     }
 
-    /// Returns the characters that decoded text drops at its beginning.
+    /// Returns the characters that decoded text drops at its start.
     pub(crate) fn leading(&self) -> Leading {
         self.inner.pieces.leading()
     }
@@ -282,13 +285,13 @@ pub(crate) enum Place {
     Inside,
 }
 
-/// Adds the removal of [`SHIELD`] in front of the normaliser or the pre-tokenizer, and resets two settings: special tokens
-/// that are matched after normalising would be found in shielded text, and dropout makes tokens random.
+/// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: special
+/// tokens matched after normalising would be found in shielded text, and dropout makes tokens random.
 fn add_shield(json: &mut Value) {
     let pattern = json!({"String": SHIELD.to_string()});
     let is_normalized = !json["normalizer"].is_null();
-    // The pieces of a unigram model include special tokens, so its text has to stay broken, also where a normaliser makes
-    // their spelling of other characters.
+    // The pieces of a unigram model include special tokens, so the spellings must stay broken while it runs, even those
+    // that a normaliser produces from other characters.
     if json["model"]["type"] == "Unigram" {
         break_normalized(json);
         let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
@@ -334,7 +337,7 @@ fn break_normalized(json: &mut Value) {
 pub(crate) mod tests {
     use super::*;
 
-    /// A byte-level tokenizer: every byte, two merges, one special and one plain added token.
+    /// Returns a byte-level tokenizer with every byte, two merges, one special and one plain added token.
     pub(crate) fn tiny() -> Tokenizer {
         let mut tokens: Vec<String> = bytes::alphabet().iter().map(|c| c.to_string()).collect();
         tokens.extend(["he", "hell"].map(str::to_owned));
@@ -361,7 +364,7 @@ pub(crate) mod tests {
         let typed = t.encode("hell<|end|>", Specials::AsText).unwrap();
         assert!(!typed.contains(&end));
         assert_eq!(t.decode(&typed), "hell<|end|>");
-        // Shielded text in the middle of a template reads the same as the text alone.
+        // Shielded text inside a template has the same tokens as the text alone.
         let shielded = format!("<|end|>{}", t.shield("a<|end|>b"));
         let mut expected = vec![end];
         expected.extend(t.encode("a<|end|>b", Specials::AsText).unwrap());

@@ -1,6 +1,6 @@
-//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it. That crate panics on some malformed files, takes as
-//! much memory as a file asks for, may give an added token another id than the file states, and does not return the largest
-//! id. What is read here is counted and not kept.
+//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it. On some malformed files that crate panics,
+//! allocates as much memory as the file states, or gives an added token another id than the file states. It does not
+//! return the largest id. Values read here are counted and not kept.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ const MAX_ID: u32 = (1 << 22) - 1;
 /// Maximum number of tokens of the vocabulary.
 const MAX_TOKENS: usize = 1 << 19;
 
-/// Maximum number of merges. Gemma's are half a million.
+/// Maximum number of merges. Gemma has half a million.
 pub(super) const MAX_MERGES: usize = 3 << 18;
 
 /// Maximum number of added tokens. Gemma has six thousand.
@@ -82,12 +82,12 @@ impl Outline {
         self.added_tokens.0.iter().map(|token| token.id).fold(self.model.vocab.largest_id, u64::max)
     }
 
-    /// One more than the largest token id; ids below it may be unused.
+    /// Returns one more than the largest token id; ids below it may be unused.
     pub(super) fn vocab_size(&self) -> u32 {
         u32::try_from(self.largest_id()).unwrap_or(MAX_ID) + 1
     }
 
-    /// Bytes of the longest spelling in the vocabulary.
+    /// Returns the number of bytes of the longest spelling in the vocabulary.
     pub(super) fn longest_piece(&self) -> usize {
         self.model.vocab.longest
     }
@@ -279,7 +279,7 @@ impl<'de> Deserialize<'de> for VocabOutline {
     }
 }
 
-/// The bytes of the longest merged token; merges are pairs or strings with a space inside.
+/// Number of bytes of the longest merged token. Merges are pairs or strings with a space inside.
 #[derive(Debug, Default)]
 struct MergesOutline {
     longest: Option<usize>,
@@ -348,7 +348,7 @@ impl<'de> Deserialize<'de> for Merge {
     }
 }
 
-/// The bytes of a string that is not kept.
+/// Number of bytes of a string that is not kept.
 struct Length(usize);
 
 impl<'de> Deserialize<'de> for Length {

@@ -1,5 +1,5 @@
-//! Two texts in one sequence, as cross-encoders read them: the tokenizer's own separators and segments, and where in the
-//! second text each of its tokens lies.
+//! Two texts in one sequence, as cross-encoders read them: with the tokenizer's own separators and segments, and the
+//! position of each token in the second text.
 
 use std::ops::Range;
 
@@ -13,41 +13,41 @@ use crate::barrier::contain;
 pub struct Pair {
     /// All tokens, special ones included.
     pub tokens: Vec<TokenId>,
-    /// Start of the second segment, or the number of tokens for tokenizers with one segment.
+    /// Index of the second segment's first token, or the number of tokens for tokenizers with one segment.
     pub segment: usize,
-    /// The second text's tokens.
+    /// Token indices of the second text.
     pub second: Range<usize>,
-    /// For each of them, its bytes in the second text.
+    /// Byte range in the second text for each of its tokens.
     pub bytes: Vec<Range<usize>>,
 }
 
 impl Pair {
-    /// The pair with no more of the second text than these of its tokens.
+    /// Returns the pair with only the tokens `kept` of the second text.
     pub fn part(&self, kept: Range<usize>) -> Self {
         let kept = kept.start.min(self.second.len())..kept.end.min(self.second.len());
         let at = |token: usize| self.second.start + token;
         let body = &self.tokens[at(kept.start)..at(kept.end)];
         let tokens = [&self.tokens[..self.second.start], body, &self.tokens[self.second.end..]].concat();
-        // Of one segment, there is as much less.
+        // With one segment, its end moves by the removed tokens.
         let cut = self.second.len() - kept.len();
         let segment = if self.segment >= self.second.end { self.segment - cut } else { self.segment };
         let second = self.second.start..self.second.start + kept.len();
         Self { tokens, segment, second, bytes: self.bytes[kept].to_vec() }
     }
 
-    /// Tokens around the second text.
+    /// Returns the number of tokens around the second text.
     pub fn overhead(&self) -> usize {
         self.tokens.len() - self.second.len()
     }
 }
 
 impl Tokenizer {
-    /// Tokens of two texts, with those that the post-processor puts around and between them (`[CLS] … [SEP] … [SEP]`);
-    /// special tokens in the texts are text.
+    /// Returns the tokens of two texts, with those that the post-processor puts around and between them (`[CLS] … [SEP]
+    /// … [SEP]`). Spellings of special tokens in the texts stay text.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`] for texts that the tokenizer refuses, and for a post-processor that does not write
-    /// the second text in one piece in a second or the first segment.
+    /// [`TokenizerError::Encode`] for texts that the tokenizer refuses, and for a post-processor that does not keep the
+    /// second text contiguous or uses segments other than 0 followed by 1.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Pair, TokenizerError> {
         let failed = |reason: String| TokenizerError::Encode { reason };
         let (shielded_first, shielded) = (self.shield(first), self.shield(second));
@@ -77,7 +77,7 @@ impl Tokenizer {
     }
 }
 
-/// Places in a text, from those in its shielded form.
+/// Maps positions in a shielded text to positions in the original.
 struct Unshield {
     /// Positions of the shield in the shielded text.
     inserted: Vec<usize>,

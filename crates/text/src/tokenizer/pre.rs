@@ -1,8 +1,8 @@
 //! Rules by which byte-level BPE tokenizers split text into words, by their names in GGUF files.
 //!
-//! Each rule is a list of patterns: the first splits the text, the next splits every part again, and what a pattern
-//! does not match stays a part. The patterns are those of the publishers' own `tokenizer.json`; the names are
-//! llama.cpp's. A rule that is not here is refused: a near guess gives a model that is subtly worse.
+//! Each rule is a list of patterns: the first splits the text, the next splits every part again, and text that a
+//! pattern does not match stays a part. The patterns are those of the publishers' own `tokenizer.json`; the names are
+//! llama.cpp's. Other rules are refused: with a similar one, the model's answers would be subtly worse.
 
 /// One splitting rule.
 #[derive(Debug)]
@@ -22,16 +22,16 @@ pub(super) struct Rule {
 pub(super) enum Unicode {
     /// As it was written.
     AsIs,
-    /// Normal form C, as the publisher's `tokenizer.json` asks; llama.cpp leaves it out.
+    /// Normal form C, as in the publisher's `tokenizer.json`; llama.cpp omits it.
     Nfc,
 }
 
 /// Treatment of words that are tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IgnoreMerges {
-    /// Such a word is one token, whatever the merges say, as in tiktoken.
+    /// A word that is a token stays one token regardless of the merges, as in tiktoken.
     Yes,
-    /// Such a word is merged like any other.
+    /// A word that is a token is merged like any other.
     No,
 }
 
@@ -66,7 +66,7 @@ const DEEPSEEK_MARKS: &str =
 const DEEPSEEK_V3_CJK: &str = "[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// Every rule.
+/// All rules.
 const RULES: &[Rule] = &[
     rule(
         &[
@@ -154,12 +154,12 @@ const fn nfc(rule: Rule) -> Rule {
     Rule { unicode: Unicode::Nfc, ..rule }
 }
 
-/// The rule called `name`.
+/// Returns the rule with a name.
 pub(super) fn find(name: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| rule.names.contains(&name))
 }
 
-/// Every name, sorted.
+/// Returns the names of all rules, sorted.
 pub(super) fn known() -> Vec<&'static str> {
     let mut names: Vec<&str> = RULES.iter().flat_map(|rule| rule.names.iter().copied()).collect();
     names.sort_unstable();

@@ -1,33 +1,33 @@
-//! An upper bound on the bytes of text per token, with which a text that is far too long is refused before the slow step of
-//! tokenising it.
+//! Upper bound on the bytes of text per token. A text that is far too long is refused by it before it is tokenised,
+//! which is slow.
 
 use serde_json::Value;
 
 use super::{SHIELD, bytes::alphabet};
 
-/// Canonical composition leaves at least a third of a text's bytes: of Hangul, three letters of three bytes each become one
-/// syllable of three (Unicode Standard Annex 15).
+/// Factor by which canonical composition (NFC) may shrink a text: three Hangul letters of three bytes each become one
+/// syllable of three bytes (Unicode Standard Annex 15).
 const COMPOSED: usize = 3;
 
-/// Maximum length of the text that one token stands for.
+/// Maximum length of the text of one token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reach {
     /// Bytes of text.
     bytes: usize,
-    /// `true` if added tokens absorb any amount of white space beside them.
+    /// `true` if added tokens absorb any amount of white space around them.
     strips: bool,
-    /// Bytes that the vocabulary lacks, which may vanish or be one unknown token together.
+    /// Bytes without a token in the vocabulary. A run of them may vanish or become one unknown token.
     lacks: Vec<u8>,
 }
 
-/// Returns whether a byte occurs in UTF-8.
+/// Returns true if a byte occurs in UTF-8.
 fn in_utf8(byte: u8) -> bool {
     !matches!(byte, 0xC0 | 0xC1 | 0xF5..)
 }
 
 impl Reach {
-    /// Reads a `tokenizer.json` whose longest piece has so many bytes. None where text may vanish, or where one token may
-    /// stand for unknown text of any length.
+    /// Reads a `tokenizer.json` whose longest piece has `longest` bytes. Returns `None` if text may vanish or one token
+    /// may represent unknown text of any length.
     pub(super) fn of(json: &Value, longest: usize) -> Option<Self> {
         let known = |spelling: &str| json["model"]["vocab"].get(spelling).is_some();
         let (model, splits) = (&json["model"], steps(&json["pre_tokenizer"], "pretokenizers"));
@@ -40,7 +40,7 @@ impl Reach {
                 .collect()
         };
         let is_normal = steps(&json["normalizer"], "normalizers").is_empty();
-        // A normaliser may make lacking bytes of others.
+        // With a normaliser, missing bytes may result from other characters.
         let whole =
             lacks.is_empty() || (is_normal && lacks.len() < 128 && lacks.iter().all(|byte| *byte >= 0x80));
         let keeps = |step: &&Value| match step["type"].as_str() {
@@ -91,7 +91,8 @@ pub(super) fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
     }
 }
 
-/// Returns whether a replacement is at least as long as the string that it replaces.
+/// Returns true if a replacement is at least as long as the string that it replaces; `None` if the pattern is not a
+/// string.
 fn replaced(step: &Value) -> Option<bool> {
     Some(step["pattern"]["String"].as_str()?.len() <= step["content"].as_str()?.len())
 }
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!((reach(false).fewest("12345"), reach(false).fewest("")), (2, 0));
         assert_eq!((reach(false).fewest("1   2"), reach(true).fewest("1 \t\n2")), (2, 1));
         assert_eq!(reach(false).fewest(&format!("12{SHIELD}{SHIELD}34")), 1);
-        // Of é, C3 A9, the vocabulary has one byte.
+        // The vocabulary has one of the two bytes of é (C3 A9).
         assert_eq!(Reach { lacks: vec![0xA9], ..reach(false) }.fewest("éééé1"), 2);
     }
 
@@ -172,7 +173,7 @@ mod tests {
             reach(json!({"model": {"type": "BPE", "vocab": letters.collect::<Map<String, Value>>()}}))
         };
         let lacks = |lacking| without(lacking).map(|reach| reach.lacks);
-        // These bytes occur in no text.
+        // These bytes do not occur in UTF-8.
         assert_eq!(lacks(&[0xC0, 0xC1, 0xF5, 0xFF]), Some(vec![]));
         assert_eq!(lacks(&[0xC0, 0xF1]), Some(vec![0xF1]));
         assert_eq!(lacks(b"a"), None);

@@ -1,7 +1,7 @@
 //! SentencePiece's `tokenizer.model` as a `tokenizer.json`.
 //!
-//! The file is the protobuf message `ModelProto` of sentencepiece's `sentencepiece_model.proto`; field numbers and defaults
-//! are that file's. What it computes is in `gguf`, which reads the same pieces out of another file.
+//! The file is the protobuf message `ModelProto` of sentencepiece's `sentencepiece_model.proto`; field numbers and
+//! defaults are those of that file. The JSON is built by `gguf`, which reads the same pieces from another format.
 
 use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
 use prost::{
@@ -42,7 +42,7 @@ enum Algorithm {
     Bpe,
 }
 
-/// The parts of a model that are read.
+/// The parts of a model that are used.
 #[derive(Debug)]
 struct Model {
     /// The pieces, their scores and types.
@@ -92,7 +92,7 @@ fn unigram(Model { vocab, byte_fallback, .. }: &Model) -> Value {
     json!({"type": "Unigram", "unk_id": vocab.unk, "vocab": pieces, "byte_fallback": byte_fallback})
 }
 
-/// Adds tokens to the added ones and to the vocabulary, so that they keep their ids.
+/// Adds tokens to the added ones and to the vocabulary, with the given ids.
 fn add(json: &mut Value, additions: &[Addition]) {
     for Addition { id, content, special, single_word, lstrip, rstrip } in additions {
         let token = json!({
@@ -123,7 +123,7 @@ struct PieceProto {
     kind: Option<i32>,
 }
 
-/// The fields of `TrainerSpec` that change how text is cut.
+/// The fields of `TrainerSpec` that affect tokenisation.
 #[derive(Clone, PartialEq, Message)]
 struct TrainerSpec {
     #[prost(int32, optional, tag = "3")]
@@ -134,7 +134,7 @@ struct TrainerSpec {
     byte_fallback: Option<bool>,
 }
 
-/// The fields of `NormalizerSpec` that change text.
+/// The fields of `NormalizerSpec` that affect tokenisation.
 #[derive(Clone, PartialEq, Message)]
 struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]
@@ -147,7 +147,7 @@ struct NormalizerSpec {
     escape_whitespaces: Option<bool>,
 }
 
-/// Reads a model field by field: `prost` decodes a list of pieces whole, however many a hostile file has.
+/// Reads a model field by field, because `prost` decodes a whole list of pieces regardless of its length.
 fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
     let vocab = GgufVocab { model: "llama".to_owned(), ..GgufVocab::default() };
     let (mut tokens, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
@@ -201,8 +201,8 @@ const USER_DEFINED: i32 = 4;
 /// `SentencePiece.Type.BYTE`, the last type.
 const BYTE: i32 = 6;
 
-/// Returns a piece's text, score and type. User-defined pieces are matched before normalisation, so their spaces are
-/// spaces.
+/// Returns a piece's text, score and type. User-defined pieces are matched before normalisation, so their `▁` is
+/// converted back to a space.
 fn read_piece(bytes: &[u8]) -> Result<(String, f32, i32), TokenizerError> {
     let PieceProto { piece, score, kind } = PieceProto::decode(bytes).map_err(malformed)?;
     let kind = kind.unwrap_or(1);
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
     use crate::tokenizer::{Specials, Tokenizer};
 
-    /// One field of the wire format.
+    /// Returns one field in the wire format.
     fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
         [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
     }

@@ -1,4 +1,4 @@
-//! JSON values of limited size, which are counted and not kept.
+//! JSON values of limited size, counted while they are parsed and not kept.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 
-/// Maximum number of values in a value.
+/// Maximum number of JSON values inside one value.
 pub(super) const MAX_VALUES: usize = 1 << 16;
 
 /// Maximum number of bytes of a string. The largest ones are compiled normalisations.
 pub(super) const MAX_TEXT: usize = 8 << 20;
 
-/// Returns the error of a list that is too long.
+/// Returns the error for a list that is too long.
 pub(super) fn too_many<E: Error>(what: &str, limit: usize) -> E {
     E::custom(format!("expected at most {limit} {what}, found more"))
 }

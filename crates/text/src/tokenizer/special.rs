@@ -1,4 +1,4 @@
-//! Special tokens, and how their spelling is broken in a user's text.
+//! Special tokens, and the insertion of marks that break their spelling in a user's text.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -7,7 +7,7 @@ use std::{
 
 use narthex_spec::TokenId;
 
-/// A token that stands for structure instead of text.
+/// A token for structure instead of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecialToken {
     /// Id.
@@ -21,14 +21,14 @@ pub struct SpecialToken {
 pub(super) struct SpecialTable {
     tokens: Vec<SpecialToken>,
     ids: HashSet<TokenId>,
-    /// Spellings by their first byte; text has few places where one may begin.
+    /// Spellings by their first byte, which makes the search fast.
     by_first: HashMap<u8, Vec<String>>,
     /// Bytes of the longest spelling.
     longest: usize,
 }
 
 impl SpecialTable {
-    /// A table of these tokens; those without a spelling are left out.
+    /// Creates a table of these tokens; those without a spelling are left out.
     pub(super) fn new(tokens: impl IntoIterator<Item = SpecialToken>) -> Self {
         let mut table = Self::default();
         for token in tokens {
@@ -42,7 +42,7 @@ impl SpecialTable {
         table
     }
 
-    /// Every special token, by rising id.
+    /// Returns the special tokens by ascending id.
     pub(super) fn tokens(&self) -> &[SpecialToken] {
         &self.tokens
     }
@@ -51,14 +51,14 @@ impl SpecialTable {
         self.ids.contains(&id)
     }
 
-    /// Returns whether [`Self::break_up`] would change `text`.
+    /// Returns true if [`Self::break_up`] would change `text`.
     pub(super) fn touches(&self, text: &str) -> bool {
         let half = self.half_spelling(text);
         text.char_indices().any(|(at, _)| self.breaks_at(text, at, half))
     }
 
-    /// Inserts `mark` after the first character of every spelling in `text`, and of one that begins at the end of `text`
-    /// and might continue in the text that a template writes after it.
+    /// Inserts `mark` after the first character of every spelling in `text`, and of a partial spelling at the end of
+    /// `text` that the text after it might complete.
     pub(super) fn break_up(&self, text: &str, mark: char) -> String {
         let half = self.half_spelling(text);
         let mut broken = String::with_capacity(text.len() + 16);
@@ -71,7 +71,7 @@ impl SpecialTable {
         broken
     }
 
-    /// Returns the tokens whose spelling lies in one of the ranges of `text`.
+    /// Returns the tokens whose spelling occurs inside one of the ranges of `text`.
     pub(super) fn found_in(&self, text: &str, ranges: &[Range<usize>]) -> Self {
         let mut found = BTreeSet::new();
         for part in ranges.iter().filter_map(|range| text.get(range.clone())) {
@@ -97,12 +97,12 @@ impl SpecialTable {
             || spellings.iter().any(|spelling| rest.starts_with(spelling.as_str()))
     }
 
-    /// The spellings that begin with the byte at `at`.
+    /// Returns the spellings that start with the byte at `at`.
     fn spellings_from(&self, text: &str, at: usize) -> Option<&Vec<String>> {
         text.as_bytes().get(at).and_then(|first| self.by_first.get(first))
     }
 
-    /// Returns the first position from which `text`, trimmed as templates do, is the beginning of a spelling.
+    /// Returns the first position from which `text`, trimmed as templates do, is a partial spelling.
     fn half_spelling(&self, text: &str) -> Option<usize> {
         let text = text.trim_end();
         let window = text.len().saturating_sub(self.longest);
@@ -115,8 +115,8 @@ impl SpecialTable {
     }
 }
 
-/// Inserts `mark` into every spelling in `text` that does not lie in one of the ranges `kept`, which are in order and
-/// apart. Each mark stands beside a character outside of them, so that no spelling inside is broken.
+/// Inserts `mark` into every spelling in `text` that is not inside one of the ranges `kept`, which are in order and not
+/// adjacent. Each mark is next to a character outside of them, so that no spelling inside is broken.
 pub(super) fn break_outside(
     tables: [&SpecialTable; 2],
     text: &str,
@@ -186,7 +186,7 @@ mod tests {
         let table =
             |spellings: &[&'static str]| SpecialTable::new((0..).zip(spellings.iter().copied()).map(token));
         let (specials, more) = (table(&["<s>", "<s>>", "<<s", "é!é"]), table(&["<t>"]));
-        // Text in « » is kept.
+        // Text in « » is inside a range.
         let check = |text: &str, expect: &str| {
             let (mut plain, mut ranges) = (String::new(), Vec::new());
             for part in text.split_inclusive('»') {

@@ -1,23 +1,25 @@
-//! Tokenising no more of a text than a limit asks for.
+//! Tokenisation of long texts up to a limit.
 //!
-//! The work and memory of the `tokenizers` crate grow with the text, so that a text that is far too long is not given to it
-//! whole. The beginning of the text is tokenised, then one of twice the length, until the tokens exceed the limit or the text
-//! is complete. A cut changes only tokens near it: words are cut apart before they become tokens, and a token has few bytes.
+//! The time and memory of the `tokenizers` crate grow with the text, so a text that is far too long is not tokenised as
+//! a whole. A prefix is tokenised, then one of twice the length, until the tokens exceed the limit or the text is
+//! complete. A cut changes only tokens near it: texts are split into words before tokenisation, and a token has few
+//! bytes.
 
 use narthex_spec::TokenId;
 
 use super::{Pair, Tokenizer, TokenizerError};
 
-/// Minimum bytes of the first beginning.
+/// Minimum number of bytes of the first prefix.
 const FIRST: usize = 32 << 10;
 
-/// Bytes of the first beginning for each token of the limit: about the length of a token in English.
+/// Bytes of the first prefix for each token of the limit: about the length of a token in English.
 const TYPICAL: usize = 4;
 
-/// Maximum bytes of a text for each token of the limit, where text may vanish or one token may stand for any length.
+/// Maximum number of bytes of a prefix for each token of the limit, if text may vanish or one token may represent text
+/// of any length.
 const MAX_PER_TOKEN: usize = 256;
 
-/// Number of tokens that a cut may change, more than the characters of a word that WordPiece takes apart.
+/// Maximum number of tokens that a cut may change; more than the characters of a word that WordPiece splits.
 const CHANGED: usize = 128;
 
 /// Bounds of one tokenisation.
@@ -25,7 +27,7 @@ const CHANGED: usize = 128;
 pub struct Bounds<'a> {
     /// Maximum number of tokens.
     pub limit: usize,
-    /// Returns whether nobody waits for the tokens any more. It is asked between steps.
+    /// Returns true if the caller no longer needs the tokens. Called before each prefix is tokenised.
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
@@ -34,7 +36,7 @@ pub struct Bounds<'a> {
 pub enum Encoded<T> {
     /// All tokens.
     Whole(T),
-    /// Tokens of the beginning of a text that is longer than the limit. As many as the limit are also the first ones of the
+    /// Tokens of a prefix of a text that is longer than the limit. The first tokens, up to the limit, are those of the
     /// whole text.
     Beginning(T),
 }
@@ -48,7 +50,7 @@ impl<T> Encoded<T> {
     }
 }
 
-/// Tokens that can be counted.
+/// A result with a number of tokens.
 trait TokenCount {
     /// Returns the number of tokens.
     fn count(&self) -> usize;
@@ -67,7 +69,7 @@ impl TokenCount for Pair {
 }
 
 impl Tokenizer {
-    /// Like [`Self::encode`] with [`super::Specials::Parse`], within bounds.
+    /// Returns the tokens as [`Self::encode`] with [`super::Specials::Parse`], within bounds.
     pub fn encode_within(
         &self,
         text: &str,
@@ -76,7 +78,7 @@ impl Tokenizer {
         self.within(text, bounds, |text| self.run(text, false))
     }
 
-    /// Like [`Self::encode_document`], within bounds.
+    /// Returns the tokens as [`Self::encode_document`], within bounds.
     pub fn encode_document_within(
         &self,
         text: &str,
@@ -85,7 +87,7 @@ impl Tokenizer {
         self.within(text, bounds, |text| self.encode_document(text))
     }
 
-    /// Like [`Self::encode_document_with`], within bounds.
+    /// Returns the tokens as [`Self::encode_document_with`], within bounds.
     pub fn encode_document_with_within(
         &self,
         text: &str,
@@ -95,8 +97,8 @@ impl Tokenizer {
         self.within(text, bounds, |text| self.encode_document_with(text, kept))
     }
 
-    /// Like [`Self::encode_pair`], within bounds on both texts together. Of a second text that is too long there is only the
-    /// beginning. The first text is tokenised whole.
+    /// Returns the tokens as [`Self::encode_pair`], within bounds on both texts together. A second text that is too
+    /// long is replaced by a prefix. The first text is tokenised as a whole.
     pub fn encode_pair_within(
         &self,
         first: &str,
@@ -106,7 +108,7 @@ impl Tokenizer {
         self.within(second, bounds, |second| self.encode_pair(first, second))
     }
 
-    /// Tokenises longer and longer beginnings of a text.
+    /// Tokenises longer and longer prefixes of a text.
     fn within<T: TokenCount>(
         &self,
         text: &str,
@@ -146,7 +148,7 @@ mod tests {
         Bounds { limit, is_cancelled }
     }
 
-    /// Returns the lengths of the texts that are tokenised where a token has so many bytes.
+    /// Returns the lengths of the prefixes that are tokenised if each token has `per_token` bytes.
     fn lengths(text: usize, limit: usize, per_token: usize) -> Vec<usize> {
         let lengths = RefCell::new(Vec::new());
         let encode = |text: &str| {

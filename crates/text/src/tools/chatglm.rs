@@ -10,12 +10,12 @@ use super::{
 };
 use crate::grammar::GrammarError;
 
-/// Text between the name and the arguments. White space around its parts is free.
+/// Text between the name and the arguments. White space around its parts may vary.
 const CODE: &str = "```python";
 const CALL: &str = "tool_call(";
 const CLOSE: &str = "```";
 
-/// Reads the one call that an answer may be.
+/// Parser of an answer that is at most one call.
 #[derive(Debug)]
 pub(super) struct ChatGlmCalls {
     names: Vec<String>,
@@ -26,7 +26,7 @@ pub(super) struct ChatGlmCalls {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GlmState {
-    /// Before the arguments.
+    /// Before the arguments: name and start of the code block.
     Head,
     /// Before an argument.
     Arguments {

@@ -1,5 +1,5 @@
-//! Grammars that guarantee tool calls. Each format has its rules beside its parser; this file joins them to the grammar of
-//! an answer.
+//! Grammars that guarantee tool calls. The rules of each format are next to its parser; this file combines them into
+//! the grammar of an answer.
 
 use narthex_spec::ToolFormat;
 
@@ -13,10 +13,10 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// Answers beside calls.
+/// Content that an answer may have besides calls.
 #[derive(Debug, Clone, Copy)]
 pub enum Beside<'a> {
-    /// None: the answer is calls alone.
+    /// Nothing: the answer consists of calls.
     Nothing,
     /// Any text, in which every call is valid.
     Text,
@@ -27,7 +27,7 @@ pub enum Beside<'a> {
 /// Returns the grammar of answers with calls of these functions.
 ///
 /// # Errors
-/// If a schema cannot be enforced in this format.
+/// A schema cannot be enforced in this format.
 pub fn call_grammar(
     tokenizer: &Tokenizer,
     format: ToolFormat,
@@ -53,7 +53,7 @@ pub fn call_grammar(
             let head = rules.head.as_ref().map_or_else(String::new, |head| format!("{head} "));
             format!("start: {head}calls | content\ncontent: {}\n", json_rule(schema)?)
         }
-        // The two grammars have rule names of their own.
+        // These grammars define rule names of their own and cannot be combined with calls.
         Beside::Content(grammar) => return Ok(grammar.clone()),
     };
     Ok(Grammar::Lark(start + &rules.rules))

@@ -1,4 +1,5 @@
-//! Tests of the grammars of calls: what a parser reads as a call is valid, in every format.
+//! Tests of the grammars of calls, in every format: a text that follows the grammar and that the parser reads as a call
+//! is a valid call.
 
 use narthex_spec::ToolFormat;
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ const FORMATS: [ToolFormat; 8] = [
     ToolFormat::ChatGlm3,
 ];
 
-/// A tokenizer of single bytes and of these special tokens, the first of which ends an answer.
+/// Returns a tokenizer of single bytes and of these special tokens, the first of which ends an answer.
 fn tokenizer(special: &[&str]) -> Tokenizer {
     let mut shifted = 256;
     let byte = |byte: u8| match byte {
@@ -70,7 +71,7 @@ impl Tools {
         format: ToolFormat,
         beside: Beside<'_>,
     ) -> Result<Grammar, GrammarError> {
-        // A reference is no value of a tag.
+        // The values of tags cannot have a schema by reference.
         let mut weather = self.weather.clone();
         if format == ToolFormat::QwenCoder {
             weather["properties"]["city"] = weather["$defs"]["city"].clone();
@@ -93,7 +94,7 @@ fn is_allowed(matcher: &mut GrammarMatcher, token: u32) -> bool {
     matcher.allowed()[token as usize / 32] >> (token % 32) & 1 == 1
 }
 
-/// Returns whether a text follows a grammar from its beginning to its end.
+/// Returns true if a text as a whole follows a grammar.
 fn follows(tokenizer: &Tokenizer, grammar: &GrammarMatcher, text: &str) -> bool {
     let mut matcher = grammar.clone();
     let tokens = tokenizer.encode(text, Specials::Parse).unwrap();
@@ -105,7 +106,7 @@ fn follows(tokenizer: &Tokenizer, grammar: &GrammarMatcher, text: &str) -> bool 
     all && (matcher.is_complete() || is_allowed(&mut matcher, END))
 }
 
-/// Returns the markers of a format, in a vocabulary of Mistral's whose models write lists.
+/// Returns the markers of a format. For Mistral, only the marker of older models, which write lists.
 fn markers_of_lists(format: ToolFormat) -> &'static [&'static str] {
     if format == ToolFormat::Mistral { &["[TOOL_CALLS]"] } else { markers(format) }
 }
@@ -114,7 +115,7 @@ fn call(name: &str, arguments: Value) -> FunctionCall {
     FunctionCall { name: name.to_owned(), arguments }
 }
 
-/// Returns the calls that the parser reads, and whether it finds anything else.
+/// Returns the calls that the parser finds, and true if it finds anything else.
 fn parsed(format: ToolFormat, schema: &Value, text: &str) -> (Vec<FunctionCall>, bool) {
     let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
     let mut parser = ToolParser::new(format, &[tool("get-weather", schema), tool("stop", &Value::Null)]);

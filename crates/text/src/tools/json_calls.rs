@@ -12,35 +12,35 @@ use super::{
 };
 use crate::grammar::{GrammarError, json_rule};
 
-/// Reads calls in JSON.
+/// Parser of calls in JSON.
 #[derive(Debug)]
 pub(super) struct JsonCalls {
     syntax: JsonSyntax,
     names: Vec<String>,
-    /// Text that was not read yet.
+    /// Text that was not parsed yet.
     held: String,
-    /// Text of the call, from its marker on.
+    /// Text of the current call, from its marker on.
     raw: String,
     state: JsonState,
     object: JsonObject,
     /// Set if a marker opened the call.
     is_marked: bool,
     is_list: bool,
-    /// Set if the name stands before the object of arguments.
+    /// Set if the name precedes the object of arguments.
     is_headed: bool,
     /// Set while only white space was read.
     at_start: bool,
     calls: usize,
 }
 
-/// Spellings around calls.
+/// Markers around calls.
 #[derive(Debug, Clone, Copy)]
 struct JsonSyntax {
     opens: &'static [&'static str],
     closes: &'static [&'static str],
-    /// First characters of an answer that is a call without a marker.
+    /// First characters of an answer that consists of calls without a marker.
     bare: &'static [char],
-    /// Set if a name may stand before an object of arguments.
+    /// Set if a name may precede an object of arguments.
     has_heads: bool,
 }
 
@@ -49,7 +49,7 @@ enum JsonState {
     Text,
     /// Before an object or a list.
     Envelope,
-    /// In a name before its object, as newer models of Mistral write.
+    /// In a name before its object, as newer models of Mistral write it.
     Name,
     Object,
     /// After an object.
@@ -104,7 +104,7 @@ pub(super) fn rules(
         }
         (ToolFormat::Mistral, None) => format!("calls: {open} body\nbody: \" \"? {list}\n"),
         (ToolFormat::Phi4Mini, _) => format!("calls: {open} body\nbody: {list} {close}\n"),
-        // Of its two markers, only one has an end.
+        // Of the two opening markers, only one has a closing marker.
         (ToolFormat::Granite, _) => format!("calls: {open} body\nbody: {list}\n"),
         _ => {
             let calls = repeated("call", "\n", limit);
@@ -157,7 +157,7 @@ impl JsonCalls {
         }
     }
 
-    /// Hands out text up to a call. White space is held, since a call may follow.
+    /// Reports text up to a call. White space is withheld, since a call may follow.
     fn text(&mut self, events: &mut Vec<ToolEvent>) -> Step {
         let JsonSyntax { opens, bare, .. } = self.syntax;
         let found = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
@@ -183,7 +183,7 @@ impl JsonCalls {
         self.is_headed = false;
     }
 
-    /// Moves a beginning of the held text to that of the call.
+    /// Moves the first `length` bytes of the held text to the text of the call.
     fn take(&mut self, length: usize) {
         self.raw.extend(self.held.drain(..length));
     }
@@ -214,7 +214,7 @@ impl JsonCalls {
         Step::Again
     }
 
-    /// Reads `name[ARGS]{…}` or `name{…}`.
+    /// Parses `name[ARGS]{…}` or `name{…}`.
     fn name(&mut self, events: &mut Vec<ToolEvent>) -> Step {
         let Some(brace) = self.held.find('{') else {
             if self.held.len() > MAX_CALL {
@@ -232,7 +232,7 @@ impl JsonCalls {
         }
         self.take(brace);
         self.object = JsonObject::default();
-        // The head as the beginning of an object, whose end follows the arguments.
+        // The name is fed as the start of a JSON object, whose closing brace is fed after the arguments.
         let head = format!("\"name\":{},\"arguments\":", serde_json::Value::from(name));
         for c in head.chars() {
             self.object.feed(c, events);
@@ -251,7 +251,7 @@ impl JsonCalls {
             if self.is_headed && progress == Progress::Open && self.object.has_arguments() {
                 progress = self.object.feed('}', events);
             }
-            // An answer in JSON is a call without a marker only if it names a tool.
+            // Without a marker, a JSON object is a call only if it names a tool.
             let is_foreign = !self.is_marked
                 && (self.object.has_other_keys()
                     || self.object.name().is_some_and(|name| !is_callable(name, &self.names)));
@@ -291,7 +291,7 @@ impl JsonCalls {
             Some(']') if self.is_list => self.is_list = false,
             Some(';') if !self.is_list => self.state = JsonState::Envelope,
             _ if closes.iter().any(|close| close.starts_with(rest)) => return Step::Wait,
-            // The end was left out.
+            // The closing marker is missing.
             _ => {
                 self.state = JsonState::Text;
                 return Step::Again;
@@ -301,7 +301,7 @@ impl JsonCalls {
         Step::Again
     }
 
-    /// Ends a malformed call. Its text is reported as malformed, or as text if nothing marked it as a call.
+    /// Ends a malformed call. Its text is reported as malformed, or as plain text if nothing marked it as a call.
     fn fail(&mut self, events: &mut Vec<ToolEvent>) {
         let raw = mem::take(&mut self.raw);
         self.state = JsonState::Text;

@@ -1,15 +1,15 @@
-//! A tool call as a JSON object, read character by character.
+//! A tool call as a JSON object, parsed character by character.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::{MAX_CALL, ToolEvent, push_arguments};
 
-/// Reads one object with the name and the arguments of a call.
+/// Parser of one object with the name and the arguments of a call.
 #[derive(Debug, Default)]
 pub(super) struct JsonObject {
     place: ObjectPlace,
-    /// Number of objects and arrays that are open in the value.
+    /// Number of open objects and arrays in the value.
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -24,7 +24,7 @@ pub(super) struct JsonObject {
     has_other_keys: bool,
 }
 
-/// Place in an object.
+/// Position in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum ObjectPlace {
     /// Before a key or the end.
@@ -50,17 +50,17 @@ pub(super) enum Progress {
 }
 
 impl JsonObject {
-    /// Returns whether the call was handed out.
+    /// Returns true if the call was reported.
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Returns whether the arguments are complete.
+    /// Returns true if the arguments are complete.
     pub(super) fn has_arguments(&self) -> bool {
         self.has_arguments
     }
 
-    /// Returns whether there are keys that are not those of a call.
+    /// Returns true if the object has keys that do not belong to a call.
     pub(super) fn has_other_keys(&self) -> bool {
         self.has_other_keys
     }
@@ -105,7 +105,7 @@ impl JsonObject {
         matches!(self.key.as_str(), "arguments" | "parameters")
     }
 
-    /// Returns whether the value is handed out while it is read.
+    /// Returns true if the value is reported while it is parsed.
     fn streams(&self) -> bool {
         self.is_arguments() && self.name.is_some() && self.value.starts_with('{')
     }
@@ -200,7 +200,7 @@ impl JsonObject {
     }
 }
 
-/// Returns the text of an object: of `null` an empty one, of a string the object that it spells.
+/// Returns the arguments as the text of an object: an empty one for `null`, the parsed content for a string.
 fn object_text(value: &str) -> Option<String> {
     match serde_json::from_str(value).ok()? {
         Value::Null => Some("{}".to_owned()),

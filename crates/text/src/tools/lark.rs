@@ -1,4 +1,4 @@
-//! Lark rules of calls: their parts that are the same in every format.
+//! Lark rules of calls that are the same in every format.
 
 use serde_json::Value;
 
@@ -16,26 +16,27 @@ pub struct Callable<'a> {
 
 /// Lark rules of one format.
 pub(super) struct FormatRules {
-    /// Definitions of `calls`, an answer of calls alone, of `body`, which follows a marker, and of the rules that they use.
+    /// Definitions of `calls` (an answer that consists of calls), of `body` (the text after a marker), and of the rules
+    /// that they use.
     pub(super) rules: String,
-    /// Spellings after which the parser expects a call, wherever they stand.
+    /// Markers after which the parser expects a call anywhere in the text.
     pub(super) markers: &'static [&'static str],
     /// Regular expression of the texts that the parser reads as calls without a marker.
     pub(super) bare: Option<String>,
-    /// Item in front of `calls` that sets them apart from JSON, if they begin as JSON does.
+    /// Grammar item before `calls` that distinguishes them from JSON, if they start like JSON.
     pub(super) head: Option<String>,
 }
 
-/// Spellings of markers in a grammar.
+/// Grammar items of markers.
 pub(super) struct Markers<'a>(pub(super) &'a Tokenizer);
 
 impl Markers<'_> {
-    /// Returns the item for a marker: its token if it is a special one, or else its text.
+    /// Returns the item for a marker: its token if it is a special token, otherwise its text.
     pub(super) fn item(&self, marker: &str) -> String {
         self.token(marker).unwrap_or_else(|| quoted(marker))
     }
 
-    /// Returns the item for a special token; `None` if the marker is none.
+    /// Returns the item for a special token; `None` if the marker is not a special token.
     pub(super) fn token(&self, marker: &str) -> Option<String> {
         let token = self.0.special_tokens().iter().find(|token| token.text == marker)?;
         Some(format!("<[{}]>", token.id))
@@ -81,12 +82,12 @@ pub(super) fn one_of(name: &str, count: usize) -> String {
     (0..count).map(|index| format!("{name}_{index}")).collect::<Vec<_>>().join(" | ")
 }
 
-/// Returns a string of a Lark grammar, whose escapes are those of JSON.
+/// Returns a text as a string literal of a Lark grammar; the escapes are those of JSON.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Returns a regular expression of a text, for use between slashes.
+/// Returns a regular expression that matches a text, for use between slashes.
 pub(super) fn regex(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() * 2);
     for char in text.chars() {
@@ -98,7 +99,7 @@ pub(super) fn regex(text: &str) -> String {
     escaped
 }
 
-/// Returns a regular expression of the functions' names.
+/// Returns a regular expression that matches the functions' names.
 pub(super) fn names(functions: &[Callable<'_>]) -> String {
     let names: Vec<String> = functions.iter().map(|function| regex(function.name)).collect();
     format!("({})", names.join("|"))

@@ -1,11 +1,11 @@
-//! Python's literals as JSON: strings, numbers, `True`, `False`, `None`, lists and dictionaries.
+//! Conversion of Python's literals to JSON: strings, numbers, `True`, `False`, `None`, lists and dictionaries.
 
 use serde_json::{Map, Number, Value};
 
 /// Maximum depth of containers.
 const MAX_DEPTH: usize = 64;
 
-/// Returns the value of a literal that is the whole text.
+/// Returns the value of a text that is one literal.
 pub(super) fn parse(text: &str) -> Option<Value> {
     let mut reader = LiteralReader { rest: text.trim() };
     let value = reader.value(0)?;
@@ -13,7 +13,8 @@ pub(super) fn parse(text: &str) -> Option<Value> {
     reader.rest.is_empty().then_some(value)
 }
 
-/// Returns the length of a literal in the text, up to a comma or closing parenthesis outside of it, if these are there.
+/// Returns the length of the literal at the start of the text: up to a comma or closing parenthesis outside of it.
+/// Returns `None` if neither is there yet.
 pub(super) fn length(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     let mut quote = None;

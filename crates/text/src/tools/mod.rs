@@ -1,9 +1,10 @@
 //! Tool calls and reasoning in the text of an answer, found while it streams.
 //!
-//! [`ToolParser`] divides an answer into text and calls in a [`ToolFormat`]. [`ReasoningParser`] comes before it and takes the
-//! reasoning out. What they return, joined, does not depend on how the text is cut. A malformed call stays text and is
-//! reported as such. `json_calls` reads the formats with JSON objects, `pythonic` and `chatglm` those with Python calls,
-//! `qwen_coder` the one with tags; each of these files has the rules of its format's grammar as well ([`call_grammar`]).
+//! [`ToolParser`] divides an answer into text and calls in a [`ToolFormat`]. [`ReasoningParser`] runs before it and
+//! separates the reasoning. Their joined results do not depend on the division of the text into pieces. A malformed
+//! call stays text and is reported as such. `json_calls` parses the formats with JSON objects, `pythonic` and `chatglm`
+//! those with Python calls, `qwen_coder` the one with tags; each of these files also has the rules of its format's
+//! grammar ([`call_grammar`]).
 
 mod chatglm;
 mod grammar;
@@ -34,7 +35,7 @@ use json_calls::JsonCalls;
 use pythonic::PythonCalls;
 use qwen_coder::QwenCoderCalls;
 
-/// Maximum bytes of a call. A longer one is malformed.
+/// Maximum number of bytes of a call. A longer one is malformed.
 const MAX_CALL: usize = 1 << 20;
 
 /// Number of calls in one answer.
@@ -63,11 +64,11 @@ pub enum ToolEvent {
     Arguments(String),
     /// The call is complete.
     End,
-    /// Text of a malformed call. If the call has begun, it has no end.
+    /// Text of a malformed call. If its [`Self::Begin`] was reported, no [`Self::End`] follows.
     Malformed(String),
 }
 
-/// Reads one format.
+/// Parser of one format.
 trait CallSyntax {
     /// Takes the next text.
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
@@ -113,7 +114,7 @@ impl ToolParser {
     }
 }
 
-/// Returns the spellings around a call that may be special tokens, which an answer's text has to show.
+/// Returns the markers of a format. They may be special tokens, which the answer's text must then include.
 pub fn markers(format: ToolFormat) -> &'static [&'static str] {
     match format {
         ToolFormat::Hermes | ToolFormat::QwenCoder => &["<tool_call>", "</tool_call>"],
@@ -125,7 +126,7 @@ pub fn markers(format: ToolFormat) -> &'static [&'static str] {
     }
 }
 
-/// Returns the format of tool calls that a chat template asks for.
+/// Returns the format of tool calls in a chat template.
 pub fn tool_format(template: &str) -> Option<ToolFormat> {
     let has = |text: &str| template.contains(text);
     if has("<function=") && has("<parameter=") {
@@ -149,7 +150,7 @@ pub fn tool_format(template: &str) -> Option<ToolFormat> {
     }
 }
 
-/// Returns the format of reasoning that a chat template knows.
+/// Returns the format of reasoning in a chat template.
 pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
     if template.contains("</think>") {
         Some(ReasoningFormat::Think)
@@ -160,7 +161,7 @@ pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
     }
 }
 
-/// Returns the length of the longest end of `text` that one of the `patterns` begins with.
+/// Returns the length of the longest suffix of `text` that is a prefix of one of the `patterns`.
 fn overlap(text: &str, patterns: &[&str]) -> usize {
     let of = |pattern: &&str| {
         let lengths =
@@ -170,7 +171,7 @@ fn overlap(text: &str, patterns: &[&str]) -> usize {
     patterns.iter().map(of).max().unwrap_or(0)
 }
 
-/// Hands out text.
+/// Appends an event with text.
 fn push_text(text: String, events: &mut Vec<ToolEvent>) {
     match events.last_mut() {
         _ if text.is_empty() => {}
@@ -179,7 +180,7 @@ fn push_text(text: String, events: &mut Vec<ToolEvent>) {
     }
 }
 
-/// Hands out a part of arguments.
+/// Appends an event with a part of the arguments.
 fn push_arguments(part: &str, events: &mut Vec<ToolEvent>) {
     match events.last_mut() {
         _ if part.is_empty() => {}
@@ -188,7 +189,7 @@ fn push_arguments(part: &str, events: &mut Vec<ToolEvent>) {
     }
 }
 
-/// Returns whether a name can be that of a function that the model may call.
+/// Returns true if a name may be that of a function that the model can call.
 fn is_callable(name: &str, names: &[String]) -> bool {
     !name.is_empty() && (names.is_empty() || names.iter().any(|known| known == name))
 }

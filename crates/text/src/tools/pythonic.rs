@@ -1,4 +1,4 @@
-//! Calls in Python: the answer is a list of them, `[f(a=1), g()]`. A call without a list is read too.
+//! Calls in Python: the answer is a list of calls, `[f(a=1), g()]`. A call without a list is accepted too.
 
 use std::mem;
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::grammar::{GrammarError, json_rule};
 
-/// Marker that may stand before the list.
+/// Marker that may precede the list.
 const OPEN: &str = "<|python_tag|>";
 
-/// Reads calls in Python.
+/// Parser of calls in Python.
 #[derive(Debug)]
 pub(super) struct PythonCalls {
     names: Vec<String>,
@@ -39,20 +39,20 @@ enum PythonState {
     Text,
 }
 
-/// Reads the arguments of a call after its opening parenthesis.
+/// Result of parsing the arguments of a call, after its opening parenthesis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ArgumentStep {
-    /// An argument was read and this many bytes.
+    /// An argument was parsed; it took this many bytes.
     Argument(usize),
     /// The call ended after this many bytes.
     End(usize),
     /// More text is needed.
     Wait,
-    /// This is no argument.
+    /// The text is not an argument.
     Bad,
 }
 
-/// Reads the next argument or the end of a call, and hands out its JSON. `is_first` holds before the first argument.
+/// Parses the next argument or the end of a call, and reports it as JSON. `is_first` is true before the first argument.
 pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) -> ArgumentStep {
     let rest = text.trim_start();
     let space = text.len() - rest.len();
@@ -84,7 +84,8 @@ pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) 
     ArgumentStep::Argument(space + equals + 1 + length + comma)
 }
 
-/// Reads all arguments of a call as one dictionary, `**{…})`, after its stars.
+/// Parses all arguments of a call as one dictionary, `**{…})`. `text` starts after the stars, which end at byte
+/// `before`.
 fn dictionary(text: &str, before: usize, events: &mut Vec<ToolEvent>) -> ArgumentStep {
     match literal::length(text) {
         None => ArgumentStep::Wait,
@@ -99,7 +100,7 @@ fn dictionary(text: &str, before: usize, events: &mut Vec<ToolEvent>) -> Argumen
     }
 }
 
-/// Returns the value of JSON or of a literal of Python.
+/// Returns the value of a text that is JSON or a literal of Python.
 fn value(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().or_else(|| literal::parse(text))
 }
@@ -122,7 +123,7 @@ pub(super) fn rules(functions: &[Callable<'_>], limit: CallLimit) -> Result<Form
     );
     for (index, Callable { name, parameters }) in functions.iter().enumerate() {
         let rule = format!("keywords_{index}");
-        // The bracket and the name are one lexeme, so that the lexer can tell a call from text.
+        // The bracket and the name are one lexeme, so that the lexer can distinguish a call from text.
         let (first, head) = (quoted(&format!("[{name}(")), quoted(&format!("{name}(")));
         rules.push_str(&format!("first_{index}: {first} {rule} \")\"\ncall_{index}: {head} {rule} \")\"\n"));
         rules.push_str(&keyword_rules(&rule, parameters)?);
@@ -132,15 +133,15 @@ pub(super) fn rules(functions: &[Callable<'_>], limit: CallLimit) -> Result<Form
     Ok(FormatRules { rules, markers: &[], bare: Some(bare), head: None })
 }
 
-/// Returns a rule of arguments by keyword that are valid under a schema. Values are JSON, and arguments that cannot be named
-/// one by one are a dictionary.
+/// Returns a rule for keyword arguments that are valid under a schema. Values are JSON. Arguments that cannot be
+/// keywords are a dictionary.
 pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, GrammarError> {
     let can_be_left_out = |one: &Parameter<'_>| is_keyword(one.name) || !one.is_required;
     let Some(mut named) = parameters(schema).ok().filter(|named| named.iter().all(can_be_left_out)) else {
         return Ok(format!("{rule}: \"**\" {rule}_all\n{rule}_all: {}\n", json_rule(schema)?));
     };
     named.retain(|one| is_keyword(one.name));
-    // `first` follows no argument, `next` follows some.
+    // `first` rules are used before the first argument, `next` rules after one.
     let mut rules = format!("{rule}: {rule}_first_0\n");
     for (at, parameter) in named.iter().enumerate() {
         let item = format!("{rule}_{at}");
@@ -168,7 +169,7 @@ impl PythonCalls {
         self.raw.extend(self.held.drain(..length));
     }
 
-    /// Returns whether another step may follow.
+    /// Parses the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         self.take_space();
         match self.state {

@@ -19,7 +19,7 @@ const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "\n</parameter>";
 
-/// Reads calls in tags.
+/// Parser of calls in tags.
 #[derive(Debug)]
 pub(super) struct QwenCoderCalls {
     /// Schemas of parameters, by function and parameter.
@@ -109,11 +109,11 @@ fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueError> {
     }
 }
 
-/// Keywords that restrict no text.
+/// Keywords that do not restrict a text.
 const FREE: &[&str] =
     &["type", "description", "title", "default", "examples", "example", "$comment", "$defs", "definitions"];
 
-/// Returns whether a keyword joins schemas that are types alone.
+/// Returns true if a keyword combines schemas that consist of types only.
 fn is_union(schema: &Value, keyword: &str) -> bool {
     let is_type = |one: &Value| {
         one.as_object().is_some_and(|fields| fields.keys().all(|key| FREE.contains(&key.as_str())))
@@ -121,7 +121,7 @@ fn is_union(schema: &Value, keyword: &str) -> bool {
     matches!(keyword, "anyOf" | "oneOf") && schema[keyword].as_array().into_iter().flatten().all(is_type)
 }
 
-/// Returns whether a value is of a type that the schema names. One without types allows all.
+/// Returns true if a value has a type that the schema allows. A schema without types allows all.
 fn has_type(schema: &Value, value: &Value) -> bool {
     let is = |name: &Value| match name.as_str() {
         Some("null") => value.is_null(),
@@ -159,7 +159,7 @@ impl QwenCoderCalls {
         self.raw.extend(self.held.drain(..length));
     }
 
-    /// Reads the next element. Returns false if it needs more text.
+    /// Parses the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         if self.state == TagState::Text {
             return self.text(events);
@@ -232,7 +232,7 @@ impl QwenCoderCalls {
         }
     }
 
-    /// Returns a parameter's value, of the declared type where the text has it.
+    /// Returns a parameter's value, converted to the declared type if possible.
     fn value(&self, key: &str, text: &str) -> Value {
         let schema = self.schemas.get(&(self.function.clone(), key.to_owned())).unwrap_or(&Value::Null);
         let read = || serde_json::from_str(text).ok().or_else(|| literal::parse(text));
@@ -251,7 +251,7 @@ impl QwenCoderCalls {
     }
 }
 
-/// A tag such as `<function=NAME>` at the beginning of a text.
+/// A tag such as `<function=NAME>` at the start of a text.
 enum Tag {
     /// Name and length.
     Named(String, usize),

@@ -1,4 +1,4 @@
-//! Reasoning at the beginning of an answer, taken out of its text while it streams.
+//! Reasoning at the start of an answer, separated from its text while it streams.
 
 use std::mem;
 
@@ -15,7 +15,7 @@ pub enum ReasoningEvent {
     Text(String),
 }
 
-/// Divides an answer into reasoning and text. Only a block at the beginning is reasoning.
+/// Divides an answer into reasoning and text. Only a block at the start is reasoning.
 #[derive(Debug, Clone)]
 pub struct ReasoningParser {
     open: &'static str,
@@ -28,7 +28,7 @@ pub struct ReasoningParser {
 enum ReasoningState {
     /// Before a block.
     Start,
-    /// In the block, of which only white space was read.
+    /// In the block, after white space only.
     Opened,
     Inside,
     /// After the block, before text.
@@ -37,7 +37,7 @@ enum ReasoningState {
 }
 
 impl ReasoningParser {
-    /// Creates a parser of the answer to a prompt, which may end inside a block.
+    /// Creates a parser of the answer to a prompt. The prompt may end inside a block.
     pub fn new(format: ReasoningFormat, prompt: &str) -> Self {
         let (open, close) = match format {
             ReasoningFormat::Think => ("<think>", "</think>"),
@@ -48,17 +48,17 @@ impl ReasoningParser {
         Self { open, close, held: String::new(), state }
     }
 
-    /// Returns the spellings around a block, which may be special tokens.
+    /// Returns the markers around a block, which may be special tokens.
     pub fn markers(&self) -> (&'static str, &'static str) {
         (self.open, self.close)
     }
 
-    /// Returns whether a block is open.
+    /// Returns true inside a block.
     pub fn is_inside(&self) -> bool {
         matches!(self.state, ReasoningState::Opened | ReasoningState::Inside)
     }
 
-    /// Returns whether the answer's text has begun, so that no reasoning follows.
+    /// Returns true once the answer's text has started, so that no reasoning follows.
     pub fn is_in_text(&self) -> bool {
         matches!(self.state, ReasoningState::Closed | ReasoningState::Text)
     }
@@ -85,7 +85,7 @@ impl ReasoningParser {
         if text.is_empty() { Vec::new() } else { vec![event] }
     }
 
-    /// Reads the next element. Returns false if it needs more text.
+    /// Parses the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ReasoningEvent>) -> bool {
         let rest = self.held.trim_start();
         match self.state {
@@ -133,7 +133,7 @@ impl ReasoningParser {
 mod tests {
     use super::*;
 
-    /// Returns the reasoning and the text of an answer that is cut at a place.
+    /// Returns the reasoning and the text of an answer that is divided into two pieces at `cut`.
     fn divided(format: ReasoningFormat, prompt: &str, answer: &str, cut: usize) -> (String, String) {
         let mut parser = ReasoningParser::new(format, prompt);
         let (first, second) = answer.split_at(cut);

@@ -1,8 +1,8 @@
-//! Schemas of arguments that are written one by one, as by keyword.
+//! Schemas of arguments that are written one by one, such as keyword arguments.
 
 use serde_json::{Map, Value};
 
-/// Keywords of an object's schema that restrict nothing beside its properties.
+/// Keywords that restrict an object only through its properties.
 const PLAIN: &[&str] = &[
     "type",
     "properties",
@@ -21,14 +21,14 @@ const PLAIN: &[&str] = &[
     "strict",
 ];
 
-/// Keywords under which references find their schema.
+/// Keywords that contain the schemas for references.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// A property of an object's schema.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Parameter<'a> {
     pub(super) name: &'a str,
-    /// Its schema, with the definitions that it may refer to.
+    /// Its schema, with the definitions to which it may refer.
     pub(super) schema: Value,
     pub(super) is_required: bool,
 }
@@ -36,7 +36,7 @@ pub(super) struct Parameter<'a> {
 /// Returns the properties of an object's schema, in order.
 ///
 /// # Errors
-/// The keyword, if the schema restricts the object in another way.
+/// The name of a keyword that restricts the object in another way.
 pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter<'_>>, String> {
     let Some(object) = schema.as_object() else { return Ok(Vec::new()) };
     if let Some(keyword) = object.keys().find(|key| !PLAIN.contains(&key.as_str())) {
@@ -61,7 +61,7 @@ pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter<'_>>, String> {
         .collect()
 }
 
-/// Returns a property's schema with the definitions of its object's.
+/// Returns a property's schema with the definitions of the object's schema.
 fn with_definitions(property: &Value, object: &Map<String, Value>) -> Result<Value, String> {
     check_references(property)?;
     let mut property = if *property == true { Value::Object(Map::new()) } else { property.clone() };
@@ -77,7 +77,7 @@ fn with_definitions(property: &Value, object: &Map<String, Value>) -> Result<Val
     Ok(property)
 }
 
-/// Refuses references that lead elsewhere than to the definitions.
+/// Refuses references to anything but the definitions.
 fn check_references(schema: &Value) -> Result<(), String> {
     match schema {
         Value::Object(fields) => {
@@ -93,10 +93,10 @@ fn check_references(schema: &Value) -> Result<(), String> {
     }
 }
 
-/// Types of the values that a schema may allow.
+/// Types of the values that a schema allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueKinds {
-    /// Strings alone.
+    /// Only strings.
     Strings,
     /// No strings.
     Others,
@@ -105,7 +105,7 @@ pub(super) enum ValueKinds {
 }
 
 impl ValueKinds {
-    /// Returns the types by the `type`, `enum`, `const` and alternatives of a schema.
+    /// Determines the types from the `type`, `enum`, `const` and alternatives of a schema.
     pub(super) fn of(schema: &Value) -> Self {
         let of_type = |name: &Value| if name == "string" { Self::Strings } else { Self::Others };
         let of_value = |value: &Value| if value.is_string() { Self::Strings } else { Self::Others };

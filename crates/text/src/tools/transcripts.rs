@@ -1,4 +1,4 @@
-//! Answers in each format, as models write them, cut at every place; and calls that templates write and parsers read.
+//! Answers of models in each format, divided at every position; and calls that templates write and parsers read.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn tools() -> Vec<Value> {
     ]
 }
 
-/// Joins neighbours, so that the events do not show where the answer was cut.
+/// Joins adjacent events, so that they do not depend on the division of the answer.
 fn joined(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
     let mut joined: Vec<ToolEvent> = Vec::new();
     for event in events {
@@ -228,7 +228,7 @@ fn round_trip(name: &str, arguments: &Value) -> Vec<ToolEvent> {
     let answered = template.render(&[user, assistant], &options).unwrap().into_text();
     let shared = asked.bytes().zip(answered.bytes()).take_while(|(a, b)| a == b).count();
     let mut answer = &answered[..];
-    // The tools stand before the last question in some templates, and their examples are calls too.
+    // Some templates write the tools before the last question, with examples that are calls too.
     answer = &answer[shared.min(answer.len())..];
     for end in ["<|im_end|>\n", "<|eot_id|>", "</s>", "<|end_of_text|>\n"] {
         answer = answer.strip_suffix(end).unwrap_or(answer);

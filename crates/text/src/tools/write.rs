@@ -1,4 +1,4 @@
-//! Calls as text, in the format of a model, for templates that do not write them.
+//! Calls as text in the format of a model, for templates that cannot render them.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ enum Notation {
     Python,
 }
 
-/// Returns calls as a model writes them. ChatGLM3's format has one; others follow it as text.
+/// Returns calls in the format of a model. ChatGLM3's format has one call; others follow it as text.
 pub fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
     let joined = |separator: &str, write: &dyn Fn(&FunctionCall) -> String| {
         calls.iter().map(write).collect::<Vec<_>>().join(separator)
@@ -52,7 +52,7 @@ pub fn json_text(value: &Value) -> String {
     text
 }
 
-/// Returns arguments by keyword, or as one dictionary if a name is none of Python's.
+/// Returns keyword arguments, or one dictionary if a name is not an identifier of Python.
 fn keywords(arguments: &Value) -> String {
     let mut text = String::new();
     let is_name = |name: &String| {
@@ -84,7 +84,7 @@ fn tagged(call: &FunctionCall) -> String {
     text + "</function>\n</tool_call>"
 }
 
-/// Values nest as deep as `serde_json` reads.
+/// Writes a value. The recursion is limited by the depth that `serde_json` reads.
 fn write(value: &Value, notation: Notation, text: &mut String) {
     let is_python = notation == Notation::Python;
     match value {
