@@ -1,8 +1,9 @@
-//! Compiles without weights: the graphs and every offset in the weights file as the compile would make them, from an
+//! Compiles without weights: produces the graphs, and every offset in the weights file as in a real compile, from the
 //! architecture alone. No weight is read and no file is written.
 //!
-//! A dry run is the lowering of the compile itself, so its sizes and operators are those of the package. Only calibration
-//! is unknown before a model has run; it adds at most eight columns to a head that shares its weight with the token table.
+//! A dry run uses the lowering of the compile itself, so its sizes and operators are those of the package. Only the
+//! result of calibration is unknown before a model has run. Calibration adds at most eight columns to a head that
+//! shares its weight with the token table.
 
 use std::{path::PathBuf, sync::atomic::AtomicBool};
 
@@ -24,13 +25,13 @@ use crate::{
     quant::{Plan, Scaling},
 };
 
-/// The graphs and sizes that a compile would give.
+/// The graphs and sizes that a compile would produce.
 pub struct DryRun {
-    /// Each graph with its inputs, outputs and cache. The file of their weights does not exist.
+    /// Each graph with its inputs, outputs and cache. The file with their weights does not exist.
     pub graphs: Vec<(Graph, GraphEntry)>,
-    /// Tables for the host, in the same file.
+    /// Host tables, in the same file.
     pub tables: Vec<HostTable>,
-    /// Bytes of the weights file.
+    /// Size of the weights file in bytes.
     pub data_bytes: u64,
 }
 
@@ -38,7 +39,8 @@ impl DryRun {
     /// Compiles an architecture without weights.
     ///
     /// # Errors
-    /// [`CompileError::Unsupported`](crate::CompileError::Unsupported) if the architecture cannot have the shapes that the recipe asks for.
+    /// [`CompileError::Unsupported`](crate::CompileError::Unsupported) if the architecture cannot have the shapes of
+    /// the recipe.
     pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self> {
         let plan = Plan::new(architecture, recipe);
         let (stage, cancel) = (Stage::start(&Quiet, "dry run", Unit::Nothing, None), AtomicBool::new(false));
@@ -60,7 +62,7 @@ impl DryRun {
         Ok(Self { graphs: lowered.graphs, tables: lowered.tables, data_bytes })
     }
 
-    /// Compiles an architecture without weights, with the usual static shapes for NPUs.
+    /// Compiles an architecture without weights, with the default static shapes for NPUs.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -71,12 +73,13 @@ impl DryRun {
         Self::new("model", architecture, &Recipe { fixed, ..recipe })
     }
 
-    /// Returns the graphs of static shape.
+    /// Returns the graphs with static shapes.
     pub fn static_graphs(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
         self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
     }
 
-    /// Returns the bytes that one token takes in the KV cache of the static graphs, over all parts of the layers.
+    /// Returns the number of bytes that one token takes in the KV cache of the static graphs, over all parts of the
+    /// layers.
     pub fn token_bytes(&self) -> u64 {
         let decode = |entry: &GraphEntry| matches!(entry.part, Part::Layers { tokens: 1, .. });
         let layers = self.static_graphs().filter(|(_, entry)| decode(entry)).flat_map(|(_, entry)| &entry.kv);
@@ -84,7 +87,7 @@ impl DryRun {
     }
 }
 
-/// A source without weights, which a dry run never reads.
+/// A weight source without weights, for dry runs, which never read it.
 pub(crate) struct NoWeights;
 
 impl WeightSource for NoWeights {

@@ -1,7 +1,7 @@
 //! The emitter: the graph under construction and the file of its weights, which are written together.
 //!
-//! Large weights pass through in pieces, so that none is ever decoded as a whole: see `stream`. In a dry run, the graph
-//! and the offsets in the file come out the same, but no weight is read or written.
+//! Large weights are processed in pieces, so that none is decoded as a whole: see `stream`. A dry run produces the same
+//! graph and the same offsets, but reads and writes no weight.
 
 mod stream;
 
@@ -34,7 +34,7 @@ pub(crate) struct Emitter<'a> {
     pub(crate) weights: &'a dyn WeightSource,
     /// The storage of each linear weight.
     pub(crate) plan: &'a Plan,
-    /// The factors that calibration gives channels; empty without calibration.
+    /// Factors of channels from calibration; empty without calibration.
     pub(crate) scaling: &'a Scaling,
     /// Block size, accuracy level and passes.
     pub(crate) recipe: &'a Recipe,
@@ -44,7 +44,7 @@ pub(crate) struct Emitter<'a> {
     pub(crate) data: ExternalWriter<WeightSink>,
     /// Reports the bytes written.
     pub(crate) stage: &'a Stage<'a>,
-    /// Set when the job is to stop.
+    /// Set when the job must stop.
     pub(crate) cancel: &'a AtomicBool,
     /// Tensors in the weights file, which all graphs of a package share.
     pub(crate) written: WrittenTensors,
@@ -52,7 +52,7 @@ pub(crate) struct Emitter<'a> {
     pub(crate) compute: DType,
 }
 
-/// Tensors of the weights file that a later graph may use again, by name.
+/// Tensors of the weights file that a later graph may reuse, by name.
 #[derive(Default)]
 pub(crate) struct WrittenTensors {
     quantized: BTreeMap<String, Quantized>,
@@ -68,12 +68,12 @@ pub(crate) struct Quantized {
     pub(crate) zeros: Option<ByteRange>,
 }
 
-/// Bytes of a tensor.
+/// Returns the size of a tensor in bytes.
 fn size(shape: &[usize], dtype: DType) -> u64 {
     shape.iter().map(|&extent| extent as u64).product::<u64>() * dtype.size() as u64
 }
 
-/// Values as the bytes of `f32` or `f16` elements.
+/// Encodes values as the bytes of `f32` or `f16` elements.
 fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
@@ -81,18 +81,18 @@ fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// An empty graph.
+/// Returns an empty graph.
 pub(crate) fn new_graph(name: &str) -> TypedBuilder {
     TypedBuilder::new(name, &OPSETS)
 }
 
 impl<'a> Emitter<'a> {
-    /// Begins another graph over the same weights.
+    /// Begins another graph with the same weights.
     pub(crate) fn begin_graph(&mut self, name: &str) {
         self.graph = new_graph(name);
     }
 
-    /// Returns the graph under construction, checked; the next one is empty.
+    /// Checks the graph under construction and returns it; the next graph is empty.
     pub(crate) fn finish_graph(&mut self) -> Result<Graph> {
         let graph = std::mem::replace(&mut self.graph, new_graph("")).finish();
         graph.check()?;
@@ -109,21 +109,21 @@ impl<'a> Emitter<'a> {
         Ok(length)
     }
 
-    /// A weight, checked for its shape.
+    /// Returns a weight after a check of its shape.
     pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'a>> {
         let weight = self.weights.weight(name)?;
         weight.expect_shape(shape)?;
         Ok(weight)
     }
 
-    /// Every element of a small weight.
+    /// Returns every element of a small weight; fails if one is not finite.
     pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let values = self.weight(name, shape)?.to_f32();
         self.weights.check_finite(name, &values)?;
         Ok(values)
     }
 
-    /// Declares a small tensor in the activations' type, and writes it unless an earlier graph did.
+    /// Declares a small tensor in the activations' type. Writes it unless an earlier graph did.
     pub(crate) fn tensor(
         &mut self,
         name: &str,
@@ -138,8 +138,8 @@ impl<'a> Emitter<'a> {
         Ok(self.external(name, dtype, shape, place))
     }
 
-    /// Declares a tensor that the file stores in this type, cast to the activations' type where that differs. ONNX
-    /// Runtime folds the cast when it loads the graph. `write` is called unless an earlier graph wrote the tensor.
+    /// Declares a tensor that the file stores in the type `dtype`, with a cast if the activations have another type.
+    /// ONNX Runtime folds the cast when it loads the graph. `write` is called unless an earlier graph wrote the tensor.
     pub(crate) fn stored(
         &mut self,
         scope: &Scope,
@@ -156,7 +156,7 @@ impl<'a> Emitter<'a> {
         Ok(self.graph.cast(scope, stored, self.compute)?)
     }
 
-    /// The place where an earlier graph wrote this tensor, or where it is written now.
+    /// Returns the location where an earlier graph wrote this tensor, or calls `write` if none did.
     pub(crate) fn once(
         &mut self,
         name: &str,
@@ -171,7 +171,7 @@ impl<'a> Emitter<'a> {
         Ok(place)
     }
 
-    /// A scalar constant in the activations' type.
+    /// Returns a scalar constant in the activations' type.
     pub(crate) fn number(&mut self, value: f64) -> Tensor {
         match self.compute {
             DType::F16 => self.graph.half_scalar(f16::from_f64(value).to_bits()),
@@ -179,7 +179,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// `x · factor`; nothing is added for a factor of 1.
+    /// Adds `x · factor`; adds no node if the factor is 1.
     pub(crate) fn scale(&mut self, scope: &Scope, x: Tensor, factor: f64) -> Result<Tensor> {
         if factor == 1.0 {
             return Ok(x);
@@ -188,12 +188,12 @@ impl<'a> Emitter<'a> {
         Ok(self.graph.mul(scope, x, factor)?)
     }
 
-    /// The place of a tensor that has been written.
+    /// Returns the location of a tensor that has been written.
     pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<ByteRange> {
         self.written.plain.get(&(name.to_owned(), dtype)).copied()
     }
 
-    /// A weight vector in the activations' type, scaled by calibration.
+    /// Returns a weight vector in the activations' type, scaled by calibration.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Tensor> {
         self.tensor(name, &[length], |e| {
             let mut values = e.values(name, &[length])?;
@@ -202,12 +202,12 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// A vector of ones, stored under this name.
+    /// Returns a vector of ones, stored under this name.
     pub(crate) fn ones(&mut self, name: &str, length: usize) -> Result<Tensor> {
         self.tensor(name, &[length], |_| Ok(vec![1.0; length]))
     }
 
-    /// Some columns of a weight `[rows, cols]`, transposed: `[columns, rows]`.
+    /// Returns some columns of a weight `[rows, cols]`, transposed to `[columns, rows]`.
     pub(crate) fn columns(
         &self,
         name: &str,
@@ -227,13 +227,13 @@ impl<'a> Emitter<'a> {
         Ok(picked)
     }
 
-    /// Declares a tensor of the weights file to the graph.
+    /// Declares a tensor of the weights file in the graph.
     pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: ByteRange) -> Tensor {
         let at = External { file: self.data_file, offset: place.offset, length: place.length };
         self.graph.external(name, dtype, shape, at)
     }
 
-    /// A place in the weights file, as the manifest writes it.
+    /// Returns a location in the weights file in the manifest's form.
     pub(crate) fn range(&self, place: ByteRange) -> FileRange {
         FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
     }

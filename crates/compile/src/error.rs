@@ -42,7 +42,7 @@ pub enum CompileError {
     Write {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The lowered graph is invalid; a defect of Narthex.
@@ -78,7 +78,7 @@ pub enum CompileError {
         /// The value in the source.
         found: String,
     },
-    /// A setting that a graph leaves open is in no file.
+    /// A setting that the graph does not state is missing because its file is missing.
     #[error("there is no {file} beside the graph, and the graph does not state its {key}")]
     NoSettings {
         /// The missing file.

@@ -1,4 +1,4 @@
-//! Checkpoint in, package out. No ONNX Runtime, no network.
+//! Compiler from checkpoints to packages. It uses neither ONNX Runtime nor the network.
 //!
 //! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`] for graphs of other tools.
 

@@ -21,14 +21,14 @@ use sha2::Digest;
 
 use crate::error::{CompileError, Result};
 
-/// The main graph's file, relative to the package.
+/// File of the main graph, relative to the package.
 pub(crate) const GRAPH_FILE: &str = "model.onnx";
-/// The file of the weights of every graph of a package.
+/// File of the weights of all graphs of a package.
 pub const DATA_FILE: &str = "model.onnx.data";
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
 
-/// The files written so far, by name.
+/// Files written so far, by name.
 type Files = Arc<Mutex<BTreeMap<String, FileEntry>>>;
 
 /// A package under construction in an empty folder.
@@ -95,9 +95,9 @@ impl PackageWriter {
     }
 }
 
-/// Adds files of a package's folder to its manifest, and rewrites the manifest.
+/// Adds files to the manifest of a package and rewrites the manifest.
 ///
-/// `names` are relative to the folder, with `/` between their parts.
+/// `names` are relative to the folder, with `/` between their components.
 pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
@@ -126,7 +126,7 @@ fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }
 
-/// Bytes that are copied between two checks for cancellation.
+/// Number of bytes that are copied between two checks for cancellation.
 const PIECE: u64 = 1 << 20;
 
 /// One end of a copy, with its path for error messages.
@@ -135,7 +135,7 @@ struct Stream<'a, T> {
     path: &'a Path,
 }
 
-/// Copies the rest of one stream to another, and stops if `cancel` is set.
+/// Copies the rest of one stream to another. Stops if `cancel` is set.
 fn copy_stream(
     mut from: Stream<'_, impl Read>,
     mut to: Stream<'_, impl Write>,
@@ -161,7 +161,7 @@ fn read_error(path: &Path, source: io::Error) -> CompileError {
 }
 
 impl HashedFile {
-    /// Writes everything to the disk and adds the file to the package.
+    /// Syncs the file to disk and adds it to the package.
     pub(crate) fn sync(mut self) -> Result<()> {
         let path = self.path;
         self.file

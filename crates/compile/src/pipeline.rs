@@ -40,11 +40,11 @@ pub struct CompileJob<'a> {
     pub name: ModelName,
     /// The recipe. The manifest's copy also records the calibration.
     pub recipe: Recipe,
-    /// Runner of the calibration graph. With one, decoders in `w8` are calibrated; other models never are.
+    /// Runner of the calibration graph. If there is one, decoders in `w8` are calibrated; other models never are.
     pub runner: Option<&'a dyn GraphRunner>,
-    /// Tokens that the head is pruned to. The manifest's recipe records their number.
+    /// Tokens that the pruned head keeps. The manifest's recipe records their number.
     pub vocabulary: Option<&'a VocabSubset>,
-    /// An empty folder, which contains a complete package on success.
+    /// An empty folder. On success it contains a complete package.
     pub out: &'a Path,
     /// Folder for the output of every stage in readable form.
     pub keep_stages: Option<&'a Path>,
@@ -108,7 +108,7 @@ pub fn compile(
     Ok(manifest)
 }
 
-/// The inputs and outputs of every sweep over the weights.
+/// Inputs and outputs of a pass over all weights.
 struct Sweep<'a> {
     job: &'a CompileJob<'a>,
     checkpoint: &'a Checkpoint,
@@ -119,7 +119,7 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Writes the weights, replacing those of an earlier sweep, and returns the graphs over them.
+    /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
     fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);

@@ -1,4 +1,4 @@
-//! Rotary angles: the cosines and sines of every position and frequency, computed in double precision.
+//! Rotary angles: the cosines and sines of all positions and frequencies, computed in double precision.
 
 use std::{f64::consts::TAU, ops::Range};
 
@@ -7,16 +7,16 @@ use narthex_spec::arch::{DecoderArch, Rope, RopeScaling, Rotation};
 /// One set of rotary frequencies of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RotarySet {
-    /// The layers that use it.
+    /// Layers that use it.
     pub(crate) rotation: Rotation,
-    /// The sequences that use it.
+    /// Sequence lengths that use it.
     pub(crate) reach: Reach,
 }
 
-/// The lengths of sequences that a set of frequencies is for.
+/// Range of sequence lengths for a set of frequencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Up to the context of the first training; all lengths, where a decoder has one set.
+    /// Up to the original training context; all lengths if a decoder has only one set.
     Short,
     /// Longer sequences.
     Long,
@@ -30,14 +30,14 @@ pub(crate) enum Wave {
 }
 
 impl RotarySet {
-    /// Every set that a decoder may have.
+    /// All sets that a decoder may have.
     pub(crate) const ALL: [Self; 3] = [
         Self { rotation: Rotation::Global, reach: Reach::Short },
         Self { rotation: Rotation::Global, reach: Reach::Long },
         Self { rotation: Rotation::Local, reach: Reach::Short },
     ];
 
-    /// Positions and pairs `[positions, pairs]` of the set, if the decoder has it.
+    /// Returns `[positions, pairs]` of the set, if the decoder has it.
     pub(crate) fn extents(self, arch: &DecoderArch) -> Option<[usize; 2]> {
         let switch = arch.switch().filter(|_| self.rotation == Rotation::Global);
         let positions = match (self.reach, switch) {
@@ -48,7 +48,8 @@ impl RotarySet {
         Some([positions, pairs(arch, self.rotation)?])
     }
 
-    /// Cosines or sines of some positions, `[positions, pairs]`; empty if the decoder has no such rotation.
+    /// Returns cosines or sines of some positions, `[positions, pairs]`; empty if the decoder does not have this
+    /// rotation.
     pub(crate) fn values(self, arch: &DecoderArch, wave: Wave, positions: Range<usize>) -> Vec<f32> {
         match (arch.rope_of(self.rotation), pairs(arch, self.rotation)) {
             (Some(rope), Some(pairs)) => table(rope, self.reach, wave, positions, pairs),
@@ -57,16 +58,16 @@ impl RotarySet {
     }
 }
 
-/// Pairs per head of a rotation, if a layer uses it.
+/// Returns the number of pairs per head of a rotation, if a layer uses it.
 pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
     let layer = arch.layers.iter().find(|layer| layer.attention.rotation == rotation)?;
     arch.rope_of(rotation).map(|_| layer.attention.head_size / 2)
 }
 
-/// Cosines or sines `[positions, pairs]`.
+/// Returns cosines or sines `[positions, pairs]`.
 fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: usize) -> Vec<f32> {
     let mut frequencies = frequencies(rope, reach);
-    // Pairs past the rotated ones have an angle of 0.
+    // Pairs after the rotated ones have the angle 0.
     frequencies.resize(pairs, 0.0);
     let factor = match &rope.scaling {
         RopeScaling::LongRope { attention_factor, .. } => *attention_factor,
@@ -85,7 +86,7 @@ fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: 
         .collect()
 }
 
-/// Radians per position of each rotated pair.
+/// Returns the frequency of each rotated pair, in radians per position.
 fn frequencies(rope: &Rope, reach: Reach) -> Vec<f64> {
     let plain = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64);
     (0..rope.dims / 2).map(|pair| scaled(&rope.scaling, reach, pair, plain(pair))).collect()
@@ -154,7 +155,7 @@ mod tests {
         let rope = Rope { theta: 1.0, dims: 4, scaling };
         assert_eq!(frequencies(&rope, Reach::Short), [1.0, 0.5]);
         assert_eq!(frequencies(&rope, Reach::Long), [0.25, 0.125]);
-        // What is not rotated is not multiplied.
+        // Elements that are not rotated are not scaled.
         assert_eq!(table(&rope, Reach::Long, Wave::Cos, 0..1, 3), [1.5, 1.5, 1.0]);
     }
 

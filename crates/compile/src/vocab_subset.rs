@@ -1,7 +1,8 @@
 //! Vocabulary pruning: the tokens that a model's head keeps, from a text or a list.
 //!
-//! The tokenizer and the token table stay complete, so prompts are read as before. Special tokens and single-byte tokens are
-//! always kept, so that turns end and every text that the tokenizer spells in bytes can still be generated.
+//! The tokenizer and the token table stay complete, so prompts are tokenized as before. Special tokens and single-byte
+//! tokens are always kept, so that turns can end and every text that the tokenizer can encode in bytes can still be
+//! generated.
 
 use std::{
     cmp::Reverse,
@@ -15,10 +16,10 @@ use narthex_spec::{TokenId, arch::Architecture};
 use narthex_text::tokenizer::{Specials, Tokenizer, TokenizerError};
 use sha2::{Digest, Sha256};
 
-/// Maximum bytes of a file.
+/// Maximum size of a file, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Maximum bytes of a text that are tokenised at once.
+/// Maximum size of a piece of text that is tokenized at once, in bytes.
 const PIECE: usize = 1 << 16;
 
 /// Source of the tokens to keep.
@@ -35,7 +36,7 @@ pub enum Source {
 pub struct VocabSubset {
     /// Source of the tokens to keep.
     pub source: Source,
-    /// Maximum number of tokens, with those that are always kept; `None` keeps all tokens of the source.
+    /// Maximum number of tokens, including those that are always kept; `None` keeps all tokens of the source.
     pub most: Option<usize>,
 }
 
@@ -47,7 +48,7 @@ pub enum VocabSubsetError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// The file is too long.
@@ -55,7 +56,7 @@ pub enum VocabSubsetError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Maximum bytes of a file.
+        /// Maximum size of a file, in bytes.
         most: u64,
     },
     /// The file is not a list of tokens.
@@ -74,13 +75,13 @@ pub enum VocabSubsetError {
     Outside {
         /// The token.
         token: TokenId,
-        /// Entries of the vocabulary.
+        /// Number of vocabulary entries.
         vocab: usize,
     },
     /// The maximum is below the number of tokens that are always kept.
     #[error("expected at least {always} tokens, the number of special and single-byte tokens, found {most}")]
     Few {
-        /// Tokens that are always kept.
+        /// Number of tokens that are always kept.
         always: usize,
         /// The requested maximum.
         most: usize,
@@ -88,13 +89,13 @@ pub enum VocabSubsetError {
     /// No token would be removed.
     #[error("all {vocab} tokens of the vocabulary would be kept; use a shorter text or a smaller size")]
     Whole {
-        /// Entries of the vocabulary.
+        /// Number of vocabulary entries.
         vocab: usize,
     },
     /// The model is an encoder, which generates no tokens.
     #[error("expected a chat model, found an encoder, whose vocabulary cannot be pruned")]
     Encoder,
-    /// The text cannot be tokenised.
+    /// The text cannot be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
@@ -219,7 +220,7 @@ fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    /// The tiny Llama: three special tokens, 256 bytes, 41 merges.
+    /// Returns the tiny Llama: three special tokens, 256 bytes, 41 merges.
     fn tiny() -> (Checkpoint, Tokenizer) {
         let folder = tempfile::tempdir().unwrap();
         narthex_testkit::checkpoint::tiny_llama_safetensors(folder.path(), 7).unwrap();

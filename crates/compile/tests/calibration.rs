@@ -1,4 +1,4 @@
-//! Calibration with made-up measurements: what a runner is given, and what becomes of what it measured.
+//! Calibration with invented measurements: the inputs of the runner, and the use of its results.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails fails its test")]
 
 mod support;
@@ -24,13 +24,13 @@ use narthex_spec::{
 };
 use narthex_testkit::checkpoint::{HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, tiny_bert_safetensors, tiny_llama};
 
-/// A runner's answer to one wanted output.
+/// Answer of a runner for one requested output.
 type Answer = fn(&Fetch) -> Vec<f32>;
 
-/// The graph, its inputs and the wanted outputs of a run.
+/// Graph, feeds and requested outputs of a run.
 type Call = (Graph, Vec<Feed>, Vec<Fetch>);
 
-/// A runner that runs nothing.
+/// A runner that does not run the graph and returns invented values.
 struct MadeUp {
     answer: Answer,
     calls: RefCell<Vec<Call>>,
@@ -51,7 +51,7 @@ impl GraphRunner for MadeUp {
     }
 }
 
-/// A runner that cannot run.
+/// A runner that always fails.
 struct Broken;
 
 impl GraphRunner for Broken {
@@ -91,7 +91,7 @@ impl Package {
         Graph::decode(&fs::read(self.folder.path().join("model.onnx")).unwrap()).unwrap()
     }
 
-    /// A constant's bytes.
+    /// Returns the bytes of a constant.
     fn bytes(&self, name: &str) -> Vec<u8> {
         let graph = self.graph();
         let constant: &Initializer =
@@ -114,12 +114,12 @@ impl Package {
     }
 }
 
-/// Every block of 32 channels has a size of its own: 1, 4, 16 times the first's.
+/// Measurements in which every block of 32 channels has its own mean square: 1, 16, 256, ….
 fn blocks(fetch: &Fetch) -> Vec<f32> {
     (0..fetch.shape[0]).map(|channel| 16f32.powi(channel as i32 / 32)).collect()
 }
 
-/// All channels alike, but for two of the head's.
+/// Measurements in which all channels are equal, except two of the head's input.
 fn outliers(fetch: &Fetch) -> Vec<f32> {
     let size = |channel| if fetch.name.ends_with("head") && [3, 40].contains(&channel) { 400.0 } else { 1.0 };
     (0..fetch.shape[0]).map(size).collect()
@@ -138,7 +138,7 @@ fn a_runner_gets_a_whole_probe() {
     assert_eq!(outputs, wanted.iter().map(|fetch| fetch.name.as_str()).collect::<Vec<_>>());
     let width = |name: &str| wanted.iter().find(|fetch| fetch.name.ends_with(name)).unwrap().shape.clone();
     assert_eq!((width("1.attn"), width("1.down"), width("head")), (vec![HIDDEN], vec![INNER], vec![HIDDEN]));
-    // Nobody wants the logits, and the last layer's product is wanted for the head's input.
+    // The logits are not requested; the product of the last layer is computed for the head's input.
     assert!(graph.nodes.iter().all(|node| !node.name.starts_with("/head/")));
     assert!(graph.nodes.iter().any(|node| node.name == "/layers.1/mlp/down_proj/MatMulNBits"));
 
@@ -147,7 +147,7 @@ fn a_runner_gets_a_whole_probe() {
     for feed in feeds {
         assert_eq!(feed.elements.len(), feed.shape.iter().product::<usize>(), "{}", feed.name);
     }
-    // The text is longer than what the tiny model takes.
+    // The text is longer than the tiny model's context.
     let embeds = feeds.iter().find(|feed| feed.name == "embeds").unwrap();
     assert_eq!(embeds.shape, [1, LLAMA_CONTEXT, HIDDEN]);
 }
@@ -161,7 +161,8 @@ fn what_divides_an_input_multiplies_its_readers() {
     let scaled = compile(&gguf, Scheme::W8, Some(&MadeUp::new(blocks)), Some(&stages)).unwrap();
     let recipes = (plain.manifest.recipe.calibration, scaled.manifest.recipe.calibration);
     assert_eq!(recipes, (Calibration::None, Calibration::Standard));
-    // The median of two blocks is the larger one's: the exponents are -1 and 0. Of three it is the middle one's.
+    // The median of two blocks is the larger one: the exponents are -1 and 0. The median of three blocks is the middle
+    // one.
     let two = |channel: usize| if channel < 32 { 0.5 } else { 1.0 };
     let three = |channel: usize| [0.5, 1.0, 2.0][channel / 32];
     for layer in 0..LAYERS {
@@ -173,7 +174,7 @@ fn what_divides_an_input_multiplies_its_readers() {
                 assert_eq!(*after, before / two(channel), "{norm} {channel}");
             }
         }
-        // A power of two that a whole block shares goes into the block's scale; the integers stay.
+        // A power of two that a whole block shares changes only the block's scale; the integers stay the same.
         for part in ["attn/qkv_proj", "mlp/gate_proj", "mlp/up_proj", "mlp/down_proj"] {
             let name = |what: &str| format!("/layers.{layer}/{part}/{what}");
             assert!(plain.bytes(&name("quants")) == scaled.bytes(&name("quants")), "{part}");
@@ -207,7 +208,7 @@ fn outliers_of_a_tied_head_go_past_the_rounding() {
     let dropped: Vec<usize> = (0..HIDDEN).filter(|&channel| keep[channel] == 0.0).collect();
     assert_eq!(dropped, [3, 40]);
     assert_eq!(keep.iter().sum::<f32>(), HIDDEN as f32 - 2.0);
-    // The table that the host reads is as it was.
+    // The host's table is unchanged.
     assert_eq!(plain.manifest.tables[0].encoding, split.manifest.tables[0].encoding);
     assert_eq!(plain.bytes("/head/quants"), split.bytes("/head/quants"));
     let columns = split.singles("/head/outliers/weight");

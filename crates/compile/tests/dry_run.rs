@@ -1,4 +1,4 @@
-//! A dry run against the compile itself.
+//! Comparison of a dry run with a real compile.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -14,7 +14,7 @@ use narthex_compile::{dry_run::DryRun, pipeline::compile};
 use narthex_spec::{Recipe, Scheme, manifest::Manifest, progress::Quiet, recipe::FixedShapes};
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 
-/// Compiles for real.
+/// Compiles a package.
 fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
     let out = tempfile::tempdir().unwrap();
     let job = support::job(checkpoint, recipe, out.path());
@@ -22,7 +22,7 @@ fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
     (out, manifest)
 }
 
-/// The graphs, the tables and the length of the data file are the compile's own, in every scheme.
+/// Checks that the graphs, the tables and the length of the data file equal those of the compile, in every scheme.
 fn agrees(checkpoint: &Path) {
     let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
     let with_npu = |scheme| Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) };

@@ -1,4 +1,5 @@
-//! Every family's checkpoint: both formats say the same, and what is wrong with one is said by name, with nothing written.
+//! Checkpoints of every family: both formats yield the same architecture, and a refusal names the wrong setting and
+//! writes nothing.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -37,7 +38,7 @@ fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families").join(name)
 }
 
-/// A copy of a family's folder with changed settings.
+/// Copies a family's folder with changed settings.
 fn copy(family: &str, changes: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut config: Value =
@@ -74,17 +75,19 @@ fn both_formats_give_the_same_layers() {
     };
     for family in FAMILIES {
         let file = golden(family).join("model.gguf");
-        // Mistral's files call themselves llama; divisors of frequencies are rounded, and stand for another scaling.
+        // Mistral's GGUF files state the architecture `llama`. The frequency divisors in Llama's GGUF file are rounded
+        // and replace another kind of scaling.
         if !file.is_file() || ["llama", "mistral"].contains(&family) {
             continue;
         }
         let (mut folder, mut gguf) = (layers(copy(family, &json!({})).path()), layers(&file));
-        // One format states shares of a normal distribution, the other its quantiles in single precision.
+        // The folder states fractions of a normal distribution, the GGUF file its quantiles in single precision.
         for arch in [&mut folder, &mut gguf] {
             let cutoffs = arch.layers.iter_mut().filter_map(|layer| layer.mlp.cutoff.as_mut());
             cutoffs.for_each(|cutoff| *cutoff = (*cutoff * 1e5).round());
         }
-        // GGUF has no key for the scale of Gemma's scores, and its queries are half as long.
+        // GGUF has no key for the scale of Gemma's scores. The scale from its head size is twice that of the folder,
+        // and the weights of its queries are halved instead.
         if ["gemma2", "gemma3"].contains(&family) {
             for layer in &mut folder.layers {
                 layer.attention.scale = layer.attention.scale.map(|scale| scale * 2.0);
@@ -101,7 +104,7 @@ fn both_formats_give_the_same_layers() {
     }
 }
 
-/// A compile of a broken copy fails with a message that has all of the words, and writes no package.
+/// Checks that a compile fails with a message that contains all of the words, and writes no package.
 fn refused(folder: &tempfile::TempDir, words: &[&str]) {
     let out = tempfile::tempdir().unwrap();
     let job = support::job(folder.path(), Recipe::new(Scheme::W8), out.path());

@@ -1,4 +1,4 @@
-//! What a compile holds at most: a counting allocator sees a few pieces of a weight, never a model.
+//! Peak memory of a compile: a counting allocator sees a few pieces of a weight, never a whole model.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
@@ -23,18 +23,18 @@ struct Counting;
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -47,7 +47,7 @@ const INNER: usize = 2816;
 const LAYERS: usize = 4;
 const VOCAB: usize = 32768;
 
-/// Every tensor of the checkpoint, in half precision.
+/// Returns every tensor of the checkpoint, in half precision.
 fn tensors() -> Vec<(String, Vec<usize>)> {
     let mut all = vec![
         ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
@@ -67,7 +67,7 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
     all
 }
 
-/// A checkpoint of zeros, which takes no room on the disk; gives the bytes of all of its tensors.
+/// Writes a checkpoint of zeros as a sparse file. Returns the size of all tensors in bytes.
 fn checkpoint(folder: &Path) -> u64 {
     tiny_llama_safetensors(folder, 7).unwrap();
     let config = folder.join("config.json");
@@ -107,11 +107,11 @@ fn peak(folder: &Path, recipe: Recipe) -> usize {
 
 #[test]
 fn a_compile_holds_pieces_of_a_weight() {
-    /// Two pieces of 16 MiB, one as it is read and one as it is written, and what does not grow with the model.
+    /// Two pieces of 16 MiB, one being read and one being written, and memory that does not depend on the model's size.
     const MOST: usize = 48 << 20;
     let folder = tempfile::tempdir().unwrap();
     let bytes = checkpoint(folder.path());
-    // The whole model is far more, as is the largest tensor once it is decoded.
+    // The whole model is far larger, as is the largest tensor after decoding.
     assert!(bytes as usize > 4 * MOST && 4 * VOCAB * HIDDEN > 2 * MOST, "{bytes}");
     let fixed = Some(FixedShapes { context: 64, shorter: vec![], prefill: vec![16], buckets: Vec::new() });
     let with_npu = |scheme| Recipe { fixed: fixed.clone(), ..Recipe::new(scheme) };

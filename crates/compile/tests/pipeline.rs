@@ -60,7 +60,7 @@ impl Package {
         Graph::decode(&self.read(&self.manifest.graphs[0].file)).unwrap()
     }
 
-    /// Everything that must hold of any package.
+    /// Checks the invariants of any package.
     fn check(&self) {
         let manifest = &self.manifest;
         let written: Manifest = serde_json::from_slice(&self.read(MANIFEST_FILE)).unwrap();
@@ -110,7 +110,7 @@ impl Package {
         assert!(range.offset + range.length <= self.manifest.files[DATA].bytes);
     }
 
-    /// One row of a host table, decoded as the manifest says.
+    /// Returns one row of a host table, decoded as the manifest states.
     fn row(&self, role: TableRole, row: usize) -> Vec<f32> {
         let data = self.read(DATA);
         let part = |range: &FileRange, width: usize, at: usize, n: usize| {
@@ -285,7 +285,7 @@ fn both_variants_read_the_same_weights() {
     for scheme in [Scheme::W8, Scheme::W4] {
         let (dynamic, both) = (compile(&gguf, scheme), compile_fixed(&gguf, scheme));
         let bytes = |package: &Package| package.manifest.files[DATA].bytes;
-        // Only norms and biases are written a second time, in half precision.
+        // Only norms and biases are written again, in half precision.
         let more = bytes(&both) - bytes(&dynamic);
         assert!(more > 0 && more < 4096, "{scheme}: {more}");
     }

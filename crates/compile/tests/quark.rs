@@ -1,5 +1,5 @@
-//! Folders of AMD Quark: those that Quark itself wrote are read as its other readers read them, and those written here have
-//! its form. `goldens/quark/make.py` made the goldens.
+//! Folders of AMD Quark: folders from Quark itself are read as by its other readers, and folders written here have the
+//! same form. `goldens/quark/make.py` made the goldens.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails fails its test")]
 
@@ -24,7 +24,7 @@ use narthex_spec::{
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Columns of a group of the tiny models.
+/// Number of columns in a group of the tiny models.
 const GROUP: usize = 32;
 
 fn golden(name: &str) -> PathBuf {
@@ -32,7 +32,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(crate_of).join("tests/goldens").join(name)
 }
 
-/// A copy of a folder with the tokenizer that all tiny models share.
+/// Copies a folder and adds the tokenizer that all tiny models share.
 fn folder(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
@@ -69,7 +69,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The header of a folder's weights, and what follows it.
+/// Returns the header of a folder's weights, and the bytes after it.
 fn weights(folder: &Path) -> (BTreeMap<String, Value>, Vec<u8>) {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
@@ -106,7 +106,7 @@ fn an_export_has_the_form_of_quark_s_own() {
     for (name, entry) in &found {
         assert_eq!((&entry["dtype"], &entry["shape"]), (&own[name]["dtype"], &own[name]["shape"]), "{name}");
         let rounded = name.contains("_proj.weight") || name.starts_with("lm_head");
-        // What is not rounded has the same bits.
+        // Tensors that are not rounded are identical.
         assert!(rounded || data(entry, &bytes) == data(&own[name], &own_bytes), "{name}");
     }
     let [found, own] =
@@ -117,7 +117,7 @@ fn an_export_has_the_form_of_quark_s_own() {
     keys.into_iter().for_each(|key| assert_eq!(found[key], own[key], "{key}"));
 }
 
-/// Whether everything that one value says another says too.
+/// Returns whether every key and value of `found` is in `whole`.
 fn within(found: &Value, whole: &Value) -> bool {
     match (found, whole) {
         (Value::Object(found), Value::Object(whole)) => {
@@ -127,7 +127,7 @@ fn within(found: &Value, whole: &Value) -> bool {
     }
 }
 
-/// What the integers of a row stand for, by their definition.
+/// Decodes the integers of a row, by their definition.
 fn decoded(row: &[f32]) -> Vec<f32> {
     let rounded = quantize_w4(row, GROUP);
     let nibble = |bytes: &[u8], i: usize| f32::from(bytes[i / 2] >> (4 * (i % 2)) & 15);
@@ -211,7 +211,7 @@ fn tensors_and_settings_that_do_not_fit_are_named() {
     let weights = "model.safetensors";
     check(weights, ["q_proj.weight_scale\"", "q_proj.weight_scaly\""], "q_proj.weight_scale");
     check(weights, ["lm_head.weight_zero_point", "lm_head.weight_zero_paint"], "lm_head.weight_zero_point");
-    // As many bytes in another shape: two groups of 32 columns become one of 128 for half the rows.
+    // The same number of bytes with another shape: two groups of 32 columns become one of 128 for half the rows.
     check(
         weights,
         ["\"shape\":[2,80]", "\"shape\":[4,40]"],

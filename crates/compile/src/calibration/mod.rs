@@ -1,7 +1,7 @@
-//! Calibration: runs the unscaled model over a text, and scales channels by the inputs of its layers.
+//! Calibration: runs the unscaled model over a text, and scales channels by the measured inputs of its layers.
 //!
-//! The graph runs in segments, so that a calibration holds no more of a large model than the rest of a compile.
-//! [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
+//! The graph runs in segments, so calibration needs no more memory for a large model than the other stages of a
+//! compile. [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
 
 pub mod probe;
 pub mod segment;
@@ -33,7 +33,7 @@ const TEXT: &str = include_str!("text.txt");
 /// Maximum number of calibration tokens.
 const LONGEST: usize = 1024;
 
-/// File of the probe, which lies temporarily beside the weights.
+/// File of the probe graph. It is written beside the weights and removed after the run.
 const PROBE_FILE: &str = "probe.onnx";
 
 /// Runs graphs for the compiler.
@@ -45,17 +45,17 @@ pub trait GraphRunner {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError>;
 }
 
-/// The model that reads the text.
+/// The model that is run over the text.
 pub(crate) struct CalibrationModel<'a> {
     /// The model's checkpoint.
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Its shape.
+    /// Its architecture.
     pub(crate) arch: &'a DecoderArch,
     /// Its tokenizer.
     pub(crate) tokenizer: &'a Tokenizer,
 }
 
-/// Maximum bytes of weights per run. A runner may hold them twice: as stored, and in the layout of its kernels.
+/// Maximum bytes of weights per run. A runner may keep two copies: as stored, and in the layout of its kernels.
 const AT_ONCE: u64 = 512 << 20;
 
 /// The complete, unscaled graph of a model.
@@ -69,8 +69,8 @@ pub(crate) struct CalibrationGraph<'a> {
 /// Scales a decoder by the inputs that its layers receive for the text.
 ///
 /// # Errors
-/// [`CompileError::Calibration`] if the runner fails or its results are not usable, and errors of reading the token table
-/// and of writing the probe.
+/// [`CompileError::Calibration`] if the runner fails or its results are not usable, and errors from reading the token
+/// table and from writing the probe.
 pub(crate) fn calibrate(
     runner: &dyn GraphRunner,
     model: &CalibrationModel<'_>,
@@ -113,7 +113,7 @@ pub(crate) fn calibrate(
     Ok(scaling)
 }
 
-/// Runs one segment; gives its outputs as later ones are fed with them.
+/// Runs one segment and returns its outputs as feeds for later segments.
 fn run(runner: &dyn GraphRunner, folder: &Path, segment: &Segment, feeds: Vec<Feed>) -> Result<Vec<Feed>> {
     let path = folder.join(PROBE_FILE);
     let failed = |source| CompileError::Write { path: path.clone(), source };
@@ -137,7 +137,7 @@ fn bad<T>(reason: String) -> Result<T> {
 }
 
 impl CalibrationModel<'_> {
-    /// An input of the graph for one sequence without a past.
+    /// Returns an input of the graph for one sequence without past tokens.
     fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed> {
         let count = tokens.len();
         let Some(binding) = entry.inputs.iter().find(|binding| binding.name == name) else {
@@ -157,14 +157,14 @@ impl CalibrationModel<'_> {
         Ok(Feed { name: binding.name.clone(), shape, elements })
     }
 
-    /// The angles that a sequence of the text's length is rotated by.
+    /// Returns the rotary cosines or sines for a sequence of `tokens` tokens, `[positions, pairs]`.
     fn angles(&self, tokens: usize, wave: Wave) -> Vec<f32> {
         let long = self.arch.switch().is_some_and(|at| tokens > at);
         let reach = if long { Reach::Long } else { Reach::Short };
         RotarySet { rotation: Rotation::Global, reach }.values(self.arch, wave, 0..tokens)
     }
 
-    /// The text's tokens, as many as the model takes.
+    /// Returns the text's tokens, at most as many as the model's context and [`LONGEST`].
     fn tokens(&self) -> Result<Vec<TokenId>> {
         let mut tokens: Vec<TokenId> = self.checkpoint.special.bos.into_iter().collect();
         tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
@@ -172,7 +172,7 @@ impl CalibrationModel<'_> {
         Ok(tokens)
     }
 
-    /// The tokens' rows of the table, and those of their positions where these are learned.
+    /// Returns the tokens' rows of the token table, plus the rows of their positions if these are learned.
     fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let (vocab, hidden) = (self.arch.vocab, self.arch.hidden);
         let table = self.checkpoint.weights.weight("embed.weight")?;
@@ -199,7 +199,7 @@ impl CalibrationModel<'_> {
         Ok(rows)
     }
 
-    /// The tokens' rows of the per-layer table.
+    /// Returns the tokens' rows of the per-layer table.
     fn per_layer(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let Some(PerLayer { vocab, width }) = self.arch.per_layer else { return Ok(Vec::new()) };
         let cols = self.arch.layers.len() * width;
@@ -213,7 +213,7 @@ impl CalibrationModel<'_> {
     }
 }
 
-/// A shape whose batch is one sequence, and whose every other open dimension is the sequence's length.
+/// Returns a shape with batch 1 and every other symbolic dimension set to the sequence length.
 fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
     let extent = |dim: &Dim| match dim {
         Dim::Fixed(extent) => *extent as usize,
@@ -223,7 +223,7 @@ fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
     dims.iter().map(extent).collect()
 }
 
-/// Refuses what is not one mean square for each channel.
+/// Checks that there is one finite mean square for each channel.
 fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<()> {
     for (input, values) in inputs.iter().zip(measured) {
         if values.len() != input.channels {

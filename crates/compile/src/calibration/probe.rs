@@ -1,26 +1,26 @@
-//! A graph that measures another one: the same nodes over the same weights, and for some values the mean of squares of
-//! each channel as the only outputs.
+//! A graph that measures another graph: the same nodes over the same weights. Its only outputs are the mean squares of
+//! each channel of some values.
 //!
-//! Nothing here runs a graph.
+//! This module does not run graphs.
 
 use narthex_graph::{Builder, Graph, Node, build::NodeSpec, check::GraphError};
 use narthex_spec::{DType, dtype::Dim};
 
 use crate::quant::scaling::Input;
 
-/// The output that holds an input's statistics.
+/// Returns the name of the output with an input's statistics.
 pub(crate) fn output(input: &Input) -> String {
     format!("mean_square/{}", input.name)
 }
 
-/// The probe of `graph`. It has one output `[channels]` for each input.
+/// Returns the probe of `graph`. It has one output `[channels]` for each input.
 ///
 /// ```text
 /// input [.., channels] ── Mul(itself) ── Reshape[-1, channels] ── ReduceMean(0) ── mean square [channels]
 /// ```
 ///
 /// # Errors
-/// [`GraphError::Undefined`] where the graph has no node of an input's name.
+/// [`GraphError::Undefined`] if the graph has no node with an input's node name.
 pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphError> {
     let mut measures = Builder::new("measures", &[]);
     let rows = measures.ints(&[1], &[0]);
@@ -58,7 +58,8 @@ fn scope(input: &Input) -> String {
     format!("/{}", output(input))
 }
 
-/// The graph's nodes, each measure before the node whose input it measures: what is measured need not be held for long.
+/// Orders the graph's nodes and the measures: each measure comes before the node whose input it measures, so that the
+/// measured value can be released early.
 fn beside(nodes: Vec<Node>, mut measures: Vec<Node>, inputs: &[Input]) -> Vec<Node> {
     let mut all = Vec::with_capacity(nodes.len() + measures.len());
     for node in nodes {
@@ -71,7 +72,7 @@ fn beside(nodes: Vec<Node>, mut measures: Vec<Node>, inputs: &[Input]) -> Vec<No
     all
 }
 
-/// Takes away the nodes and constants that no output needs, such as the head's.
+/// Removes the nodes and constants that no output needs, such as those of the head.
 fn prune(graph: &mut Graph) {
     let mut needed: std::collections::HashSet<String> =
         graph.outputs.iter().map(|value| value.name.clone()).collect();

@@ -1,25 +1,26 @@
-//! A graph in segments that run one after the other, so that the weights of one are in memory at a time.
+//! Division of a graph into segments that run one after the other, so that only one segment's weights are in memory at
+//! a time.
 //!
-//! A segment ends where its weights would be too many. What later ones read of what it made leaves it as outputs, and
-//! goes into them as inputs. Nothing here runs a graph or knows what one computes.
+//! A segment ends when its weights would exceed the limit. Values that later segments read are outputs of the segment
+//! that computes them, and inputs of the later ones. This module does not run graphs and does not interpret them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use narthex_graph::{Graph, Initializer, Value, infer::InferredTensors};
 use narthex_spec::{DType, Fetch, dtype::Dim};
 
-/// A part of a graph.
+/// A segment of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
-    /// Its nodes, with the inputs that they read. Its outputs are those of the whole graph that it makes, and what later
-    /// segments read.
+    /// Nodes of the segment, with the inputs that they read. Its outputs are the outputs of the whole graph that it
+    /// computes and the values that later segments read.
     pub graph: Graph,
-    /// Its outputs with their shapes, in order; an extent that is not known is 0.
+    /// Its outputs with their shapes, in order. An unknown extent is 0.
     pub outputs: Vec<Fetch>,
 }
 
-/// Cuts a graph into segments of about `most` bytes of weights, as far as single layers allow. It is cut only where all
-/// that goes on is in single precision and of known shape; `bind` gives symbols their extents.
+/// Divides a graph into segments of about `most` bytes of weights; a single layer may exceed this. A cut is possible
+/// only where all values that cross it are `f32` with known shapes. `bind` returns the extents of symbols.
 pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) -> Vec<Segment> {
     let cutter = Cutter::new(graph, graph.infer(bind));
     let mut starts = vec![0];
@@ -43,14 +44,14 @@ pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) ->
     starts.iter().zip(ends).map(|(&start, end)| cutter.segment(start, end)).collect()
 }
 
-/// A graph with what cutting it takes.
+/// A graph with the data needed to cut it.
 struct Cutter<'a> {
     graph: &'a Graph,
     known: InferredTensors,
     constants: HashMap<&'a str, &'a Initializer>,
-    /// The node that makes each value.
+    /// Index of the node that computes each value.
     makers: HashMap<&'a str, usize>,
-    /// The last node that reads each value.
+    /// Index of the last node that reads each value.
     readers: HashMap<&'a str, usize>,
 }
 
@@ -68,21 +69,23 @@ impl<'a> Cutter<'a> {
         Self { graph, known, constants, makers, readers }
     }
 
-    /// The values that are made before a node and read by it or behind it, in the order of their making.
+    /// Returns the values that nodes before `at` compute and that node `at` or a later one reads, in the order of their
+    /// computation.
     fn crossing(&self, at: usize) -> Vec<&'a str> {
         let nodes = self.graph.nodes.iter().take(at);
         let made = nodes.flat_map(|node| &node.outputs).map(String::as_str);
         made.filter(|name| self.readers.get(name).is_some_and(|&last| last >= at)).collect()
     }
 
-    /// A value's shape, where it can leave one segment and enter another.
+    /// Returns the shape of a value if it can be an output of one segment and an input of another.
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let tensor = self.known.get(name);
         let extents = tensor.shape.as_ref().filter(|_| tensor.element == Some(DType::F32.into()))?;
         extents.iter().map(|extent| usize::try_from((*extent)?).ok()).collect()
     }
 
-    /// A constant stays beside its readers: kernels pack what they know to be one.
+    /// Returns whether the graph can be cut before node `at`. A constant must stay in the segment of its readers,
+    /// because kernels pack their constant weights.
     fn may_cut(&self, at: usize) -> bool {
         let passes = |name: &&str| self.shape(name).is_some() && !self.known.get(name).constant;
         self.crossing(at).iter().all(passes)
@@ -165,7 +168,7 @@ mod tests {
                     segment.graph.outputs.iter().map(|output| &output.name).collect::<Vec<_>>()
                 );
                 made.extend(names.into_iter().cloned());
-                // A cut waits for the end of a linear layer.
+                // A cut is delayed to the end of a linear layer.
                 assert!(
                     most < 30_000 || segment.graph.weight_bytes() <= 2 * most,
                     "{}",

@@ -1,7 +1,7 @@
-//! Writes weights from the checkpoint to the weights file, a piece of their rows at a time.
+//! Writes weights from the checkpoint to the weights file, in pieces of rows.
 //!
-//! One piece of a weight is decoded at a time. Scales and zero points of a quantised weight are held until its integers are
-//! written; they take a twentieth of the checkpoint's bytes. Nothing here adds nodes to a graph.
+//! Only one piece of a weight is decoded at a time. Scales and zero points of a quantised weight stay in memory until
+//! its integers are written; they take about 5 % of the checkpoint's size. This module does not add nodes to a graph.
 
 use std::{
     io::{self, Write},
@@ -24,17 +24,17 @@ use crate::{
     },
 };
 
-/// Elements of a piece: 16 MiB decoded. A longer row is a piece of its own.
+/// Number of elements in a piece: 16 MiB decoded. A longer row is a piece by itself.
 const PIECE: usize = 4 << 20;
 
-/// Elements of a transposed weight that are held at once: 64 MiB. A larger weight is read several times.
+/// Maximum number of elements of a transposed weight in memory: 64 MiB. A larger weight is read several times.
 const TRANSPOSED: usize = 16 << 20;
 
-/// The destination of weights.
+/// Destination of weights.
 pub(crate) enum WeightSink {
     /// A file of the package.
     File(HashedFile),
-    /// None: a dry run counts the bytes only.
+    /// No file: a dry run only counts the bytes.
     Discard,
 }
 
@@ -57,7 +57,7 @@ impl Write for WeightSink {
 /// Appends the next bytes of a tensor.
 type Append<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
-/// Cuts a range of rows, each of `width` elements, into pieces.
+/// Divides a range of rows, each of `width` elements, into pieces.
 pub(crate) fn pieces(range: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     cut(range, PIECE / width.max(1))
 }
@@ -73,7 +73,7 @@ impl Emitter<'_> {
         matches!(self.data.file(), WeightSink::Discard)
     }
 
-    /// Writes a tensor of `length` bytes, which `pieces` appends in order. A dry run does not call it.
+    /// Writes a tensor of `length` bytes. `pieces` appends them in order; a dry run does not call it.
     pub(crate) fn stream(
         &mut self,
         length: u64,
@@ -118,7 +118,7 @@ impl Emitter<'_> {
         })
     }
 
-    /// Writes weights `[rows, cols]`, stacked row upon row and transposed: `[cols, all rows]`.
+    /// Writes weights `[rows, cols]`, concatenated along their rows and transposed: `[cols, all rows]`.
     pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<ByteRange> {
         let (plan, weights, all) = (self.plan, self.weights, self.stacked_rows(names));
         self.stream(size(&[all, cols], dtype), |append| {
@@ -133,12 +133,12 @@ impl Emitter<'_> {
         })
     }
 
-    /// Returns the rows of linear weights, added up.
+    /// Returns the sum of the rows of linear weights.
     pub(crate) fn stacked_rows(&self, names: &[String]) -> usize {
         names.iter().filter_map(|name| self.plan.get(name)).map(|planned| planned.rows).sum()
     }
 
-    /// Weights of one width, stacked row upon row, quantised and written unless an earlier graph did.
+    /// Quantises weights of equal width, concatenated along their rows. Writes them unless an earlier graph did.
     pub(crate) fn quantize(&mut self, names: &[String], cols: usize, storage: Storage) -> Result<Quantized> {
         let key = names.join("+");
         if let Some(known) = self.written.quantized.get(&key) {
@@ -178,7 +178,7 @@ impl Emitter<'_> {
     }
 }
 
-/// Quantises the rows of linear weights of one width.
+/// Quantiser for the rows of linear weights of equal width.
 struct Quantizer<'a> {
     weights: &'a dyn WeightSource,
     plan: &'a Plan,
@@ -223,7 +223,7 @@ impl Quantizer<'_> {
     }
 }
 
-/// Some rows, decoded in parallel.
+/// Decodes some rows in parallel.
 fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
     let cols = weight.cols();
     let mut out = vec![0.0; rows.len() * cols];
@@ -231,7 +231,7 @@ fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
     out
 }
 
-/// Some columns of weights that are stacked row upon row; the elements of each column are contiguous.
+/// Returns some columns of weights that are concatenated along their rows. The elements of each column are contiguous.
 fn transposed(
     parts: &[Weight<'_>],
     columns: Range<usize>,
@@ -250,7 +250,7 @@ fn transposed(
     Ok(out)
 }
 
-/// Steps of a block's range in encodings of fewer than 8 bits.
+/// Returns the number of steps over a block's range, for encodings with fewer than 8 bits.
 fn steps(encoding: Encoding) -> Option<u8> {
     match encoding {
         Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K | Encoding::Uint4 => Some(15),

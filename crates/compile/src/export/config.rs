@@ -1,4 +1,4 @@
-//! The files beside the graph: `genai_config.json` and those of the tokenizer.
+//! The files next to the graph: `genai_config.json` and the tokenizer's files.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ use crate::{
     package::{TEMPLATE_FILE, TOKENIZER_FILE},
 };
 
-/// The graph's file.
+/// File name of the graph.
 pub(super) const GRAPH: &str = "model.onnx";
 
-/// The graph's names of its inputs and outputs.
+/// Names of the graph's inputs and outputs.
 pub(super) const TOKENS: &str = "input_ids";
 pub(super) const MASK: &str = "attention_mask";
 pub(super) const POSITIONS: &str = "position_ids";
 pub(super) const LOGITS: &str = "logits";
 
-/// A file's name and what it holds.
+/// Name and content of a file.
 type File = (&'static str, Vec<u8>);
 
-/// Every file but the graph and its data.
+/// Returns every file except the graph and its data.
 pub(super) fn files(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry) -> Result<Vec<File>> {
     let ExportJob { package, manifest, .. } = job;
     let mut files = vec![
@@ -56,7 +56,8 @@ pub(super) fn pretty(value: &Value) -> Vec<u8> {
     format!("{value:#}\n").into_bytes()
 }
 
-/// The longest sequence that is exported: of two sets of rotary factors the graph has the first.
+/// Returns the maximum sequence length of the export. If the model has two sets of rotary factors, the graph has only
+/// the first.
 pub(super) fn context(manifest: &Manifest, arch: &DecoderArch) -> usize {
     arch.switch().map_or(manifest.max_length, |first| first.min(manifest.max_length))
 }
@@ -88,7 +89,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         inputs.insert("position_ids".to_owned(), POSITIONS.into());
     }
     let mut model = json!({
-        // What onnxruntime-genai calls a language model that needs nothing of its own.
+        // onnxruntime-genai's type for a language model without special handling.
         "type": "decoder",
         "context_length": context,
         "vocab_size": arch.vocab,
@@ -123,9 +124,9 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
 
 /// Model settings in a tokenizer's configuration.
 pub(super) struct Said<'a> {
-    /// Begins every sequence, where the model wants one.
+    /// Token at the beginning of every sequence, if the model requires one.
     pub(super) bos: Option<u32>,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub(super) longest: usize,
     /// Special tokens by role.
     pub(super) special: &'a BTreeMap<String, String>,
@@ -133,7 +134,7 @@ pub(super) struct Said<'a> {
 }
 
 impl Said<'_> {
-    /// `tokenizer_config.json`.
+    /// Returns the content of `tokenizer_config.json`.
     pub(super) fn tokenizer_config(&self) -> Value {
         let mut config = Map::new();
         config.insert("tokenizer_class".to_owned(), "PreTrainedTokenizerFast".into());

@@ -1,6 +1,7 @@
-//! Variant A as onnxruntime-genai runs it: tokens and a mask go in, logits of every token come out.
+//! Variant A in the form that onnxruntime-genai runs: the inputs are tokens and a mask, the outputs the logits of every
+//! token.
 //!
-//! The cache needs nothing: past and present are one buffer there too.
+//! The cache needs no change: onnxruntime-genai also uses one buffer for past and present.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -18,14 +19,14 @@ use super::{
 };
 use crate::{error::Result, import::refused};
 
-/// Begins the paths of the nodes put in.
+/// Prefix of the names of added nodes.
 const SCOPE: &str = "/genai";
 
-/// ONNX's numbers of element types, for `Cast`.
+/// ONNX's codes of element types, for `Cast`.
 const F32: i64 = 1;
 const I32: i64 = 6;
 
-/// The package's graph between nodes that make its slots of onnxruntime-genai's inputs.
+/// Returns the package's graph with added nodes that compute its inputs from those of onnxruntime-genai.
 ///
 /// ```text
 /// input_ids ── rows of the tables ── embeds
@@ -64,7 +65,7 @@ pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
     close(graph, front, entry, &tokens)
 }
 
-/// The data files that a graph names.
+/// Returns the names of the data files of a graph.
 pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
     let file = |constant: &Initializer| match &constant.data {
         InitializerData::External { file, .. } => Some(file.clone()),
@@ -73,7 +74,7 @@ pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
     graph.initializers.iter().filter_map(file).collect()
 }
 
-/// Puts the new nodes before the graph, and the logits in the shape wanted.
+/// Adds the new nodes before the graph, and gives the logits the required shape.
 fn close(mut graph: Graph, front: Front<'_>, entry: &GraphEntry, tokens: &str) -> Result<Graph> {
     let rows = entry.output(Slot::Logits).map(|binding| binding.name.clone()).unwrap_or_default();
     let (flat, shaped) = (format!("{SCOPE}/logits"), LOGITS.to_owned());
@@ -95,23 +96,23 @@ fn close(mut graph: Graph, front: Front<'_>, entry: &GraphEntry, tokens: &str) -
     graph.inputs.splice(0..0, front.inputs);
     let mut known: HashSet<String> = graph.initializers.iter().map(|other| other.name.clone()).collect();
     let constants = front.initializers.into_iter().chain(tables).chain(back.initializers);
-    // A small constant of ours is named by its value, and the graph may have it already.
+    // A small constant of ours is named after its value, so the graph may already have it.
     graph.initializers.extend(constants.filter(|constant| known.insert(constant.name.clone())));
     graph.nodes = front.nodes.into_iter().chain(graph.nodes).chain(back.nodes).collect();
     graph.check()?;
     Ok(graph)
 }
 
-/// Nodes before the package's.
+/// Nodes before those of the package.
 struct Front<'a> {
     job: &'a ExportJob<'a>,
     g: Builder,
-    /// Tables, which lie in the package's data file.
+    /// Tables, which are in the package's data file.
     constants: Vec<Initializer>,
 }
 
 impl Front<'_> {
-    /// Values for the slots of lengths and rows.
+    /// Returns values for the slots of lengths and rows.
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
         let at = |part: &str| format!("{SCOPE}/{part}");
         let cast = [("to", Attribute::Int(I32))];
@@ -144,7 +145,7 @@ impl Front<'_> {
         name.to_owned()
     }
 
-    /// A table as it is.
+    /// Returns a complete table as a constant.
     fn whole(&mut self, role: TableRole, name: &str) -> Result<String> {
         let table = self.table(role)?;
         match &table.encoding {
@@ -155,7 +156,7 @@ impl Front<'_> {
         }
     }
 
-    /// Rows of a table: `indices [batch, sequence]` → `[batch, sequence, cols]`, f32.
+    /// Adds a lookup of table rows: `indices [batch, sequence]` → `[batch, sequence, cols]`, f32.
     ///
     /// ```text
     /// plain:  Gather (── Cast)

@@ -1,8 +1,8 @@
-//! Models become what others load.
+//! Exports of models for other software.
 //!
-//! [`genai()`] writes a package as a folder for onnxruntime-genai: variant A with its embedding in front,
-//! `genai_config.json`, and the tokenizer's files, over the weights of the package, byte by byte. [`quark()`] writes a
-//! checkpoint anew as AMD's tools take it, with weights of another form than a package has.
+//! [`genai()`] writes a package as a folder for onnxruntime-genai: variant A preceded by its embedding,
+//! `genai_config.json`, and the tokenizer's files; the weights are a byte-identical copy. [`quark()`] writes a
+//! checkpoint in the form that AMD's tools read; its weights have another form than those of a package.
 
 mod config;
 mod genai;
@@ -27,22 +27,22 @@ use crate::{
     import::refused,
 };
 
-/// A package that is exported, and where to.
+/// A package to export, and its destination.
 #[derive(Debug, Clone, Copy)]
 pub struct ExportJob<'a> {
     /// The package's folder.
     pub package: &'a Path,
     /// Its manifest.
     pub manifest: &'a Manifest,
-    /// A folder that is not there yet, or is empty.
+    /// Destination folder; it must be missing or empty.
     pub out: &'a Path,
 }
 
-/// Writes a package as a folder of onnxruntime-genai. The folder is there as a whole or not at all.
+/// Writes a package as a folder for onnxruntime-genai. After a failure there is no partial folder.
 ///
 /// # Errors
 /// [`CompileError::Foreign`] for encoders, imports, and decoders that onnxruntime-genai has no settings for;
-/// [`CompileError::Open`] for a package that cannot be read, [`CompileError::Write`].
+/// [`CompileError::Open`] for a package that cannot be read; [`CompileError::Write`].
 pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let (arch, entry) = decoder(job.manifest)?;
     let graph = genai::graph(job, arch, entry)?;
@@ -63,7 +63,7 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     partial.settle(job.out)
 }
 
-/// The decoder that Narthex compiled, and its graph for CPUs and GPUs.
+/// Returns a decoder that Narthex compiled, and its graph for CPUs and GPUs.
 fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     let other = |found: &str| {
         refused(format!("export of {}", manifest.name), "a chat model that Narthex compiled", found)
@@ -85,18 +85,18 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     Ok((arch, entry.ok_or_else(|| other("no graph of symbolic shapes"))?))
 }
 
-/// The package's graph.
+/// Reads the package's graph.
 fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph> {
     let parts = open_files(&[job.package.join(&entry.file)])?;
     let none = || refused(format!("graph of {}", job.manifest.name), entry.file.as_str(), "none");
     parts.into_iter().next().map(|part| part.graph).ok_or_else(none)
 }
 
-/// A folder under way, which goes unless it is settled.
+/// An unfinished folder, which is removed on drop unless `settle` renamed it.
 struct Partial(PathBuf);
 
 impl Partial {
-    /// Beside a folder that must not be there, or be empty.
+    /// Creates the unfinished folder next to `out`, which must be missing or empty.
     fn beside(out: &Path) -> Result<Self> {
         let failed = |source| CompileError::Write { path: out.to_owned(), source };
         if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
@@ -119,7 +119,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // After it was settled there is nothing left; what cannot be removed is named by nobody.
+        // After `settle` there is nothing to remove. A failed removal leaves a hidden folder that nothing refers to.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

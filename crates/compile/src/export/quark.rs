@@ -1,11 +1,11 @@
-//! A checkpoint as AMD Quark's Hugging Face export writes it: linear weights as 4-bit integers with a scale and a zero point
-//! for each group of a row, everything else in half precision.
+//! A checkpoint in the form of AMD Quark's Hugging Face export: linear weights as 4-bit integers with a scale and a
+//! zero point for each group of a row, everything else in half precision.
 //!
-//! It is what Ryzen AI's `model_generate` takes, which alone makes models for AMD's NPUs; onnxruntime-genai's model builder,
-//! the first step of that tool, and Quark itself read it too. Weights are rounded as `w4` rounds them, without the
-//! scaling of channels that Quark adds with AWQ.
+//! Ryzen AI's `model_generate` requires this form; it is the only tool that produces models for AMD's NPUs.
+//! onnxruntime-genai's model builder, the first step of that tool, and Quark itself read it too. Weights are rounded as
+//! in `w4`, without the channel scaling that Quark adds with AWQ.
 //!
-//! At most one weight is held at a time, and of it the integers.
+//! At most one weight is in memory at a time, of which only its integers as a whole.
 
 use std::{
     fs::{self, File},
@@ -42,30 +42,30 @@ use crate::{
     quant::block::{QuantRow, quantize_w4},
 };
 
-/// Columns that may share a scale and a zero point, the usual number first.
+/// Numbers of columns that can share a scale and a zero point, the usual number first.
 pub const GROUPS: [usize; 3] = [128, 64, 32];
 
-/// Rows that are rounded at a time.
+/// Number of rows that are rounded at a time.
 const BATCH: usize = 512;
 
-/// A checkpoint that is exported, and where to.
+/// A checkpoint to export, and its destination.
 #[derive(Debug, Clone, Copy)]
 pub struct QuarkJob<'a> {
-    /// The checkpoint's file or folder.
+    /// File or folder of the checkpoint.
     pub checkpoint: &'a Path,
     /// Name of the model in messages.
     pub name: &'a str,
-    /// Columns that share a scale and a zero point: one of [`GROUPS`].
+    /// Number of columns that share a scale and a zero point: one of [`GROUPS`].
     pub group: usize,
-    /// A folder that is not there yet, or is empty.
+    /// Destination folder; it must be missing or empty.
     pub out: &'a Path,
 }
 
-/// Writes a checkpoint as a folder of AMD Quark. The folder is there as a whole or not at all.
+/// Writes a checkpoint as a folder of AMD Quark. After a failure there is no partial folder.
 ///
 /// # Errors
-/// [`CompileError::Foreign`] for encoders, and for weights whose rows are no whole number of groups;
-/// [`CompileError::Checkpoint`] for what cannot be read, and for families that AMD's tools do not take;
+/// [`CompileError::Foreign`] for encoders, and for weights whose rows are not a whole number of groups;
+/// [`CompileError::Checkpoint`] for files that cannot be read, and for families that AMD's tools do not support;
 /// [`CompileError::Write`], [`CompileError::Cancelled`].
 pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBool) -> Result<()> {
     let checkpoint = checkpoint::open(job.checkpoint)?;
@@ -103,10 +103,10 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     partial.settle(job.out)
 }
 
-/// A tensor of the checkpoint's own format, and how it is stored.
+/// A tensor in the checkpoint's own format, and the form in which it is stored.
 struct Tensor {
     of: FileTensor,
-    /// `[out, in]` of a linear weight; any other shape is stored as it is.
+    /// `[out, in]` of a linear weight, which is packed; `None` for tensors that are stored unpacked.
     packed: Option<[usize; 2]>,
     shape: Vec<usize>,
 }
@@ -122,7 +122,7 @@ impl Tensor {
     }
 }
 
-/// A stored tensor: its name, type and shape, and the bytes that it ends before.
+/// A stored tensor: its name, type and shape, and the offset of its end in the data.
 struct Place {
     name: String,
     dtype: &'static str,
@@ -130,8 +130,8 @@ struct Place {
     end: usize,
 }
 
-/// The stored tensors in their order: of a linear weight `[out, in]` the integers `[in, out / 8]`, eight rows in a word, the
-/// scales `[in / group, out]` and the zero points `[in / group, out / 8]`.
+/// Returns the stored tensors in order. A linear weight `[out, in]` becomes three: the integers `[in, out / 8]`, eight
+/// rows in a word, the scales `[in / group, out]`, and the zero points `[in / group, out / 8]`.
 fn places(tensors: &[Tensor], group: usize) -> Vec<Place> {
     let mut places = Vec::new();
     let mut end = 0;
@@ -155,7 +155,7 @@ fn places(tensors: &[Tensor], group: usize) -> Vec<Place> {
     places
 }
 
-/// The beginning of the safetensors file, padded to eight bytes.
+/// Returns the beginning of the safetensors file, padded to a multiple of eight bytes.
 fn header(places: &[Place]) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
@@ -170,8 +170,8 @@ fn header(places: &[Place]) -> Vec<u8> {
     [(text.len() as u64).to_le_bytes().to_vec(), text].concat()
 }
 
-/// Refuses weights whose rows end within a group, which Quark and its readers have no form for, and fused ones whose parts
-/// share a word.
+/// Refuses weights whose last group of a row would be incomplete, which Quark's format cannot represent, and fused
+/// weights whose parts share a word.
 fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
     let packed = || tensors.iter().filter_map(|tensor| Some((tensor, tensor.packed?)));
     let fits = |group: usize| packed().all(|(_, [_, cols])| cols.is_multiple_of(group));
@@ -196,7 +196,7 @@ fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
     }
 }
 
-/// The weights to encode.
+/// The weights to encode, with their export settings.
 struct QuarkWeights<'a> {
     weights: &'a dyn WeightSource,
     written: &'a HfExport,
@@ -204,7 +204,7 @@ struct QuarkWeights<'a> {
 }
 
 impl QuarkWeights<'_> {
-    /// The bytes of a tensor, in the order of its places.
+    /// Returns the bytes of a tensor's stored tensors, in the order of [`places`].
     fn encode(&self, tensor: &Tensor, group: usize) -> Result<Vec<Vec<u8>>> {
         match tensor.packed {
             Some(shape) => self.packed(&tensor.of, shape, group),
@@ -239,7 +239,7 @@ impl QuarkWeights<'_> {
         Ok(vec![bytes(&quants), bytes(&scales), bytes(&zeros)])
     }
 
-    /// Some rows of a weight, as `order` has them, rounded.
+    /// Returns some rows of a weight, rounded, in the order of `order`.
     fn rounded(
         &self,
         weight: &Weight<'_>,
@@ -257,7 +257,7 @@ impl QuarkWeights<'_> {
         rows.into_par_iter().map(round).collect()
     }
 
-    /// Every element in half precision.
+    /// Returns every element in half precision.
     fn halves(&self, tensor: &FileTensor) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         for (name, _) in &tensor.parts {
@@ -282,7 +282,8 @@ fn bytes<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// Puts the nibbles of some rows, from row `first` on, into lines of `words` words: line `i` gets nibble `i` of each row.
+/// Packs the nibbles of some rows, from row `first` on, into lines of `words` words: line `i` gets nibble `i` of each
+/// row.
 fn pack<'a>(lines: &mut [u32], words: usize, first: usize, row: impl Fn(usize) -> Option<&'a [u8]> + Sync) {
     lines.par_chunks_mut(words).enumerate().for_each(|(index, line)| {
         for (at, nibbles) in (0..).map_while(|at| Some((at, row(at)?))) {
@@ -295,7 +296,7 @@ fn pack<'a>(lines: &mut [u32], words: usize, first: usize, row: impl Fn(usize) -
     });
 }
 
-/// Every file but the weights.
+/// Returns every file except the weights.
 fn files(
     job: &QuarkJob<'_>,
     checkpoint: &Checkpoint,
@@ -336,7 +337,7 @@ fn files(
     Ok(files)
 }
 
-/// `quantization_config` as Quark 0.13 writes it for its scheme `w_uint4_per_group_asym`, the head included.
+/// Returns `quantization_config` as in Quark 0.13 for its scheme `w_uint4_per_group_asym`, including the head.
 fn quantization(group: usize) -> Value {
     let weight = json!({
         "dtype": "uint4",

@@ -1,5 +1,5 @@
-//! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. Bundles that describe how they
-//! run become packages for that device; others are refused with a hint.
+//! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. A bundle that states how
+//! it is run becomes a package for that device; others are refused with a hint.
 
 use std::{collections::HashSet, fs, path::Path};
 

@@ -71,13 +71,13 @@ pub(super) fn chunk(file: &str, graph: Graph, names: &TensorNames, settings: &Se
 
 /// Names of the values that count tokens.
 struct TokenCounts {
-    /// `[1]`: number of past tokens.
+    /// Number of past tokens, `[1]`.
     past: String,
-    /// `[1]`: number of real new tokens.
+    /// Number of real new tokens, `[1]`.
     new: String,
 }
 
-/// Feeds tokens, mask and positions from the slots, with padding behind the real tokens.
+/// Feeds tokens, mask and positions from the slots, with padding after the real tokens.
 ///
 /// ```text
 /// tokens ── Pad ── tokens of the graph              past + (0..tokens) ── positions
@@ -170,7 +170,7 @@ struct CacheTensor {
     size: usize,
     /// Permutation from the package's axes of batch, heads, tokens and elements to the graph's; it is its own inverse.
     axes: [i64; 4],
-    /// Tokens of the past, if fixed.
+    /// Number of past tokens, if fixed.
     past: Option<usize>,
     output_tokens: CacheOutput,
 }
@@ -198,7 +198,7 @@ impl CacheShape {
 /// Values that connect the cache to a graph.
 struct CacheFeed<'a> {
     counts: &'a TokenCounts,
-    /// Content of empty places in the past.
+    /// Content of empty slots in the past.
     empty: f32,
 }
 

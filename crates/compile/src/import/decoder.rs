@@ -28,7 +28,7 @@ pub(super) struct Decoder {
     pub(super) graph: Graph,
     pub(super) entry: GraphEntry,
     pub(super) imported: ImportedDecoder,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub(super) max_length: usize,
 }
 
@@ -112,7 +112,7 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     past
 }
 
-/// Reshapes a scalar or a list, for the input `name`, to `rank` dimensions, of which all but the first are 1.
+/// Reshapes a scalar or a list for the input `name` to `rank` dimensions. All of them except the first are 1.
 pub(super) fn reshape_to_rank(
     g: &mut narthex_graph::Builder,
     value: &str,
@@ -132,7 +132,7 @@ pub(super) fn reshape_to_rank(
 struct Layer {
     past: [String; 2],
     present: [String; 2],
-    /// Batch size of the graph: 1 if it is declared so, else any number.
+    /// Batch size of the graph: 1 if it is declared as 1, otherwise any number.
     batch: Dim,
     heads: usize,
     head_size: usize,

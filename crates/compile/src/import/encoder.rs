@@ -33,7 +33,7 @@ enum EncoderOutput {
     Rows(Value),
     /// `[batch, labels]`: scores.
     Numbers(Value),
-    /// `[batch, sequence]` twice: scores of each token as the start and as the end of an answer.
+    /// `[batch, sequence]` for each of two outputs: scores of each token as the start and as the end of an answer.
     Spans([Value; 2]),
     /// `[batch, sequence, vocab]`: logits over the vocabulary for each token.
     Logits(Value),
@@ -103,8 +103,8 @@ fn inputs(adapter: &mut GraphAdapter) -> String {
     mask
 }
 
-/// Selects the output by its name, or else by its rank. Hidden states precede logits over the vocabulary, because exporters
-/// include them only for embeddings.
+/// Selects the output by its name, or else by its rank. Hidden states have priority over logits over the vocabulary,
+/// because exporters include hidden states only for embeddings.
 fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput> {
     let named = |name: &str| graph.outputs.iter().find(|output| output.name == name).cloned();
     let rank = |value: &Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
@@ -138,7 +138,7 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
     Ok(found)
 }
 
-/// Logits for each token, which are taken where they are over the vocabulary.
+/// Returns logits for each token if they are over the vocabulary; refuses others.
 fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput> {
     let last = logits.shape.last().and_then(fixed_extent);
     let masked = || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM"));
@@ -149,7 +149,7 @@ fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Enc
     Err(refused(output(file, &logits), "logits over the vocabulary: a masked language model", found))
 }
 
-/// Refuses a classifier of texts that has another number of labels than a reranker.
+/// Refuses a text classifier with more than one label; a reranker has exactly one.
 fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<()> {
     let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
     let last = value.shape.last().and_then(fixed_extent);

@@ -54,17 +54,17 @@ struct GenaiDecoder {
     sliding_window: Option<SlidingWindow>,
 }
 
-/// The window in which onnxruntime-genai passes a prompt to graphs of fixed shapes.
+/// The window in which onnxruntime-genai passes a prompt to graphs with fixed shapes.
 #[derive(Deserialize)]
 struct SlidingWindow {
-    /// Value of empty places in an integer past.
+    /// Value of empty slots in an integer past.
     #[serde(default)]
     pad_value: u8,
 }
 
 /// Contents of the file.
 pub(super) struct GenaiExport {
-    /// The graphs, relative to the folder.
+    /// File names of the graphs, relative to the folder.
     pub(super) graphs: Vec<String>,
     /// Their composition.
     pub(super) form: Composition,
@@ -72,7 +72,7 @@ pub(super) struct GenaiExport {
     pub(super) pipeline: Option<Value>,
     pub(super) names: TensorNames,
     pub(super) settings: Settings,
-    /// Options of its session.
+    /// Options of the session.
     pub(super) options: Value,
 }
 

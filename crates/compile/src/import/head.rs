@@ -16,7 +16,7 @@ pub(super) fn select_rows(adapter: &mut GraphAdapter, logits: &str, rows: &str) 
     let Some(head) = head_nodes(adapter.inner(), logits) else {
         return gather(&mut adapter.epilogue, logits, rows);
     };
-    // The head moves behind the selection of rows.
+    // The head's nodes move after the selection of rows.
     let mut after = Vec::new();
     let graph = adapter.inner_mut();
     let mut index = 0;

@@ -28,8 +28,8 @@ pub(super) fn prepend_embedding(embedding: Graph, decoder: Graph) -> Result<Grap
     chain_stages([(embedding, &given), (decoder, &BTreeMap::new())])
 }
 
-/// Merges consecutive stages. Each stage comes with new names for its outputs; later stages read the outputs under these
-/// names. Inputs that no stage produces and outputs that no stage reads become those of the merged graph.
+/// Merges consecutive stages. Each stage is passed with new names for its outputs, under which later stages read them.
+/// Inputs that no stage produces and outputs that no stage reads become those of the merged graph.
 ///
 /// # Errors
 /// A refusal if the graphs' operator sets differ.
@@ -44,7 +44,7 @@ pub(super) fn chain_stages<'a>(
         add_aliases(&mut stage, renamed, &bound);
         let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
         let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
-        // Different stages may use the same names internally.
+        // Different stages may use the same internal names.
         rename(&mut stage, &|name| match name {
             name if inputs.contains(name) || bound.contains(name) => name.to_owned(),
             name if outputs.contains(name) => renamed.get(name).cloned().unwrap_or_else(|| name.to_owned()),
@@ -173,7 +173,7 @@ impl BranchBodies<'_> {
     }
 }
 
-/// Identity of a constant: type, shape, and the digest of its elements or their place in a data file.
+/// Identity of a constant: type, shape, and the digest of its elements or their location in a data file.
 type ConstantKey = (i32, Vec<usize>, Vec<u8>, String);
 
 fn key(constant: &Initializer) -> ConstantKey {
@@ -191,7 +191,7 @@ fn digest(bytes: &[u8]) -> Vec<u8> {
     sha2::Sha256::digest(bytes).to_vec()
 }
 
-/// ONNX operators whose meaning or form changed after version 13 of the operator set.
+/// ONNX operators whose semantics or form changed after version 13 of the operator set.
 const CHANGED: &str = "
     AveragePool BatchNormalization DFT GridSample GroupNormalization ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare Resize Split";

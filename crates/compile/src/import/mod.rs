@@ -66,12 +66,12 @@ pub struct Import {
     /// Watches on the files with the graphs.
     watches: Vec<(PathBuf, FileWatch)>,
     graphs: Vec<(Graph, GraphEntry)>,
-    /// The only kind of device that runs it.
+    /// Kind of device that the import is bound to, if any.
     bound: Option<Bound>,
     /// Name of a weight file that only the graph's own operators read.
     operator_weights: Option<String>,
     structure: Structure,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     max_length: usize,
     recipe: Recipe,
     text: Text,
@@ -88,7 +88,7 @@ impl Import {
         self.recipe.scheme
     }
 
-    /// The only kind of device that runs it, if there is just one.
+    /// Returns the kind of device that the import is bound to, if any.
     pub fn bound(&self) -> Option<&Bound> {
         self.bound.as_ref()
     }
@@ -105,7 +105,7 @@ impl Import {
 ///
 /// # Errors
 /// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] for models that cannot be imported,
-/// [`CompileError::Bound`] for graphs that run on one kind of device alone.
+/// [`CompileError::Bound`] for graphs that run on only one kind of device.
 pub fn open(path: &Path, file: Option<&str>) -> Result<Import> {
     let (root, named) = locate(path);
     let file = file.or(named.as_deref());
@@ -139,7 +139,7 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
         return (path.to_owned(), None);
     }
     let Some(own) = path.parent() else { return (path.to_owned(), None) };
-    // Resolves `.` and links, which hide the name of the folder.
+    // Resolves `.` and symbolic links, which hide the name of the folder.
     let own = if own.as_os_str().is_empty() { Path::new(".") } else { own };
     let has_config = |folder: &&Path| CONFIG_FILES.iter().any(|file| folder.join(file).is_file());
     let whole = own.canonicalize().unwrap_or_else(|_| own.to_owned());
@@ -152,7 +152,7 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
 /// Configuration files that describe a graph beside or below them.
 const CONFIG_FILES: [&str; 3] = [GENAI_CONFIG, CONFIG, TOKENIZER_FILE];
 
-/// Reads a folder of onnxruntime-genai: the graphs in its configuration, or `file` in place of the only one.
+/// Reads a folder of onnxruntime-genai: the graphs of its configuration, or `file` in place of its only graph.
 fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import> {
     let genai = genai::read(&mut folder, file)?;
     let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
@@ -255,7 +255,7 @@ fn import_decoder(
     })
 }
 
-/// Name in messages for graphs of fixed shapes that several stages became.
+/// Name in messages for graphs of fixed shapes that were merged from several stages.
 const CHUNKS: &str = "the pipeline";
 
 /// Returns a note for the user if sequences are shorter than the model's context.

@@ -142,8 +142,8 @@ fn has_fixed_past(graph: &Graph, names: &TensorNames) -> bool {
     past.is_some_and(|past| past.shape.iter().all(|dim| fixed_extent(dim).is_some()))
 }
 
-/// Declares the number of tokens of a chain if its stages state it: for the tokens, or for the rows `[1, tokens, hidden]`
-/// behind an embedding of any length.
+/// Declares the number of tokens of a chain if its stages state it: in the shape of the tokens, or in the rows
+/// `[1, tokens, hidden]` after an embedding of any length.
 fn with_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, names: &TensorNames) -> Graph {
     let length = |graph: &Graph| {
         let rows = graph.inputs.iter().filter(|input| input.shape.len() == 3);

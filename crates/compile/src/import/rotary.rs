@@ -3,7 +3,7 @@
 
 use narthex_graph::{Attribute, Graph};
 
-/// Returns the longest sequence of the first set of rotary angles, if a graph has two sets.
+/// Returns the maximum sequence length for the first set of rotary angles, if a graph has two sets.
 ///
 /// The builder of onnxruntime-genai writes them as the two branches of an `If`, or one after the other in one table.
 pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
@@ -15,7 +15,7 @@ pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
         let (then, other) = (rows("then_branch")?, rows("else_branch")?);
         (then != other).then_some(then.min(other))
     });
-    // Positions that are no input of the graph were shifted to the second part of the table.
+    // Positions that are not an input of the graph were shifted to the second part of the table.
     let moved = |name: &str| graph.inputs.iter().all(|input| input.name != name);
     let joined = graph
         .nodes

@@ -40,7 +40,7 @@ const OTHERS: [&str; 2] = ["encoder_model", "vision_encoder"];
 
 /// Selects the graph called `file`, or the one without a suffix, together with its partners.
 pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelection> {
-    // The other graphs of a pair are in the same folder.
+    // The other graph of a pair is in the same folder.
     let named = file.filter(|file| inside(file)).map(|file| folder.file(file)).filter(|path| path.is_file());
     let files = graph_files(named.as_deref().and_then(Path::parent).unwrap_or(folder.path()))?;
     let stem =

@@ -1,4 +1,5 @@
-//! Settings of a model from its `config.json`, for values that its graph leaves open, such as the longest sequence.
+//! Settings of a model from its `config.json`, for values that its graph does not state, such as the maximum sequence
+//! length.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,29 +16,29 @@ use narthex_checkpoint::{
     limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
-/// The file that makes a folder one of onnxruntime-genai.
+/// The configuration file of onnxruntime-genai; a folder with it has a model of this format.
 pub(super) const GENAI_CONFIG: &str = "genai_config.json";
 
-/// Settings of a model that its graph may leave open.
+/// Settings of a model that its graph may not state.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     /// The file that they come from.
     pub(super) file: String,
-    /// Absence of the file.
+    /// `true` if the file does not exist.
     pub(super) is_missing: bool,
     pub(super) vocab: Option<usize>,
     pub(super) hidden: Option<usize>,
     pub(super) heads: Option<usize>,
     pub(super) kv_heads: Option<usize>,
     pub(super) head_size: Option<usize>,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub(super) context: Option<usize>,
     /// Names of a classifier's labels; empty if not stated.
     pub(super) labels: Vec<String>,
     /// The model's class in transformers.
     pub(super) class: Option<String>,
     pub(super) ids: TokenIds,
-    /// Value of empty places in an integer past.
+    /// Value of empty slots in an integer past.
     pub(super) empty: f32,
 }
 
@@ -64,7 +65,7 @@ const BEHIND_PADDING: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet
 const PADDING_ROWS: usize = 2;
 
 impl Settings {
-    /// Reads `config.json`; without the file, all settings are open.
+    /// Reads `config.json`. Without the file, no setting is stated.
     pub(super) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
         if !folder.has(CONFIG) {
             return Ok(Self { file: CONFIG.to_owned(), is_missing: true, ..Self::default() });
@@ -96,7 +97,7 @@ impl Settings {
         })
     }
 
-    /// Vocabulary entries.
+    /// Returns the number of vocabulary entries.
     pub(super) fn vocab(&self) -> Result<usize> {
         self.stated("vocab_size", self.vocab)
     }

@@ -87,7 +87,7 @@ impl Import {
         Ok(manifest)
     }
 
-    /// Fails if a file of the export has changed since it was opened.
+    /// Checks that no file of the export has changed since it was opened.
     fn check_unchanged(&self, data: &DataFiles) -> Result<(), CompileError> {
         data.check_unchanged()?;
         for (path, watch) in &self.watches {
@@ -160,7 +160,7 @@ struct Weights<'a> {
     folder: &'a Path,
     sources: DataFiles,
     file: ExternalWriter<HashedFile>,
-    /// Places of written constants by their origin; an embedding and a head may share their bytes.
+    /// Locations of written constants by their origin; an embedding and a head may share their bytes.
     places: BTreeMap<(String, u64, u64), ByteRange>,
     written: u64,
     stage: &'a Stage<'a>,
@@ -168,7 +168,7 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    /// Moves a graph's constants, including those of its nodes' bodies, to the package.
+    /// Moves the constants of a graph, including those in the bodies of its nodes, to the package.
     fn gather(&mut self, graph: &mut Graph) -> Result<()> {
         for constant in &mut graph.initializers {
             if self.cancel.load(Ordering::Relaxed) {

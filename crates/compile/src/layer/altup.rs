@@ -1,8 +1,9 @@
-//! Alternating updates (Baykal et al. 2023, arXiv:2301.13310) as Gemma 3n has them: several residual streams, of which a
-//! layer computes one, with a learned low-rank residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501) and per-layer
+//! Alternating updates (Baykal et al. 2023, arXiv:2301.13310) as in Gemma 3n: several residual streams, one of which
+//! each layer computes, with a learned low-rank residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501) and per-layer
 //! embeddings. Follows `Gemma3nTextModel` of `transformers`.
 //!
-//! Nodes keep the batch and the sequence as they come, so both variants are made here; the caller makes attention.
+//! The nodes keep the batch and sequence dimensions unchanged, so both variants use this module; the caller adds
+//! attention.
 
 use std::ops::Range;
 
@@ -17,19 +18,20 @@ use super::{
 };
 use crate::{emit::Emitter, error::Result};
 
-/// Lower bound of the mean square whose root divides a projected stream.
+/// Lower bound of the mean square in the normalisation of a projected stream.
 const MIN_MEAN_SQUARE: f32 = 1e-5;
 
-/// The streams of a decoder under construction.
+/// Residual streams of a decoder under construction.
 pub(crate) struct Streams<'a> {
     arch: &'a DecoderArch,
     altup: &'a AltUp,
     norms: StreamNorms,
-    /// `[batch, sequence, streams, hidden]`.
+    /// All streams, `[batch, sequence, streams, hidden]`.
     stack: Tensor,
-    /// The first of these layers.
+    /// Index of the first layer in `rows`.
     first: usize,
-    /// For each layer, the tokens' rows `[batch, sequence, width]`; empty without per-layer embeddings.
+    /// Per-layer embeddings of the tokens, `[batch, sequence, width]` for each layer; empty without per-layer
+    /// embeddings.
     rows: Vec<Tensor>,
 }
 
@@ -48,15 +50,16 @@ fn per_layer_scope() -> Scope {
     Scope::root().child("per_layer")
 }
 
-/// `Reshape` that keeps the batch and the sequence.
+/// Adds a `Reshape` that keeps the batch and sequence dimensions.
 fn reshape_rows(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, rest: &[usize]) -> Result<Tensor> {
     let extents: Vec<i64> = [0, 0].into_iter().chain(rest.iter().map(|&extent| extent as i64)).collect();
     Ok(e.graph.reshape(scope, x, &extents)?)
 }
 
 impl<'a> Streams<'a> {
-    /// The streams before the first layer: the embedded token, and projections of it that are scaled to its size. The size
-    /// of a row is the mean of it times itself normalised, because half precision might not hold its squares.
+    /// Returns the streams before the first layer: the embedded token, and projections of it that are scaled to its
+    /// magnitude (root mean square). The magnitude of a row is computed as the mean of the row times the normalised
+    /// row, because its squares may overflow in half precision.
     ///
     /// ```text
     /// x ─┬───────────────────────────────────────────────────────┬─ Concat
@@ -90,7 +93,7 @@ impl<'a> Streams<'a> {
         Ok(Self { arch, altup, norms, stack, first: 0, rows: Vec::new() })
     }
 
-    /// The streams before layer `first`, as [`Self::flat`] gave them after the layer before it.
+    /// Returns the streams before layer `first`, from the output of [`Self::flat`] after the layer before it.
     pub(crate) fn resume(
         e: &mut Emitter<'_>,
         arch: &'a DecoderArch,
@@ -104,17 +107,17 @@ impl<'a> Streams<'a> {
         Ok(Self { arch, altup, norms, stack, first, rows: Vec::new() })
     }
 
-    /// The streams side by side, `[batch, sequence, streams · hidden]`.
+    /// Returns the streams concatenated, `[batch, sequence, streams · hidden]`.
     pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> Result<Tensor> {
         let width = self.altup.streams * self.arch.hidden;
         reshape_rows(e, &altup_scope().child("flat"), self.stack, &[width])
     }
 
-    /// The rows that layers gate, `[batch, sequence, layers · width]`, from the embedded tokens `x` and their rows of the
-    /// per-layer table.
+    /// Returns the per-layer rows that layers gate, `[batch, sequence, layers · width]`, from the embedded tokens `x`
+    /// and their rows of the per-layer table.
     ///
-    /// The norm's epsilon takes up the factor `1 / √hidden` of the projection. The rows are as small as the stream is
-    /// carried, so that what they gate is too.
+    /// The norm's epsilon includes the factor `1 / √hidden` of the projection. The rows have the scale factor of the
+    /// stream, so that the gated values have it too.
     ///
     /// ```text
     /// x ── proj ── norm(each layer's part, gain / √2) ── Add
@@ -141,7 +144,7 @@ impl<'a> Streams<'a> {
         Ok(e.graph.add(&scope, projected, rows)?)
     }
 
-    /// Takes the rows of a range of layers from [`Self::rows`].
+    /// Selects the rows of a range of layers from the output of [`Self::rows`].
     pub(crate) fn take_rows(
         &mut self,
         e: &mut Emitter<'_>,
@@ -159,7 +162,7 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// One layer. `attend` makes its attention from a norm of the stream.
+    /// Adds one layer. `attend` adds its attention over the normed stream.
     ///
     /// ```text
     /// streams ── predict ─┬─────────────────────── correct ── add rows ── streams
@@ -185,21 +188,21 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// The stream that layers compute, `[batch, sequence, hidden]`.
+    /// Returns the stream that layers compute, `[batch, sequence, hidden]`.
     fn active(&self, e: &mut Emitter<'_>, scope: &Scope, stack: Tensor) -> Result<Tensor> {
         let (active, scope) = (self.altup.active, scope.child("active"));
         let one = e.graph.slice(&scope, stack, 2, active, active + 1)?;
         reshape_rows(e, &scope, one, &[self.arch.hidden])
     }
 
-    /// A small weight `[rows, cols]`, transposed.
+    /// Returns a small weight `[rows, cols]`, transposed.
     fn transposed(e: &mut Emitter<'_>, scope: &Scope, [rows, cols]: [usize; 2]) -> Result<Tensor> {
         let name = scope.parameter("weight");
         let all: Vec<usize> = (0..cols).collect();
         e.tensor(&name, &[cols, rows], |e| e.columns(&name, [rows, cols], &all))
     }
 
-    /// A layer's router: its gain, divided by the width, and its weight.
+    /// Returns a layer's router: its gain, divided by the width, and its weight.
     fn router(&self, e: &mut Emitter<'_>, layer: &Scope) -> Result<Router> {
         let (hidden, scope) = (self.arch.hidden, layer.child("altup"));
         let name = scope.child("router_norm").parameter("weight");
@@ -211,7 +214,7 @@ impl<'a> Streams<'a> {
         Ok(Router { gain, weight })
     }
 
-    /// The input of coefficients: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
+    /// Returns the input of the coefficients: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
     fn routed(&self, e: &mut Emitter<'_>, scope: &Scope, router: Router, x: Tensor) -> Result<Tensor> {
         let (g, scope) = (&mut e.graph, scope.child("router"));
         let normed = g.rms_norm(&scope, x, router.gain, self.norms.stream.epsilon)?;
@@ -219,7 +222,7 @@ impl<'a> Streams<'a> {
         Ok(g.tanh(&scope, routed)?)
     }
 
-    /// Every stream plus a mix of all of them, by coefficients of the active one.
+    /// Returns every stream plus a mix of all streams. The coefficients are computed from the active stream.
     ///
     /// ```text
     /// stack ─┬─ active ── router ── predict ─┬─ MatMul ── Add
@@ -266,7 +269,7 @@ impl<'a> Streams<'a> {
         Ok(e.graph.add(&mlp_scope, x, fed)?)
     }
 
-    /// The learned residual: `x + norm(right(left(x)))`, as small as the stream is carried.
+    /// Returns the learned residual, `x + norm(right(left(x)))`, with the scale factor of the stream.
     fn laurel(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         let narrow = linear(e, &scope.child("left"), x, self.arch.hidden, Bias::Without)?;
         let wide = linear(e, &scope.child("right"), narrow, self.altup.rank, Bias::Without)?;
@@ -276,7 +279,7 @@ impl<'a> Streams<'a> {
         e.scale(&scope, sum, f64::from(self.norms.scale))
     }
 
-    /// Adds a share of the difference between the computed and the predicted stream to every stream.
+    /// Adds a fraction of the difference between the computed and the predicted stream to every stream.
     ///
     /// ```text
     /// computed ─┬─ router ── correct ── Add(1) ─┬─ Mul ── Add(predicted)
@@ -304,7 +307,7 @@ impl<'a> Streams<'a> {
         Ok(e.graph.add(&scope, predicted, shared)?)
     }
 
-    /// Adds the layer's rows, gated by the stream that it computed, to every stream but the first.
+    /// Adds the layer's rows, gated by the computed stream, to every stream except the first.
     ///
     /// ```text
     /// stack ── Split ─┬─ first ──────────────────────────────────────────────────┬─ Concat
@@ -342,8 +345,8 @@ impl<'a> Streams<'a> {
         Ok(e.graph.concat(&scope, &[first, others], 2)?)
     }
 
-    /// All streams in one, `[batch, sequence, hidden]`, up to a factor that the last norm removes: the first, and
-    /// projections of the others that are scaled to its size.
+    /// Returns all streams merged, `[batch, sequence, hidden]`, up to a factor that the last norm removes: the sum of
+    /// the first stream and projections of the others that are scaled to its magnitude.
     ///
     /// ```text
     /// first ─────────────── unit norm ─┬─ Add

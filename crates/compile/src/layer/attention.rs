@@ -1,4 +1,4 @@
-//! Parts that every kind of attention shares: projections, norms of heads, and the softmax.
+//! Parts that all kinds of attention share: projections, norms of heads, and the softmax.
 
 use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::arch::{Attention, QkNorm};
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::{emit::Emitter, error::Result};
 
-/// The attention of one decoder layer.
+/// Attention of one decoder layer.
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionLayer<'a> {
-    /// Its path.
+    /// Path of its nodes.
     pub(crate) scope: &'a Scope,
     /// Its structure.
     pub(crate) spec: &'a Attention,
@@ -20,7 +20,7 @@ pub(crate) struct AttentionLayer<'a> {
     pub(crate) norm: Norm,
 }
 
-/// One of the three projections of attention's input.
+/// A projection of attention's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Projection {
     Query,
@@ -29,7 +29,7 @@ pub(crate) enum Projection {
 }
 
 impl Projection {
-    /// The letter in the names of weights and nodes.
+    /// Returns the letter of the projection in the names of weights and nodes.
     pub(crate) fn letter(self) -> &'static str {
         match self {
             Self::Query => "q",
@@ -40,7 +40,7 @@ impl Projection {
 }
 
 impl AttentionLayer<'_> {
-    /// Heads of a projection.
+    /// Returns the number of heads of a projection.
     pub(crate) fn heads(&self, projection: Projection) -> usize {
         if projection == Projection::Query { self.spec.heads } else { self.spec.kv_heads }
     }
@@ -53,12 +53,12 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// The weights of a projection.
+    /// Returns the scope of a projection's weights.
     pub(crate) fn projection(&self, projection: Projection) -> Scope {
         self.scope.child(format_args!("{}_proj", projection.letter()))
     }
 
-    /// Heads `[.., heads, size]`, normed if the layer norms that projection.
+    /// Returns heads `[.., heads, size]`, normed if the layer norms that projection.
     pub(crate) fn normed(&self, e: &mut Emitter<'_>, projection: Projection, x: Tensor) -> Result<Tensor> {
         let (size, epsilon) = (self.spec.head_size, self.norm.epsilon);
         let scope = self.scope.child(format_args!("{}_norm", projection.letter()));
@@ -72,14 +72,14 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// The output projection of heads side by side, `[.., heads · size]`.
+    /// Adds the output projection of concatenated heads, `[.., heads · size]`.
     pub(crate) fn output(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
         let cols = self.spec.heads * self.spec.head_size;
         linear(e, &self.scope.child("o_proj"), x, cols, self.spec.output_bias.into())
     }
 }
 
-/// `softmax(scores + mask)` over the last axis.
+/// Adds `softmax(scores + mask)` over the last axis.
 pub(crate) fn masked_softmax(
     e: &mut Emitter<'_>,
     scope: &Scope,
@@ -90,14 +90,14 @@ pub(crate) fn masked_softmax(
     Ok(e.graph.softmax(scope, masked)?)
 }
 
-/// `cap · tanh(x / cap)`: within ±cap (Bello et al. 2016, arXiv:1611.09940).
+/// Adds `cap · tanh(x / cap)`, which is within ±cap (Bello et al. 2016, arXiv:1611.09940).
 pub(crate) fn soft_cap(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, cap: f32) -> Result<Tensor> {
     let small = e.scale(&scope.child("in"), x, f64::from(cap).recip())?;
     let bounded = e.graph.tanh(scope, small)?;
     e.scale(&scope.child("out"), bounded, f64::from(cap))
 }
 
-/// Heads `[batch, heads, tokens, size]` side by side: `[batch, tokens, heads · size]`, which is `shape`.
+/// Concatenates heads `[batch, heads, tokens, size]` to `[batch, tokens, heads · size]`, which is `shape`.
 pub(crate) fn join_heads(
     e: &mut Emitter<'_>,
     scope: &Scope,

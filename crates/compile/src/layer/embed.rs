@@ -1,4 +1,4 @@
-//! Embeddings: the tables in which the host looks up rows of tokens, positions and segments.
+//! Embeddings: the host tables of tokens, positions and segments.
 
 use std::ops::Range;
 
@@ -14,22 +14,22 @@ use crate::{
     error::Result,
 };
 
-/// The weight of a token table.
+/// Weight of the token table.
 pub(crate) const TOKEN_WEIGHT: &str = "embed.weight";
 
 /// A weight that becomes a table for the host.
 #[derive(Clone, Copy)]
 pub(crate) struct TableSource<'a> {
-    /// The role of the table.
+    /// Role of the table.
     pub(crate) role: TableRole,
-    /// The name of the weight.
+    /// Name of the weight.
     pub(crate) weight: &'a str,
     /// Rows and columns of the weight.
     pub(crate) shape: [usize; 2],
 }
 
 impl TableSource<'_> {
-    /// Writes the table row by row in an element type.
+    /// Writes the table row by row in the type `dtype`.
     pub(crate) fn write(self, e: &mut Emitter<'_>, dtype: DType) -> Result<HostTable> {
         self.write_rows(e, 0..self.shape[0], dtype)
     }
@@ -46,7 +46,8 @@ impl TableSource<'_> {
         Ok(HostTable { role: self.role, rows: rows.len(), cols: self.shape[1], encoding })
     }
 
-    /// Writes the table in the blocks that the plan gives its weight, if they fit its rows, or in the usual element type.
+    /// Writes the table in the blocks that the plan states for its weight if they divide its rows, otherwise in the
+    /// default element type.
     pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable> {
         let [rows, cols] = self.shape;
         match e.plan.get(self.weight).map(|planned| planned.storage) {
@@ -59,12 +60,12 @@ impl TableSource<'_> {
     }
 }
 
-/// Element type of large tables.
+/// Returns the element type of large tables.
 pub(crate) fn table_dtype(scheme: Scheme) -> DType {
     if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
 }
 
-/// A table of a weight in blocks.
+/// Returns the encoding of a table for a weight in blocks.
 pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
@@ -73,24 +74,24 @@ pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     }
 }
 
-/// The token table of a decoder.
+/// Returns the token table of a decoder.
 pub(crate) fn token_table(arch: &DecoderArch) -> TableSource<'static> {
     TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape: [arch.vocab, arch.hidden] }
 }
 
-/// The table of per-layer embeddings.
+/// Returns the table of per-layer embeddings.
 pub(crate) fn per_layer_table(layers: usize, per_layer: &PerLayer) -> TableSource<'static> {
     let shape = [per_layer.vocab, layers * per_layer.width];
     TableSource { role: TableRole::PerLayer, weight: "per_layer.embed.weight", shape }
 }
 
-/// The table of learned positions.
+/// Returns the table of learned positions.
 pub(crate) fn position_table(arch: &DecoderArch) -> TableSource<'static> {
     let shape = [arch.context, arch.hidden];
     TableSource { role: TableRole::Position, weight: "position.weight", shape }
 }
 
-/// Embedded tokens as the first layer reads them: multiplied by the decoder's factor, and by the stream's scale.
+/// Scales embedded tokens for the first layer: by the decoder's factor and by the scale of the residual stream.
 pub(crate) fn scaled(
     e: &mut Emitter<'_>,
     embeds: Tensor,

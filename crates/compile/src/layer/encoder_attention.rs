@@ -12,7 +12,7 @@ use crate::{
     error::{CompileError, Result},
 };
 
-/// Rows with their width.
+/// Rows and their width.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     /// `[batch, sequence, width]`.
@@ -23,24 +23,24 @@ pub(crate) struct Rows {
 
 /// The operands of bidirectional attention.
 pub(crate) struct BidirectionalAttention {
-    /// The rows that queries and keys are projections of.
+    /// Input rows of the query and key projections.
     pub(crate) keys: Rows,
-    /// The rows that values are projections of.
+    /// Input rows of the value projection.
     pub(crate) values: Rows,
-    /// Elements of all heads.
+    /// Number of elements of all heads together.
     pub(crate) width: usize,
-    /// Heads.
+    /// Number of heads.
     pub(crate) heads: usize,
-    /// Added to scores, `[batch, 1, 1, sequence]`.
+    /// Mask that is added to scores, `[batch, 1, 1, sequence]`.
     pub(crate) mask: Tensor,
-    /// Texts and their padded length; 0 keeps the extent of the rows.
+    /// Number of texts and their padded length; 0 keeps the extent of the rows.
     pub(crate) extents: [usize; 2],
 }
 
-/// The score of padding, far below those of tokens.
+/// Value that is added to the scores of padding, far below the scores of tokens.
 const PADDING_SCORE: f64 = -1e4;
 
-/// The mask `[batch, 1, 1, sequence]` that is added to scores, from a padding mask `[batch, sequence]`.
+/// Returns the mask `[batch, 1, 1, sequence]` to add to scores, from a padding mask `[batch, sequence]`.
 ///
 /// ```text
 /// mask ── Cast ── Sub(1) ── Mul(10⁴) ── Unsqueeze
@@ -54,8 +54,9 @@ pub(crate) fn padding_scores(e: &mut Emitter<'_>, padding_mask: Tensor) -> Resul
     Ok(e.graph.unsqueeze(&scope, scores, &[1, 2])?)
 }
 
-/// Attention of every token to every token of its text, with padding masked. Of the fused operators, ONNX Runtime's
-/// `MultiHeadAttention` takes no padding mask on WebGPU, and is not faster than these on a CPU.
+/// Adds attention of every token to every token of its text, with padding masked. Of the fused operators, ONNX
+/// Runtime's `MultiHeadAttention` does not support a padding mask on WebGPU, and is not faster than these nodes on a
+/// CPU.
 ///
 /// ```text
 /// keys ───┬─ q_proj ─ scale ───── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj

@@ -1,4 +1,4 @@
-//! Heads of encoders: a vector, scores, spans, or logits at some tokens.
+//! Heads of encoders: a vector, scores, spans, or logits of some tokens.
 
 use narthex_graph::{
     onnx::external::ByteRange,
@@ -23,7 +23,7 @@ fn pool_scope() -> Scope {
     Scope::root().child("pool")
 }
 
-/// One row for each text from `x [batch, sequence, hidden]`.
+/// Pools `x [batch, sequence, hidden]` to one row for each text.
 ///
 /// ```text
 /// mean:  x ── Mul(mask) ── ReduceSum ── Div(ReduceSum(mask))
@@ -65,13 +65,13 @@ pub(crate) fn pool(e: &mut Emitter<'_>, x: Tensor, pooling: Pooling, padding_mas
     })
 }
 
-/// One text's row as a weighted sum: `weights [1, 1, length]` by `x [1, length, hidden]` → `[1, 1, hidden]`.
+/// Returns one text's row as a weighted sum: `weights [1, 1, length]` · `x [1, length, hidden]` → `[1, 1, hidden]`.
 pub(crate) fn pool_weighted(e: &mut Emitter<'_>, x: Tensor, weights: Tensor) -> Result<Tensor> {
     Ok(e.graph.mat_mul(&pool_scope(), weights, x)?)
 }
 
-/// The maximum of each element over one text of fixed length: `x [1, length, hidden]` → `[1, 1, hidden]`. `mask` is what
-/// attention adds to scores.
+/// Returns the maximum of each element over one text of fixed length: `x [1, length, hidden]` → `[1, 1, hidden]`.
+/// `mask` is the additive mask of attention scores.
 pub(crate) fn pool_max(e: &mut Emitter<'_>, x: Tensor, length: usize, mask: Tensor) -> Result<Tensor> {
     let (g, scope) = (&mut e.graph, pool_scope());
     let column = g.reshape(&scope.child("mask"), mask, &[1, length as i64, 1])?;
@@ -84,11 +84,11 @@ pub(crate) fn pool_max(e: &mut Emitter<'_>, x: Tensor, length: usize, mask: Tens
 pub(crate) enum VectorLength {
     /// Scaled to length 1.
     Unit,
-    /// As pooled.
+    /// Not scaled.
     Unchanged,
 }
 
-/// The vector of a text.
+/// Returns the vector of a text.
 pub(crate) fn vector(e: &mut Emitter<'_>, pooled: Tensor, length: VectorLength) -> Result<Tensor> {
     Ok(match length {
         VectorLength::Unit => e.graph.unit_length(&pool_scope(), pooled)?,
@@ -96,7 +96,7 @@ pub(crate) fn vector(e: &mut Emitter<'_>, pooled: Tensor, length: VectorLength) 
     })
 }
 
-/// A text's scores from its first row, `[.., hidden]` → `[.., labels]`.
+/// Returns a text's scores from its first row, `[.., hidden]` → `[.., labels]`.
 ///
 /// ```text
 /// first ── (dense ── act) ── out
@@ -116,12 +116,12 @@ pub(crate) fn score(
     linear(e, &scope.child("out"), x, hidden, Bias::With)
 }
 
-/// Scores for the start and the end of an answer: `x [.., sequence, hidden]` → `[.., sequence, 2]`.
+/// Returns the scores of each token as start and end of an answer: `x [.., sequence, hidden]` → `[.., sequence, 2]`.
 pub(crate) fn spans(e: &mut Emitter<'_>, x: Tensor, hidden: usize) -> Result<Tensor> {
     linear(e, &Scope::root().child("spans"), x, hidden, Bias::With)
 }
 
-/// Logits over the vocabulary, `rows [.., hidden]` → `[.., vocab]`.
+/// Returns logits over the vocabulary, `rows [.., hidden]` → `[.., vocab]`.
 ///
 /// ```text
 /// rows ── dense ── act ── norm ─┬─ MatMul(token table) ─┬─ Add(bias)
@@ -156,10 +156,10 @@ pub(crate) fn masked_lm(
     Ok(e.graph.add(&scope, logits, bias)?)
 }
 
-/// The weight of an encoder's token table.
+/// Weight of an encoder's token table.
 pub(crate) const TOKEN_WEIGHT: &str = "embed.word.weight";
 
-/// The product with the token table.
+/// Returns the scope of the product with the token table.
 fn tokens_scope() -> Scope {
     Scope::root().child("mlm").child("tokens")
 }
@@ -168,13 +168,13 @@ fn token_storage(e: &Emitter<'_>) -> Storage {
     e.plan.get(TOKEN_WEIGHT).map_or(Storage::F32, |planned| planned.storage)
 }
 
-/// Writes the token table, which the logits of a vocabulary are products with too.
+/// Writes the token table, which is also the weight of the logits over the vocabulary.
 pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<HostTable> {
     let shape = [arch.vocab, arch.token_width()];
     let source = TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape };
     let storage = token_storage(e);
     let Some(dtype) = storage.plain() else {
-        // The weight comes first in the file, whether or not its blocks serve as the table.
+        // The quantised weight is always written first, whether or not its blocks can serve as the table.
         e.quantize(&[TOKEN_WEIGHT.to_owned()], shape[1], storage)?;
         return source.write_planned(e);
     };
@@ -186,7 +186,8 @@ pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Res
     Ok(table)
 }
 
-/// Rows by the weight that [`shared_token_table`] wrote: `[rows, vocab]`, or `[1, 1, vocab]` in the static variant.
+/// Returns the product of rows with the weight that [`shared_token_table`] wrote: `[rows, vocab]`, or `[1, 1, vocab]`
+/// in the static variant.
 fn token_logits(e: &mut Emitter<'_>, x: Tensor, arch: &EncoderArch) -> Result<Tensor> {
     let (scope, shape) = (tokens_scope(), [arch.vocab, arch.token_width()]);
     let storage = token_storage(e);

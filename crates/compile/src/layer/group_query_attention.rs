@@ -1,4 +1,4 @@
-//! Attention of the dynamic variant: one operator over a cache that is updated in place.
+//! Attention of the dynamic variant: one operator with a cache that is updated in place.
 
 use narthex_graph::typed::{GroupQueryAttention, Tensor};
 use narthex_spec::arch::{KvSource, QkNorm};
@@ -9,45 +9,45 @@ use super::{
 };
 use crate::{emit::Emitter, error::Result};
 
-/// The tensors that a layer's attention reads besides its rows.
+/// Inputs of a layer's attention, except its rows.
 pub(crate) struct CacheInputs {
-    /// Tokens of each sequence minus one, `[batch]`.
+    /// Number of tokens of each sequence minus one, `[batch]`.
     pub(crate) seqlens_k: Tensor,
-    /// Tokens of the longest sequence.
+    /// Number of tokens of the longest sequence.
     pub(crate) total_length: Tensor,
-    /// Cosines and sines `[positions, head_size / 2]`, if the layer is rotated.
+    /// Cosines and sines `[positions, head_size / 2]`, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
-    /// Keys and values so far.
+    /// Past keys and values.
     pub(crate) past: [Tensor; 2],
-    /// The new tokens' keys and values of the layer whose cache is shared.
+    /// New tokens' keys and values of the layer whose cache is shared.
     pub(crate) shared: Option<[Tensor; 2]>,
 }
 
-/// The result of a layer's attention over the cache.
+/// Result of a layer's attention over the cache.
 pub(crate) struct CachedAttended {
-    /// The branch that joins the residual stream.
+    /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
-    /// The new tokens' keys and values, which later layers may share; `None` if they are packed with the queries.
+    /// New tokens' keys and values, which later layers may share; `None` if they are packed with the queries.
     pub(crate) key_value: Option<[Tensor; 2]>,
-    /// Keys and values in place of the past.
+    /// Updated keys and values, in the buffer of the past.
     pub(crate) present: [Tensor; 2],
 }
 
-/// Queries, and keys and values unless they are packed behind the queries.
+/// Queries, and keys and values unless they are packed after the queries.
 struct QueryKeyValue {
     query: Tensor,
     key_value: Option<[Tensor; 2]>,
 }
 
-/// Causal attention over the cache, with rotation inside.
+/// Adds causal attention over the cache; the operator applies RoPE.
 ///
 /// ```text
 /// x ── qkv_proj ─[ Split ─┬─ q ─ head norm ─┐ ]─ GroupQueryAttention(past, lengths, cos, sin) ─┬─ o_proj
 ///                         ├─ k ─ head norm ─┤                                                  └─ present (in place
 ///                         └─ v ─(head norm)─┘                                                     of past)
 /// ```
-/// A layer that shares its keys and values with an earlier one projects `q` alone, takes that layer's `k` and `v`, and
-/// writes them to the same places again.
+/// A layer that shares its keys and values with an earlier one projects only `q`. It reads that layer's `k` and `v`,
+/// and writes them to the same cache slots again.
 pub(crate) fn group_query_attention(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -80,7 +80,8 @@ pub(crate) fn group_query_attention(
     Ok(CachedAttended { output: layer.output(e, mixed)?, key_value, present })
 }
 
-/// Queries, keys and values `[batch, sequence, heads · size]` of the layer's own: apart if one of them is normed.
+/// Returns the layer's own queries, keys and values `[batch, sequence, heads · size]`. They are separate tensors if one
+/// of them is normed, otherwise packed.
 fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -> Result<QueryKeyValue> {
     let (scope, spec) = (layer.scope.child("qkv_proj"), layer.spec);
     let parts = [Projection::Query, Projection::Key, Projection::Value].map(|part| layer.projection(part));
@@ -100,7 +101,7 @@ fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -
     Ok(QueryKeyValue { query: q, key_value: Some([k, v]) })
 }
 
-/// A projection `[batch, sequence, heads · size]`, normed head by head.
+/// Returns a projection `[batch, sequence, heads · size]`, normed per head.
 fn norm_heads(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,

@@ -1,4 +1,4 @@
-//! The head of a decoder: hidden states to logits.
+//! The head of a decoder: computes logits from hidden states.
 
 use narthex_graph::{
     onnx::external::ByteRange,
@@ -21,9 +21,9 @@ use crate::{
     quant::Storage,
 };
 
-/// Logits, and the table that the host looks tokens up in.
+/// Logits, and the host's token table.
 pub(crate) struct HeadWithTable {
-    /// `[rows, tokens]`.
+    /// Logits, `[rows, tokens]`.
     pub(crate) logits: Tensor,
     /// The token table.
     pub(crate) table: HostTable,
@@ -33,15 +33,15 @@ fn scope() -> Scope {
     Scope::root().child("head")
 }
 
-/// The storage of the head's weight.
+/// Returns the storage of the head's weight.
 fn storage(e: &Emitter<'_>, arch: &DecoderArch) -> Storage {
     e.plan.get(arch.head_weight()).map_or(Storage::F32, |planned| planned.storage)
 }
 
-/// The head of the dynamic variant, `rows [rows, hidden]` → logits `[rows, tokens]`, and the token table.
+/// Adds the head of the dynamic variant, `rows [rows, hidden]` → logits `[rows, tokens]`, and writes the token table.
 ///
-/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of. A head
-/// over a subset of the vocabulary has blocks of its own beside the table.
+/// A tied model has one tensor for both: the head multiplies by its quantised blocks, and the host reads its rows. A
+/// head over a subset of the vocabulary has its own blocks in addition to the table.
 pub(crate) fn head_with_table(
     e: &mut Emitter<'_>,
     rows: Tensor,
@@ -60,7 +60,8 @@ pub(crate) fn head_with_table(
     Ok(HeadWithTable { logits, table: embed::token_table(arch).write_planned(e)? })
 }
 
-/// The head of the static variant over a weight that [`head_with_table`] wrote: `[1, 1, hidden]` → `[1, 1, tokens]`.
+/// Adds the head of the static variant over a weight that [`head_with_table`] wrote: `[1, 1, hidden]` →
+/// `[1, 1, tokens]`.
 pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Result<Tensor> {
     let (storage, shape) = (storage(e, arch), [arch.head_rows(), arch.hidden]);
     let out = match storage.plain() {
@@ -76,7 +77,7 @@ pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Resu
     finish_logits(e, out, arch)
 }
 
-/// Bounds the head's product where the model does.
+/// Applies the model's soft cap to the logits, if it has one.
 fn finish_logits(e: &mut Emitter<'_>, logits: Tensor, arch: &DecoderArch) -> Result<Tensor> {
     match arch.logit_cap {
         Some(cap) => soft_cap(e, &scope().child("cap"), logits, cap),
@@ -84,8 +85,8 @@ fn finish_logits(e: &mut Emitter<'_>, logits: Tensor, arch: &DecoderArch) -> Res
     }
 }
 
-/// A head whose few largest input channels exceed the range that activations are rounded in. They are multiplied apart
-/// from the blocks.
+/// Adds a head with outliers: a few large input channels exceed the range to which activations are rounded. They are
+/// multiplied separately, in the activations' own precision.
 ///
 /// ```text
 /// rows ─┬─ Mul(1, for an outlier 0) ── MatMulNBits ─┐
@@ -114,7 +115,8 @@ fn head_with_outliers(
     Ok(e.graph.add(&scope, others, exact)?)
 }
 
-/// A head whose weight is not quantised, and the token table, which is the same tensor if the model ties them.
+/// Adds a head whose weight is not quantised, and writes the token table, which is the same tensor if the model ties
+/// them.
 fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DType) -> Result<HeadWithTable> {
     let table = embed::token_table(arch).write(e, dtype)?;
     if let (TOKEN_WEIGHT, TableEncoding::Plain { data, .. }) = (arch.head_weight(), &table.encoding) {
@@ -126,14 +128,14 @@ fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DTyp
     Ok(HeadWithTable { logits: finish_logits(e, out, arch)?, table })
 }
 
-/// The head's weight `[tokens, hidden]`, stored in this type.
+/// Returns the head's weight `[tokens, hidden]`, stored in the type `dtype`.
 fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<Tensor> {
     let shape = [arch.head_rows(), arch.hidden];
     let write = |e: &mut Emitter<'_>| e.rows("head.weight", shape, 0..shape[0], dtype);
     e.stored(&scope().child("weight"), dtype, &shape, write)
 }
 
-/// `x [1, 1, cols]` by a weight `[width, cols]`, as `[1, 1, width]`.
+/// Returns the product of `x [1, 1, cols]` with a weight `[width, cols]`, `[1, 1, width]`.
 pub(super) fn product_of_row(
     e: &mut Emitter<'_>,
     scope: &Scope,

@@ -1,4 +1,4 @@
-//! Linear layers, in the storage that the plan gives their weights.
+//! Linear layers, with weights in the storage of the plan.
 
 use narthex_graph::typed::{MatMulNBits, Scope, Tensor};
 use narthex_spec::DType;
@@ -9,13 +9,13 @@ use crate::{
     quant::Storage,
 };
 
-/// Several linear layers over the same rows, as one product: their weights are stacked.
+/// Several linear layers over the same rows as one product: their weights are concatenated along the rows.
 pub(crate) struct StackedLinear<'a> {
-    /// The path of the nodes.
+    /// Path of the nodes.
     pub(crate) scope: &'a Scope,
-    /// The layers whose weights are stacked, in this order.
+    /// Layers whose weights are concatenated, in this order.
     pub(crate) parts: &'a [Scope],
-    /// Inputs.
+    /// Number of inputs.
     pub(crate) cols: usize,
     /// Biases of the layers.
     pub(crate) bias: Bias,
@@ -45,7 +45,7 @@ pub(crate) fn linear(
     stacked_linear(e, x, &StackedLinear { scope, parts: std::slice::from_ref(scope), cols, bias })
 }
 
-/// Adds several linear layers as one: `x [.., cols]` → `[.., rows]`, with the rows of the parts side by side.
+/// Adds several linear layers as one: `x [.., cols]` → `[.., rows]`, with the outputs of the parts concatenated.
 ///
 /// ```text
 /// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
@@ -77,7 +77,7 @@ fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor
         let mut values = Vec::with_capacity(length);
         for part in layer.parts {
             let mut bias = e.values(&part.parameter("bias"), &[rows(e, part)])?;
-            // The divisors of a weight's rows divide its bias too.
+            // The divisors of a weight's rows also divide its bias.
             e.scaling.divide(&part.parameter("weight"), &mut bias);
             values.extend(bias);
         }
@@ -104,7 +104,7 @@ fn plain_linear(
     })
 }
 
-/// Adds a linear layer whose weight `[rows, cols]` is quantised and written.
+/// Adds a linear layer whose weight `[rows, cols]` has been quantised and written.
 pub(crate) fn quantized_linear(
     e: &mut Emitter<'_>,
     scope: &Scope,
@@ -124,7 +124,7 @@ pub(crate) fn quantized_linear(
     let product =
         MatMulNBits { x, quants, scales, zeros, bias: None, rows, cols, bits, block, accuracy_level: None };
     if e.compute == DType::F16 {
-        // NPUs take no bias here, and compute in the activations' own type.
+        // NPUs support no bias here, and compute in the type of the activations.
         let product = e.graph.mat_mul_n_bits(scope, &product)?;
         return Ok(match bias {
             Some(bias) => e.graph.add(scope, product, bias)?,

@@ -9,7 +9,7 @@ use narthex_spec::{
 use super::linear::{StackedLinear, linear, stacked_linear};
 use crate::{emit::Emitter, error::Result};
 
-/// A feed-forward network over rows of `width` elements.
+/// Adds a feed-forward network over rows of `width` elements.
 ///
 /// ```text
 /// gated:    x ─┬─ gate_proj ── (cutoff) ── act ─┐
@@ -42,7 +42,7 @@ pub(crate) fn mlp(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, m
     linear(e, &scope.child("down_proj"), hidden, mlp.inner, bias)
 }
 
-/// The activation, of the part above the cutoff where there is one.
+/// Returns the activation of `x`, or of the part of `x` above the cutoff if the layer has one.
 fn activated(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, mlp: &Mlp) -> Result<Tensor> {
     let x = match mlp.cutoff {
         Some(cutoff) => above(e, &scope.child("cutoff"), x, mlp.inner, cutoff)?,
@@ -51,11 +51,11 @@ fn activated(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, mlp: &Mlp) -> Result
     activation(e, &scope.child("act"), x, mlp.activation)
 }
 
-/// Added to the variance that a cutoff is measured in, so that a constant row has none.
+/// Epsilon that is added to the variance, so that a constant row has deviation 0.
 const VARIANCE_EPSILON: f32 = 1e-6;
 
-/// `max(x - mean - cutoff · deviation, 0)`, without a square that half precision might not hold: the deviation of a row is
-/// the mean of `x` times `x` normalised.
+/// Returns `max(x - mean - cutoff · deviation, 0)`. The deviation of a row is computed as the mean of `x` times the
+/// normalised `x`, because its squares may overflow in half precision.
 ///
 /// ```text
 /// x ─┬─ LayerNormalization ─┬─ Sub(cutoff) ── Relu ─┐
@@ -73,7 +73,7 @@ fn above(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, cutoff: f3
     Ok(e.graph.mul(scope, over, deviation)?)
 }
 
-/// An activation. SiLU is `Sigmoid` and `Mul`, which ONNX Runtime fuses; the others are one node.
+/// Adds an activation. SiLU is `Sigmoid` and `Mul`, which ONNX Runtime fuses; the others are one node.
 pub(crate) fn activation(
     e: &mut Emitter<'_>,
     scope: &Scope,

@@ -1,6 +1,7 @@
-//! Parts of a transformer as free functions that add nodes; a drawing stands above each that adds several.
+//! Parts of a transformer as free functions that add nodes. Functions that add several nodes have a diagram in their
+//! comment.
 //!
-//! They read the architecture and never ask for the family or the device.
+//! They read the architecture, and depend on neither the family nor the device.
 
 pub(crate) mod altup;
 pub(crate) mod attention;
@@ -17,7 +18,7 @@ pub(crate) mod scaled_dot_product_attention;
 
 use narthex_graph::typed::Scope;
 
-/// The path of a layer.
+/// Returns the path of a layer.
 pub(crate) fn layer_scope(index: usize) -> Scope {
     Scope::root().child(format_args!("layers.{index}"))
 }

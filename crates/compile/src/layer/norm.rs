@@ -1,28 +1,28 @@
-//! Normalisation, and the residual stream with the norms over it.
+//! Normalisation, and the residual stream with its norms.
 
 use narthex_graph::typed::{Scope, SkipNorm, Tensor};
 use narthex_spec::arch::{DecoderArch, NormKind, QkNorm};
 
 use crate::{emit::Emitter, error::Result};
 
-/// A norm over rows; its gain and bias are those of the scope that it is applied in.
+/// A norm over rows. Its gain and bias belong to the scope in which it is applied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Norm {
     /// Kind.
     pub(crate) kind: NormKind,
     /// Elements of a row.
     pub(crate) width: usize,
-    /// Added to the variance.
+    /// Epsilon that is added to the variance.
     pub(crate) epsilon: f32,
 }
 
 impl Norm {
-    /// The norms of a decoder.
+    /// Returns the norm of a decoder.
     pub(crate) fn of(arch: &DecoderArch) -> Self {
         Self { kind: arch.norm, width: arch.hidden, epsilon: arch.norm_epsilon }
     }
 
-    /// The norm of `x`.
+    /// Adds the norm of `x`.
     pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         match self.kind {
             NormKind::Rms => rms_norm(e, scope, x, self.width, self.epsilon),
@@ -33,7 +33,7 @@ impl Norm {
         }
     }
 
-    /// The norm of `x` with a gain multiplied by a factor, which must be 1 unless it is an RMS norm.
+    /// Adds the norm of `x` with its gain multiplied by a factor, which must be 1 unless it is an RMS norm.
     pub(crate) fn apply_scaled(
         self,
         e: &mut Emitter<'_>,
@@ -52,7 +52,7 @@ impl Norm {
         Ok(e.graph.rms_norm(scope, x, gain, self.epsilon)?)
     }
 
-    /// The norm of `residual + branch` as one operator.
+    /// Adds the norm of `residual + branch` as one operator.
     pub(crate) fn apply_to_sum(
         self,
         e: &mut Emitter<'_>,
@@ -82,13 +82,13 @@ impl Norm {
     }
 }
 
-/// RMS norm over the last axis.
+/// Adds an RMS norm over the last axis.
 fn rms_norm(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, epsilon: f32) -> Result<Tensor> {
     let gain = e.vector(&scope.parameter("weight"), width)?;
     Ok(e.graph.rms_norm(scope, x, gain, epsilon)?)
 }
 
-/// RMS norm over the last axis without a gain.
+/// Adds an RMS norm over the last axis without a gain.
 pub(crate) fn unit_norm(
     e: &mut Emitter<'_>,
     scope: &Scope,
@@ -100,29 +100,29 @@ pub(crate) fn unit_norm(
     Ok(e.graph.rms_norm(scope, x, ones, epsilon)?)
 }
 
-/// The norms around a residual stream, which may be carried at a scale below 1.
+/// Norms around a residual stream, whose values may be scaled by a factor below 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamNorms {
-    /// Norms over the stream.
+    /// Norm of the stream.
     pub(crate) stream: Norm,
-    /// Norms of everything else.
+    /// Norm of everything else.
     pub(crate) branch: Norm,
-    /// The factor of the stream.
+    /// Scale factor of the stream.
     pub(crate) scale: f32,
 }
 
 impl StreamNorms {
-    /// The norms of a stream carried at a power of two. The gains of branches that join it shrink by the factor, and so
-    /// does the epsilon of its norms; no digit changes.
+    /// Returns the norms of a stream that is scaled by a power of two. The gains of branches that are added to it are
+    /// multiplied by the same factor, and the epsilon of its norms by the square of it; no mantissa changes.
     pub(crate) fn new(branch: Norm, scale: f32) -> Self {
         Self { stream: Norm { epsilon: branch.epsilon * scale * scale, ..branch }, branch, scale }
     }
 }
 
-/// The operators that a residual addition becomes.
+/// Operators of a residual addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResidualForm {
-    /// One operator with the norm that follows, for ONNX Runtime's own kernels.
+    /// One operator together with the following norm, for ONNX Runtime's own kernels.
     Fused,
     /// `Add`, for NPU compilers.
     Plain,
@@ -131,24 +131,24 @@ pub(crate) enum ResidualForm {
 /// The residual stream of a decoder.
 pub(crate) struct ResidualStream {
     sum: Tensor,
-    /// A branch that the next norm adds.
+    /// Branch that the next norm adds.
     pending: Option<Tensor>,
     norms: StreamNorms,
     form: ResidualForm,
 }
 
 impl ResidualStream {
-    /// A stream that begins with `x`.
+    /// Returns a stream that starts with `x`.
     pub(crate) fn new(x: Tensor, norms: StreamNorms, form: ResidualForm) -> Self {
         Self { sum: x, pending: None, norms, form }
     }
 
-    /// The stream, without a pending branch.
+    /// Returns the stream without a pending branch.
     pub(crate) fn sum(&self) -> Tensor {
         self.sum
     }
 
-    /// Adds a branch; `scope` is the part of the layer that made it.
+    /// Adds a branch; `scope` is the part of the layer that computed it.
     pub(crate) fn add(&mut self, e: &mut Emitter<'_>, scope: &Scope, branch: Tensor) -> Result<()> {
         match (self.form, self.pending) {
             (ResidualForm::Plain, _) => self.sum = e.graph.add(scope, self.sum, branch)?,
@@ -158,14 +158,14 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Some rows of the stream.
+    /// Applies `rows`, which selects rows, to the stream and to a pending branch.
     pub(crate) fn map_rows(&self, mut rows: impl FnMut(&str, Tensor) -> Result<Tensor>) -> Result<Self> {
         let sum = rows("residual", self.sum)?;
         let pending = self.pending.map(|branch| rows("branch", branch)).transpose()?;
         Ok(Self { sum, pending, ..*self })
     }
 
-    /// The norm of the stream.
+    /// Returns the norm of the stream.
     ///
     /// ```text
     /// sum ─────┐
@@ -183,21 +183,21 @@ impl ResidualStream {
     }
 }
 
-/// A norm of queries or keys, head by head.
+/// Norm of queries or keys, applied per head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeadNorm {
     /// Kind.
     pub(crate) kind: QkNorm,
-    /// Heads.
+    /// Number of heads.
     pub(crate) heads: usize,
     /// Elements of a head.
     pub(crate) size: usize,
-    /// Added to the variance.
+    /// Epsilon that is added to the variance.
     pub(crate) epsilon: f32,
 }
 
 impl HeadNorm {
-    /// The norm of `x [.., heads, size]`, of the same shape.
+    /// Adds the norm of `x [.., heads, size]`, which has the same shape.
     ///
     /// ```text
     /// rms:             x ── SimplifiedLayerNormalization(gain [size])
@@ -222,14 +222,14 @@ fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Te
     let (gain, bias) = (scope.parameter("weight"), scope.parameter("bias"));
     let divided = |e: &Emitter<'_>| {
         let mut values = e.values(&bias, &[width])?;
-        // The divisors of a gain divide the bias beside it too.
+        // The divisors of a gain also divide its bias.
         e.scaling.divide(&gain, &mut values);
         Ok(values)
     };
     Ok([e.vector(&gain, width)?, e.tensor(&bias, &[width], divided)?])
 }
 
-/// `x · weight + bias`, which MobileBERT has in place of norms (Sun et al. 2020, arXiv:2004.02984).
+/// Adds `x · weight + bias`, which MobileBERT uses in place of norms (Sun et al. 2020, arXiv:2004.02984).
 pub(crate) fn affine(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize) -> Result<Tensor> {
     let gain = e.vector(&scope.parameter("weight"), width)?;
     let bias = e.vector(&scope.parameter("bias"), width)?;

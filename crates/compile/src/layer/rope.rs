@@ -1,4 +1,4 @@
-//! Rotary position embeddings (Su et al. 2021, arXiv:2104.09864): their tables in the weights file, and their application.
+//! Rotary position embeddings (Su et al. 2021, arXiv:2104.09864): their tables in the weights file, and their nodes.
 
 use narthex_graph::{
     onnx::external::ByteRange,
@@ -16,14 +16,14 @@ use crate::{
     rotary::{Reach, RotarySet, Wave},
 };
 
-/// A set of angles with the names of its cosines and sines in the weights file, and their roles.
+/// A set of angles: the names of its cosines and sines in the weights file, and their roles.
 struct AngleTables {
     set: RotarySet,
     names: [&'static str; 2],
     roles: [TableRole; 2],
 }
 
-/// Every set that a decoder may have.
+/// All sets that a decoder may have.
 const TABLES: [AngleTables; 3] = [
     AngleTables {
         set: RotarySet { rotation: Rotation::Global, reach: Reach::Short },
@@ -42,15 +42,15 @@ const TABLES: [AngleTables; 3] = [
     },
 ];
 
-/// A graph's cosines and sines by kind of rotation.
+/// Cosines and sines of a graph, by kind of rotation.
 #[derive(Default)]
 pub(crate) struct Angles {
     known: Vec<(Rotation, [Tensor; 2])>,
 }
 
 impl Angles {
-    /// Writes the sets that a decoder's layers use. Those that do not depend on the length of the sequence become
-    /// constants of the graph.
+    /// Writes the sets that a decoder's layers use. Sets that do not depend on the sequence length become constants of
+    /// the graph.
     pub(crate) fn write(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Self> {
         let mut angles = Self::default();
         for AngleTables { set, names, .. } in TABLES {
@@ -69,18 +69,18 @@ impl Angles {
         Ok(angles)
     }
 
-    /// Enters a rotation's cosines and sines.
+    /// Adds the cosines and sines of a rotation.
     pub(crate) fn insert(&mut self, rotation: Rotation, angles: [Tensor; 2]) {
         self.known.push((rotation, angles));
     }
 
-    /// A rotation's cosines and sines; `None` for layers without rotation.
+    /// Returns the cosines and sines of a rotation; `None` for layers without rotation.
     pub(crate) fn of(&self, rotation: Rotation) -> Option<[Tensor; 2]> {
         self.known.iter().find(|(known, _)| *known == rotation).map(|(_, angles)| *angles)
     }
 }
 
-/// Returns the sets that [`Angles::write`] wrote as tables that the host reads rows of.
+/// Returns the host tables of the sets that [`Angles::write`] wrote.
 pub(crate) fn host_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable> {
     let mut tables = Vec::new();
     for AngleTables { set, names, roles } in TABLES {
@@ -95,7 +95,7 @@ pub(crate) fn host_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable>
     tables
 }
 
-/// Writes cosines or sines `[positions, pairs]`, a piece of the positions at a time.
+/// Writes cosines or sines `[positions, pairs]`, in pieces of positions.
 fn write(
     e: &mut Emitter<'_>,
     name: &str,
@@ -113,7 +113,7 @@ fn write(
     })
 }
 
-/// Rotates the two halves of each head `[.., size]` against each other.
+/// Rotates the two halves of each head `[.., size]`.
 ///
 /// ```text
 /// x ── Split ─┬─ a ─ a·cos − b·sin ─┬─ Concat

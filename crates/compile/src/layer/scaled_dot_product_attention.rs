@@ -1,4 +1,4 @@
-//! Attention of the static variant: plain operators in fixed shapes of rank 4 at most.
+//! Attention of the static variant: plain operators with fixed shapes of rank 4 at most.
 
 use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::arch::QkNorm;
@@ -10,29 +10,29 @@ use super::{
 };
 use crate::{emit::Emitter, error::Result};
 
-/// The tensors that a layer's attention reads besides its rows and its past.
+/// Inputs of a layer's attention, except its rows and its past.
 pub(crate) struct StaticStep {
-    /// New tokens.
+    /// Number of new tokens.
     pub(crate) tokens: usize,
-    /// Columns of the past.
+    /// Number of columns of the past.
     pub(crate) past: usize,
-    /// Cosines and sines of the new tokens' positions, if the layer is rotated.
+    /// Cosines and sines of the new tokens' positions, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
-    /// Added to scores, `[1, 1, tokens, past + tokens]`.
+    /// Mask that is added to scores, `[1, 1, tokens, past + tokens]`.
     pub(crate) mask: Tensor,
 }
 
-/// The keys and values that a layer attends to.
+/// Keys and values that a layer attends to.
 pub(crate) enum StaticCache {
     /// The layer's own past: keys `[1, kv_heads, size, past]` and values `[1, kv_heads, past, size]`.
     Own([Tensor; 2]),
-    /// Keys and values that an earlier layer joined.
+    /// Keys and values of past and new tokens, concatenated by an earlier layer.
     Shared([Tensor; 2]),
 }
 
-/// The result of a layer's attention in fixed shapes.
+/// Result of a layer's attention with fixed shapes.
 pub(crate) struct StaticAttended {
-    /// The branch that joins the residual stream.
+    /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
     /// Keys and values of the past and of the new tokens, which later layers may share.
     pub(crate) joined: [Tensor; 2],
@@ -40,13 +40,13 @@ pub(crate) struct StaticAttended {
     pub(crate) new: Option<[Tensor; 2]>,
 }
 
-/// Causal attention of a fixed number of new tokens to a past of fixed width and to themselves. Grouped queries (Ainslie
-/// et al. 2023, arXiv:2305.13245) share keys by a reshape: `[1, kv_heads, group · tokens, size]`.
+/// Adds causal attention of a fixed number of new tokens to a past of fixed width and to themselves. In grouped queries
+/// (Ainslie et al. 2023, arXiv:2305.13245), heads share keys by a reshape: `[1, kv_heads, group · tokens, size]`.
 ///
-/// One token has the same elements in the same order whether heads or tokens come first, so its graph needs no transposes,
-/// and no reshapes between heads and groups. Where a transpose follows a projection, Qualcomm's compiler makes one product
-/// of each head, with weights cut to match. The graph of one token is written in that form too, so that their shared
-/// context holds these weights once.
+/// For one token, the order of the elements is the same whether heads or tokens come first, so its graph needs no
+/// transposes, and no reshapes between heads and groups. If a transpose follows a projection, Qualcomm's compiler
+/// splits the projection into one product per head, with its weights split accordingly. The graph of one token is
+/// written in that form too, so that the shared context stores these weights once.
 ///
 /// ```text
 /// x ── qkv_proj ─┬─ q ─ rope ─ scale ─────────────── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
@@ -55,7 +55,7 @@ pub(crate) struct StaticAttended {
 ///                └─ v ────────────────────┬─ Concat(past) ─────────────────────────────┘
 ///                                         └─ new value
 /// ```
-/// A layer that shares its keys and values with an earlier one projects `q` alone.
+/// A layer that shares its keys and values with an earlier one projects only `q`.
 pub(crate) fn scaled_dot_product_attention(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -78,7 +78,7 @@ pub(crate) fn scaled_dot_product_attention(
         }
     };
     let q = rotated(e, layer, Projection::Query, q, step)?;
-    // Scaled before the product, which half precision might not hold otherwise.
+    // The queries are scaled before the product, which might otherwise overflow in half precision.
     let q = e.scale(&layer.scope.child("q").child("scale"), q, layer.spec.scale())?;
     let mixed = attend(e, layer, q, kv, step)?;
     let rows = join_heads(e, layer.scope, mixed, [1, step.tokens, layer.spec.heads * layer.spec.head_size])?;
@@ -86,8 +86,8 @@ pub(crate) fn scaled_dot_product_attention(
     Ok(StaticAttended { output, joined: kv, new })
 }
 
-/// Values weighted by the scores of queries `[1, heads, tokens, size]`: `[1, heads, tokens, size]`. For one token, both are
-/// in groups `[1, kv_heads, heads / kv_heads, size]`.
+/// Returns values weighted by the scores of queries: `[1, heads, tokens, size]` for both queries and result. For one
+/// token, both are in groups `[1, kv_heads, heads / kv_heads, size]`.
 fn attend(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -114,8 +114,8 @@ fn attend(
     Ok(regroup(e, &scope.child("mix").child("heads"), mixed, [1, spec.heads, tokens, size])?)
 }
 
-/// Some projections of the rows, each `[1, tokens, heads · size]`; of one token, those without a norm are
-/// `[1, heads, size]`.
+/// Returns some projections of the rows, each `[1, tokens, heads · size]`. For one token, projections without a norm
+/// are `[1, heads, size]`.
 fn project<const PARTS: usize>(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -145,13 +145,13 @@ fn project<const PARTS: usize>(
     Ok(joined)
 }
 
-/// The new tokens' keys, rotated: `[1, kv_heads, size, tokens]`.
+/// Returns the new tokens' keys, rotated: `[1, kv_heads, size, tokens]`.
 fn new_keys(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, k: Tensor, step: &StaticStep) -> Result<Tensor> {
     let k = rotated(e, layer, Projection::Key, k, step)?;
     Ok(e.graph.transpose(&layer.scope.child("k").child("columns"), k, &[0, 1, 3, 2])?)
 }
 
-/// The new tokens' values: `[1, kv_heads, tokens, size]`.
+/// Returns the new tokens' values: `[1, kv_heads, tokens, size]`.
 fn new_values(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -166,8 +166,8 @@ fn new_values(
     Ok(if tokens == 1 { v } else { e.graph.transpose(&scope, v, &[0, 2, 1, 3])? })
 }
 
-/// Queries or keys as [`project`] gives them, normed and rotated: `[1, heads, tokens, size]`, or those of one token in
-/// groups: `[1, kv_heads, heads / kv_heads, size]`.
+/// Norms and rotates queries or keys from [`project`]: `[1, heads, tokens, size]`, or in groups for one token:
+/// `[1, kv_heads, heads / kv_heads, size]`.
 fn rotated(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
@@ -178,7 +178,7 @@ fn rotated(
     let scope = layer.scope.child(projection.letter());
     let (heads, kv, size) = (layer.heads(projection), layer.spec.kv_heads, layer.spec.head_size);
     let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
-    // A norm with a gain for each head needs the heads in a row.
+    // A norm with a separate gain for each head needs all heads in one dimension.
     let direct = step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
     let rows = if direct { groups } else { [1, step.tokens, heads, size].map(|extent| extent as i64) };
     let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;

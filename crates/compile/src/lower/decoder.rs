@@ -1,4 +1,4 @@
-//! The layers of a decoder, for both variants: a variant brings its attention and the form of residual additions.
+//! The layers of a decoder, for both variants. A variant supplies its attention and the form of residual additions.
 
 use std::ops::Range;
 
@@ -26,22 +26,22 @@ pub(super) trait AttentionLowering {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor>;
 }
 
-/// Some layers of a decoder.
+/// A range of a decoder's layers.
 pub(super) struct DecoderLayers<'a> {
     pub(super) arch: &'a DecoderArch,
-    /// The layers.
+    /// Indices of the layers.
     pub(super) range: Range<usize>,
-    /// Batch and sequence.
+    /// Batch and sequence dimensions.
     pub(super) rows: [Dim; 2],
-    /// The norms around the residual stream.
+    /// Norms around the residual stream.
     pub(super) norms: StreamNorms,
-    /// The operators of residual additions.
+    /// Operators of residual additions.
     pub(super) form: ResidualForm,
 }
 
 impl DecoderLayers<'_> {
-    /// Lowers the layers over embedded tokens, or over the states that earlier layers gave. The stream holds states for
-    /// further layers unless the range ends with the last layer.
+    /// Lowers the layers over embedded tokens, or over the states from earlier layers. The returned stream has the
+    /// states for further layers unless the range ends with the last layer.
     pub(super) fn lower(
         &self,
         e: &mut Emitter<'_>,
@@ -59,7 +59,7 @@ impl DecoderLayers<'_> {
         Ok(stream)
     }
 
-    /// One layer over the residual stream.
+    /// Lowers one layer over the residual stream.
     ///
     /// ```text
     /// sequential:  norm ── attention ── + ── norm ── mlp ── +
@@ -95,7 +95,7 @@ impl DecoderLayers<'_> {
         stream.add(e, &scope.child("mlp"), fed)
     }
 
-    /// The layers of several residual streams.
+    /// Lowers the layers of a model with several residual streams.
     fn lower_altup(
         &self,
         e: &mut Emitter<'_>,
@@ -120,7 +120,8 @@ impl DecoderLayers<'_> {
         Ok(ResidualStream::new(states, self.norms, self.form))
     }
 
-    /// The per-layer rows of every layer. The first layers make them, and give them to graphs of later layers.
+    /// Returns the per-layer rows of every layer. The graph of the first layers computes them; graphs of later layers
+    /// read them as an input.
     fn per_layer_rows(
         &self,
         e: &mut Emitter<'_>,

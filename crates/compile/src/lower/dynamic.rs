@@ -1,7 +1,7 @@
 //! Variant A: one graph with symbolic shapes, for the CPU, WebGPU, CUDA and DirectML.
 //!
-//! Attention and its rotation are one operator over a cache that is updated in place; the head computes only the rows
-//! asked for.
+//! Attention with RoPE is one operator over a cache that is updated in place. The head computes only the requested
+//! rows.
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
@@ -35,12 +35,12 @@ use crate::{
     rotary,
 };
 
-/// A single-precision type.
+/// Returns a single-precision type.
 fn f32(shape: &[Dim]) -> TensorType {
     TensorType::new(DType::F32, shape)
 }
 
-/// A decoder.
+/// Lowers a decoder.
 ///
 /// ```text
 /// embeds ── Mul(scale) ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
@@ -82,7 +82,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, attention.layouts), tables)
 }
 
-/// Attention over a cache that is updated in place.
+/// Attention with a cache that is updated in place.
 struct CachedAttention<'a> {
     arch: &'a DecoderArch,
     seqlens_k: Tensor,
@@ -95,7 +95,7 @@ struct CachedAttention<'a> {
 /// An entry of the KV cache.
 struct CacheEntry {
     past: [Tensor; 2],
-    /// The new tokens' keys and values, for layers that share the entry.
+    /// New tokens' keys and values, for layers that share the entry.
     new: Option<[Tensor; 2]>,
 }
 
@@ -140,12 +140,12 @@ impl AttentionLowering for CachedAttention<'_> {
     }
 }
 
-/// The type of an entry of the cache.
+/// Returns the type of a cache entry.
 fn cache_type(spec: &Attention) -> TensorType {
     f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()])
 }
 
-/// The last norm and the head, over the rows asked for. Returns the token table.
+/// Adds the last norm and the head for the requested rows. Returns the token table.
 fn logits(
     e: &mut Emitter<'_>,
     io: &mut GraphIo,
@@ -164,7 +164,7 @@ fn logits(
     Ok(head.table)
 }
 
-/// An encoder.
+/// Lowers an encoder.
 ///
 /// ```text
 /// embeds ── norm ── layers ── vector, scores or spans
@@ -183,7 +183,7 @@ pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)
 }
 
-/// The head of an encoder. Returns the token table if the head has written it.
+/// Adds the head of an encoder. Returns the token table if the head has written it.
 fn encoder_output(
     e: &mut Emitter<'_>,
     io: &mut GraphIo,

@@ -1,6 +1,6 @@
-//! The layers of an encoder, which both variants share, and the tables that the host reads for it.
+//! The layers of an encoder, which both variants share, and its host tables.
 //!
-//! Variant A has residual norms as one operator each, variant B in plain ones; nothing else differs.
+//! Residual additions with norms are one operator in variant A, and plain operators in variant B; nothing else differs.
 
 use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
@@ -25,12 +25,12 @@ use crate::{
     },
 };
 
-/// The texts that a graph takes.
+/// Texts of a graph.
 #[derive(Clone, Copy)]
 pub(super) struct EncoderInput {
-    /// The mask that is added to scores.
+    /// Mask that is added to scores.
     pub(super) mask: Tensor,
-    /// The fixed length of one text in variant B; any number of texts of any length without.
+    /// Fixed length of the one text in variant B; `None` for any number of texts of any length.
     pub(super) length: Option<usize>,
 }
 
@@ -125,7 +125,7 @@ impl EncoderLayers<'_> {
         self.add_norm(e, &output.child("residual"), &bottleneck.child("output_norm"), [x, wide], hidden)
     }
 
-    /// A linear layer to the width inside the bottleneck, and a norm.
+    /// Adds a linear layer to the width inside the bottleneck, and a norm.
     fn narrowed(&self, e: &mut Emitter<'_>, bottleneck: &Scope, part: &str, x: Tensor) -> Result<Tensor> {
         let narrow = linear(e, &bottleneck.child(part), x, self.arch.hidden, Bias::With)?;
         self.norm(e, &bottleneck.child(format_args!("{part}_norm")), narrow, self.arch.inside())
@@ -155,7 +155,7 @@ impl EncoderLayers<'_> {
         }
     }
 
-    /// The norm of a sum; `sum` is the scope of the addition where that is a node of its own.
+    /// Adds the norm of a sum; `sum` is the scope of the addition if that is a separate node.
     fn add_norm(
         &self,
         e: &mut Emitter<'_>,
@@ -172,7 +172,7 @@ impl EncoderLayers<'_> {
     }
 }
 
-/// Writes the tables of positions and segments, and that of tokens unless a head has written it.
+/// Writes the tables of positions and segments, and the token table unless a head has written it.
 pub(super) fn tables(
     e: &mut Emitter<'_>,
     arch: &EncoderArch,
@@ -187,7 +187,7 @@ pub(super) fn tables(
             TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape }.write(e, dtype)?
         }
     };
-    // Positions before the first are padding's.
+    // Earlier positions belong to padding.
     let positions = arch.first_position..arch.first_position + arch.positions;
     let shape = [positions.end, hidden];
     let source = TableSource { role: TableRole::Position, weight: "embed.position.weight", shape };

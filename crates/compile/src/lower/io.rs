@@ -1,4 +1,4 @@
-//! Inputs and outputs of a graph, declared to the graph and to the manifest at once.
+//! Inputs and outputs of a graph, declared in the graph and in the manifest together.
 
 use narthex_graph::typed::{Tensor, TensorType};
 use narthex_spec::{
@@ -9,12 +9,12 @@ use narthex_spec::{
 
 use crate::{emit::Emitter, error::Result};
 
-/// A half-precision type of fixed shape.
+/// Returns a half-precision type with a fixed shape.
 pub(super) fn f16<const RANK: usize>(shape: [usize; RANK]) -> TensorType {
     TensorType::new(DType::F16, &shape.map(Dim::from))
 }
 
-/// The bindings of a graph, collected while its inputs and outputs are declared.
+/// Bindings of a graph, collected while its inputs and outputs are declared.
 #[derive(Default)]
 pub(crate) struct GraphIo {
     inputs: Vec<Binding>,
@@ -28,10 +28,10 @@ impl GraphIo {
         e.graph.input(name, kind)
     }
 
-    /// Declares a tensor as an output, which names it.
+    /// Declares a tensor as an output with this name.
     ///
     /// # Errors
-    /// [`CompileError::Build`](crate::CompileError::Build) if the tensor is of another type.
+    /// [`CompileError::Build`](crate::CompileError::Build) if the tensor has another type.
     pub(crate) fn output(
         &mut self,
         e: &mut Emitter<'_>,

@@ -1,4 +1,4 @@
-//! Architecture to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both lower the same layers.
+//! Lowering of architectures to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both share the layers.
 
 mod decoder;
 pub(crate) mod dynamic;
@@ -20,7 +20,7 @@ use crate::{emit::Emitter, error::Result};
 pub(crate) struct Lowered {
     /// Each graph with its inputs, outputs and cache.
     pub(crate) graphs: Vec<(Graph, GraphEntry)>,
-    /// Tables that the host reads.
+    /// Host tables.
     pub(crate) tables: Vec<HostTable>,
 }
 

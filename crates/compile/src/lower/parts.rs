@@ -9,10 +9,10 @@ use narthex_spec::{
 
 use crate::quant::Plan;
 
-/// Lengths of the prefill graphs. The last tokens of a prompt run in the shortest graph that holds them.
+/// Lengths of the prefill graphs. The last tokens of a prompt run in the shortest graph that is long enough.
 const LENGTHS: [usize; 2] = [32, 128];
 
-/// Length of the only prefill graph, where a second one costs too much.
+/// Length of the only prefill graph if a second one costs too much.
 const ONE_LENGTH: [usize; 1] = [64];
 
 /// Minimum bytes of a layer's weights for a second prefill graph. In a context that shares weights, Qualcomm's compiler
@@ -36,8 +36,8 @@ fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize]
     if mean >= LARGE_LAYER { &LENGTHS } else { &ONE_LENGTH }
 }
 
-/// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a graph of its own and is
-/// not counted.
+/// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a separate graph and
+/// is not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
     let (units, layers) = (units(arch), layer_bytes(arch, plan, recipe));
     let of = |unit: &LayerRange| layers.iter().take(unit.end).skip(unit.first).sum();
@@ -88,7 +88,7 @@ fn even(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     runs(bytes, high)
 }
 
-/// Fills runs of layers up to the limit, one after another.
+/// Groups layers into runs up to the limit, in order.
 fn runs(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     let mut runs: Vec<LayerRange> = Vec::new();
     let mut filled = 0u64;
@@ -129,7 +129,7 @@ mod tests {
         check(&[10; 6], 50, &[(0, 3), (3, 6)]);
         check(&[10; 7], 30, &[(0, 3), (3, 6), (6, 7)]);
         check(&[50, 10, 10, 10], 60, &[(0, 1), (1, 4)]);
-        // A layer larger than the limit is a part of its own.
+        // A layer larger than the limit is a part by itself.
         check(&[10, 99, 10], 20, &[(0, 1), (1, 2), (2, 3)]);
         check(&[10; 2], 0, &[(0, 1), (1, 2)]);
         check(&[], 10, &[]);

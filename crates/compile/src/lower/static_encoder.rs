@@ -1,4 +1,4 @@
-//! Variant B of encoders: a graph for each length of text, and one for the logits of a vocabulary.
+//! Variant B of encoders: a graph for each text length, and one for the logits over the vocabulary.
 
 use narthex_spec::{
     Variant,
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{emit::Emitter, error::Result, layer::encoder_head};
 
-/// The graphs of an encoder: one for each length, and the head if it is asked for single rows.
+/// Lowers the graphs of an encoder: one for each length, and the head if it runs on single rows.
 pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<Lowered> {
     let mut graphs = Vec::new();
     for &length in &shapes.buckets {
@@ -28,7 +28,7 @@ pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShap
     Ok(Lowered { graphs, tables: Vec::new() })
 }
 
-/// An encoder for one text of at most `length` tokens.
+/// Lowers an encoder for one text of at most `length` tokens.
 ///
 /// ```text
 /// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── vector, scores
@@ -68,7 +68,7 @@ fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<Grap
     Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
 }
 
-/// Returns `true` for heads that read a weighted sum of rows.
+/// Returns whether the head reads a weighted sum of rows.
 fn pools(head: EncoderHead) -> bool {
     match head {
         EncoderHead::Embedding { pooling, .. } => pooling != Pooling::Max,
@@ -77,7 +77,7 @@ fn pools(head: EncoderHead) -> bool {
     }
 }
 
-/// The logits of a vocabulary for one row.
+/// Lowers the logits over the vocabulary for one row.
 fn masked_lm(e: &mut Emitter<'_>, arch: &EncoderArch, activation: Option<Activation>) -> Result<GraphEntry> {
     e.begin_graph("head");
     let mut io = GraphIo::default();

@@ -1,8 +1,8 @@
 //! Variant B: fixed shapes and plain operators in half precision, for NPUs.
 //!
-//! A decoder becomes, for each context, a graph for one new token and a graph for each prefill length; all of them share a
-//! graph for the head. The host gives embeddings, rotary angles and masks; of keys and values, only the new ones leave a
-//! graph. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`.
+//! For each context, a decoder becomes a graph for one new token and a graph for each prefill length; all of them share
+//! a graph for the head. The host supplies embeddings, rotary angles and masks. The graphs output only the new keys and
+//! values. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`.
 
 use std::{collections::BTreeMap, iter};
 
@@ -36,7 +36,7 @@ use crate::{
     rotary,
 };
 
-/// The graphs for the given shapes. Variant A must have been lowered with the same emitter.
+/// Lowers the graphs for the given shapes. Variant A must have been lowered with the same emitter.
 pub(crate) fn lower(
     e: &mut Emitter<'_>,
     architecture: &Architecture,
@@ -69,36 +69,37 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     }
     let entry = head(e, arch)?;
     graphs.push((e.finish_graph()?, entry));
-    // Variant A wrote the angles of every position, and lists them itself if it takes them from the host too.
+    // Variant A wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
+    // too.
     let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
     Ok(Lowered { graphs, tables })
 }
 
-/// Slots of cosines and sines.
+/// Slots of cosines and sines, with the prefix of their names.
 const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
     (Rotation::Global, [Slot::Cos, Slot::Sin], ""),
     (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
 ];
 
-/// The scale of a stream that half precision might not hold: it may grow to 4 million.
+/// Scale of a residual stream that would overflow in half precision: with it, values may reach 4 million.
 const STREAM_SCALE: f32 = 1.0 / 64.0;
 
-/// The norms around the residual stream.
+/// Returns the norms around the residual stream.
 ///
-/// Where every branch is normed before it joins the stream, as in Gemma, nothing keeps the stream small: that of Gemma 3
-/// exceeds the range of half precision within a few layers. Such a stream is carried smaller.
+/// If every branch is normed before it is added to the stream, as in Gemma, nothing bounds the stream: that of Gemma 3
+/// exceeds the range of half precision within a few layers. Such a stream is scaled down.
 fn stream_norms(arch: &DecoderArch) -> StreamNorms {
     let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
     let scale = if sandwiched && arch.norm == NormKind::Rms { STREAM_SCALE } else { 1.0 };
     StreamNorms::new(Norm::of(arch), scale)
 }
 
-/// A graph of some layers for a fixed number of new tokens and a fixed past.
+/// Graph of a range of layers for a fixed number of new tokens and a fixed past.
 struct LayersGraph<'a> {
     arch: &'a DecoderArch,
     tokens: usize,
     past: usize,
-    /// The layers, if the graph does not have all of them.
+    /// Range of layers; `None` for all layers.
     range: Option<LayerRange>,
 }
 
@@ -141,7 +142,7 @@ impl LayersGraph<'_> {
         Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, attention.layouts))
     }
 
-    /// Declares the angles of the new tokens that some layers use.
+    /// Declares the angles of the new tokens for the rotations that some layers use.
     fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Angles {
         let mut angles = Angles::default();
         for (rotation, [cos, sin], prefix) in ANGLES {
@@ -156,7 +157,7 @@ impl LayersGraph<'_> {
     }
 }
 
-/// Attention in plain operators over a past of fixed width.
+/// Attention with plain operators over a past of fixed width.
 struct StaticAttention<'a> {
     arch: &'a DecoderArch,
     norm: Norm,
@@ -165,7 +166,7 @@ struct StaticAttention<'a> {
     angles: Angles,
     /// Masks by window.
     masks: Vec<(Option<usize>, Tensor)>,
-    /// Keys and values of past and new tokens, by entry of the cache.
+    /// Keys and values of past and new tokens, by cache entry.
     entries: BTreeMap<usize, [Tensor; 2]>,
     layouts: Vec<KvLayout>,
 }
@@ -204,7 +205,7 @@ impl AttentionLowering for StaticAttention<'_> {
 }
 
 impl StaticAttention<'_> {
-    /// The mask for layers of one window; an input for each window that occurs.
+    /// Returns the mask for layers with this window. Each window has its own input.
     fn mask(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, window: Option<usize>) -> Tensor {
         if let Some((_, mask)) = self.masks.iter().find(|(other, _)| *other == window) {
             return *mask;
@@ -216,7 +217,7 @@ impl StaticAttention<'_> {
         mask
     }
 
-    /// Declares past keys and values of an entry of the cache.
+    /// Declares the past keys and values of a cache entry.
     fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> [Tensor; 2] {
         let (heads, size, past) = (spec.kv_heads, spec.head_size, self.past);
         let key = f16([1, heads, size, past]);
@@ -227,7 +228,7 @@ impl StaticAttention<'_> {
     }
 }
 
-/// The last norm and the head, for one row.
+/// Lowers the last norm and the head, for one row.
 fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry> {
     e.begin_graph("head");
     let mut io = GraphIo::default();

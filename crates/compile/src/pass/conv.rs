@@ -2,8 +2,8 @@
 
 use narthex_graph::{Attribute, Graph, Node, infer::InferredTensors, patch::Patch, replacement::Replacement};
 
-/// Returns a patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with quantised
-/// blocks stay: compilers support `MatMulNBits` directly.
+/// Returns a patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with
+/// quantised blocks are not changed: compilers support `MatMulNBits` directly.
 pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
     let known = graph.infer(&|_| None);
     graph.nodes.iter().filter_map(|node| as_conv(node, &known)).collect()

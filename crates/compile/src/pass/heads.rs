@@ -65,7 +65,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the number of heads, if over one, of a product of two computed values of shape `[1, heads, _, _]`.
+    /// Returns the number of heads, if above one, of a product of two computed values of shape `[1, heads, _, _]`.
     fn heads(&self, node: &Node) -> Option<u64> {
         let heads = |index| {
             let tensor = self.known.input(node, index).filter(|tensor| !tensor.constant)?;
@@ -101,7 +101,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Returns whether a tensor is the same for every head: a scalar, or with one head.
+/// Returns whether a tensor is the same for every head: a scalar, or a tensor with one head.
 fn is_shared(tensor: &TensorInfo) -> bool {
     match tensor.shape.as_deref() {
         Some([front @ .., _, _]) => front.iter().all(|extent| *extent == Some(1)),
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Attention of six query heads over three key heads, with a mask.
+    /// Returns attention of six query heads over three key heads, with a mask.
     fn attention(mask: [Dim; 4]) -> Graph {
         let mut b = Builder::new("g", &[("", 21)]);
         let shape = |extents: [u64; 4]| extents.map(Dim::Fixed);

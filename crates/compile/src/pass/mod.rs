@@ -1,7 +1,8 @@
-//! The passes that a recipe asks for. Each looks for a form in a finished graph and returns labelled patches, which compute
-//! what they replace; the distance of the answers is measured where they can be run.
+//! The passes of a recipe. Each pass matches a form in a finished graph and returns labelled patches, which compute the
+//! same function as the nodes that they replace. Differences between the answers are measured where the graphs can be
+//! run.
 //!
-//! [`Pass::GroupedProjections`] is not here: it decides how layers are written.
+//! [`Pass::GroupedProjections`] is not here: it changes how layers are lowered.
 
 mod conv;
 mod heads;

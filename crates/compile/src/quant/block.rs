@@ -1,16 +1,16 @@
-//! Block quantisation as ONNX Runtime's `MatMulNBits` reads it: integers, one f16 scale per block of a row, and
-//! perhaps a zero point per block.
+//! Block quantisation in the form that ONNX Runtime's `MatMulNBits` reads: integers, one f16 scale per block of a row,
+//! and optionally a zero point per block.
 //!
-//! A block of `w8` is `x ≈ (q - 128) · s`, one with zero points `x ≈ (q - z) · s`, `z` of as many bits as `q`. The
-//! last block of a row is padded with the zero point. Two 4-bit values share a byte, the first in its low half.
-//! Nothing here knows where a row comes from or which weights deserve which form: see [`super::plan`].
+//! A block of `w8` is `x ≈ (q - 128) · s`; a block with zero points is `x ≈ (q - z) · s`, with as many bits for `z` as
+//! for `q`. The last block of a row is padded with the zero point. Two 4-bit values share a byte, the first in its low
+//! half. This module does not choose the form of a weight: see [`super::plan`].
 
 use half::f16;
 
 /// One row of quantised blocks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct QuantRow {
-    /// Packed quants.
+    /// Packed quantised values.
     pub quants: Vec<u8>,
     /// One scale per block.
     pub scales: Vec<f16>,
@@ -18,35 +18,36 @@ pub struct QuantRow {
     pub zeros: Vec<u8>,
 }
 
-/// The 8-bit zero point that `MatMulNBits` assumes when none is given.
+/// 8-bit zero point that `MatMulNBits` assumes by default.
 const ZERO_8: f32 = 128.0;
 
-/// Largest magnitude of a symmetric 8-bit quant.
+/// Maximum magnitude of a symmetric 8-bit value.
 const MAX_8: f32 = 127.0;
 
-/// Largest 8-bit quant.
+/// Maximum 8-bit value.
 const TOP_8: f32 = 255.0;
 
-/// Largest 4-bit quant.
+/// Maximum 4-bit value.
 const TOP_4: f32 = 15.0;
 
-/// Shares of a block's range that are tried as the 4-bit range; a narrower one clips outliers to gain resolution.
+/// Fractions of a block's range that are tried as the 4-bit range. A narrower range clips outliers and increases the
+/// resolution.
 const RANGES_4: [f32; 5] = [1.0, 1.05, 0.93, 0.86, 0.79];
 
-/// Adding and subtracting this rounds a number of small magnitude to the nearest integer. Unlike `f32::round` it
-/// compiles to vector instructions on every x86-64.
+/// Constant whose addition and subtraction rounds a number of small magnitude to the nearest integer. Unlike
+/// `f32::round`, it compiles to vector instructions on every x86-64 CPU.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// The powers of two that a weight's columns were multiplied with. A source's lattice stays one under them.
+/// Powers of two by which a weight's columns were multiplied. Values on an evenly spaced grid (lattice) stay on one.
 #[derive(Debug, Clone)]
 pub struct Factors<'a> {
     columns: &'a [f32],
-    /// The median of each block's.
+    /// Median of the factors of each block.
     typical: Vec<f32>,
 }
 
 impl<'a> Factors<'a> {
-    /// The factors of all columns, for blocks of `block`.
+    /// Creates the factors of all columns, for blocks of `block` columns.
     pub fn new(columns: &'a [f32], block: usize) -> Self {
         let median = |factors: &[f32]| {
             let mut sorted = factors.to_vec();
@@ -56,12 +57,12 @@ impl<'a> Factors<'a> {
         Self { columns, typical: columns.chunks(block).map(median).collect() }
     }
 
-    /// Multiplies a row's columns.
+    /// Multiplies the columns of a row.
     pub fn multiply(&self, row: &mut [f32]) {
         row.iter_mut().zip(self.columns).for_each(|(x, factor)| *x *= factor);
     }
 
-    /// The factors of one block's columns, and their median.
+    /// Returns the factors of one block's columns, and their median.
     fn block(&self, index: usize, block: usize) -> (&[f32], f32) {
         let start = (index * block).min(self.columns.len());
         let end = (start + block).min(self.columns.len());
@@ -69,27 +70,27 @@ impl<'a> Factors<'a> {
     }
 }
 
-/// The integers, scale and zero point that stand for a block.
+/// Quantisation grid of a block: range of the integers, scale and zero point.
 #[derive(Debug, Clone, Copy)]
 struct Grid {
-    /// Distance of two neighbouring values; an f16.
+    /// Distance between two adjacent values; representable in f16.
     scale: f32,
     inverse: f32,
-    /// The quant that stands for 0.
+    /// Quantised value of 0.
     zero: f32,
-    /// The largest quant; the least is 0.
+    /// Maximum quantised value; the minimum is 0.
     top: f32,
 }
 
 impl Grid {
     fn new(scale: f32, zero: f32, top: f32) -> Self {
-        // A scale beyond f16 would turn the whole block into infinities.
+        // A scale beyond the range of f16 would decode the whole block to infinities.
         let scale = f16::from_f32(scale.abs().min(f16::MAX.to_f32())).to_f32();
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         Self { scale, inverse, zero: zero.clamp(0.0, top), top }
     }
 
-    /// The grid of this scale whose quant 0 stands for `low`, which is not positive.
+    /// Returns the grid with this scale whose quantised value 0 represents `low`, which is not positive.
     fn from_low(scale: f32, low: f32, top: f32) -> Self {
         let grid = Self::new(scale, 0.0, top);
         Self { zero: round(-low * grid.inverse).clamp(0.0, top), ..grid }
@@ -99,12 +100,12 @@ impl Grid {
         round((x * self.inverse + self.zero).clamp(0.0, self.top))
     }
 
-    /// Squared error over a block.
+    /// Returns the squared error over a block.
     fn error(&self, values: &[f32]) -> f32 {
         values.iter().map(|x| ((self.quant(*x) - self.zero) * self.scale - x).powi(2)).sum()
     }
 
-    /// The grid with the scale of least squared error for the quants that this one gives.
+    /// Returns the grid whose scale has the least squared error for the quantised values of this grid.
     fn refitted(&self, values: &[f32]) -> Self {
         let (products, squares) = values.iter().fold((0.0f32, 0.0f32), |(products, squares), x| {
             let q = self.quant(*x) - self.zero;
@@ -118,18 +119,18 @@ fn round(x: f32) -> f32 {
     (x + ROUNDER) - ROUNDER
 }
 
-/// The better of two grids for a block, with its error.
+/// Returns the better of two grids for a block, with its error.
 fn better(best: (Grid, f32), grid: Grid, values: &[f32]) -> (Grid, f32) {
     let error = grid.error(values);
     if error < best.1 { (grid, error) } else { best }
 }
 
-/// The least and the greatest of a block's values and 0.
+/// Returns the minimum and the maximum of a block's values and 0.
 fn range(values: &[f32]) -> (f32, f32) {
     values.iter().fold((0.0f32, 0.0f32), |(low, high), x| (low.min(*x), high.max(*x)))
 }
 
-/// Quantises a row to 8 bits without zero points. What an 8-bit block format held comes back to the bit.
+/// Quantises a row to 8 bits without zero points. Values from an 8-bit block format are reproduced exactly.
 pub fn quantize_w8(row: &[f32], block: usize) -> QuantRow {
     let mut out = QuantRow::default();
     for values in row.chunks(block) {
@@ -140,9 +141,9 @@ pub fn quantize_w8(row: &[f32], block: usize) -> QuantRow {
 
 /// Quantises a row to 8 bits with zero points.
 ///
-/// `steps` is the number of steps over a block's range that the source had, where it had less than 8 bits: its values
-/// then lie on a lattice that an 8-bit grid can hold all but exactly. `factors` are what the columns were multiplied
-/// with, where they were.
+/// `steps` is the number of steps over a block's range in the source, if the source has fewer than 8 bits: its values
+/// are then on a lattice that an 8-bit grid can represent almost exactly. `factors` are the factors by which the
+/// columns were multiplied, if any.
 pub fn quantize_w8_zeros(
     row: &[f32],
     block: usize,
@@ -171,12 +172,12 @@ fn symmetric(values: &[f32]) -> Grid {
     Grid::new(peak / MAX_8, ZERO_8, TOP_8)
 }
 
-/// The least and the greatest of a block's values.
+/// Returns the minimum and the maximum of a block's values.
 fn extremes(values: impl Iterator<Item = f32>) -> (f32, f32) {
     values.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)))
 }
 
-/// Distance of the lattice's levels where most of the columns are, if the source's values spanned `steps` of them.
+/// Returns the lattice's step for the median factor, if the source's values spanned `steps` steps.
 fn lattice_step(values: &[f32], factors: Option<(&[f32], f32)>, steps: u8) -> Option<f32> {
     let (least, greatest, typical) = match factors {
         Some((factors, typical)) => {
@@ -202,9 +203,10 @@ fn best_8(values: &[f32], step: Option<f32>) -> Grid {
     best = better(best, Grid::from_low((high - low) / TOP_8, low, TOP_8), values);
     if let Some(step) = step {
         let (least, greatest) = extremes(values.iter().copied());
-        // The sum keeps a quotient that rounding put just below an integer.
+        // The addend keeps a quotient that rounding put just below an integer.
         let finest = (TOP_8 * step / (greatest - least) + 1e-3).floor().min(TOP_8);
-        // Each of the lattice's steps becomes `parts` of ours; which `parts` puts 0 nearest to an integer differs.
+        // Each step of the lattice becomes `parts` steps of the grid. The number that brings 0 nearest to an integer
+        // varies.
         let mut parts = (finest / 2.0).floor().max(1.0);
         while parts <= finest {
             best = better(best, Grid::from_low(step / parts, low, TOP_8), values);
@@ -214,8 +216,8 @@ fn best_8(values: &[f32], step: Option<f32>) -> Grid {
     best.0
 }
 
-/// Quantises a row to 4 bits with zero points: each block with the scale and zero point of least squared error among
-/// a few, scales by least squares.
+/// Quantises a row to 4 bits with zero points. Each block gets the scale and zero point of least squared error among
+/// several candidates; scales are fitted by least squares.
 pub fn quantize_w4(row: &[f32], block: usize) -> QuantRow {
     let mut out = QuantRow::default();
     let mut zeros = Vec::new();
@@ -265,7 +267,7 @@ mod tests {
         (0..n).map(|_| next() + 0.1).collect()
     }
 
-    /// What `MatMulNBits` multiplies with, by its definition.
+    /// Decodes a row by the definition of `MatMulNBits`.
     fn decode(row: &QuantRow, block: usize, n: usize) -> Vec<f32> {
         let eight_bits = row.quants.len() == row.scales.len() * block;
         let nibble = |bytes: &[u8], i: usize| bytes[i / 2] >> (4 * (i % 2)) & 15;
@@ -296,7 +298,7 @@ mod tests {
         check(quantize_w8(&values, 32), (160, 5, 0));
         check(quantize_w8_zeros(&values, 32, None, None), (160, 5, 5));
         check(quantize_w4(&values, 32), (80, 5, 3));
-        // The padding is 0.
+        // The padding decodes to 0.
         assert_eq!(quantize_w8(&values, 32).quants[135..], [128; 25]);
         let w8 = quantize_w8_zeros(&values, 32, None, None);
         assert!(w8.quants[135..].iter().all(|q| *q == w8.zeros[4]));
@@ -332,7 +334,7 @@ mod tests {
 
     #[test]
     fn representable_rows_are_exact() {
-        // What a Q8_0 block holds comes back to the bit: its scale is f16 and some quant reaches 127.
+        // Values of a Q8_0 block are reproduced exactly: its scale is f16 and some value reaches 127.
         let scale = f16::from_f32(0.0123).to_f32();
         let q8: Vec<f32> = (0..32).map(|i| (i as f32 * 8.0 - 121.0) * scale).collect();
         assert_eq!(decode(&quantize_w8(&q8, 32), 32, 32), q8);
@@ -349,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_lattice_of_a_narrower_source_is_kept() {
-        // Q4_1: sixteen values at any distance, starting anywhere.
+        // Q4_1: sixteen values with any step and any minimum.
         let values: Vec<f32> = noise(32 * 32)
             .chunks(32)
             .flat_map(|block| {

@@ -1,4 +1,4 @@
-//! Quantisation of weights: the plan, the rounding, the packing.
+//! Quantisation of weights: planning, rounding, packing.
 
 pub mod block;
 pub mod plan;

@@ -1,4 +1,4 @@
-//! Which storage each linear weight gets; made before anything is read, and printable.
+//! Storage of each linear weight, planned before weights are read, and serialisable for inspection.
 
 use narthex_spec::{
     DType, Recipe, Scheme,
@@ -16,7 +16,7 @@ pub enum Storage {
     F32,
     /// Half precision.
     F16,
-    /// 8-bit blocks, symmetric around 128: the only quantised form that the host reads rows of.
+    /// 8-bit blocks, symmetric around 128: the only quantised form whose rows the host reads.
     W8,
     /// 8-bit blocks with zero points.
     W8Zeros,
@@ -24,14 +24,15 @@ pub enum Storage {
     W4,
 }
 
-/// The storage of every linear weight and of the per-layer table, by canonical name, in the order in which they are written.
+/// Storage of every linear weight and of the per-layer table, by canonical name, in the order in which they are
+/// written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// One entry per weight.
     pub weights: Vec<Planned>,
 }
 
-/// One weight's entry.
+/// Entry of one weight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Planned {
     /// Canonical name.
@@ -45,7 +46,7 @@ pub struct Planned {
 }
 
 impl Storage {
-    /// The element type of a weight that is not in blocks.
+    /// Returns the element type of a weight that is not in blocks.
     pub fn plain(self) -> Option<DType> {
         match self {
             Self::F32 => Some(DType::F32),
@@ -56,7 +57,7 @@ impl Storage {
 }
 
 impl Planned {
-    /// Bytes of the weight with its scales and zero points, in blocks of so many columns.
+    /// Returns the size in bytes of the weight with its scales and zero points, in blocks of `block` columns.
     pub fn bytes(&self, block: usize) -> u64 {
         let (rows, cols) = (self.rows as u64, self.cols as u64);
         let blocks = cols.div_ceil(block.max(1) as u64);
@@ -71,8 +72,8 @@ impl Planned {
 }
 
 impl Plan {
-    /// The plan that a recipe gives for an architecture. The head keeps 8 bits in `w4`, because its errors reach the
-    /// logits unattenuated; one that shares its weight with the token table has no zero points, so that the host can
+    /// Creates the plan of a recipe for an architecture. In `w4`, the head keeps 8 bits, because its errors reach the
+    /// logits directly. A head that shares its weight with the token table has no zero points, so that the host can
     /// read its rows.
     pub fn new(architecture: &Architecture, recipe: &Recipe) -> Self {
         let inner = match recipe.scheme {
@@ -92,8 +93,8 @@ impl Plan {
         plan
     }
 
-    /// Estimated bytes of the weights file: the planned weights and the tables beside them. Norms, biases and padding are
-    /// not counted.
+    /// Returns the estimated size in bytes of the weights file: the planned weights and the tables. Norms, biases and
+    /// padding are not counted.
     pub(crate) fn data_bytes(&self, architecture: &Architecture, recipe: &Recipe) -> u64 {
         let planned: u64 = self.weights.iter().map(|weight| weight.bytes(recipe.block)).sum();
         let table = |name: &str, rows: usize, cols: usize, bytes: usize| match self.get(name) {
@@ -150,13 +151,13 @@ impl Plan {
             (true, _) => Storage::W8,
         };
         self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
-        // The table of a model with a pruned head is unchanged.
+        // If the head is pruned, the table is not.
         if arch.tied_head && arch.kept_tokens.is_some() && head.plain().is_none() {
             self.push("embed.weight".to_owned(), arch.vocab, arch.hidden, head);
         }
     }
 
-    /// The per-layer table, which the host reads rows of, where blocks fit them.
+    /// Plans the per-layer table, whose rows the host reads, if blocks divide its rows.
     fn per_layer_table(&mut self, arch: &DecoderArch, recipe: &Recipe) {
         let Some(PerLayer { vocab, width }) = arch.per_layer else { return };
         let cols = arch.layers.len() * width;
@@ -165,8 +166,8 @@ impl Plan {
         }
     }
 
-    /// Joins several streams. It is small compared with the layers, and has 8 bits in `w4`, because its errors reach every
-    /// stream.
+    /// Plans the weights that combine several streams. They are small compared with the layers, and have 8 bits in
+    /// `w4`, because their errors reach every stream.
     fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
         let (layers, hidden) = (arch.layers.len(), arch.hidden);
         let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
@@ -204,8 +205,9 @@ impl Plan {
                     self.push(format!("{scope}.bottleneck.attn.weight"), inside, hidden, inner);
                 }
             }
-            // Activations are rounded to 8 bits wherever weights are, and errors of the values reach the vector
-            // undamped: of all-MiniLM-L6-v2's distance to its reference in `w8`, they make up more than half.
+            // Activations are rounded to 8 bits wherever weights are quantised, and errors of the value projection
+            // reach the vector directly: they are more than half of the distance of all-MiniLM-L6-v2 in `w8` to its
+            // reference.
             let parts = [("q", read[0], inner), ("k", read[0], inner), ("v", read[1], whole)];
             for (part, cols, storage) in parts.into_iter().chain([("o", inside, inner)]) {
                 self.push(format!("{scope}.attn.{part}_proj.weight"), inside, cols, storage);
@@ -222,7 +224,7 @@ impl Plan {
         self.encoder_head(arch, inner);
     }
 
-    /// The last layers of a head are small and stay whole; a vocabulary's keeps 8 bits.
+    /// Plans the head. The last layers of a head are small and not quantised; a head over the vocabulary keeps 8 bits.
     fn encoder_head(&mut self, arch: &EncoderArch, inner: Storage) {
         let (hidden, whole) = (arch.hidden, unquantised(inner));
         match arch.head {
@@ -242,18 +244,18 @@ impl Plan {
         }
     }
 
-    /// The entry of one weight.
+    /// Returns the entry of one weight.
     pub fn get(&self, name: &str) -> Option<&Planned> {
         self.weights.iter().find(|planned| planned.name == name)
     }
 }
 
-/// Storage of a weight that no scheme quantises in blocks.
+/// Returns the storage of a weight that no scheme quantises.
 fn unquantised(inner: Storage) -> Storage {
     if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
 }
 
-/// Bytes of a decoder's cosines and sines.
+/// Returns the size in bytes of a decoder's cosines and sines.
 fn angle_bytes(arch: &DecoderArch) -> u64 {
     let extents = RotarySet::ALL.into_iter().filter_map(|set| set.extents(arch));
     extents.map(|[positions, pairs]| positions as u64 * (pairs * 8) as u64).sum()

@@ -16,7 +16,7 @@ use super::{Plan, Storage};
 /// unchanged. The weight receives the inverse.
 const STRENGTH: f64 = 0.5;
 
-/// Maximum magnitude of an exponent, which keeps f16 block scales away from the range where they lose precision.
+/// Maximum magnitude of an exponent. It keeps the f16 scales of blocks in the range of full precision.
 const LARGEST: f64 = 6.0;
 
 /// Name of the head's input.
@@ -36,7 +36,7 @@ pub struct Input {
     pub name: String,
     /// Path of a node whose first input it is.
     pub node: String,
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
     /// Treatment of its large channels.
     pub remedy: Remedy,
@@ -46,7 +46,7 @@ pub struct Input {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Remedy {
-    /// Scaling, which costs nothing.
+    /// Scaling, which has no runtime cost.
     Scale {
         /// The weight whose elements, or rows, produce the channels.
         divided: String,
@@ -89,8 +89,8 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
                 remedy: scale(weight(&format!("{scope}.mlp_norm")), feed_forward),
             });
         }
-        // Without a gate, the activation lies between the two projections, so a divisor of its input does not divide
-        // its output.
+        // Without a gate, there is only the activation between the two projections. It is not linear, so dividing its
+        // input does not divide its output.
         if layer.mlp.gated {
             all.push(Input {
                 name: format!("{scope}.down"),
@@ -111,7 +111,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     let scalable = |name: &String| stored(name, Storage::W8Zeros);
     all.retain(|input| match &input.remedy {
         Remedy::Scale { divided, multiplied } => {
-            // Gains are not in the plan.
+            // Gains of norms are not in the plan.
             let made = plan.get(divided).is_none() || scalable(divided);
             made && multiplied.iter().all(scalable)
         }
@@ -120,21 +120,21 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     all
 }
 
-/// Treatment of one input, as measured.
+/// Measured treatment of one input.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Remedied {
     /// The input.
     #[serde(flatten)]
     pub input: Input,
-    /// One exponent of two for each channel that is scaled.
+    /// One exponent of two for each scaled channel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exponents: Vec<i8>,
-    /// The channels that go past the rounding, in ascending order.
+    /// Channels that are not rounded, in ascending order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outliers: Vec<usize>,
 }
 
-/// Treatment of every input.
+/// Treatment of all inputs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Scaling {
     /// One entry for each input.
@@ -148,7 +148,7 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Decides about an input whose channels' elements have these mean squares.
+    /// Adds the treatment of an input, decided by the mean squares of its channels.
     pub fn add(&mut self, input: Input, mean_squares: &[f32]) {
         let (mut found, mut outlying) = (Vec::new(), Vec::new());
         match &input.remedy {
@@ -164,24 +164,24 @@ impl Scaling {
         self.inputs.push(Remedied { input, exponents: found, outliers: outlying });
     }
 
-    /// Factors for the columns of a weight.
+    /// Returns the factors for the columns of a weight.
     pub fn factors(&self, weight: &str) -> Option<&[f32]> {
         self.factors.get(weight).map(|&at| self.powers[at].as_slice())
     }
 
-    /// Divisors for the elements of a gain, or the rows of a weight.
+    /// Returns the divisors for the elements of a gain, or for the rows of a weight.
     pub fn divisors(&self, weight: &str) -> Option<&[f32]> {
         self.divisors.get(weight).map(|&at| self.powers[at].as_slice())
     }
 
-    /// Divides the elements of a gain, or a bias beside the rows of a weight, where there are divisors.
+    /// Divides the elements of a gain, or of the bias of a weight's rows, if there are divisors.
     pub fn divide(&self, weight: &str, values: &mut [f32]) {
         if let Some(divisors) = self.divisors(weight) {
             values.iter_mut().zip(divisors).for_each(|(x, divisor)| *x /= divisor);
         }
     }
 
-    /// The channels of the head's input that go past the rounding, in ascending order.
+    /// Returns the channels of the head's input that are not rounded, in ascending order.
     pub fn head_outliers(&self) -> &[usize] {
         self.inputs.iter().find(|entry| entry.input.name == HEAD).map_or(&[], |entry| &entry.outliers)
     }
@@ -193,7 +193,7 @@ fn median(mean_squares: &[f32]) -> f32 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The largest channels, where they are much larger than the median one.
+/// Returns the largest channels if they are much larger than the median channel.
 fn outliers(mean_squares: &[f32]) -> Vec<usize> {
     let least = median(mean_squares) * OUTLYING * OUTLYING;
     let mut channels: Vec<usize> =
@@ -204,12 +204,13 @@ fn outliers(mean_squares: &[f32]) -> Vec<usize> {
     channels
 }
 
-/// Each channel's divisor as a power of two: its size beside the median channel's, to the power of [`STRENGTH`].
+/// Returns each channel's divisor as an exponent of two: the ratio of its size to the median size, to the power of
+/// [`STRENGTH`].
 fn exponents(mean_squares: &[f32]) -> Vec<i8> {
     let median = median(mean_squares);
     let exponent = |&square: &f32| {
         let sizes = f64::from(square) / f64::from(median);
-        // Nothing is known about the size of a channel that is always or mostly 0.
+        // The size of a channel that is always or mostly 0 is unknown.
         if sizes > 0.0 && sizes.is_finite() {
             (sizes.sqrt().log2() * STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
         } else {
@@ -231,7 +232,7 @@ mod tests {
         };
         check(&[1.0, 1.0, 1.0, 4.0, 16.0], &[0, 0, 0, 1, 2]);
         check(&[3.0, 3.0, 3.0, 0.75], &[0, 0, 0, -1]);
-        // A quarter and the median's own neighbourhood stay.
+        // Channels near the median are not scaled.
         check(&[1.0, 1.3, 0.8, 1.0, 1.9], &[0, 0, 0, 0, 0]);
         check(&[1.0, 1.0, 1.0, 0.0, f32::NAN, f32::INFINITY], &[0, 0, 0, 0, 0, 0]);
         check(&[1.0, 1.0, 1e30, 1e-12, 1.0], &[0, 0, 0, -6, 0]);

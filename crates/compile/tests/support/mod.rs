@@ -1,4 +1,4 @@
-//! What the tests of whole compiles ask for.
+//! Helpers for the tests of whole compiles.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use narthex_compile::pipeline::CompileJob;
 use narthex_spec::{Recipe, manifest::Provenance};
 
-/// A compile that is not calibrated, of a checkpoint from nowhere.
+/// Returns a compile job without calibration for a checkpoint without provenance.
 pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a> {
     CompileJob {
         checkpoint,

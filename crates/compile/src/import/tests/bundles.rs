@@ -5,7 +5,7 @@ use narthex_spec::Ep;
 
 use super::*;
 
-/// A graph that stands for what a vendor's compiler made.
+/// Returns a graph in the form that a vendor's compiler produces.
 fn context(source: &str) -> Graph {
     let mut b = Builder::new("g", &[("", 17), (MICROSOFT, 1)]);
     let x = b.input("past_key_0_in", DType::F16, &[2_usize.into(), "n".into()]);
@@ -18,8 +18,8 @@ fn context(source: &str) -> Graph {
     b.finish()
 }
 
-/// A graph of fixed shapes that stands for what Qualcomm's compiler made: `tokens` over a past of 12, 2 heads of 4, in 8 bits,
-/// heads before the batch and keys with their elements before the tokens.
+/// Returns a graph of fixed shapes in the form that Qualcomm's compiler produces: `tokens` new tokens after a past of
+/// 12, two heads of four 8-bit elements. Heads come before the batch, and the elements of keys before the tokens.
 fn stage(tokens: usize, edit: &dyn Fn(&mut Graph)) -> Graph {
     let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
     let text = |text: &str| Attribute::String(text.to_owned());
@@ -49,7 +49,7 @@ fn stage(tokens: usize, edit: &dyn Fn(&mut Graph)) -> Graph {
     graph
 }
 
-/// A bundle of two such stages, with these options of their sessions.
+/// Writes a bundle of two such stages with these session options.
 fn bundle(options: &serde_json::Value, edit: &dyn Fn(&mut Graph)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut stages = serde_json::Map::new();
@@ -103,7 +103,7 @@ fn bundles_of_contexts_become_packages_for_their_device() {
     let unknown = "the NPU of the Snapdragon chip with soc_model 999";
     check(json!({"qnn": {"soc_model": "999"}}), &as_is, unknown, None);
     check(json!({}), &as_is, "a Snapdragon's NPU", None);
-    // What the provider keeps of the chips says more than the options.
+    // The provider's compatibility record states the chips more exactly than the options.
     let stated = |graph: &mut Graph| {
         let key = "ep_compatibility_info.QNNExecutionProvider".to_owned();
         graph.metadata.push((key, "v2:6:2.51.0:5.51.0:79:69:8:0".to_owned()));
@@ -186,7 +186,7 @@ fn settings_for_amd_do_not_bar_a_graph_that_any_device_runs() {
     });
     let bound = import(folder.path()).unwrap().bound.unwrap();
     assert_eq!((bound.ep, bound.holds.as_str()), (Ep::VitisAi, "a graph with com.ryzenai:MatMulNBits"));
-    // Weights that AMD's operators alone read go with the graph.
+    // Weights that only AMD's operators read are copied with the graph.
     let path = folder.path().join("genai_config.json");
     let text = fs::read_to_string(&path).unwrap();
     let named = "\"external_data_file\": \"model_jit.pb.bin\", \"provider_options\"";
@@ -204,7 +204,7 @@ fn a_compiled_context_is_refused_with_its_compiler() {
     let write = |graph: &Graph| fs::write(&path, graph.encode()).unwrap();
     write(&graph);
     check(folder.path(), "a compiled context (made with SDK 2.51), which runs on a Snapdragon's NPU alone");
-    // What the provider keeps of the chips says more.
+    // The provider's compatibility record states the chips more exactly.
     let key = "ep_compatibility_info.QNNExecutionProvider";
     let stated = |info: &str, expect: &str| {
         let metadata = vec![(key.to_owned(), info.to_owned())];

@@ -1,4 +1,4 @@
-//! Exports that lie in other files, or in another order, than the packages that they become.
+//! Exports with other files, or another order of nodes, than the packages made from them.
 
 use narthex_spec::{Variant, manifest::Slot};
 
@@ -6,14 +6,14 @@ use super::*;
 
 #[test]
 fn stages_that_differ_in_shapes_only_become_one_graph() {
-    /// The pipeline of the folder's configuration, changed.
+    /// Changes the pipeline in the folder's configuration.
     fn pipeline(folder: &Path, change: &dyn Fn(&mut serde_json::Value)) {
         let path = folder.join("genai_config.json");
         let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         change(&mut config["model"]["decoder"]["pipeline"]);
         fs::write(path, config.to_string()).unwrap();
     }
-    /// Gives the stages for single tokens a data file of their own.
+    /// Copies the data file, and makes the stages for single tokens read their weights from the copy.
     fn apart(folder: &Path) {
         fs::copy(folder.join("transformer.onnx.data"), folder.join("other.data")).unwrap();
         edit(&folder.join("iterator.onnx"), &|graph| {
@@ -33,11 +33,12 @@ fn stages_that_differ_in_shapes_only_become_one_graph() {
         entry.clone()
     };
     let entry = taken(&|_| {});
-    // One buffer for past and present, of one sequence, as the stages declare it.
+    // One buffer holds past and present of one sequence, as the stages declare.
     let past = entry.input(Slot::PastKey { layer: 0 }).unwrap();
     assert_eq!(past.shape[0], Dim::Fixed(1));
     assert!(entry.output(Slot::PresentKey { layer: 0 }).is_some());
-    // Stages without a list around them, a head of a fixed length, weights in two files, an output under another name.
+    // Changed: stages without an enclosing list, a head of fixed length, weights in two files, an output with another
+    // name.
     taken(&|folder| pipeline(folder, &|stages| *stages = stages[0].take()));
     taken(&|folder| edit(&folder.join("lm_head.onnx"), &|graph| graph.outputs[0].shape[1] = 1_usize.into()));
     taken(&apart);
@@ -97,7 +98,7 @@ fn a_file_and_its_folder_give_the_same_import() {
         assert_eq!(written(&root, Some(file)), whole, "{name}, {file}");
         assert_eq!(folder(&root.join(file)).canonicalize().unwrap(), root.canonicalize().unwrap());
     }
-    // Another quantisation beside the one of the configuration, and one that no stage of a pipeline is.
+    // Another quantisation next to the configured one, and a graph that is not a stage of the pipeline.
     let other = copy("genai-cpu");
     fs::rename(other.path().join("model.onnx"), other.path().join("model_q4.onnx")).unwrap();
     assert_eq!(written(&other.path().join("model_q4.onnx"), None).graphs.len(), 1);

@@ -1,4 +1,4 @@
-//! Refusals and hostile files. The tests of `device` compare the logits of imports, because they have ONNX Runtime.
+//! Refusals and hostile files. The logits of imports are compared in the tests of `device`, which has ONNX Runtime.
 
 mod bundles;
 mod layout;
@@ -15,7 +15,7 @@ fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/import").join(name)
 }
 
-/// A copy of a tiny export, to be spoilt.
+/// Copies a tiny export, which a test then damages.
 fn copy(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut sources = vec![(exports(name), folder.path().to_owned())];
@@ -33,7 +33,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     folder
 }
 
-/// The package that a file or folder becomes, written to an empty folder.
+/// Imports a file or folder and writes the package to an empty folder.
 fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest> {
     let job = ImportJob {
         name: "tiny".parse().unwrap(),
@@ -44,12 +44,12 @@ fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest> {
     open(path, file)?.write(job, &Quiet, &AtomicBool::new(false))
 }
 
-/// The manifest of the package that a folder becomes.
+/// Imports a folder and returns the manifest of the package.
 fn import(folder: &Path) -> Result<Manifest> {
     write(folder, None, tempfile::tempdir().unwrap().path())
 }
 
-/// Changes a graph on the disk.
+/// Changes a graph file.
 fn edit(path: &Path, change: &dyn Fn(&mut Graph)) {
     let mut graph = Graph::decode(&fs::read(path).unwrap()).unwrap();
     change(&mut graph);
@@ -86,7 +86,7 @@ fn classifiers_are_refused_as_what_they_are() {
     check("masked", names.clone(), &class, found);
     check("masked", json!({}), &class, "a classifier of texts with 3 labels\"");
     check("masked", names, &tokens, "a classifier of tokens with 3 labels (negative, neutral, positive)");
-    // The class decides where the graph leaves open how many there are.
+    // The class decides if the graph does not state the number of labels.
     let folder = copy("masked");
     edit(&folder.path().join("model.onnx"), &open);
     let manifest = import(folder.path()).unwrap();
