@@ -1,4 +1,4 @@
-//! Builds a graph node by node. Names are paths: a node's outputs are named after it.
+//! Builder that adds a graph node by node. Names are paths: a node's outputs are named after the node.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ pub struct Builder {
     interned: BTreeMap<String, usize>,
 }
 
-/// A node about to be added.
+/// A node to add.
 #[derive(Debug)]
 pub struct NodeSpec<'a> {
-    /// The path, ending in the operator's type.
+    /// Path that ends in the operator's type.
     pub name: &'a str,
     /// Operator type.
     pub op: &'a str,
@@ -29,13 +29,13 @@ pub struct NodeSpec<'a> {
 }
 
 impl Builder {
-    /// An empty graph with its operator sets.
+    /// Creates an empty graph with its operator sets.
     pub fn new(name: &str, opsets: &[(&str, i64)]) -> Self {
         let opsets = opsets.iter().map(|&(domain, version)| (domain.to_owned(), version)).collect();
         Self { graph: Graph { name: name.to_owned(), opsets, ..Graph::default() }, interned: BTreeMap::new() }
     }
 
-    /// Adds an input and gives its name.
+    /// Adds an input and returns its name.
     pub fn input(&mut self, name: &str, dtype: DType, shape: &[Dim]) -> String {
         self.graph.inputs.push(Value { name: name.to_owned(), dtype: dtype.into(), shape: shape.to_vec() });
         name.to_owned()
@@ -46,14 +46,14 @@ impl Builder {
         self.graph.outputs.push(Value { name: name.to_owned(), dtype: dtype.into(), shape: shape.to_vec() });
     }
 
-    /// Adds a node with one output, named after the node's path plus `/out`.
+    /// Adds a node with one output, which has the node's path plus `/out` as its name.
     pub fn node(&mut self, spec: NodeSpec<'_>) -> String {
         let output = format!("{}/out", spec.name);
         self.node_to(spec, &[&output]);
         output
     }
 
-    /// Adds a node with the given outputs.
+    /// Adds a node with these outputs.
     pub fn node_to(&mut self, spec: NodeSpec<'_>, outputs: &[&str]) {
         let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         self.graph.nodes.push(Node {
@@ -70,7 +70,7 @@ impl Builder {
         });
     }
 
-    /// Adds a node as it is.
+    /// Adds a complete node.
     pub fn push(&mut self, node: Node) {
         self.graph.nodes.push(node);
     }
@@ -92,7 +92,7 @@ impl Builder {
         self.node(NodeSpec { name: &name, op, domain: "", inputs, attributes })
     }
 
-    /// Gives a value another name, wherever it occurs.
+    /// Renames a value wherever it occurs.
     pub fn rename(&mut self, from: &str, to: &str) {
         let names = |node: &mut Node| {
             for name in node.inputs.iter_mut().chain(&mut node.outputs).filter(|name| *name == from) {
@@ -102,7 +102,7 @@ impl Builder {
         self.graph.nodes.iter_mut().for_each(names);
     }
 
-    /// Adds a constant whose elements lie in a file.
+    /// Adds a constant whose elements are in a file.
     pub fn external(&mut self, name: &str, dtype: DType, shape: &[usize], at: External<'_>) -> String {
         let data =
             InitializerData::External { file: at.file.to_owned(), offset: at.offset, length: at.length };
@@ -115,19 +115,19 @@ impl Builder {
         name.to_owned()
     }
 
-    /// A small integer constant, made once per value.
+    /// Returns a small integer constant; each value is stored once.
     pub fn ints(&mut self, shape: &[usize], values: &[i64]) -> String {
         let text: Vec<String> = values.iter().map(i64::to_string).collect();
         let name = format!("const/i64/{}x{}", shape.len(), text.join("_"));
         self.constant(name, DType::I64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// A single-precision scalar constant, made once per value.
+    /// Returns a single-precision scalar constant; each value is stored once.
     pub fn scalar(&mut self, value: f32) -> String {
         self.constant(format!("const/f32/{value}"), DType::F32, &[], value.to_le_bytes().to_vec())
     }
 
-    /// A half-precision scalar constant, given by its bits (IEEE 754 binary16) and made once per value.
+    /// Returns a half-precision scalar constant from its bits (IEEE 754 binary16); each value is stored once.
     pub fn half_scalar(&mut self, bits: u16) -> String {
         self.constant(format!("const/f16/{bits:#06x}"), DType::F16, &[], bits.to_le_bytes().to_vec())
     }
@@ -150,18 +150,18 @@ impl Builder {
         self.graph.metadata.push((key.to_owned(), value.to_owned()));
     }
 
-    /// The finished graph.
+    /// Returns the finished graph.
     pub fn finish(self) -> Graph {
         self.graph
     }
 }
 
-/// Where an external constant lies.
+/// Location of an external constant.
 #[derive(Debug, Clone, Copy)]
 pub struct External<'a> {
     /// File name relative to the model.
     pub file: &'a str,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,

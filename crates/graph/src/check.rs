@@ -1,4 +1,5 @@
-//! Rules for well-formed graphs: every name is defined once and before its use, and every constant fits its shape.
+//! Rules for well-formed graphs: every name is defined once and before its use, and every constant has the size of its
+//! shape.
 
 use std::collections::HashSet;
 
@@ -15,13 +16,13 @@ pub enum GraphError {
         /// The node, input or constant that defines it again.
         by: String,
     },
-    /// Two nodes have one name.
+    /// Two nodes have the same name.
     #[error("two nodes are named {name:?}")]
     DuplicateNode {
         /// The name.
         name: String,
     },
-    /// A node reads a value that nothing before it defines.
+    /// A node reads a value that no earlier node, input or constant defines.
     #[error("node {node:?} reads {name:?}, which nothing before it defines")]
     Undefined {
         /// The reader.
@@ -29,20 +30,20 @@ pub enum GraphError {
         /// The value.
         name: String,
     },
-    /// A graph output is not produced.
+    /// No node produces a graph output.
     #[error("graph output {name:?} is produced by no node")]
     NoOutput {
         /// The output.
         name: String,
     },
-    /// A constant's bytes do not fit its shape.
+    /// A constant's length does not match its shape.
     #[error("constant {name:?} has {found} bytes, expected {expected} for its shape")]
     WrongLength {
         /// The constant.
         name: String,
-        /// From its shape and type.
+        /// Number of bytes for its shape and type.
         expected: u64,
-        /// Found.
+        /// Number of bytes found.
         found: u64,
     },
     /// An operator's domain is not imported.
@@ -56,7 +57,7 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// Checks every rule, and returns the first violation.
+    /// Checks every rule and returns the first violation.
     pub fn check(&self) -> Result<(), GraphError> {
         let mut names = HashSet::new();
         match self.nodes.iter().find(|node| !names.insert(node.name.as_str())) {
@@ -65,7 +66,8 @@ impl Graph {
         }
     }
 
-    /// Like [`Graph::check`], but nodes may share names or have none, as in files of other tools.
+    /// Checks the rules of [`Graph::check`] except that on node names: nodes may share names or have none, as in files
+    /// of other tools.
     pub fn check_values(&self) -> Result<(), GraphError> {
         let mut defined = HashSet::new();
         for name in self.inputs.iter().map(|value| &value.name) {

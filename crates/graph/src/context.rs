@@ -1,17 +1,18 @@
-//! Compiled contexts: nodes that stand for what a vendor's compiler made of a graph (ONNX Runtime's EP context cache).
+//! Compiled contexts: nodes that contain the output of a vendor's compiler (ONNX Runtime's EP context cache).
 
 use crate::graph::{Graph, Node};
 
-/// The operator of such a node, in [`MICROSOFT`](crate::graph::MICROSOFT)'s domain.
+/// Operator of such a node, in [`MICROSOFT`](crate::graph::MICROSOFT)'s domain.
 pub const CONTEXT_OP: &str = "EPContext";
 
 impl Graph {
-    /// The nodes that stand for what a vendor's compiler made.
+    /// Returns the nodes with compiled contexts.
     pub fn contexts(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| node.op == CONTEXT_OP)
     }
 
-    /// The binaries that the contexts name, relative to the model; nothing of contexts that hold theirs.
+    /// Returns the file names of the contexts' binaries, relative to the model. Contexts with an embedded binary are
+    /// skipped.
     pub fn context_binaries(&self) -> impl Iterator<Item = &str> {
         let apart = self.contexts().filter(|node| node.int("embed_mode") == Some(0));
         apart.filter_map(|node| node.text("ep_cache_context")).filter(|name| !name.is_empty())

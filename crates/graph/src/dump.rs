@@ -1,4 +1,4 @@
-//! A stable text form of a graph, for people and for golden files.
+//! A stable text form of a graph, for readers and for golden files.
 
 use std::fmt::{self, Display, Write};
 

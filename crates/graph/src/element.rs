@@ -6,11 +6,11 @@ use std::fmt;
 
 use narthex_spec::DType;
 
-/// The element type of a tensor, as ONNX numbers it (`TensorProto.DataType`).
+/// Element type of a tensor, as an ONNX code (`TensorProto.DataType`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Element(i32);
 
-/// Number, name and bits of every type whose elements have a size.
+/// Code, name and number of bits of every type whose elements have a size.
 const TYPES: &[(i32, &str, u32)] = &[
     (1, "f32", 32),
     (2, "u8", 8),
@@ -40,13 +40,13 @@ const TYPES: &[(i32, &str, u32)] = &[
 ];
 
 impl Element {
-    /// No type at all: a value that is not a tensor.
+    /// No type: the value is not a tensor.
     pub const NONE: Self = Self(0);
     /// Unsigned 16-bit integer.
     pub const U16: Self = Self(4);
     /// Signed 16-bit integer.
     pub const I16: Self = Self(5);
-    /// Text.
+    /// String.
     pub const STRING: Self = Self(8);
     /// IEEE 754 double precision.
     pub const F64: Self = Self(11);
@@ -55,12 +55,12 @@ impl Element {
     /// Signed 4-bit integer, two to a byte.
     pub const I4: Self = Self(22);
 
-    /// Returns the type with an ONNX number.
+    /// Returns the type with an ONNX code.
     pub fn from_code(code: i32) -> Self {
         Self(code)
     }
 
-    /// Returns the ONNX number.
+    /// Returns the ONNX code.
     pub fn code(self) -> i32 {
         self.0
     }
@@ -72,12 +72,12 @@ impl Element {
         all.into_iter().find(|&dtype| self == dtype)
     }
 
-    /// Returns the bits of one element, or `None` for strings and unknown types.
+    /// Returns the number of bits of one element, or `None` for strings and unknown types.
     pub fn bits(self) -> Option<u32> {
         TYPES.iter().find(|(code, ..)| *code == self.0).map(|&(_, _, bits)| bits)
     }
 
-    /// Returns the bytes of `count` elements. Elements smaller than a byte are packed.
+    /// Returns the number of bytes of `count` elements. Elements smaller than a byte are packed.
     pub fn bytes(self, count: u64) -> Option<u64> {
         Some(count.checked_mul(u64::from(self.bits()?))?.div_ceil(8))
     }

@@ -1,4 +1,5 @@
-//! Part of a graph as a graph of its own: what its nodes read from elsewhere comes in, what others read of it goes out.
+//! Extraction of a subgraph: values that its nodes read from other nodes become inputs, and values that other nodes
+//! read become outputs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -10,9 +11,9 @@ use crate::{
 };
 
 impl Graph {
-    /// The nodes at these positions as a graph, with the constants that they read, those too that other nodes compute when
-    /// the graph is loaded. `known` is what was inferred of this graph. `None` where a value at the edge has no type or no
-    /// fixed shape, a node has a body, or a position has no node.
+    /// Returns the nodes at these positions as a graph, with the constants that they read, including those that other
+    /// nodes compute when the graph is loaded. `known` has the inferred tensors of this graph. The result is `None` if
+    /// a value at the boundary has no type or no fixed shape, a node has a body, or a position has no node.
     pub fn extract(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> Option<Self> {
         let positions = self.with_constants(positions, known);
         let nodes = positions.iter().map(|&at| self.nodes.get(at).cloned()).collect::<Option<Vec<_>>>()?;
@@ -58,7 +59,7 @@ impl Graph {
         })
     }
 
-    /// Positions, and those of the nodes that compute constants for them.
+    /// Returns the positions, together with those of the nodes that compute constants for them.
     fn with_constants(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> BTreeSet<usize> {
         let mut makers: HashMap<&str, usize> = HashMap::new();
         for (at, node) in self.nodes.iter().enumerate() {
@@ -79,7 +80,7 @@ impl Graph {
     }
 }
 
-/// A value with the type and the shape that were inferred of it.
+/// Returns a value with its inferred type and shape.
 fn value(name: &str, known: &InferredTensors) -> Option<Value> {
     let tensor = known.get(name);
     let extents = tensor.shape.as_ref()?.iter().map(|extent| extent.map(Dim::Fixed));
@@ -118,7 +119,7 @@ mod tests {
             assert_eq!(names(&part.outputs), outputs);
         };
         check(&[0], &["x"], 1, &["/a/Relu/out"]);
-        // What is computed at load comes along.
+        // Nodes that compute constants at load time are included.
         check(&[2, 3], &["/a/Relu/out"], 3, &["/c/Add/out"]);
         check(&[3, 4], &["/b/Reshape/out"], 2, &["/d/Neg/out"]);
         check(&[0, 4], &["/c/Add/out", "x"], 2, &["/a/Relu/out", "/d/Neg/out"]);

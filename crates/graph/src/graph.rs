@@ -1,17 +1,17 @@
-//! The value types: graph, node, tensor.
+//! Value types: graph, node, tensor.
 
 use narthex_spec::dtype::Dim;
 use prost::bytes::Bytes;
 
 use crate::element::Element;
 
-/// The domain of ONNX Runtime's contributed operators.
+/// Domain of ONNX Runtime's contributed operators.
 pub const MICROSOFT: &str = "com.microsoft";
 
 /// A model with one graph.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Graph {
-    /// The graph's name.
+    /// Name of the graph.
     pub name: String,
     /// Operator-set versions by domain; the empty domain is ONNX itself.
     pub opsets: Vec<(String, i64)>,
@@ -33,10 +33,10 @@ pub struct Graph {
     pub unread: Vec<String>,
 }
 
-/// A graph input or output, or a value between nodes.
+/// A graph input, a graph output, or a value between nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Value {
-    /// Its name.
+    /// Name of the value.
     pub name: String,
     /// Element type.
     pub dtype: Element,
@@ -47,36 +47,36 @@ pub struct Value {
 /// A constant tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Initializer {
-    /// Its name.
+    /// Name of the constant.
     pub name: String,
     /// Element type.
     pub dtype: Element,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Its elements.
+    /// Elements of the constant.
     pub data: InitializerData,
 }
 
-/// The elements of a constant.
+/// Elements of a constant.
 #[derive(Debug, Clone, PartialEq)]
 pub enum InitializerData {
-    /// Inside the model, little-endian; a view of the file's bytes where one was read.
+    /// Stored in the model, little-endian; a view of the file's bytes if it was read from a file.
     Inline(Bytes),
-    /// In a file beside the model.
+    /// Stored in a file next to the model.
     External {
         /// File name relative to the model.
         file: String,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Number of bytes.
         length: u64,
     },
 }
 
-/// One operator.
+/// An operator with its inputs and outputs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// A path such as `/layers.3/attn/q_proj/MatMulNBits`.
+    /// Path, such as `/layers.3/attn/q_proj/MatMulNBits`.
     pub name: String,
     /// Operator type.
     pub op: String,
@@ -90,26 +90,26 @@ pub struct Node {
     pub attributes: Vec<(String, Attribute)>,
 }
 
-/// The value of an attribute.
+/// Value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
     /// An integer.
     Int(i64),
     /// A single-precision number.
     Float(f32),
-    /// Text.
+    /// A string.
     String(String),
     /// Integers.
     Ints(Vec<i64>),
     /// Single-precision numbers.
     Floats(Vec<f32>),
-    /// Text that is not UTF-8.
+    /// A string that is not UTF-8.
     Bytes(Bytes),
-    /// Texts.
+    /// Strings.
     Strings(Vec<String>),
     /// A constant tensor.
     Tensor(Box<Initializer>),
-    /// A body that the node runs, such as a branch of `If`; it may read values of the graph around it.
+    /// A body that the node runs, such as a branch of `If`. It may read values of the outer graph.
     Graph(Box<Graph>),
 }
 
@@ -144,13 +144,13 @@ impl<const N: usize> From<[i64; N]> for Attribute {
 }
 
 impl Initializer {
-    /// The bytes its shape and type call for.
+    /// Returns the number of bytes that its shape and type require.
     pub fn expected_bytes(&self) -> Option<u64> {
         let count = self.shape.iter().try_fold(1u64, |count, &extent| count.checked_mul(extent as u64))?;
         self.dtype.bytes(count)
     }
 
-    /// The bytes that it has, wherever they lie.
+    /// Returns the number of bytes of its elements, inline or external.
     pub fn bytes(&self) -> u64 {
         match &self.data {
             InitializerData::Inline(bytes) => bytes.len() as u64,
@@ -160,19 +160,19 @@ impl Initializer {
 }
 
 impl Graph {
-    /// The bytes of its constants, wherever they lie; those of bodies are not counted.
+    /// Returns the number of bytes of the graph's constants, inline and external; constants of bodies are not counted.
     pub fn weight_bytes(&self) -> u64 {
         self.initializers.iter().map(Initializer::bytes).sum()
     }
 }
 
 impl Node {
-    /// An attribute by name.
+    /// Returns an attribute by name.
     pub fn attribute(&self, name: &str) -> Option<&Attribute> {
         self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value)
     }
 
-    /// An integer attribute.
+    /// Returns an integer attribute.
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.attribute(name)? {
             Attribute::Int(value) => Some(*value),
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// An attribute that lists integers.
+    /// Returns an attribute that is a list of integers.
     pub fn ints(&self, name: &str) -> Option<&[i64]> {
         match self.attribute(name)? {
             Attribute::Ints(values) => Some(values),
@@ -188,7 +188,7 @@ impl Node {
         }
     }
 
-    /// A text attribute.
+    /// Returns a string attribute.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.attribute(name)? {
             Attribute::String(text) => Some(text),
@@ -196,17 +196,17 @@ impl Node {
         }
     }
 
-    /// The name of an input that is there.
+    /// Returns the name of an input, or `None` if the input is absent.
     pub fn input(&self, index: usize) -> Option<&str> {
         self.inputs.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The operator with its domain: `MatMul`, `com.microsoft.MatMulNBits`.
+    /// Returns the operator with its domain: `MatMul`, `com.microsoft.MatMulNBits`.
     pub fn operator(&self) -> String {
         if self.domain.is_empty() { self.op.clone() } else { format!("{}.{}", self.domain, self.op) }
     }
 
-    /// Its path, or, where the file gives none, its operator and what it makes: `MatMul of y`.
+    /// Returns its path. If the file has no path for it, the result is its operator and output: `MatMul of y`.
     pub fn path(&self) -> String {
         match (self.name.as_str(), self.outputs.first()) {
             ("", Some(output)) => format!("{} of {output}", self.op),

@@ -1,6 +1,7 @@
-//! An ONNX graph as a value: built, checked, printed, written and read. Nothing here knows language models.
+//! ONNX graphs as values that are built, checked, printed, written and read. This crate does not depend on language
+//! models.
 //!
-//! Start at [`Graph`]; [`build::Builder`] makes one node by node, [`onnx`] turns it into bytes and back.
+//! Start at [`Graph`]. [`build::Builder`] builds one node by node, and [`onnx`] converts it to bytes and back.
 
 pub mod build;
 pub mod check;

@@ -1,4 +1,4 @@
-//! Topological order of nodes, which ONNX requires and some converters do not keep.
+//! Topological order of nodes. ONNX requires it, but some converters do not produce it.
 
 use std::{
     cmp::Reverse,
@@ -8,8 +8,8 @@ use std::{
 use crate::graph::{Attribute, Graph, Node};
 
 impl Graph {
-    /// Sorts nodes topologically, in bodies too. Nodes that are in order keep it, and nodes in a cycle come last, so that
-    /// [`Graph::check_values`] reports them.
+    /// Sorts nodes topologically, also in bodies. Nodes that are already in order keep it. Nodes in a cycle come last,
+    /// so that [`Graph::check_values`] reports them.
     pub fn sort_nodes(&mut self) {
         for (_, attribute) in self.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
             if let Attribute::Graph(body) = attribute {
@@ -25,7 +25,8 @@ impl Graph {
     }
 }
 
-/// Returns the positions of nodes in topological order, the smallest position first among ready nodes.
+/// Returns the positions of nodes in topological order. Among nodes that are ready, the one with the smallest position
+/// comes first.
 fn order(nodes: &[Node]) -> Vec<usize> {
     let makers: HashMap<&str, usize> = nodes
         .iter()
@@ -92,7 +93,7 @@ mod tests {
         check(vec![node("a", &["x"]), node("b", &["x"]), node("c", &["a", ""])], "abc");
         check(vec![node("c", &["a", "b"]), node("b", &["a"]), node("d", &["x"]), node("a", &["x"])], "dabc");
         check(vec![node("a", &["b"]), node("b", &["a"]), node("c", &["a"]), node("d", &[])], "dabc");
-        // A body reads values of the graph around it, and has an order of its own.
+        // A body reads values of the outer graph and is sorted separately.
         let body = Graph { nodes: vec![node("f", &["e"]), node("e", &["b"])], ..Graph::default() };
         let mut branch = node("a", &[]);
         branch.attributes.push(("then_branch".to_owned(), Attribute::Graph(Box::new(body))));

@@ -12,7 +12,7 @@ use crate::{
     infer,
 };
 
-/// The metadata key under which applied patches are listed.
+/// Metadata key of the list of applied patches.
 pub const APPLIED: &str = "narthex.patches";
 
 /// A labelled change.
@@ -24,19 +24,19 @@ pub struct Patch {
     pub edits: Vec<Edit>,
 }
 
-/// One edit.
+/// An edit of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Edit {
-    /// Replaces the node that outputs a value. An empty list removes it.
+    /// Replaces the node that outputs a value. An empty list of nodes removes it.
     Replace {
         /// The value.
         making: String,
-        /// The nodes, in order.
+        /// New nodes, in order.
         nodes: Vec<Node>,
     },
     /// Adds a constant.
     AddConstant(Initializer),
-    /// Gives a symbol an extent, wherever it occurs.
+    /// Binds a symbol to an extent wherever it occurs.
     Bind {
         /// The symbol.
         symbol: String,
@@ -53,7 +53,7 @@ pub enum Edit {
 /// A failure to apply a patch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
-    /// No node makes the value.
+    /// No node produces the value.
     #[error("cannot {label}: no node makes {value:?}")]
     NoSuchNode {
         /// The patch.
@@ -61,7 +61,7 @@ pub enum PatchError {
         /// The value.
         value: String,
     },
-    /// Two patches replace one node.
+    /// Two patches replace the same node.
     #[error("cannot {label}: another fix has replaced the node that makes {value:?}")]
     Overlap {
         /// The patch.
@@ -129,7 +129,7 @@ impl Graph {
         }
     }
 
-    /// Sets the extents of bound symbols, and the shapes that follow for other values.
+    /// Sets the extents of bound symbols, and the shapes of other values that follow from them.
     fn bind(&mut self, patches: &[Patch]) {
         let bound: HashMap<&str, u64> = patches
             .iter()
@@ -160,7 +160,7 @@ impl Graph {
                 self.unranked.retain(|name| *name != output.name);
             }
         }
-        // ONNX Runtime infers more than an open shape states, and shapes of removed values are obsolete.
+        // ONNX Runtime infers more than a shape with symbols states, and shapes of removed values are obsolete.
         let made: HashSet<&str> =
             self.nodes.iter().flat_map(|node| &node.outputs).map(String::as_str).collect();
         self.values.retain(|value| {

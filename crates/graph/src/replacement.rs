@@ -8,7 +8,7 @@ use crate::{
     patch::{Edit, Patch},
 };
 
-/// Collects the nodes that replace one node. Their names and values continue its path.
+/// Collects the nodes that replace one node. Their names start with its path.
 #[derive(Debug)]
 pub struct Replacement<'a> {
     node: &'a Node,
@@ -26,19 +26,20 @@ impl<'a> Replacement<'a> {
         Self { node, stem, nodes: Vec::new(), edits: Vec::new() }
     }
 
-    /// Returns the path that new values continue.
+    /// Returns the prefix of new values.
     pub fn stem(&self) -> &str {
         &self.stem
     }
 
-    /// Adds a node with a new value and returns the value's name. `op` may be led by a domain, as `com.microsoft/Gelu`.
+    /// Adds a node with a new value and returns the value's name. `op` may have a domain as a prefix:
+    /// `com.microsoft/Gelu`.
     pub fn op(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)]) -> String {
         let output = format!("{}/{}{}/out", self.stem, op, self.nodes.len());
         self.op_to(op, inputs, attributes, &[&output]);
         output
     }
 
-    /// Adds a node that makes values whose names are given.
+    /// Adds a node with these output names.
     pub fn op_to(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)], outputs: &[&str]) {
         let (domain, op) = op.split_once('/').unwrap_or(("", op));
         let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -52,7 +53,7 @@ impl<'a> Replacement<'a> {
         });
     }
 
-    /// Adds a node as it is.
+    /// Adds a complete node.
     pub fn push(&mut self, node: Node) {
         self.nodes.push(node);
     }
@@ -78,7 +79,7 @@ impl<'a> Replacement<'a> {
         self.constant(name, DType::I64.into(), &[extents.len()], bytes)
     }
 
-    /// The patch, called `kind: path of the node`; `None` for a node that makes nothing.
+    /// Returns the patch, labelled `kind: path of the node`; `None` for a node without outputs.
     pub fn patch(self, kind: &str) -> Option<Patch> {
         let making = self.node.outputs.iter().find(|output| !output.is_empty())?.clone();
         let mut edits = self.edits;

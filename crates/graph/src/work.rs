@@ -1,13 +1,14 @@
-//! Multiply-accumulates of a node, from the shapes of its tensors.
+//! Number of multiply-accumulates of a node, from the shapes of its tensors.
 //!
-//! Only products of matrices and convolutions count; next to them everything else in a model is small.
+//! Only matrix products and convolutions are counted; everything else in a model is negligible compared with them.
 
 use crate::{
     graph::Node,
     infer::{InferredTensors, Shape, TensorInfo},
 };
 
-/// Multiply-accumulates of one run of a node: 0 for operators that do few, nothing where shapes are not known.
+/// Returns the number of multiply-accumulates of one run of a node: 0 for operators with few of them, `None` if a shape
+/// is unknown.
 pub fn multiply_accumulates(node: &Node, known: &InferredTensors) -> Option<u64> {
     let shape = |index| known.input(node, index).and_then(|tensor| tensor.shape.as_ref());
     let output = known.output(node);
@@ -43,7 +44,7 @@ fn last(shape: &Shape) -> Option<u64> {
     *shape.last()?
 }
 
-/// Scores and their product with the values: both have every query meet every key.
+/// Counts the scores and their product with the values: each combines every query with every key.
 fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
     let keys = (*k.get(k.len().checked_sub(2)?)?)?;
     let queries = q.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))?;
@@ -51,7 +52,7 @@ fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
     scores.checked_add(scores.checked_div(last(q)?)?.checked_mul(last(v)?)?)
 }
 
-/// Each query meets the whole cache: past and present share it.
+/// Counts grouped-query attention: each query attends to the whole cache, which past and present share.
 fn grouped(node: &Node, output: &TensorInfo, known: &InferredTensors) -> Option<u64> {
     let past = known.input(node, 3)?.shape.as_ref()?;
     let (capacity, queries) = ((*past.get(2)?)?, output.count()?);
@@ -64,7 +65,7 @@ fn recurrent(x: &Shape, w: &Shape, r: &Shape) -> Option<u64> {
     steps.checked_mul(count(w)?.checked_add(count(r)?)?)
 }
 
-/// Every combination of the letters in the equation, which is what a loop over them would do.
+/// Counts all combinations of the letters in the equation, as in nested loops over them.
 fn einsum(node: &Node, known: &InferredTensors) -> Option<u64> {
     let (operands, _) = node.text("equation")?.split_once("->")?;
     let mut extents = std::collections::BTreeMap::new();

@@ -41,7 +41,7 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     }
 }
 
-/// Returns whether a list of words has an operator.
+/// Returns whether a space-separated list contains an operator.
 fn lists(words: &str, op: &str) -> bool {
     words.split_ascii_whitespace().any(|word| word == op)
 }
@@ -61,7 +61,7 @@ const BROADCAST: &str = "
     Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max
     Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor";
 
-/// Returns the shape that inputs broadcast to. Undetermined extents stay open.
+/// Returns the shape to which inputs broadcast. Extents that cannot be determined are `None`.
 pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {
     let shapes = shapes.iter().copied().collect::<Option<Vec<&Shape>>>()?;
     let rank = shapes.iter().map(|shape| shape.len()).max()?;
@@ -130,7 +130,7 @@ fn gemm(at: &NodeContext<'_>) -> Option<Shape> {
     Some(vec![side(0, "transA", 0)?, side(1, "transB", 1)?])
 }
 
-/// Returns the number of window positions along each spatial axis.
+/// Returns the number of window positions along each spatial axis of a convolution or pooling.
 fn windows(at: &NodeContext<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) -> Shape {
     let number = |name: &str, axis: usize, absent: u64| {
         at.node.ints(name).and_then(|all| all.get(axis)).map_or(Some(absent), |&v| u64::try_from(v).ok())
@@ -226,7 +226,8 @@ fn one_hot(at: &NodeContext<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-/// ONNX's `Attention`: Q, K, V of rank 4, or of rank 3 with the heads folded into the last extent.
+/// Returns the output shapes of ONNX's `Attention`: Q, K, V have rank 4, or rank 3 with the heads folded into the last
+/// extent.
 fn attention(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let first = || {
         let (q, v) = (at.shape(0)?, at.shape(2)?);
@@ -269,7 +270,7 @@ fn skip_norm(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     vec![at.shape(0).cloned(), None, None, at.shape(0).cloned()]
 }
 
-/// The element type of one output of a node, where the operator decides it.
+/// Returns the element type of one output of a node, if the operator determines it.
 pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
     let known = |dtype: DType| Some(Element::from(dtype));
     match (at.node.op.as_str(), output) {

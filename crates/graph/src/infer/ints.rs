@@ -1,11 +1,11 @@
-//! Small integers followed through the arithmetic with which exporters compute shapes.
+//! Evaluation of small integers in the arithmetic with which exporters compute shapes.
 
 use super::{
     MOST_INTS, NodeContext, Shape, axis_of,
     layout::{range_length, shape_range},
 };
 
-/// The elements of a node's outputs, if the operator is shape arithmetic and its inputs are known.
+/// Returns the elements of a node's outputs if the operator is shape arithmetic and its inputs are known.
 pub(super) fn ints(at: &NodeContext<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
     let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MOST_INTS).map(|v| vec![v]);
     match at.node.op.as_str() {
@@ -108,7 +108,7 @@ fn expand(values: &[i64], shape: &Shape) -> Option<Vec<i64>> {
     }
 }
 
-/// Two lists of one length, or one of them a single number.
+/// Pairs the elements of two lists of equal length; a single number is paired with every element of the other list.
 fn paired(a: &[i64], b: &[i64]) -> Option<Vec<(i64, i64)>> {
     match (a, b) {
         (a, b) if a.len() == b.len() => Some(a.iter().copied().zip(b.iter().copied()).collect()),

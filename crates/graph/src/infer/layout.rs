@@ -130,7 +130,7 @@ fn concat(at: &NodeContext<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-/// Returns the number of elements that a slice takes of an extent.
+/// Returns the number of elements that a slice selects from an extent.
 pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Option<u64> {
     let extent = i64::try_from(extent).ok()?;
     let wrap = |place: i64| if place < 0 { place.saturating_add(extent) } else { place };

@@ -1,7 +1,7 @@
 //! Inference of element types, shapes and small integer constants.
 //!
-//! A symbol has the extent that the caller binds, else it is open. The outputs of an unknown operator are open; nothing is
-//! guessed. Start at [`Graph::infer`].
+//! A symbol has the extent that the caller binds; an unbound symbol is unknown. The outputs of an unknown operator are
+//! unknown too; nothing is guessed. Start at [`Graph::infer`].
 
 mod compute;
 mod ints;
@@ -60,7 +60,7 @@ pub struct InferredTensors {
 }
 
 impl InferredTensors {
-    /// Returns a tensor by name. Nothing is known of an absent one.
+    /// Returns the properties of a tensor by name; all of them are unknown if the tensor is absent.
     pub fn get(&self, name: &str) -> &TensorInfo {
         self.tensors.get(name).unwrap_or(&self.nothing)
     }
@@ -127,7 +127,7 @@ pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64>
     })
 }
 
-/// Fills open properties with those that the file declares.
+/// Replaces unknown properties by those that the file declares.
 fn complete(tensor: &mut TensorInfo, stated: &TensorInfo) {
     tensor.element = tensor.element.or(stated.element);
     match (&mut tensor.shape, &stated.shape) {

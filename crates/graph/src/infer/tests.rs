@@ -1,4 +1,4 @@
-//! Shapes that are found, and shapes that are honestly not.
+//! Tests of shapes that can be inferred, and of shapes that cannot.
 
 use narthex_spec::{DType, dtype::Dim};
 
@@ -8,7 +8,7 @@ use crate::{
     graph::MICROSOFT,
 };
 
-/// The shape of one node's first output over inputs of these shapes; integers are constants.
+/// Checks the shape of one node's first output for inputs of these shapes. Integers are constants.
 fn check(op: &str, inputs: &[Input<'_>], attributes: &[(&str, Attribute)], expect: &str) {
     let (domain, op) = op.split_once('/').unwrap_or(("", op));
     let mut b = Builder::new("g", &[("", 23), (MICROSOFT, 1)]);

@@ -1,4 +1,4 @@
-//! The bytes of an ONNX file as a graph. The bytes come from outside: whatever they hold gives an error, never a panic.
+//! Decoding of ONNX files into graphs. The bytes are untrusted: malformed ones cause an error, never a panic.
 
 use narthex_spec::dtype::Dim;
 use prost::{Message, bytes::Bytes};
@@ -17,13 +17,13 @@ use crate::{
 };
 
 impl Graph {
-    /// Reads the bytes of an ONNX file.
+    /// Decodes the bytes of an ONNX file.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         limit::check(bytes)?;
         model(ModelProto::decode(bytes))
     }
 
-    /// As [`Graph::decode`]; constants inside the file stay where they are, as views of it.
+    /// Decodes as [`Graph::decode`], but constants inside the file remain views of its bytes.
     pub fn decode_shared(bytes: Bytes) -> Result<Self, DecodeError> {
         limit::check(&bytes)?;
         model(ModelProto::decode(bytes))
@@ -45,7 +45,7 @@ fn model(decoded: Result<ModelProto, prost::DecodeError>) -> Result<Graph, Decod
     Ok(graph)
 }
 
-/// ONNX's own operators have two spellings of their domain.
+/// Maps the second spelling of ONNX's own domain, `ai.onnx`, to the empty one.
 fn domain(name: String) -> String {
     if name == "ai.onnx" { String::new() } else { name }
 }
@@ -85,14 +85,14 @@ fn graph(proto: GraphProto) -> Result<Graph, DecodeError> {
     Ok(graph)
 }
 
-/// A value, and whether its file gives it a shape.
+/// Returns a value, and whether its file declares a shape for it.
 fn value(proto: ValueInfoProto) -> (Value, bool) {
     let Some(tensor) = proto.r#type.and_then(|kind| kind.tensor_type) else {
         return (Value { name: proto.name, dtype: Element::NONE, shape: Vec::new() }, false);
     };
     let shaped = tensor.shape.is_some();
     let dims = tensor.shape.map(|shape| shape.dim).unwrap_or_default();
-    // Some exporters write an open extent as -1, or as a symbol without a name.
+    // Some exporters write an unknown extent as -1, or as a symbol without a name.
     let open = |axis: usize| Dim::Symbol(format!("{}_{axis}", proto.name));
     let shape = dims
         .into_iter()
@@ -134,7 +134,7 @@ fn inline(proto: &TensorProto, dtype: Element) -> Bytes {
     let doubles = proto.double_data.iter().flat_map(|v| v.to_le_bytes());
     let longs = proto.int64_data.iter().flat_map(|v| v.to_le_bytes());
     let unsigned = proto.uint64_data.iter().flat_map(|v| v.to_le_bytes());
-    // Each int32 holds one element of a narrow type, except types below a byte, which are packed.
+    // Each int32 has one element of a narrow type. Types below a byte are packed.
     let width = dtype.bits().map_or(4, |bits| bits.div_ceil(8).min(4)) as usize;
     let narrow = proto.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width));
     floats.chain(doubles).chain(longs).chain(unsigned).chain(narrow).collect::<Vec<u8>>().into()
@@ -151,7 +151,7 @@ fn external(proto: &TensorProto, expected: Option<u64>) -> Result<InitializerDat
     Ok(InitializerData::External {
         file: file.to_owned(),
         offset: number("offset", 0)?,
-        // Some writers leave the length to the shape.
+        // Some writers omit the length, which then follows from the shape.
         length: number("length", expected.unwrap_or(0))?,
     })
 }
@@ -182,7 +182,7 @@ fn has_unread(attribute: &Attribute) -> bool {
     matches!(attribute, Attribute::Graph(body) if !body.unread.is_empty())
 }
 
-/// The attribute's value; nothing for kinds that are not kept.
+/// Returns the attribute's value, or `None` for kinds that are not kept.
 fn decode_attribute(proto: AttributeProto) -> Result<Option<Attribute>, DecodeError> {
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
     Ok(Some(match (proto.r#type, proto.t, proto.g) {

@@ -1,4 +1,4 @@
-//! A graph as the bytes of an ONNX file.
+//! Encoding of graphs as ONNX files.
 
 use narthex_spec::dtype::Dim;
 use prost::Message;
@@ -10,11 +10,11 @@ use super::messages::{
 };
 use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
-/// The ONNX intermediate-representation version written: ONNX 1.16's.
+/// ONNX intermediate-representation version of the written files: that of ONNX 1.16.
 const IR_VERSION: i64 = 10;
 
 impl Graph {
-    /// The bytes of an ONNX file; external constants are named, not read.
+    /// Returns the bytes of an ONNX file. External constants are stored as references to their file.
     pub fn encode(&self) -> Vec<u8> {
         let entry = |(key, value): &(String, String)| StringStringEntryProto {
             key: key.clone(),
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_zero_and_an_empty_text_are_written() {
-        // Readers take what is absent for defaults of their own: the provider for Qualcomm's NPUs an absent `embed_mode` for 1.
+        // Some readers assume their own default for an absent value: the provider for Qualcomm's NPUs treats an absent
+        // `embed_mode` as 1.
         assert_eq!(attribute("embed_mode", &Attribute::Int(0)).encode_to_vec().len(), 17);
         assert_eq!(attribute("x", &Attribute::Float(0.0)).f, Some(0.0));
         assert_eq!(attribute("x", &Attribute::String(String::new())).s, Some(prost::bytes::Bytes::new()));

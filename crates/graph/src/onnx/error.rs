@@ -1,4 +1,4 @@
-//! Errors of reading an ONNX file.
+//! Errors from reading an ONNX file.
 
 /// A failure to read the bytes of an ONNX file as a graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum DecodeError {
     Malformed {
         /// Part of the model.
         what: String,
-        /// Value that the specification asks for.
+        /// Value that the specification requires.
         expected: &'static str,
         /// Value in the file.
         found: String,

@@ -1,8 +1,8 @@
-//! Writer of an external data file, one tensor at a time, so that only one is in memory.
+//! Writer of an external data file. It writes one tensor at a time, so that only one is in memory.
 
 use std::io::{self, Write};
 
-/// Alignment in bytes of tensors, for memory mapping and wide loads.
+/// Alignment of tensors in bytes, for memory mapping and wide loads.
 const ALIGNMENT: u64 = 64;
 
 /// Appends tensors to a file.
@@ -12,10 +12,10 @@ pub struct ExternalWriter<W> {
     offset: u64,
 }
 
-/// The range of a tensor in a file.
+/// Range of a tensor in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteRange {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,
@@ -34,7 +34,7 @@ impl<W: Write> ExternalWriter<W> {
         Ok(range)
     }
 
-    /// Begins a tensor of `length` bytes, which [`Self::append`] then writes piece by piece.
+    /// Begins a tensor of `length` bytes, which [`Self::append`] then writes in pieces.
     pub fn begin(&mut self, length: u64) -> io::Result<ByteRange> {
         let padding = self.offset.next_multiple_of(ALIGNMENT) - self.offset;
         self.file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;

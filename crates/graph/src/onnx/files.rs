@@ -1,4 +1,4 @@
-//! ONNX models on disk: graphs are mapped, and the lengths of their data files measured.
+//! ONNX models on disk: maps graph files and measures the lengths of their data files.
 
 use std::{
     collections::BTreeMap,
@@ -17,23 +17,23 @@ const MAX_FILES: usize = 128;
 /// Maximum size of an ONNX file, which is Protobuf's limit on a message.
 const MAX_FILE_BYTES: u64 = 2 << 30;
 
-/// One ONNX file of a model.
+/// An ONNX file of a model.
 #[derive(Debug, Clone)]
 pub struct OnnxFile {
-    /// The file's name, relative to the model's folder.
+    /// Name of the file, relative to the model's folder.
     pub name: String,
-    /// The folder that its external data is relative to.
+    /// Folder that its external data is relative to.
     pub folder: PathBuf,
-    /// The graph in it.
+    /// Graph in the file.
     pub graph: Graph,
-    /// Bytes of each data file that the graph names; `None` if the file does not exist.
+    /// Length in bytes of each data file that the graph references; `None` if the file does not exist.
     pub data_files: BTreeMap<String, Option<u64>>,
     /// Watch on the file, whose bytes the graph borrows.
     pub watch: FileWatch,
 }
 
 impl OnnxFile {
-    /// Fails if the file has changed since it was opened. To be called after the last use of the graph's weights.
+    /// Checks that the file has not changed since it was opened. Call this after the last use of the graph's weights.
     ///
     /// # Errors
     /// [`OnnxFileError::Read`].
@@ -43,7 +43,7 @@ impl OnnxFile {
     }
 }
 
-/// The reason why an ONNX model could not be read.
+/// Reason why an ONNX model could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum OnnxFileError {
     /// A file or folder could not be read.
@@ -51,7 +51,7 @@ pub enum OnnxFileError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// A file is not an ONNX model.
@@ -83,19 +83,19 @@ pub enum OnnxFileError {
     TooMany {
         /// The folder.
         path: PathBuf,
-        /// Number found.
+        /// Number of files found.
         found: usize,
     },
-    /// A graph's weights cannot be had.
+    /// A graph's weights are not available.
     #[error("{reason}")]
     Data {
-        /// Which file, what was expected of it and found.
+        /// Description: the file, the expectation and the finding.
         reason: String,
     },
 }
 
 impl OnnxFileError {
-    /// The next step, where one is known.
+    /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Decode { .. } => {
@@ -117,7 +117,7 @@ impl OnnxFileError {
 /// Reads the graphs of a model: one file, or every `.onnx` file of a folder.
 ///
 /// # Errors
-/// See [`OnnxFileError`]; a data file that is missing is a finding, not an error.
+/// See [`OnnxFileError`]. A missing data file is not an error here; [`OnnxFile::data_files`] records it.
 pub fn open(path: &Path) -> Result<Vec<OnnxFile>, OnnxFileError> {
     let files = graph_files(path)?;
     if files.is_empty() {
@@ -126,10 +126,11 @@ pub fn open(path: &Path) -> Result<Vec<OnnxFile>, OnnxFileError> {
     open_files(&files)
 }
 
-/// The files of a model's graphs: the file itself, or every `.onnx` file of a folder, by name.
+/// Returns the files of a model's graphs: the file itself, or every `.onnx` file of a folder, by name. The result is
+/// empty if a folder has none.
 ///
 /// # Errors
-/// [`OnnxFileError::Read`] and [`OnnxFileError::TooMany`]; a folder without any gives none.
+/// [`OnnxFileError::Read`] and [`OnnxFileError::TooMany`].
 pub fn graph_files(path: &Path) -> Result<Vec<PathBuf>, OnnxFileError> {
     let failed = |source| OnnxFileError::Read { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
@@ -137,7 +138,7 @@ pub fn graph_files(path: &Path) -> Result<Vec<PathBuf>, OnnxFileError> {
     }
     let mut files = onnx_files(path)?;
     if files.is_empty() {
-        // Where hubs keep exports beside the original weights.
+        // Hubs keep exports in this folder, next to the original weights.
         files = onnx_files(&path.join("onnx")).unwrap_or_default();
     }
     match files.len() {
@@ -184,7 +185,8 @@ fn open_file(path: &Path) -> Result<OnnxFile, OnnxFileError> {
     Ok(OnnxFile { name, folder, graph, data_files, watch })
 }
 
-/// Bytes of each data file that a graph names. Files outside the model's folder are not touched.
+/// Returns the length in bytes of each data file that a graph references. Files outside the model's folder are not
+/// opened.
 pub fn data_file_sizes(graph: &Graph, folder: &Path) -> BTreeMap<String, Option<u64>> {
     let mut files = BTreeMap::new();
     for constant in &graph.initializers {
@@ -205,12 +207,12 @@ pub fn stays_inside(file: &str) -> bool {
         && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
-/// Data files that were mapped, by path.
+/// Mapped data files, by path.
 #[derive(Default)]
 pub struct DataFiles(BTreeMap<PathBuf, Mapped>);
 
 impl DataFiles {
-    /// Fails if a file has changed since it was opened. To be called after the last use of its bytes.
+    /// Checks that no file has changed since it was opened. Call this after the last use of its bytes.
     ///
     /// # Errors
     /// [`OnnxFileError::Read`].

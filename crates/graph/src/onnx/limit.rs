@@ -1,8 +1,8 @@
 //! Limits on an ONNX file, checked before it is decoded.
 //!
-//! Decoded messages take up to a hundred times as much memory as their bytes, and `prost` has no limit on how many it
-//! decodes. This module walks the wire format without keeping anything and counts what costs memory. Constants, which
-//! make up most of a real file, are skipped whole.
+//! Decoded messages take up to a hundred times as much memory as their bytes, and `prost` does not limit their number.
+//! This module traverses the wire format without allocating and counts the entries that cost memory. Constants, which
+//! are most of a real file, are skipped.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 
@@ -14,7 +14,7 @@ const ENTRIES: u64 = 4_000_000;
 /// Maximum number of bytes of packed numbers, which the decoder unpacks.
 const PACKED: u64 = 64 << 20;
 
-/// A message whose field numbers the walk knows.
+/// A message whose field numbers are known to the traversal.
 #[derive(Clone, Copy)]
 enum Message {
     Model,
@@ -22,17 +22,17 @@ enum Message {
     Node,
     Attribute,
     Tensor,
-    /// Messages that hold only short fields.
+    /// Messages with only short fields.
     Small,
 }
 
 /// Content of a length-delimited field.
 enum Field {
-    /// A message to walk into.
+    /// A message to traverse.
     Message(Message),
-    /// Numbers of variable length.
+    /// Packed numbers of variable length.
     Packed,
-    /// Bytes that stay as they are.
+    /// Bytes that are not decoded further.
     Plain,
 }
 
@@ -51,10 +51,10 @@ fn field(message: Message, number: u32) -> Field {
     }
 }
 
-/// Refuses a file with too many entries. Bytes that are not protobuf pass, since the decoder reports them better.
+/// Refuses a file with too many entries. Bytes that are not protobuf pass, because the decoder reports them better.
 pub(super) fn check(bytes: &[u8]) -> Result<(), DecodeError> {
     let mut walk = Walk { entries: 0, packed: 0 };
-    // Messages still to be walked; the walk itself is not recursive, so nesting costs no stack.
+    // Messages still to be traversed. The traversal is not recursive, so nesting uses no stack.
     let mut pending = vec![(Message::Model, bytes)];
     while let Some((message, bytes)) = pending.pop() {
         walk.message(message, bytes, &mut pending)?;
@@ -120,8 +120,8 @@ impl Walk {
     }
 }
 
-/// Returns whether a field is worth a walk: strings and messages look alike on the wire, and inside a small message only
-/// a longer field can hold a dimension.
+/// Returns whether a field must be traversed. Strings and messages look alike on the wire; inside a small message, only
+/// a longer field can contain a dimension.
 fn looks_nested(parent: Message, inside: &[u8]) -> bool {
     !matches!(parent, Message::Small) || inside.len() > 1
 }
@@ -149,7 +149,7 @@ mod tests {
             let error = Graph::decode(&tagged(7, &graph)).unwrap_err();
             assert!(matches!(error, DecodeError::TooMany { what, .. } if what == expected), "{error}");
         };
-        // Empty nodes of 9 MB would be most of a gigabyte once decoded.
+        // Empty nodes of 9 MB would take most of a gigabyte after decoding.
         check(tagged(1, &[]).repeat(4_500_000), "entries");
         check(tagged(1, &tagged(1, &[]).repeat(4_500_000)), "entries");
         check(tagged(11, &tagged(2, &tagged(1, &tagged(2, &tagged(1, &[]).repeat(4_500_000))))), "entries");

@@ -1,5 +1,5 @@
-//! The part of `onnx.proto3` (ONNX IR version 10) that Narthex reads and writes, by hand: field numbers are the
-//! specification's.
+//! The part of `onnx.proto3` (ONNX IR version 10) that Narthex reads and writes, written by hand. Field numbers are
+//! those of the specification.
 
 use prost::{Message, bytes::Bytes};
 
@@ -77,7 +77,7 @@ pub(super) struct NodeProto {
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
     pub(super) name: String,
-    // Of numbers and texts presence counts: a reader may take an absent 0 for a default of its own.
+    // The presence of numbers and strings matters: a reader may replace an absent 0 by its own default.
     #[prost(float, optional, tag = "2")]
     pub(super) f: Option<f32>,
     #[prost(int64, optional, tag = "3")]

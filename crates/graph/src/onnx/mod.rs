@@ -1,4 +1,4 @@
-//! ONNX files: protobuf messages, and their translation from and to [`Graph`](crate::Graph).
+//! ONNX files: protobuf messages, and their conversion from and to [`Graph`](crate::Graph).
 
 mod decode;
 mod encode;

@@ -1,79 +1,79 @@
-//! Operators that ONNX Runtime contributes.
+//! ONNX Runtime's contributed operators.
 
 use narthex_spec::{DType, dtype::Dim};
 
 use super::{CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch};
 use crate::graph::{Attribute, MICROSOFT};
 
-/// The operands of a product with a weight `[rows, cols]` in blocks of integers.
+/// Operands of a product with a weight `[rows, cols]` in blocks of integers.
 #[derive(Debug, Clone, Copy)]
 pub struct MatMulNBits {
-    /// Rows `[.., cols]`.
+    /// Input `[.., cols]`.
     pub x: Tensor,
-    /// The integers, `[rows, blocks, block · bits / 8]`.
+    /// Integers, `[rows, blocks, block · bits / 8]`.
     pub quants: Tensor,
-    /// The scale of each block, `[rows, blocks]`, in the element type of `x`.
+    /// Scale of each block, `[rows, blocks]`, in the element type of `x`.
     pub scales: Tensor,
-    /// The zero point of each block, packed as the integers are.
+    /// Zero point of each block, packed in the same way as the integers.
     pub zeros: Option<Tensor>,
-    /// Added to the product, `[rows]`.
+    /// Bias that is added to the product, `[rows]`.
     pub bias: Option<Tensor>,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: usize,
-    /// Bits of an integer.
+    /// Number of bits of an integer.
     pub bits: usize,
-    /// Inputs that share a scale.
+    /// Number of inputs that share a scale.
     pub block: usize,
-    /// The precision that activations may be rounded to, as ONNX Runtime numbers it.
+    /// Precision to which activations may be rounded, as ONNX Runtime's `accuracy_level`.
     pub accuracy_level: Option<i64>,
 }
 
-/// The operands and attributes of grouped-query attention over a cache that is updated in place.
+/// Operands and attributes of grouped-query attention over a cache that is updated in place.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupQueryAttention {
-    /// Queries `[batch, sequence, heads · size]`, or queries, keys and values side by side.
+    /// Queries `[batch, sequence, heads · size]`, or queries, keys and values concatenated.
     pub query: Tensor,
-    /// Keys and values `[batch, sequence, kv_heads · size]` where they are apart from the queries.
+    /// Keys and values `[batch, sequence, kv_heads · size]`; `None` if they are concatenated with the queries.
     pub key_value: Option<[Tensor; 2]>,
-    /// Keys and values so far, `[batch, kv_heads, capacity, size]`.
+    /// Past keys and values, `[batch, kv_heads, capacity, size]`.
     pub past: [Tensor; 2],
-    /// Tokens of each sequence minus one, `[batch]`.
+    /// Number of tokens of each sequence minus one, `[batch]`.
     pub seqlens_k: Tensor,
-    /// Tokens of the longest sequence.
+    /// Number of tokens of the longest sequence.
     pub total_length: Tensor,
-    /// Cosines and sines `[positions, size / 2]`; without them, nothing is rotated.
+    /// Cosines and sines `[positions, size / 2]`; `None` for attention without RoPE.
     pub rotary: Option<[Tensor; 2]>,
-    /// Heads of the queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Tokens that a token sees at most.
+    /// Maximum number of tokens that a token attends to.
     pub window: Option<usize>,
-    /// The factor of scores where it is not `1 / √size`.
+    /// Factor of the scores; `None` is `1 / √size`.
     pub scale: Option<f32>,
-    /// The bound of scores.
+    /// Soft cap of the scores.
     pub softcap: Option<f32>,
 }
 
-/// The norm of a sum: layer norm with a bias, RMS norm without.
+/// Norm of a sum: layer norm if it has a bias, otherwise RMS norm.
 #[derive(Debug, Clone, Copy)]
 pub struct SkipNorm {
-    /// The residual stream.
+    /// Residual stream.
     pub residual: Tensor,
-    /// Added to it, of the same type.
+    /// Branch that is added to the residual stream, of the same type.
     pub branch: Tensor,
-    /// Multiplies the normed sum.
+    /// Factor of the normed sum.
     pub gain: Tensor,
-    /// Added to the normed sum.
+    /// Bias that is added to the normed sum.
     pub bias: Option<Tensor>,
-    /// Added to the variance.
+    /// Epsilon that is added to the variance.
     pub epsilon: f32,
 }
 
 impl TypedBuilder {
-    /// A product with a quantised weight: `[.., rows]`.
+    /// Adds a product with a quantised weight, `[.., rows]`.
     pub fn mat_mul_n_bits(&mut self, scope: &Scope, product: &MatMulNBits) -> Result<Tensor> {
         const OP: &str = "MatMulNBits";
         let &MatMulNBits { x, quants, scales, zeros, bias, rows, cols, bits, block, .. } = product;
@@ -105,8 +105,8 @@ impl TypedBuilder {
         Ok(self.microsoft(scope, OP, &inputs, &attributes, out))
     }
 
-    /// Causal attention (Ainslie et al. 2023, arXiv:2305.13245): `[batch, sequence, heads · size]`, and keys and values in
-    /// place of the past.
+    /// Adds causal attention (Ainslie et al. 2023, arXiv:2305.13245). Returns `[batch, sequence, heads · size]` and the
+    /// updated keys and values.
     pub fn group_query_attention(
         &mut self,
         scope: &Scope,
@@ -160,14 +160,14 @@ impl TypedBuilder {
         Ok((self.value(name, out), [self.value(key, past_key), self.value(value, past_value)]))
     }
 
-    /// The norm of a sum, as one operator.
+    /// Adds the norm of a sum as one operator.
     pub fn skip_norm(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<Tensor> {
         let (node, kind) = self.checked_skip_norm(scope, norm)?;
         let attributes = [("epsilon", norm.epsilon.into())];
         Ok(self.microsoft(scope, node, &norm.inputs(), &attributes, kind))
     }
 
-    /// The norm of a sum, and the sum.
+    /// Adds the norm of a sum. Returns the norm and the sum.
     pub fn skip_norm_with_sum(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<(Tensor, Tensor)> {
         let (op, kind) = self.checked_skip_norm(scope, norm)?;
         let (inputs, attributes) = (norm.inputs(), [("epsilon", norm.epsilon.into())]);
@@ -177,7 +177,7 @@ impl TypedBuilder {
         Ok((self.value(out, kind.clone()), self.value(sum, kind)))
     }
 
-    /// The operator of such a norm, and the type of its output.
+    /// Returns the operator of such a norm, and the type of its output.
     fn checked_skip_norm(&self, scope: &Scope, norm: &SkipNorm) -> Result<(&'static str, TensorType)> {
         let op = match norm.bias {
             Some(_) => "SkipLayerNormalization",

@@ -1,4 +1,4 @@
-//! Operators of ONNX that move elements without computing.
+//! ONNX operators that move elements without computing.
 
 use narthex_spec::{DType, dtype::Dim};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::graph::Attribute;
 
 impl TypedBuilder {
-    /// The same elements in another shape: an extent of 0 keeps a dimension, one of -1 takes what is left.
+    /// Adds a reshape. An extent of 0 keeps the dimension; an extent of -1 takes the remaining elements.
     pub fn reshape(&mut self, scope: &Scope, x: Tensor, extents: &[i64]) -> Result<Tensor> {
         let [kind] = self.types(scope, "Reshape", [x])?;
         let Some(shape) = reshape(&kind.shape, extents) else {
@@ -19,7 +19,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Reshape", &[x, extents], &[], TensorType { dtype: kind.dtype, shape }))
     }
 
-    /// The axes in another order.
+    /// Adds a transpose to this order of axes.
     pub fn transpose(&mut self, scope: &Scope, x: Tensor, order: &[usize]) -> Result<Tensor> {
         let [kind] = self.types(scope, "Transpose", [x])?;
         let is_order = order.len() == kind.shape.len() && (0..order.len()).all(|axis| order.contains(&axis));
@@ -32,7 +32,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Transpose", &[x], &attributes, TensorType { dtype: kind.dtype, shape }))
     }
 
-    /// Tensors one after the other along an axis.
+    /// Adds a concatenation along an axis.
     pub fn concat(&mut self, scope: &Scope, parts: &[Tensor], axis: usize) -> Result<Tensor> {
         let expected = || format!("tensors that differ in axis {axis} alone");
         let [first, rest @ ..] = parts else { return Err(mismatch(scope, "Concat", expected(), &[])) };
@@ -51,7 +51,8 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Concat", parts, &[("axis", Attribute::Int(axis as i64))], whole))
     }
 
-    /// A tensor cut along an axis into parts of the given sizes. A single part is the tensor itself, without a node.
+    /// Adds a split along an axis into parts of these sizes. For a single part, no node is added and the tensor itself
+    /// is returned.
     pub fn split(&mut self, scope: &Scope, x: Tensor, axis: i64, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let [kind] = self.types(scope, "Split", [x])?;
         let all = Dim::from(sizes.iter().sum::<usize>());
@@ -82,7 +83,7 @@ impl TypedBuilder {
         Ok(outputs.into_iter().zip(sizes).map(part).collect())
     }
 
-    /// [`split`](Self::split) into a fixed number of parts.
+    /// Adds a [`split`](Self::split) into a fixed number of parts.
     pub fn split_into<const PARTS: usize>(
         &mut self,
         scope: &Scope,
@@ -94,7 +95,7 @@ impl TypedBuilder {
         Ok(std::array::from_fn(|part| parts.get(part).copied().unwrap_or(x)))
     }
 
-    /// The elements of an axis from `start` up to `end`.
+    /// Adds a slice of an axis from `start` to `end`, exclusive.
     pub fn slice(
         &mut self,
         scope: &Scope,
@@ -117,7 +118,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Slice", &[x, start, end, axis], &[], kind))
     }
 
-    /// The elements of an axis from `start` on.
+    /// Adds a slice of an axis from `start` to its end.
     pub fn slice_from(&mut self, scope: &Scope, x: Tensor, axis: usize, start: usize) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Slice", [x])?;
         let shorter = kind.shape.get(axis).and_then(|dim| add(dim, -(start as i64)));
@@ -130,7 +131,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Slice", &[x, start, end, axis], &[], kind))
     }
 
-    /// The elements of an axis at the given indices, which may have any shape.
+    /// Adds a gather along an axis. The indices may have any shape.
     pub fn gather(&mut self, scope: &Scope, x: Tensor, indices: Tensor, axis: usize) -> Result<Tensor> {
         let [kind, at] = self.types(scope, "Gather", [x, indices])?;
         if axis >= kind.shape.len() || !matches!(at.dtype, DType::I64 | DType::I32) {
@@ -145,7 +146,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Gather", &[x, indices], attributes, kind))
     }
 
-    /// New axes of extent 1 at these places, counted in the result.
+    /// Adds new axes of extent 1 at these positions, counted in the result.
     pub fn unsqueeze(&mut self, scope: &Scope, x: Tensor, axes: &[usize]) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Unsqueeze", [x])?;
         for &axis in axes {
@@ -159,7 +160,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Unsqueeze", &[x, axes], &[], kind))
     }
 
-    /// A tensor with zeros after the last element of an axis.
+    /// Pads the end of an axis with zeros.
     pub fn pad_end(&mut self, scope: &Scope, x: Tensor, axis: usize, zeros: usize) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Pad", [x])?;
         let longer = kind.shape.get(axis).and_then(|dim| add(dim, zeros as i64));

@@ -1,8 +1,9 @@
-//! A graph under construction whose tensors have types: each operator checks its operands when it is added.
+//! A graph under construction whose tensors have types. Each operator checks its operands when it is added.
 //!
-//! A wrong tensor fails where it is used, with an error that names the node and the types. Symbolic dimensions compare
-//! by name. The operators are methods of [`TypedBuilder`]: those that compute are in `onnx`, those
-//! that move elements in `layout`, those of ONNX Runtime in `contrib`. To add nodes to somebody else's graph, whose types are not known, use [`Builder`].
+//! A wrong tensor causes an error where it is used, which names the node and the types. Symbolic dimensions compare by
+//! name. The operators are methods of [`TypedBuilder`]: those that compute are in `onnx`, those that move elements in
+//! `layout`, those of ONNX Runtime in `contrib`. To add nodes to a foreign graph, whose types are not known, use
+//! [`Builder`].
 
 mod contrib;
 mod layout;
@@ -31,14 +32,14 @@ use crate::{
     graph::{Attribute, Graph},
 };
 
-/// A tensor of the graph under construction. Its type is known to the [`TypedBuilder`] that made it.
+/// A tensor of the graph under construction. The [`TypedBuilder`] that created it knows its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
     graph: u32,
     index: u32,
 }
 
-/// The element type and shape of a tensor.
+/// Element type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorType {
     /// Element type.
@@ -48,7 +49,7 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A type.
+    /// Creates a type.
     pub fn new(dtype: DType, shape: &[Dim]) -> Self {
         Self { dtype, shape: shape.to_vec() }
     }
@@ -57,7 +58,7 @@ impl TensorType {
         self.shape.last()
     }
 
-    /// The same type with another last dimension.
+    /// Returns the type with another last dimension.
     fn with_last(&self, last: Dim) -> Self {
         let mut kind = self.clone();
         if let Some(dim) = kind.shape.last_mut() {
@@ -77,15 +78,15 @@ impl fmt::Display for TensorType {
 /// Result of adding an operator.
 pub type Result<T, E = BuildError> = std::result::Result<T, E>;
 
-/// A tensor that an operator or output does not take.
+/// Error for a tensor that an operator or output does not accept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{node}: expected {expected}, found {found}")]
 pub struct BuildError {
-    /// The path of the node, ending in its operator, or the name of the output.
+    /// Path of the node, ending in its operator, or the name of the output.
     pub node: String,
-    /// The types that it takes.
+    /// Types that it accepts.
     pub expected: String,
-    /// The types of its operands.
+    /// Types of its operands.
     pub found: String,
 }
 
@@ -101,7 +102,7 @@ pub struct TypedBuilder {
     constants: BTreeMap<String, Tensor>,
 }
 
-/// A node about to be added, whose operands have been checked.
+/// A node to add, whose operands have been checked.
 struct CheckedNode<'a> {
     scope: &'a Scope,
     op: &'static str,
@@ -111,7 +112,7 @@ struct CheckedNode<'a> {
 }
 
 impl TypedBuilder {
-    /// An empty graph with its operator sets.
+    /// Creates an empty graph with its operator sets.
     pub fn new(name: &str, opsets: &[(&str, i64)]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         Self {
@@ -152,19 +153,19 @@ impl TypedBuilder {
         self.value(name.to_owned(), fixed(dtype, shape))
     }
 
-    /// A small integer constant, stored once per value.
+    /// Returns a small integer constant; each value is stored once.
     pub fn ints(&mut self, shape: &[usize], values: &[i64]) -> Tensor {
         let name = self.builder.ints(shape, values);
         self.constant(name, fixed(DType::I64, shape))
     }
 
-    /// A scalar constant in single precision, stored once per value.
+    /// Returns a single-precision scalar constant; each value is stored once.
     pub fn scalar(&mut self, value: f32) -> Tensor {
         let name = self.builder.scalar(value);
         self.constant(name, fixed(DType::F32, &[]))
     }
 
-    /// A scalar constant in half precision, given by its bits (IEEE 754 binary16) and stored once per value.
+    /// Returns a half-precision scalar constant from its bits (IEEE 754 binary16); each value is stored once.
     pub fn half_scalar(&mut self, bits: u16) -> Tensor {
         let name = self.builder.half_scalar(bits);
         self.constant(name, fixed(DType::F16, &[]))
@@ -195,7 +196,7 @@ impl TypedBuilder {
         Some(kind)
     }
 
-    /// The types of a node's operands.
+    /// Returns the types of a node's operands.
     fn types<const N: usize>(
         &self,
         scope: &Scope,
@@ -213,7 +214,7 @@ impl TypedBuilder {
         failed.map_or(Ok(kinds), Err)
     }
 
-    /// Checks that a tensor is a vector as long as the last axis of `x`, and of its element type.
+    /// Checks that a tensor is a vector with the length of the last axis of `x` and its element type.
     fn check_vector(&self, scope: &Scope, op: &str, x: &TensorType, vector: Tensor) -> Result<()> {
         let [kind] = self.types(scope, op, [vector])?;
         if kind.dtype == x.dtype && kind.shape.len() == 1 && kind.last() == x.last() {
@@ -222,14 +223,14 @@ impl TypedBuilder {
         Err(mismatch(scope, op, "rows and a vector of their width and element type", &[x, &kind]))
     }
 
-    /// Adds a node with one output, named after the node plus `/out`.
+    /// Adds a node with one output, which has the node's name plus `/out` as its name.
     fn add_node(&mut self, node: &CheckedNode<'_>, kind: TensorType) -> Tensor {
         let output = format!("{}/{}/out", node.scope, node.op);
         self.write(node, &[&output]);
         self.value(output, kind)
     }
 
-    /// Adds a node with these outputs; an empty name leaves one out.
+    /// Adds a node with these outputs; an empty name omits one.
     fn write(&mut self, node: &CheckedNode<'_>, outputs: &[&str]) {
         let name = |tensor: &Option<Tensor>| match tensor {
             Some(tensor) => self.values.get(tensor.index as usize).map_or("", |(name, _)| name.as_str()),
@@ -252,12 +253,12 @@ fn fixed(dtype: DType, shape: &[usize]) -> TensorType {
     TensorType { dtype, shape: shape.iter().map(|&extent| Dim::from(extent)).collect() }
 }
 
-/// The error of a node that reads another graph's tensor.
+/// Returns the error for a node that reads a tensor of another graph.
 fn foreign(node: String) -> BuildError {
     BuildError { node, expected: "tensors of this graph".to_owned(), found: "one of another".to_owned() }
 }
 
-/// The error of a node whose operands do not fit.
+/// Returns the error for a node with operands of wrong types.
 fn mismatch(scope: &Scope, op: &str, expected: impl Into<String>, found: &[&TensorType]) -> BuildError {
     let found: Vec<String> = found.iter().map(|kind| kind.to_string()).collect();
     BuildError { node: scope.node(op), expected: expected.into(), found: found.join(" and ") }

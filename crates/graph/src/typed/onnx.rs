@@ -1,4 +1,4 @@
-//! Operators of ONNX that compute.
+//! ONNX operators that compute.
 
 use narthex_spec::{DType, dtype::Dim};
 
@@ -11,72 +11,72 @@ use crate::{element::Element, graph::Attribute};
 /// An operator that reduces one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// The mean, `ReduceMean`.
+    /// Mean, `ReduceMean`.
     Mean,
-    /// The sum, `ReduceSum`.
+    /// Sum, `ReduceSum`.
     Sum,
-    /// The maximum, `ReduceMax`.
+    /// Maximum, `ReduceMax`.
     Max,
 }
 
 /// Elementwise operators.
 impl TypedBuilder {
-    /// `a + b`.
+    /// Adds `a + b`.
     pub fn add(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Add", a, b)
     }
 
-    /// `a − b`.
+    /// Adds `a − b`.
     pub fn sub(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Sub", a, b)
     }
 
-    /// `a · b`, element by element.
+    /// Adds `a · b`, element by element.
     pub fn mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Mul", a, b)
     }
 
-    /// `a / b`.
+    /// Adds `a / b`.
     pub fn div(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Div", a, b)
     }
 
-    /// `1 / (1 + e^−x)`.
+    /// Adds the sigmoid, `1 / (1 + e^−x)`.
     pub fn sigmoid(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Sigmoid", x, &[])
     }
 
-    /// `tanh(x)`.
+    /// Adds `tanh(x)`.
     pub fn tanh(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Tanh", x, &[])
     }
 
-    /// `max(x, 0)`.
+    /// Adds `max(x, 0)`.
     pub fn relu(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Relu", x, &[])
     }
 
-    /// GELU; `approximate` is `none` or `tanh`.
+    /// Adds GELU; `approximate` is `none` or `tanh`.
     pub fn gelu(&mut self, scope: &Scope, x: Tensor, approximate: &str) -> Result<Tensor> {
         self.unary(scope, "Gelu", x, &[("approximate", Attribute::String(approximate.to_owned()))])
     }
 
-    /// Softmax over the last axis.
+    /// Adds softmax over the last axis.
     pub fn softmax(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Softmax", x, &[("axis", Attribute::Int(-1))])
     }
 
-    /// `x` divided by its Euclidean length over the last axis.
+    /// Adds `x` divided by its Euclidean length over the last axis.
     pub fn unit_length(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "LpNormalization", x, &[("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))])
     }
 
-    /// `x` under another name.
+    /// Adds an `Identity`, which gives `x` another name.
     pub fn identity(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Identity", x, &[])
     }
 
-    /// `x` in another element type.
+    /// Adds a cast of `x` to another element type.
     pub fn cast(&mut self, scope: &Scope, x: Tensor, to: DType) -> Result<Tensor> {
         let [kind] = self.types(scope, "Cast", [x])?;
         let code = i64::from(Element::from(to).code());
@@ -123,7 +123,7 @@ impl TypedBuilder {
 
 /// Products, reductions and norms.
 impl TypedBuilder {
-    /// The matrix product over the last two axes; those before broadcast.
+    /// Adds the matrix product over the last two axes; the other axes broadcast.
     pub fn mat_mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         let [x, y] = self.types(scope, "MatMul", [a, b])?;
         let shape = || {
@@ -147,7 +147,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "MatMul", &[a, b], &[], TensorType { dtype: x.dtype, shape }))
     }
 
-    /// `x [m, k]` by a transposed weight `[n, k]`: `[m, n]`.
+    /// Adds the product of `x [m, k]` with a transposed weight `[n, k]`: `[m, n]`.
     pub fn gemm_transposed(&mut self, scope: &Scope, x: Tensor, weight: Tensor) -> Result<Tensor> {
         let [a, b] = self.types(scope, "Gemm", [x, weight])?;
         let ([rows, inner], [cols, other_inner]) = (&a.shape[..], &b.shape[..]) else {
@@ -160,12 +160,12 @@ impl TypedBuilder {
         Ok(self.onnx(scope, "Gemm", &[x, weight], &[("transB", Attribute::Int(1))], kind))
     }
 
-    /// A reduction of one axis, which keeps an extent of 1.
+    /// Adds a reduction of one axis, which keeps the axis with extent 1.
     pub fn reduce(&mut self, scope: &Scope, reduction: Reduction, x: Tensor, axis: i64) -> Result<Tensor> {
         self.reduced(scope, reduction, x, axis, true)
     }
 
-    /// A reduction of one axis, which disappears.
+    /// Adds a reduction of one axis, which removes the axis.
     pub fn reduce_away(
         &mut self,
         scope: &Scope,
@@ -204,7 +204,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, op, &[x, axes], attributes, kind))
     }
 
-    /// Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
+    /// Adds layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
     pub fn layer_norm(
         &mut self,
         scope: &Scope,
@@ -217,7 +217,7 @@ impl TypedBuilder {
         self.norm(scope, "LayerNormalization", x, &vectors, epsilon)
     }
 
-    /// RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
+    /// Adds RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
     pub fn rms_norm(&mut self, scope: &Scope, x: Tensor, gain: Tensor, epsilon: f32) -> Result<Tensor> {
         self.norm(scope, "SimplifiedLayerNormalization", x, &[gain], epsilon)
     }

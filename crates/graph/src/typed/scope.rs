@@ -1,37 +1,37 @@
-//! Paths of modules: where nodes stand in the graph, and which parameters they read.
+//! Paths of modules, which name their nodes in the graph and their parameters.
 
 use std::fmt;
 
-/// The path of a module, such as `/layers.3/attn/q_proj`. Its nodes are named after it, and so are its parameters:
-/// `layers.3.attn.q_proj.weight`.
+/// Path of a module, such as `/layers.3/attn/q_proj`. It is the prefix of the names of its nodes and, with dots, of its
+/// parameters: `layers.3.attn.q_proj.weight`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Scope {
     path: String,
 }
 
 impl Scope {
-    /// The whole model.
+    /// Returns the path of the whole model.
     pub fn root() -> Self {
         Self::default()
     }
 
-    /// A module of this one.
+    /// Returns the path of a submodule.
     #[must_use]
     pub fn child(&self, name: impl fmt::Display) -> Self {
         Self { path: format!("{}/{name}", self.path) }
     }
 
-    /// The name of a node or constant directly below: `/layers.3/attn/q_proj/MatMul`.
+    /// Returns the name of a node or constant directly below: `/layers.3/attn/q_proj/MatMul`.
     pub fn node(&self, name: &str) -> String {
         format!("{}/{name}", self.path)
     }
 
-    /// The name of a parameter of this module: `layers.3.attn.q_proj.weight`.
+    /// Returns the name of a parameter of this module: `layers.3.attn.q_proj.weight`.
     pub fn parameter(&self, name: &str) -> String {
         format!("{}.{name}", self.module())
     }
 
-    /// The module as checkpoints spell it: `layers.3.attn.q_proj`.
+    /// Returns the module's name in checkpoints: `layers.3.attn.q_proj`.
     pub fn module(&self) -> String {
         self.path.trim_start_matches('/').replace('/', ".")
     }

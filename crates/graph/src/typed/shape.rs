@@ -4,13 +4,13 @@ use narthex_spec::dtype::Dim;
 
 const ONE: Dim = Dim::Fixed(1);
 
-/// An axis counted from the front.
+/// Returns an axis counted from the front.
 pub(super) fn axis_of(axis: i64, rank: usize) -> Option<usize> {
     let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
     usize::try_from(axis).ok().filter(|&axis| axis < rank)
 }
 
-/// The shape to which both stretch; `None` if two dimensions differ and neither is 1.
+/// Returns the shape to which both broadcast; `None` if two dimensions differ and neither is 1.
 pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
     let (long, short) = if a.len() >= b.len() { (a, b) } else { (b, a) };
     let mut shape = long.to_vec();
@@ -24,7 +24,7 @@ pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
     Some(shape)
 }
 
-/// A symbol plus a number, as [`sum`] writes it: `sequence`, `sequence+1`.
+/// Splits a symbol with an added number, as [`sum`] writes it: `sequence`, `sequence+1`.
 fn terms(symbol: &str) -> (&str, i64) {
     match symbol.rsplit_once(['+', '-']) {
         Some((name, _)) => match symbol[name.len()..].parse() {
@@ -35,7 +35,7 @@ fn terms(symbol: &str) -> (&str, i64) {
     }
 }
 
-/// A dimension made longer, or shorter by a negative number; `None` if nothing would be left.
+/// Returns a dimension plus a number, which may be negative; `None` if the result is not a valid extent.
 pub(super) fn add(dim: &Dim, number: i64) -> Option<Dim> {
     match dim {
         Dim::Fixed(extent) => extent.checked_add_signed(number).map(Dim::Fixed),
@@ -49,7 +49,7 @@ pub(super) fn add(dim: &Dim, number: i64) -> Option<Dim> {
     }
 }
 
-/// The dimension of two tensors one after the other.
+/// Returns the dimension of two tensors after concatenation.
 pub(super) fn sum(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a, b) {
         (dim, Dim::Fixed(number)) | (Dim::Fixed(number), dim) => add(dim, i64::try_from(*number).ok()?),
@@ -57,7 +57,7 @@ pub(super) fn sum(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-/// A number of elements: a number times symbols, in order.
+/// A number of elements: the product of a number and symbols, in order.
 #[derive(Debug, PartialEq)]
 struct Count<'a> {
     number: u64,
@@ -84,7 +84,7 @@ impl<'a> Count<'a> {
         Some(count)
     }
 
-    /// The dimension that gives this count together with `rest`.
+    /// Returns the dimension that has this count when multiplied by `rest`.
     fn divided_by(mut self, rest: &Self) -> Option<Dim> {
         for symbol in &rest.symbols {
             let at = self.symbols.iter().position(|own| own == symbol)?;
@@ -100,7 +100,8 @@ impl<'a> Count<'a> {
     }
 }
 
-/// The shape that `Reshape` makes: 0 keeps a dimension, one -1 takes what is left. `None` if the elements do not fit.
+/// Returns the output shape of `Reshape`: 0 keeps a dimension, one -1 takes the remaining elements. The result is
+/// `None` if the numbers of elements differ.
 pub(super) fn reshape(shape: &[Dim], extents: &[i64]) -> Option<Vec<Dim>> {
     let free = extents.iter().position(|&extent| extent == -1);
     let mut made = Vec::with_capacity(extents.len());
@@ -124,7 +125,7 @@ pub(super) fn reshape(shape: &[Dim], extents: &[i64]) -> Option<Vec<Dim>> {
 mod tests {
     use super::*;
 
-    /// A shape such as `batch 1 64`.
+    /// Parses a shape such as `batch 1 64`.
     fn shape(text: &str) -> Vec<Dim> {
         let dim = |word: &str| word.parse().map_or_else(|_| Dim::symbol(word), Dim::Fixed);
         text.split_whitespace().map(dim).collect()

@@ -1,10 +1,10 @@
-//! Wrong tensors, refused where they are used.
+//! Operands of wrong types are refused where they are used.
 
 use narthex_spec::DType;
 
 use super::*;
 
-/// `[batch, sequence, 64]`, `[1, 4, 8, 16]` and integers `[rows]`.
+/// Declares inputs: `[batch, sequence, 64]`, `[1, 4, 8, 16]` and integers `[rows]`.
 fn inputs(b: &mut TypedBuilder) -> [Tensor; 3] {
     let rows = TensorType::new(DType::F32, &["batch".into(), "sequence".into(), 64.into()]);
     let heads = TensorType::new(DType::F16, &[1.into(), 4.into(), 8.into(), 16.into()]);
