@@ -1,4 +1,4 @@
-//! The compiler's answer for an operator, as a problem with its fix.
+//! The compiler's recorded answer for an operator, as a problem with its fix.
 
 use narthex_graph::{Element, Node, graph::MICROSOFT, infer::TensorInfo};
 use narthex_spec::DType;
@@ -11,7 +11,7 @@ use crate::{
     view::View,
 };
 
-/// Asks for one case of an operator on a tensor. An unknown tensor counts as the most common type and rank.
+/// Looks up one case of an operator on a tensor. An unknown tensor is assumed to have the most common type and rank.
 pub(crate) fn ask_case(
     view: &View<'_>,
     node: &Node,
@@ -48,7 +48,8 @@ pub(crate) fn ask_case(
     }
 }
 
-/// The most axes among the tensors that a node reads and makes; constants are laid out as the compiler wants them.
+/// Returns the maximum rank of the tensors that a node reads and writes. Constants are ignored, because the compiler
+/// chooses their layout.
 fn widest(view: &View<'_>, node: &Node) -> usize {
     let names = node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty());
     let tensors = names.map(|name| view.known.get(name)).filter(|tensor| !tensor.constant);

@@ -1,25 +1,27 @@
-//! The last step of the [ladder](super::qnn_errors::LADDER): which nodes of a graph are at fault when a compiler fails on
-//! it. Pure: the caller runs the compiler.
+//! Search for the nodes of a graph on which a compiler fails, the last step of the [ladder](super::qnn_errors::LADDER).
+//! This module has no side effects: the caller runs the compiler.
 
 use std::collections::BTreeSet;
 
-/// The most nodes that are then taken out one by one.
+/// Maximum number of remaining nodes for which nodes are removed one by one.
 const MOST_SINGLE: usize = 24;
 
-/// Why the nodes at fault are not known.
+/// Reason why the nodes at fault are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stopped<E> {
-    /// The compiler takes the whole; it does not fail each time, or not on this part alone.
+    /// The compiler accepts all nodes together: its failure is not deterministic, or needs other nodes of the graph.
     Takes,
-    /// It was asked as often as was allowed.
+    /// The maximum number of attempts was reached.
     Tries,
-    /// Asking failed.
+    /// The compiler could not be run.
     Failed(E),
 }
 
-/// Of the nodes 0 to `count`, which fail together: none of them can go without the rest being taken. Asks `fails` at most
-/// `tries` times about sets of nodes; first the shortest run from the start that fails, then the shortest end of that,
-/// then which of the run's nodes matter.
+/// Returns a smallest failing set of the nodes 0 to `count`: the compiler accepts it if any one of its nodes is
+/// removed.
+///
+/// `fails` is called at most `tries` times with sets of nodes. The search finds the shortest failing run from the first
+/// node on, then its shortest failing end, and then removes single nodes from that run.
 ///
 /// # Errors
 /// See [`Stopped`].
@@ -32,14 +34,14 @@ pub fn smallest<E>(
         tries = tries.checked_sub(1).ok_or(Stopped::Tries)?;
         fails(nodes).map_err(Stopped::Failed)
     };
-    // A run up to `low` is taken, one up to `high` is not.
+    // Invariant: the compiler accepts the run up to `low`, and fails on the run up to `high`.
     let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if ask(&(0..middle).collect())? { high = middle } else { low = middle }
     }
     let end = high;
-    // A run from `low` on is not taken, one from `high` on is.
+    // Invariant: the compiler fails on the run from `low` on, and accepts the run from `high` on.
     let (mut low, mut high) = (0, end);
     while high - low > 1 {
         let middle = low + (high - low) / 2;

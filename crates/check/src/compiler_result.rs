@@ -1,7 +1,7 @@
-//! Results of vendors' compilers, and their place in a report beside the rules' predictions.
+//! Results of vendors' compilers, and their place in a report next to the predictions of the rules.
 //!
-//! The rules predict; where the compiler is installed, the gateway lets it finalize each part, and
-//! [`Report::record`](super::Report::record) checks the model again with what came of it.
+//! If the compiler is installed, the gateway lets it finalize each part, and [`Report::record`](super::Report::record)
+//! checks the model again with the results.
 
 use std::path::PathBuf;
 
@@ -24,12 +24,12 @@ pub enum CompilerResult {
     },
     /// Some nodes run on other devices.
     Partly {
-        /// Those nodes.
+        /// The nodes on other devices.
         elsewhere: Vec<FallbackNode>,
-        /// All nodes.
+        /// Number of all nodes.
         nodes: usize,
     },
-    /// It failed.
+    /// The compiler failed.
     Failed {
         /// Its message.
         message: String,
@@ -40,24 +40,24 @@ pub enum CompilerResult {
         #[serde(skip)]
         evidence: Option<Evidence>,
     },
-    /// Its process ended without an answer.
+    /// The compiler's process ended without a result.
     Ended {
-        /// The way it ended.
+        /// Kind of end.
         how: ProcessEnd,
-        /// The nodes at fault.
+        /// Nodes at fault.
         #[serde(skip)]
         fault: FaultyNodes,
-        /// Diagnostics of the compiler until then.
+        /// Diagnostics of the compiler up to that point.
         #[serde(skip)]
         evidence: Option<Evidence>,
     },
 }
 
-/// End of a compiler's process without a result.
+/// Kind of end of a compiler's process without a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessEnd {
-    /// Killed from outside, for example because memory ran out.
+    /// Killed by another process or the system, for example because memory ran out.
     Killed,
     /// Crashed with this status.
     Crashed(String),
@@ -68,7 +68,7 @@ pub enum ProcessEnd {
 pub struct FallbackNode {
     /// The node's path.
     pub path: String,
-    /// Why, in the compiler's own words, where it gives any.
+    /// Reason in the compiler's own words, if it states one.
     pub why: Option<String>,
 }
 
@@ -78,30 +78,30 @@ pub enum FaultyNodes {
     /// They were not searched for.
     #[default]
     NotSought,
-    /// It fails on these, and takes them as soon as any one is left out.
+    /// The compiler fails on these nodes together, and accepts them if any one is removed.
     Nodes {
-        /// Their paths, in order.
+        /// Paths of the nodes, in order.
         paths: Vec<String>,
         /// Fix for one of them, if a rule has one.
         fix: Option<Fix>,
     },
-    /// They could not be found, for this reason.
+    /// The search failed.
     NotFound {
-        /// Why.
+        /// Reason for the failure.
         reason: String,
     },
 }
 
-/// Diagnostics of a compiler that fails on a graph, from the steps of the [ladder](LADDER) that were taken.
+/// Diagnostics of a compiler that fails on a graph, from the completed steps of the [ladder](LADDER).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
-    /// The folder of what the provider wrote, and of the graph where it is a piece of the model's.
+    /// Folder with the provider's output, and with the graph if it is a piece of the model's graph.
     pub folder: PathBuf,
-    /// Lines of the provider's log that say why.
+    /// Lines of the provider's log that state a cause.
     pub words: Vec<String>,
     /// Result of a control backend, which accepts every valid graph; `None` if there is no such backend.
     pub control: Option<ControlResult>,
-    /// The command that asks again, on this or another machine.
+    /// Command that repeats the compile, on this or another machine.
     pub again: String,
 }
 
@@ -129,7 +129,7 @@ impl Evidence {
     }
 }
 
-/// Joins what the rules say of a graph's form with what a compiler made of it, which comes first.
+/// Combines the findings of the rules on a graph's form with the compiler's result, which comes first.
 pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     let findings = match compiled {
         CompilerResult::Whole { nodes } => {
@@ -150,7 +150,7 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     found.splice(0..0, findings);
 }
 
-/// A finding on a graph that the compiler took whole.
+/// Turns a finding into a note, because the compiler accepted the whole graph.
 fn overrule(found: &mut Finding) {
     found.severity = Severity::Notes;
     found.message = format!(
@@ -160,7 +160,7 @@ fn overrule(found: &mut Finding) {
     found.fix = None;
 }
 
-/// The nodes that went elsewhere, gathered by the compiler's reason.
+/// Returns findings for the nodes on other devices, grouped by the compiler's reason.
 fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
     let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
     for FallbackNode { path, why } in elsewhere {
@@ -178,7 +178,7 @@ fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
     groups.into_iter().map(fallback).collect()
 }
 
-/// A failure and its usual fix with the nodes at fault.
+/// Returns the finding for a failure: its message, its usual fix and the nodes at fault.
 fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
     let (mut message, fix, places) = match fault {
         FaultyNodes::NotSought => (message, usual, Vec::new()),
@@ -201,7 +201,7 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
     Finding::new(Rule::CompilerFails, Severity::Refuses, message).at(places).fix(fix)
 }
 
-/// The end of a compiler's process in words, and the next step.
+/// Describes the end of a compiler's process, and the next step.
 fn ended(how: &ProcessEnd) -> (String, Fix) {
     match how {
         ProcessEnd::Killed => (
@@ -217,7 +217,7 @@ fn ended(how: &ProcessEnd) -> (String, Fix) {
     }
 }
 
-/// A compiler's message with the meaning of its error number, and the next step.
+/// Describes a compiler's message with the meaning of its error number, and the next step.
 fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     match code_in(message).and_then(explain) {
         Some(found) => {
@@ -237,7 +237,7 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     }
 }
 
-/// The steps of the ladder that are left.
+/// Lists the remaining steps of the ladder.
 fn steps(evidence: Option<&Evidence>) -> String {
     match evidence {
         Some(Evidence { folder, again, .. }) => {

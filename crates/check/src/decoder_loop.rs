@@ -1,4 +1,4 @@
-//! Signs of a loop over tokens, and its costs on an NPU.
+//! Properties of graphs that run in a loop over tokens, and their costs on an NPU.
 
 use narthex_graph::{Node, Value};
 
@@ -9,10 +9,10 @@ use super::{
     report::{Finding, Fix, Rule, Severity},
 };
 
-/// Rows from which a table is a vocabulary.
+/// Minimum number of rows of a table that counts as a vocabulary.
 const VOCABULARY: u64 = 8192;
 
-/// Findings on the loop.
+/// Returns the findings on the loop.
 pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = embedding_tables(view).into_iter().collect();
     let (past, present) = caches(view);
@@ -65,7 +65,7 @@ fn returns_only_new_rows(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Va
         && cache_bytes(view, past, present).is_some_and(|(into, out)| out < into)
 }
 
-/// Returns the bytes of the cache inputs and of the cache outputs.
+/// Returns the number of bytes of the cache inputs and of the cache outputs.
 fn cache_bytes(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
     let bytes = |values: &[&Value]| {
         values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()
@@ -73,7 +73,7 @@ fn cache_bytes(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
     Some((bytes(past)?, bytes(present)?))
 }
 
-/// A cache that leaves the graph whole is copied in every step.
+/// Returns a finding if the graph outputs the whole cache, which is then copied in every step.
 fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
     let (into, out) = cache_bytes(view, past, present)?;
     (into > 0 && out >= into).then(|| {
@@ -87,7 +87,7 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
     })
 }
 
-/// A head over every position of the prompt.
+/// Returns a finding if the head computes logits for every position of the prompt.
 fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
     let wide = view.graph().outputs.iter().find(|output| {
         let shape = view.known.get(&output.name).shape.as_deref();
@@ -98,7 +98,8 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::DecoderLoop, Severity::Costs, message).at(vec![wide.name.clone()]).fix(fix))
 }
 
-/// Token tables on the NPU: they fill its address space, and a tied head holds them a second time.
+/// Returns a finding on token tables that run on the NPU: they fill its address space, and a tied head stores them a
+/// second time.
 fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
     let is_table = |node: &&Node| {
         let shape =

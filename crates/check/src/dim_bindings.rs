@@ -1,4 +1,4 @@
-//! Extents of symbolic dimensions: given by the user, or assumed by the dimension's name.
+//! Extents of symbolic dimensions: given by the user, or assumed from the dimension's name.
 
 use std::{
     cell::RefCell,
@@ -8,7 +8,7 @@ use std::{
 use narthex_graph::{Graph, infer};
 use narthex_spec::dtype::Dim;
 
-/// New tokens and all tokens of a step, where the user gives no others.
+/// Default number of new tokens and of all tokens in a step.
 const SEQUENCE: u64 = 64;
 const TOTAL: u64 = 512;
 
@@ -25,7 +25,7 @@ impl DimBindings {
         Self { given: given.clone(), assumed: RefCell::default() }
     }
 
-    /// Returns the extent of a symbol, given or assumed by its name; `None` for other names.
+    /// Returns the extent of a symbol, given or assumed from its name; `None` for other names.
     pub(super) fn get(&self, symbol: &str) -> Option<u64> {
         if let Some(extent) = self.given.get(symbol) {
             return Some(*extent);
@@ -35,7 +35,7 @@ impl DimBindings {
         Some(extent)
     }
 
-    /// Extents assumed so far.
+    /// Returns the extents that have been assumed so far.
     pub(super) fn assumed(&self) -> BTreeMap<String, u64> {
         self.assumed.borrow().clone()
     }
@@ -49,7 +49,7 @@ fn usual(symbol: &str) -> Option<u64> {
     }
     let name = symbol.to_ascii_lowercase();
     let says = |word: &str| name.contains(word);
-    // The model decides the width of a head.
+    // The model determines the width of a head.
     if says("dim") || says("head") {
         None
     } else if says("batch") {
@@ -65,7 +65,7 @@ fn usual(symbol: &str) -> Option<u64> {
     }
 }
 
-/// The symbols in the shapes of a graph's inputs, in order of their names; sums are taken apart.
+/// Returns the symbols in the shapes of a graph's inputs, ordered by name; sums are split into their terms.
 pub(super) fn symbols(graph: &Graph) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for dim in graph.inputs.iter().flat_map(|input| &input.shape) {
@@ -82,7 +82,7 @@ pub(super) fn names(dim: &Dim, symbol: &str) -> bool {
     match dim {
         Dim::Fixed(_) => false,
         Dim::Symbol(text) => {
-            // A sum that is known once every other term is depends on the one that is not.
+            // If all other terms of a sum are known, it depends on the unknown one.
             infer::evaluate(text, &|name| (name != symbol && !name.contains('+')).then_some(1)).is_none()
         }
     }

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_mmap::environment;
 
-/// The reason why a model could not be checked or fixed.
+/// Reason why a model could not be checked or fixed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// The model could not be read.
@@ -16,13 +16,13 @@ pub enum CheckError {
     Write {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The fixes cannot be applied.
+    /// The fixes could not be applied.
     #[error("cannot write a fixed model: {reason}")]
     CannotFix {
-        /// The reason.
+        /// Description of the problem.
         reason: String,
     },
 }

@@ -1,7 +1,8 @@
-//! The fixes that Narthex makes itself, as labelled patches.
+//! Fixes that Narthex applies itself, as labelled patches.
 //!
-//! Every rewrite computes what stood there before. Two need a word: a dimension that is fixed stays fixed, so the caller
-//! pads or slices to it; and a boolean mask becomes numbers, with -100 for what may not be seen.
+//! Every rewrite computes the same values as the original nodes. Two rewrites have an effect on the caller: a dimension
+//! that has been fixed requires padding or slicing of the inputs, and a boolean mask becomes numbers, with -100 for
+//! masked positions.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ use super::{
 /// Value added to the scores of masked tokens. Half precision represents it exactly, and e^-100 is 0 there.
 const MASKED: f32 = -100.0;
 
-/// The parts with every fix that Narthex makes, and the labels of what was done.
+/// Applies every fix to the parts. Returns the new parts and the labels of the changes.
 ///
 /// # Errors
 /// A patch that does not fit its graph, which is a defect of Narthex.
@@ -57,12 +58,12 @@ pub fn fixed(parts: &[OnnxFile], options: &CheckOptions) -> Result<(Vec<OnnxFile
     Ok((fixed, words))
 }
 
-/// A label without the node that it is about.
+/// Returns a label without the node that it is about.
 fn kind_of(label: &str) -> &str {
     label.split_once(": ").map_or(label, |(kind, _)| kind)
 }
 
-/// The patches for one graph, which may be applied together.
+/// Returns the patches for one graph, which may be applied together.
 pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
     let extents = DimBindings::new(&options.extents);
     let facts = Facts::of(&options.target);
@@ -160,7 +161,7 @@ fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
 /// x [.., K] ── Reshape [1, -1, K] ── MatMulNBits ── Reshape [.., N] ── Add(bias)
 /// ```
 fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
-    // Only the exporter can fix reordered columns and odd blocks.
+    // Only an exporter can fix reordered columns and incomplete blocks.
     let blocks_fit = node.int("K")? % node.int("block_size").filter(|&size| size > 0)? == 0;
     if node.input(4).is_some() || !blocks_fit {
         return None;
@@ -199,7 +200,7 @@ fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     new.patch(if is_3d { "add MatMulNBits's bias with Add" } else { "reshape around MatMulNBits" })
 }
 
-/// The shape before the product with its last extent changed; one extent may be left to the runtime.
+/// Returns the shape before the product with a new last extent; at most one extent may be unknown.
 fn back_shape(shape: &[Option<u64>], n: i64) -> Option<Vec<i64>> {
     let (_, front) = shape.split_last()?;
     let mut back: Vec<i64> = front.iter().map(|extent| extent.map_or(-1, |extent| extent as i64)).collect();
@@ -230,7 +231,7 @@ fn float_mask(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     new.patch("turn a boolean mask into numbers")
 }
 
-/// A product with its factors swapped.
+/// Returns a patch that swaps the factors of a product.
 fn weight_second(node: &Node) -> Option<Patch> {
     let mut swapped = node.clone();
     swapped.inputs.reverse();
@@ -244,7 +245,7 @@ fn weight_second(node: &Node) -> Option<Patch> {
 /// x ── Reshape [-1] ─────────────────────────────────────────────── Gather
 /// ```
 ///
-/// The upper row is constant; `Mod` turns indices that count from the end.
+/// The upper row is constant. `Mod` converts indices that count from the end.
 fn pick(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let extents = operator_forms::picks_elements(view, node)?;
     // The stride of an axis is the product of the extents after it.

@@ -1,8 +1,8 @@
-//! `narthex check`: will an ONNX model run on an NPU, what keeps it from that, and what can be done about it.
+//! `narthex check`: predicts whether an ONNX model runs on an NPU, which nodes do not, and which changes help.
 //!
-//! The rules are pure: they look at graphs, at the lengths of data files and at the facts of a target. They run
-//! no model and load no weight. Start at [`check`]; [`fix`] rewrites, and what a
-//! vendor's compiler says of a graph is joined to a report with [`Report::record`].
+//! The rules have no side effects: they examine graphs, the lengths of data files and the facts about a target. They
+//! neither run a model nor load weights. Start at [`check`]. [`fix`] rewrites graphs, and [`Report::record`] adds the
+//! results of a vendor's compiler to a report.
 
 mod answers;
 pub mod bisect;
@@ -51,7 +51,7 @@ use self::{
 /// Options of a check.
 #[derive(Debug, Clone)]
 pub struct CheckOptions {
-    /// The target.
+    /// Target of the check.
     pub target: Target,
     /// Extents of the model's symbolic dimensions, by symbol.
     pub extents: BTreeMap<String, u64>,
@@ -70,7 +70,7 @@ pub fn check(subject: &str, parts: &[OnnxFile], options: &CheckOptions) -> Repor
     report
 }
 
-/// The dimensions that a model's inputs leave open, by name.
+/// Returns the symbolic dimensions of a model's inputs, by name.
 pub fn symbols(parts: &[OnnxFile]) -> BTreeSet<String> {
     parts.iter().flat_map(|part| dim_bindings::symbols(&part.graph)).collect()
 }
@@ -86,14 +86,14 @@ pub fn program_limit(target: &Target) -> Option<u64> {
     Facts::of(target).sessions.map(Sessions::all)
 }
 
-/// Returns whether everything known of two targets is equal, so that a check gives the same result for both.
+/// Returns whether all known facts about two targets are equal, so that a check has the same result for both.
 pub fn same_facts(one: &Target, other: &Target) -> bool {
     Facts::of(one) == Facts::of(other)
 }
 
 impl Report {
-    /// Records what a vendor's compiler made of graphs, by the part's name. It has the last word on each of their nodes; what
-    /// the rules say of files and sizes stands, since a compile loads nothing on an NPU.
+    /// Records the results of a vendor's compiler, by the part's name. They replace the predictions for nodes. Findings
+    /// on files and sizes stay, because a compile loads nothing on an NPU.
     pub fn record(
         &mut self,
         parts: &[OnnxFile],
@@ -105,7 +105,7 @@ impl Report {
     }
 }
 
-/// Checks graphs, with the results of a vendor's compiler for some of them.
+/// Checks graphs, with results of a vendor's compiler for some of them.
 fn look(
     subject: &str,
     parts: &[OnnxFile],
@@ -152,7 +152,7 @@ fn look(
     }
 }
 
-/// The nodes that the NPU does not take, gathered by what is wrong with them.
+/// Returns findings on the nodes that the NPU does not support, grouped by problem.
 fn node_problems(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut order = Vec::new();
     let mut groups: BTreeMap<(Rule, Severity, String, String), Finding> = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! Numbers in messages.
+//! Formatting of numbers in messages.
 
-/// Returns a count of things: `1 piece`, `2 pieces`.
+/// Returns a count with its noun: `1 piece`, `2 pieces`.
 pub(super) fn plural(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }

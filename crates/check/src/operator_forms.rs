@@ -19,7 +19,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
     }
     let outcome = |problem: Option<Problem>| Some(problem.map_or(Ok(()), Err));
     match (node.domain.as_str(), node.op.as_str()) {
-        // ONNX Runtime takes these out when it loads the graph.
+        // ONNX Runtime removes these when it loads the graph.
         ("", "Identity" | "Dropout" | "Constant") => outcome(None),
         ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
         ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
@@ -82,7 +82,7 @@ fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
     })
 }
 
-/// The case of an operator that reads indices.
+/// Returns the recorded case of an operator that reads indices.
 fn index_case(view: &View<'_>, node: &Node) -> &'static str {
     let index = view.input(node, 1);
     let short = index.and_then(|tensor| tensor.element).is_some_and(|element| element == DType::I32);
@@ -92,14 +92,14 @@ fn index_case(view: &View<'_>, node: &Node) -> &'static str {
         ("Gather", true, true) => "wide i32 indices",
         ("Gather", true, false) => "wide i64 indices",
         ("GatherND", ..) if deep => "wide i64 indices",
-        // The compiler was asked for GatherND and ScatterND with 64-bit indices alone, which ONNX wants.
+        // GatherND and ScatterND were recorded only with 64-bit indices, which ONNX requires.
         ("GatherND" | "ScatterND", ..) | (_, _, false) => "i64 indices",
         _ => "i32 indices",
     }
 }
 
-/// The extents of the data from which `GatherND` picks single elements by constant indices, as exporters write the
-/// broadcast of a padding mask.
+/// Returns the extents of the data if `GatherND` selects single elements by constant indices, as in the padding-mask
+/// broadcasts that exporters write.
 pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
     let (data, index) = (view.input(node, 0)?, view.input(node, 1)?);
     let extents: Option<Vec<i64>> =
@@ -113,9 +113,10 @@ pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
     (plain && deep && index.constant && !extents.is_empty()).then_some(extents)
 }
 
-/// `weight · (x · Reciprocal(Sqrt(Add(ReduceMean(Pow(x, 2)), ε))))` in single precision, the weight first: the way in
-/// which PyTorch's exporter writes the norm of Llama and its kin. QNN 2.51 recognises it and then cannot lay it out. With
-/// the weight second, or in half precision, it compiles.
+/// Returns whether a node is the final product of an RMS norm in the form
+/// `weight · (x · Reciprocal(Sqrt(Add(ReduceMean(Pow(x, 2)), ε))))` in single precision, with the weight first.
+/// PyTorch's exporter writes the norms of Llama and similar models in this form. QNN 2.51 recognises it and then fails
+/// to compile it. With the weight second, or in half precision, it compiles.
 fn is_faulty_norm(view: &View<'_>, node: &Node) -> bool {
     let made_by = |name: Option<&str>, op: &str| {
         name.and_then(|name| view.maker(name)).filter(|maker| maker.op == op && maker.domain.is_empty())
@@ -288,7 +289,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     ask_case(view, node, &case, view.input(node, 0))
 }
 
-/// A weight that is dequantised for an operator whose activations are plain floats.
+/// Returns a problem if a weight is dequantised for an operator whose activations are not quantised.
 fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     let value = node.outputs.first()?;
     let is_weight = |name: &str| view.constants.contains_key(name) || view.known.get(name).constant;
@@ -310,7 +311,8 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     )))
 }
 
-/// `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back, which the compiler takes as a whole.
+/// Returns whether a node is part of `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back,
+/// which the compiler supports only together.
 fn is_dynamic_product(view: &View<'_>, node: &Node) -> bool {
     let is_product = |product: &Node| {
         let constant = product.input(1).is_some_and(|weight| view.known.get(weight).constant);
@@ -327,7 +329,7 @@ fn is_dynamic_product(view: &View<'_>, node: &Node) -> bool {
     }
 }
 
-/// `x · (1 + Erf(x / √2)) / 2`, which the compiler takes as a whole.
+/// Returns whether a node is part of `x · (1 + Erf(x / √2)) / 2`, which the compiler supports only as a whole.
 pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
     let only_reader = |value: &str| {
         let mut readers = view.readers_of(value);

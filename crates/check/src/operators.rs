@@ -12,7 +12,7 @@ use crate::{
 
 /// Returns the placement that the rules predict for a node.
 pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
-    // Quantised weights are kept as they are, for the compiler to take them with what reads them.
+    // Dequantisation of constant weights is not folded: the compiler fuses it with the nodes that read the weights.
     if view.known.output(node).constant && node.op != "DequantizeLinear" {
         return NodePlacement::Folded;
     }
@@ -24,7 +24,7 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     if let Some(element) = touched.filter_map(|name| view.known.get(name).element).find(no_numbers) {
         return NodePlacement::Problem(other_type(node, element));
     }
-    // What a vendor's compiler has made is the NPU's by definition.
+    // A context that a vendor's compiler produced runs on the NPU by definition.
     if node.op == CONTEXT_OP {
         return NodePlacement::Npu;
     }
@@ -47,7 +47,7 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     let fixed = |known: &dyn Fn(&str) -> bool| {
         node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty()).all(|name| known(name))
     };
-    // Optional outputs that nobody reads are not followed, so only what is read or leaves the graph counts.
+    // Unused optional outputs have no inferred shape, so only values that are read or are graph outputs count.
     let used = |name: &str| view.readers.contains_key(name) || view.is_output(name);
     if fixed(&|name| view.open.get(name).is_fixed() || !used(name)) {
         return None;
@@ -67,7 +67,7 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     ))))
 }
 
-/// Returns whether an input has an extent that was neither given nor assumed.
+/// Returns whether an input has an extent that is neither given nor assumed.
 fn has_open_input(view: &View<'_>) -> bool {
     view.graph().inputs.iter().any(|input| !view.known.get(&input.name).is_fixed())
 }
@@ -83,12 +83,12 @@ fn control_flow(node: &Node) -> Option<Problem> {
     })
 }
 
-/// The operator's plain case.
+/// Looks up the operator's plain case.
 fn ask(view: &View<'_>, node: &Node) -> Option<Problem> {
     ask_case(view, node, "", view.input(node, main_input(node)))
 }
 
-/// Which input decides the element type.
+/// Returns the index of the input that determines the element type.
 fn main_input(node: &Node) -> usize {
     usize::from(node.op == "Where")
 }

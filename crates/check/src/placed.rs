@@ -14,14 +14,14 @@ use crate::{
     view::View,
 };
 
-/// A graph and the placement of its nodes: predicted by the rules, or as the vendor's compiler placed them.
+/// A graph and the placement of its nodes: predicted by the rules, or reported by the vendor's compiler.
 pub(crate) struct PlacedGraph<'a> {
     view: View<'a>,
     /// Placement of each node.
     pub(crate) outcomes: Vec<NodePlacement>,
     /// Problems that the rules predicted for nodes that the vendor's compiler accepted, by position.
     pub(crate) overruled: Vec<(usize, Problem)>,
-    /// Nodes on other devices that ONNX Runtime added to the graph.
+    /// Number of nodes on other devices that ONNX Runtime added to the graph.
     pub(crate) made: usize,
 }
 
@@ -41,15 +41,15 @@ impl<'a> PlacedGraph<'a> {
         Self { view, outcomes, overruled: Vec::new(), made: 0 }
     }
 
-    /// Puts what the vendor's compiler made of each node in the place of what the rules expected. Where it left nodes that
-    /// ONNX Runtime made of the graph's, nobody knows which those were, and the expectations stand.
+    /// Replaces the predicted placement of each node by that of the vendor's compiler. If the compiler left nodes to
+    /// other devices that ONNX Runtime created, their original nodes are unknown, and the predicted problems stay.
     pub(crate) fn overrule(&mut self, compiled: &CompilerResult) {
         let left: BTreeSet<&str> = match compiled {
             CompilerResult::Whole { .. } => BTreeSet::new(),
             CompilerResult::Partly { elsewhere, .. } => {
                 elsewhere.iter().map(|left| left.path.as_str()).collect()
             }
-            // That it fails is a finding of its own.
+            // A failure is reported as a separate finding.
             CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => return,
         };
         let paths: Vec<String> = self.graph().nodes.iter().map(Node::path).collect();
@@ -74,7 +74,7 @@ impl<'a> PlacedGraph<'a> {
         }
     }
 
-    /// Returns the problems of nodes, by position; those that the compiler overruled become notes.
+    /// Returns the problems of nodes in order of position. Problems that the compiler overruled become notes.
     pub(crate) fn problems(&self) -> impl Iterator<Item = (&'a Node, Problem)> {
         let standing = self.outcomes.iter().enumerate().filter_map(|(index, outcome)| match outcome {
             NodePlacement::Problem(problem) => Some((index, problem.clone())),

@@ -7,13 +7,13 @@ use crate::report::{Fix, Rule, Severity};
 pub(super) enum NodePlacement {
     /// ONNX Runtime computes it when it loads the graph.
     Folded,
-    /// The NPU takes it.
+    /// The NPU runs it.
     Npu,
-    /// It reads or makes an extent that is open.
+    /// It reads or writes a tensor with an unknown extent.
     Dynamic,
-    /// It runs elsewhere, or stops the compile.
+    /// It runs on another device, or makes the compile fail.
     Problem(Problem),
-    /// The vendor's compiler left it to another device, for a reason that no rule knows.
+    /// The vendor's compiler left it to another device, for a reason that no rule covers.
     Fallback,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// A problem for which the node runs on another device.
+    /// Returns a problem for which the node runs on another device.
     pub(super) fn falls(rule: Rule, why: impl Into<String>) -> Self {
         Self { rule, severity: Severity::Falls, why: why.into(), fix: None }
     }
 
-    /// A problem that stops the whole graph.
+    /// Returns a problem that prevents the whole graph from running.
     pub(super) fn refuses(rule: Rule, why: impl Into<String>) -> Self {
         Self { severity: Severity::Refuses, ..Self::falls(rule, why) }
     }

@@ -1,4 +1,4 @@
-//! QNN's error numbers in words: what each means, what causes it, and what to do next.
+//! Explanations of QNN's error numbers: meaning, cause and next step.
 //!
 //! `qnn_errors.tsv` is the table.
 
@@ -6,12 +6,12 @@ use std::{fmt, sync::LazyLock};
 
 use serde::Serialize;
 
-/// An error number in words.
+/// Explanation of an error number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// The number.
     pub code: u32,
-    /// The SDK's name.
+    /// Name in the SDK.
     pub name: &'static str,
     /// Meaning.
     pub meaning: &'static str,
@@ -39,7 +39,7 @@ pub const LADDER: [&str; 7] = [
     "compile with backend_type=saver: each call of the backend as a C program, for the vendor",
 ];
 
-/// Every number that is explained: number, name, meaning, cause and next step.
+/// Explained numbers: number, name, meaning, cause and next step.
 const ROWS: &str = include_str!("qnn_errors.tsv");
 
 static TABLE: LazyLock<Vec<Explanation>> = LazyLock::new(|| {
@@ -54,7 +54,7 @@ static TABLE: LazyLock<Vec<Explanation>> = LazyLock::new(|| {
     fields.filter_map(entry).collect()
 });
 
-/// Ranges of numbers, for those without an entry.
+/// Ranges of numbers, for numbers without an entry.
 const RANGES: &[(std::ops::Range<u32>, &str)] = &[
     (1000..2000, "a general error"),
     (2000..3000, "an error about a property of the backend"),
@@ -67,7 +67,7 @@ const RANGES: &[(std::ops::Range<u32>, &str)] = &[
     (14000..15000, "an error about the device"),
 ];
 
-/// The words for a number; nothing for one that is not QNN's.
+/// Returns the explanation of a number, or `None` if it is not QNN's.
 pub fn explain(code: u32) -> Option<Explanation> {
     if let Some(found) = TABLE.iter().find(|entry| entry.code == code) {
         return Some(*found);
@@ -77,7 +77,7 @@ pub fn explain(code: u32) -> Option<Explanation> {
     Some(Explanation { code, name, meaning, cause, next: "follow the ladder" })
 }
 
-/// The error number in a message of QNN's provider: `Failed to finalize QNN graph. Error code: 1002`.
+/// Returns the error number in a message of QNN's provider: `Failed to finalize QNN graph. Error code: 1002`.
 pub fn code_in(message: &str) -> Option<u32> {
     let lower = message.to_ascii_lowercase();
     let number = |text: &str| {
@@ -99,7 +99,7 @@ const MOST_LINES: usize = 3;
 /// Maximum number of characters of a log line in a report.
 const LONGEST_LINE: usize = 200;
 
-/// The lines of a verbose log that say why a graph was not prepared, each once.
+/// Returns the lines of a verbose log that state why a graph was not prepared, without repetitions.
 pub fn relevant_lines(log: &str) -> Vec<String> {
     const SIGNS: [&str; 4] =
         ["graph prepare failed", "bytes of tcm", "could not create op", "validation failed"];

@@ -13,19 +13,20 @@ use super::{
     report::Fix,
 };
 
-/// The most open dimensions that a reason names.
+/// Maximum number of symbolic dimensions in a reason.
 const MOST_SYMBOLS: usize = 3;
 
-/// Why a node does not go to the NPU.
+/// Reason why a node does not run on the NPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     /// Description of the problem, without the node's name.
     pub why: String,
-    /// The next step, where one is known.
+    /// Next step, if one is known.
     pub fix: Option<Fix>,
 }
 
-/// The nodes of a graph that the target's compiler does not take by these rules, each with its reason, by path.
+/// Returns the nodes of a graph that the target's compiler does not support according to the rules, each with its
+/// reason, by path.
 pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
     let extents = DimBindings::new(&BTreeMap::new());
     let view = PlacedGraph::new(part, Facts::of(target), &extents);
@@ -40,7 +41,7 @@ pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
     view.placed().filter_map(|(_, node, outcome)| Some((node.path(), reason(outcome)?))).collect()
 }
 
-/// Reason for nodes that depend on open dimensions.
+/// Returns the reason for nodes that depend on symbolic dimensions.
 fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
     let symbols = symbols(view.graph());
     let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();

@@ -1,4 +1,5 @@
-//! Reports of checks: a verdict, a score with its parts, findings with their fixes. Plain data, for people and for JSON.
+//! Reports of checks: a verdict, a score with its components, and findings with their fixes. They are plain data, for
+//! text output and for JSON.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +7,10 @@ use narthex_spec::Target;
 use serde::Serialize;
 use strum::IntoStaticStr;
 
-/// The outcome of checking a model for a target.
+/// Result of checking a model for a target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The model: a path or a name.
+    /// Path or name of the model.
     pub subject: String,
     /// Target of the check.
     pub target: Target,
@@ -17,134 +18,136 @@ pub struct Report {
     pub verdict: Verdict,
     /// Score of the model on the target.
     pub score: Score,
-    /// Assumed extents of symbolic dimensions, with which the work is counted.
+    /// Assumed extents of symbolic dimensions, which are used to count multiply-accumulates.
     pub assumed: BTreeMap<String, u64>,
-    /// Its graphs.
+    /// Graphs of the model.
     pub parts: Vec<PartSummary>,
-    /// Bytes that their weights take on the NPU together; those that graphs share count once.
+    /// Number of bytes that the graphs' weights take together on the NPU. Shared weights count once.
     pub npu_weight_bytes: u64,
     /// Findings, most severe first.
     pub findings: Vec<Finding>,
-    /// Result after Narthex's own fixes, if there are any.
+    /// Result after Narthex's own fixes, if it has any for this model.
     pub after_fix: Option<AfterFix>,
 }
 
-/// Result of a check: the share of a model that runs on the target.
+/// Verdict of a check: the part of a model that runs on the target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Verdict {
     /// Every node that computes at run time does so on the NPU.
     Whole,
-    /// Some of it runs on another device.
+    /// Some nodes run on another device.
     Partly {
-        /// Share of the multiply-accumulates that does not run on the NPU, in percent; of the nodes, if none multiply.
+        /// Share of the multiply-accumulates that do not run on the NPU, in percent; of the nodes, if there are no
+        /// multiply-accumulates.
         elsewhere_percent: f64,
-        /// Nodes that do not run on the NPU.
+        /// Number of nodes that do not run on the NPU.
         elsewhere_nodes: u64,
     },
-    /// It does not run on the target at all, or none of it would on the NPU.
+    /// The model cannot run on the target, or no part of it would run on the NPU.
     Refused {
-        /// Why.
+        /// Reason for the refusal.
         reason: String,
     },
 }
 
-/// Score of a model on a target: a weighted mean of shares that are computed from the graph, within what the verdict
-/// allows, times its factors. What is refused has none, and what runs in part has at most the percentage that the NPU does.
+/// Score of a model on a target: a weighted mean of shares that are computed from the graph, limited by the verdict and
+/// multiplied by factors. A refused model has the score 0. A model that runs in part has at most the percentage of the
+/// work that the NPU does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Score {
-    /// 0 to 100.
+    /// Total, 0 to 100.
     pub total: f64,
     /// Components of the score.
     pub components: Vec<Component>,
-    /// Shares of the sum that remain for reasons outside the graph.
+    /// Factors of the score for reasons outside the graph.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub factors: Vec<Factor>,
 }
 
-/// A share of a score that remains for a reason outside the graph, such as the loss of a weight scheme.
+/// A factor of a score for a reason outside the graph, such as the loss of a weight scheme.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Factor {
     /// Name of the reason.
     pub name: &'static str,
     /// 0 to 1.
     pub value: f64,
-    /// The figures behind the value.
+    /// Figures from which the value is computed.
     pub detail: String,
 }
 
-/// One part of a score.
+/// A component of a score.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Component {
     /// Name of the measure.
     pub name: &'static str,
     /// 0 to 1.
     pub value: f64,
-    /// Points that a value of 1 gives.
+    /// Number of points for a value of 1.
     pub weight: f64,
-    /// The figures behind the value.
+    /// Figures from which the value is computed.
     pub detail: String,
 }
 
-/// One graph of the model.
+/// Summary of one graph of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PartSummary {
-    /// The file, relative to the model's folder.
+    /// File of the graph, relative to the model's folder.
     pub name: String,
-    /// Nodes that compute at run time.
+    /// Number of nodes that compute at run time.
     pub nodes: usize,
-    /// Of those, the ones that the NPU takes.
+    /// Number of those nodes that run on the NPU.
     pub npu_nodes: usize,
-    /// Nodes that ONNX Runtime computes once, when it loads the graph.
+    /// Number of nodes that ONNX Runtime computes once, when it loads the graph.
     pub folded_nodes: usize,
-    /// Multiply-accumulates of one run.
+    /// Number of multiply-accumulates of one run.
     pub multiply_accumulates: u64,
-    /// Of those, the ones in nodes that the NPU takes.
+    /// Number of those multiply-accumulates in nodes on the NPU.
     pub npu_multiply_accumulates: u64,
-    /// Nodes whose multiply-accumulates cannot be counted, because a shape is not known.
+    /// Number of nodes whose multiply-accumulates cannot be counted, because a shape is unknown.
     pub uncounted_nodes: usize,
-    /// Bytes of the constants.
+    /// Number of bytes of the constants.
     pub weight_bytes: u64,
-    /// Bytes that the constants of the NPU's nodes take there.
+    /// Number of bytes that the constants of the NPU's nodes take there.
     pub npu_weight_bytes: u64,
-    /// Bytes that go in and out of one run, where known.
+    /// Number of bytes of the inputs and outputs of one run, if known.
     pub io_bytes: Option<u64>,
-    /// The least number of pieces into which the NPU's nodes fall.
+    /// Minimum number of pieces into which the NPU's nodes are divided.
     pub npu_pieces: usize,
     /// Storage of weights and activations.
     pub scheme: String,
 }
 
-/// Something that was found.
+/// A finding of a check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
-    /// The rule.
+    /// Rule of the finding.
     pub rule: Rule,
     /// Severity.
     pub severity: Severity,
-    /// The graph's file, where it is about one.
+    /// File of the graph, if the finding is about one graph.
     pub part: Option<String>,
-    /// Paths of the nodes, or names of the tensors or files, that it is about.
+    /// Paths of the affected nodes, or names of the affected tensors or files.
     pub places: Vec<String>,
-    /// Expectation and observation.
+    /// Expected and found state.
     pub message: String,
-    /// The next step.
+    /// Next step.
     pub fix: Option<Fix>,
 }
 
 impl Finding {
-    /// A finding without a graph, places or a fix.
+    /// Creates a finding without a graph, places or a fix.
     pub fn new(rule: Rule, severity: Severity, message: impl Into<String>) -> Self {
         Self { rule, severity, part: None, places: Vec::new(), message: message.into(), fix: None }
     }
 
-    /// The finding at these places.
+    /// Returns the finding with these places.
     #[must_use]
     pub fn at(self, places: Vec<String>) -> Self {
         Self { places, ..self }
     }
 
-    /// The finding with a fix, if there is one.
+    /// Returns the finding with a fix, if there is one.
     #[must_use]
     pub fn fix(self, fix: impl Into<Option<Fix>>) -> Self {
         Self { fix: fix.into(), ..self }
@@ -159,9 +162,9 @@ pub enum Severity {
     Refuses,
     /// The affected nodes run on another device.
     Falls,
-    /// It runs, and costs time, memory or accuracy.
+    /// The model runs, at the cost of time, memory or accuracy.
     Costs,
-    /// Worth knowing.
+    /// Information without an effect on the model.
     Notes,
 }
 
@@ -185,29 +188,29 @@ pub enum FixedBy {
 }
 
 impl Fix {
-    /// A fix that `--fix` makes.
+    /// Creates a fix that `--fix` applies.
     pub fn narthex(text: impl Into<String>) -> Self {
         Self { by: FixedBy::Narthex, text: text.into() }
     }
 
-    /// A fix for the model's exporter.
+    /// Creates a fix for the model's exporter.
     pub fn you(text: impl Into<String>) -> Self {
         Self { by: FixedBy::You, text: text.into() }
     }
 }
 
-/// Result of `--fix`.
+/// Result after `--fix`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AfterFix {
-    /// The verdict.
+    /// Verdict after the fixes.
     pub verdict: Verdict,
-    /// The score, 0 to 100.
+    /// Score after the fixes, 0 to 100.
     pub score: f64,
-    /// The changes.
+    /// Applied changes.
     pub changes: Vec<String>,
 }
 
-/// The rules.
+/// Rules of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -216,59 +219,59 @@ pub enum Rule {
     Malformed,
     /// Every extent is fixed.
     DynamicDimension,
-    /// Every shape is known before the graph runs.
+    /// Every shape is known before the graph is run.
     UnknownShape,
-    /// The target's compiler takes the operator.
+    /// The target's compiler supports the operator.
     UnsupportedOperator,
-    /// ONNX Runtime's contributed operators are known to its own kernels, and to few others.
+    /// ONNX Runtime's contributed operators are supported by its own kernels and few other compilers.
     ContribOperator,
-    /// The operator is taken, but not in this form.
+    /// The operator is supported, but not in this form.
     OperatorForm,
-    /// No loops and branches.
+    /// There are no loops and branches.
     ControlFlow,
     /// The target computes with the element type.
     ElementType,
-    /// The tensor has no more axes than the target takes.
+    /// The tensor's rank is at most the target's maximum.
     Rank,
-    /// Attention masks are numbers to be added.
+    /// Attention masks are numbers that are added.
     BooleanMask,
-    /// Masked scores are small negative numbers, not the most negative ones.
+    /// Masked scores are moderate negative numbers, not the minimum of the type.
     MaskValue,
     /// Result of the vendor's compiler.
     Compiler,
     /// `MatMulNBits` has activations of rank 3.
     #[strum(serialize = "matmulnbits-rank")]
     MatMulNBitsRank,
-    /// `DequantizeLinear` of a weight feeds an operator whose activations are quantised too.
+    /// `DequantizeLinear` of a weight feeds an operator whose activations are also quantised.
     WeightOnlyDequantize,
     /// The vendor's compiler accepts the graph.
     CompilerFails,
-    /// Data files are there, whole, and beside the model.
+    /// Data files exist next to the model and are complete.
     ExternalData,
-    /// One data file for all weights.
+    /// All weights are in one data file.
     SeveralFiles,
     /// Weights are constants, not inputs with a default.
     OverridableWeight,
-    /// A part fits into the NPU's address space.
+    /// A part fits in the NPU's address space.
     PartSize,
-    /// A tensor fits into the memory beside the NPU's cores.
+    /// A tensor fits in the memory next to the NPU's cores.
     TensorSize,
-    /// The token table stays with the host.
+    /// The host keeps the token table.
     EmbeddingTable,
-    /// The cache does not travel whole in every step.
+    /// A step does not transfer the whole cache.
     CacheTraffic,
-    /// Signs of a loop over tokens.
+    /// Properties of graphs that run in a loop over tokens.
     DecoderLoop,
     /// Storage of weights.
     Quantisation,
-    /// Content of the file that checks do not read.
+    /// Content of the file that the check does not read.
     NotRead,
-    /// The architecture is one that Narthex compiles itself.
+    /// Narthex can compile the architecture itself.
     Architecture,
 }
 
 impl Rule {
-    /// Name in reports.
+    /// Returns the rule's name in reports.
     pub fn as_str(self) -> &'static str {
         self.into()
     }

@@ -4,7 +4,7 @@ use narthex_graph::{Node, graph::MICROSOFT};
 
 use crate::view::View;
 
-/// The version of ONNX's own operators.
+/// Returns the version of ONNX's own operator set.
 pub(crate) fn opset(view: &View<'_>) -> i64 {
     view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
 }

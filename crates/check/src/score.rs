@@ -1,4 +1,4 @@
-//! The verdict and the score, computed from the graph: every figure that goes in is printed.
+//! The verdict and the score. Both are computed from the graph, and every figure that enters the score is printed.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -48,7 +48,7 @@ pub(super) fn summary(view: &PlacedGraph<'_>) -> PartSummary {
     summary
 }
 
-/// Bytes of inputs and outputs, without weights that are inputs too.
+/// Returns the number of bytes of inputs and outputs, without weights that are also inputs.
 fn io_bytes(view: &PlacedGraph<'_>) -> Option<u64> {
     let graph = view.graph();
     let inputs = graph.inputs.iter().filter(|input| !view.constants.contains_key(input.name.as_str()));
@@ -57,10 +57,10 @@ fn io_bytes(view: &PlacedGraph<'_>) -> Option<u64> {
         .try_fold(0u64, |sum, value| sum.checked_add(view.known.get(&value.name).bytes()?))
 }
 
-/// The least number of pieces into which the NPU's nodes fall: a node's piece is the number of changes of device on the
-/// longest way to it.
+/// Returns the minimum number of pieces into which the NPU's nodes are divided. The piece of a node is the number of
+/// device changes on the longest path to it.
 fn pieces(view: &PlacedGraph<'_>) -> usize {
-    // What is computed at load is nowhere, and joins whatever reads it.
+    // Nodes that are computed at load time have no device, and join the nodes that read them.
     let mut changes: Vec<Option<(bool, usize)>> = Vec::with_capacity(view.outcomes.len());
     let mut found = BTreeSet::new();
     for (_, node, outcome) in view.placed() {
@@ -78,7 +78,7 @@ fn pieces(view: &PlacedGraph<'_>) -> usize {
     found.len()
 }
 
-/// The verdict that findings and summaries give.
+/// Returns the verdict for findings and summaries.
 pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdict {
     if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Refuses) {
         return Verdict::Refused { reason: finding.message.clone() };
@@ -130,7 +130,7 @@ impl ScoreTotals {
         }
     }
 
-    /// The score of graphs whose weights, each counted once, take so many bytes.
+    /// Returns the score of graphs whose weights take `total` bytes together. Shared weights count once.
     pub(super) fn score(&self, summaries: &[PartSummary], total: u64, facts: &Facts) -> Score {
         let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
         let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
@@ -153,7 +153,7 @@ impl ScoreTotals {
             },
             Component {
                 name: "in one piece",
-                // More pieces than graphs cost handovers; fewer leave a graph without any.
+                // More pieces than graphs require transfers between devices; fewer mean that a graph has no NPU nodes.
                 value: share(pieces.min(graphs), pieces.max(graphs)),
                 weight: 15.0,
                 detail: format!("{} in {}", plural(pieces, "piece"), plural(graphs, "graph")),
@@ -170,8 +170,8 @@ impl ScoreTotals {
     }
 }
 
-/// Returns the share of the weights that fit: the largest part's in what is safe for one, and all parts' in what a
-/// program has.
+/// Returns the share of the weights that fit in memory: the largest part compared with the safe size of a part, and all
+/// parts compared with the memory of a program.
 fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
     let room = |bytes: u64, room: u64| if bytes == 0 { 1.0 } else { (room as f64 / bytes as f64).min(1.0) };
     let largest = summaries.iter().map(|summary| summary.npu_weight_bytes).max().unwrap_or(0);
@@ -198,7 +198,7 @@ fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
 }
 
 impl Score {
-    /// The sum of parts.
+    /// Creates a score from its components.
     pub(super) fn of(components: Vec<Component>) -> Self {
         let mut score = Self { total: 0.0, components, factors: Vec::new() };
         score.total = score.sum();
@@ -216,7 +216,8 @@ impl Score {
         self.factors.push(factor);
     }
 
-    /// The score that a verdict allows: none of what is refused, and no more than the share of the work that the NPU does.
+    /// Limits the score by the verdict: 0 for a refused model, otherwise at most the percentage of the work that the
+    /// NPU does.
     pub(super) fn within(self, verdict: &Verdict) -> Self {
         let most = match verdict {
             Verdict::Whole => 100.0,
@@ -228,7 +229,7 @@ impl Score {
 }
 
 impl fmt::Display for Score {
-    /// The total and its parts, a line each.
+    /// Writes the total and its components, one per line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { total, components, factors } = self;
         let sum = self.sum();

@@ -1,4 +1,4 @@
-//! Rules on shapes: what is open, and what is well-formed.
+//! Rules on shapes: unknown extents, and well-formed graphs.
 
 use narthex_graph::check::GraphError;
 use narthex_spec::dtype::Dim;
@@ -10,13 +10,14 @@ use super::{
     report::{Finding, Fix, Rule, Severity},
 };
 
-/// Dimensions that are looked at one by one; each costs a walk over the whole graph.
+/// Maximum number of dimensions that are examined one by one; each costs a traversal of the whole graph.
 const MOST_SYMBOLS: usize = 32;
 
-/// Inputs of one dimension that are shown with their shapes; a decoder has one for each layer's keys and values.
+/// Maximum number of inputs of a dimension that are listed with their shapes. A decoder has one for the keys and one
+/// for the values of each layer.
 const MOST_INPUTS: usize = 4;
 
-/// Findings on a graph's shapes.
+/// Returns the findings on a graph's shapes.
 pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
     let mut findings = well_formed(view);
     let symbols = symbols(view.graph());
@@ -28,7 +29,7 @@ pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Findin
 
 fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut graph_error = view.graph().check_values().err();
-    // A weight that is an input too is a finding of its own.
+    // A weight that is also an input has a separate finding.
     if let Some(GraphError::DefinedTwice { name, .. }) = &graph_error
         && view.graph().inputs.iter().any(|input| input.name == *name)
         && view.constants.contains_key(name.as_str())
@@ -48,12 +49,12 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     graph_error.map(text).into_iter().chain(unread).collect()
 }
 
-/// One open dimension: where it stands, and how many nodes it touches.
+/// Returns the finding on one symbolic dimension: its inputs, and the number of affected nodes.
 fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Finding {
     let inputs = inputs(view, symbol);
-    // With every other symbol fixed, what is open is open because of this one.
+    // All other symbols have an extent here, so an extent that is still unknown depends on this symbol.
     let known = view.graph().infer(&|other| {
-        // Sums are taken apart by inference.
+        // The inference splits sums into their terms.
         (other != symbol && !other.contains('+')).then(|| extents.get(other).unwrap_or(2))
     });
     let touched: Vec<String> = view
@@ -82,7 +83,7 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
     Finding::new(Rule::DynamicDimension, severity, message).at(touched).fix(Fix::narthex(set))
 }
 
-/// The inputs that have a dimension, the first of them with their shapes.
+/// Lists the inputs that have a dimension, the first ones with their shapes.
 fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
     let having =
         || view.graph().inputs.iter().filter(|input| input.shape.iter().any(|dim| names(dim, symbol)));
@@ -98,7 +99,7 @@ fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
     shown.join(", ")
 }
 
-/// The open dimensions beyond those that are looked at one by one.
+/// Returns a finding on the symbolic dimensions that are not examined one by one.
 fn more_symbols(rest: Vec<String>) -> Option<Finding> {
     (!rest.is_empty()).then(|| {
         let message = format!("{} more dimensions of the inputs are dynamic", rest.len());

@@ -14,7 +14,7 @@ use super::{
     report::{Finding, Fix, Rule, Severity},
 };
 
-/// Findings on one graph's files and sizes.
+/// Returns the findings on one graph's files and sizes.
 pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = external(view.part);
     findings.extend(several_files(view.part));
@@ -24,7 +24,7 @@ pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Data files that are absent, too short, or out of ONNX Runtime's reach.
+/// Returns findings on data files that are missing, too short, or not accessible to ONNX Runtime.
 fn external(part: &OnnxFile) -> Vec<Finding> {
     let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
     for constant in &part.graph.initializers {
@@ -115,23 +115,25 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     })
 }
 
-/// Two sizes in GB, with enough digits to show that they differ.
+/// Formats two sizes in GB, with enough digits to show that they differ.
 fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
     let shown = |digits: usize| sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9));
     // Nine digits show single bytes.
     (1..=9).map(shown).find(|[one, other]| one != other).unwrap_or_else(|| shown(1))
 }
 
-/// Bytes that the constants of the NPU's nodes take there.
+/// Returns the number of bytes that the constants of the NPU's nodes take there.
 pub(super) fn npu_weight_bytes(view: &PlacedGraph<'_>) -> u64 {
     npu_weights(view).values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
-/// Bytes that each constant of the NPU's nodes takes there: wide floats are stored as half precision.
+/// Returns the number of bytes that each constant of the NPU's nodes takes there. Single-precision floats are stored in
+/// half precision.
 fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
     let mut weights = BTreeMap::new();
     for (_, node, outcome) in view.placed() {
-        // Nodes that fall only because a shape is open hold weights too once it is fixed.
+        // Nodes that are not on the NPU only because of an unknown extent will have weights there once the extent is
+        // fixed.
         if !matches!(outcome, NodePlacement::Npu | NodePlacement::Dynamic) {
             continue;
         }
@@ -151,23 +153,23 @@ fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
 /// Location of a weight. Graphs that read the same location of a file share the weight.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place<'a> {
-    /// In a data file, from a byte on.
+    /// In a data file, from this byte on.
     File(&'a Path, &'a str, u64),
-    /// In a graph, under a name.
+    /// In a graph, under this name.
     Graph(&'a str, &'a str),
 }
 
-/// The weights of all graphs of a model, each once.
+/// Weights of all graphs of a model; shared weights count once.
 #[derive(Debug, Default)]
 pub(super) struct Weights<'a> {
-    /// Bytes that each takes on the NPU.
+    /// Number of bytes that each weight takes on the NPU.
     npu: BTreeMap<Place<'a>, u64>,
-    /// Bytes of each, and how many graphs read it.
+    /// Number of bytes of each weight, and number of graphs that read it.
     read: BTreeMap<Place<'a>, (u64, usize)>,
 }
 
 impl<'a> Weights<'a> {
-    /// Adds those of a graph.
+    /// Adds the weights of a graph.
     pub(super) fn add(&mut self, view: &PlacedGraph<'a>) {
         let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
             Some(InitializerData::External { file, offset, .. }) => {
@@ -187,23 +189,23 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Bytes that all of them take on the NPU.
+    /// Returns the number of bytes that all weights take on the NPU.
     pub(super) fn npu_bytes(&self) -> u64 {
         self.npu.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Bytes of those that more than one graph reads.
+    /// Returns the number of bytes of the weights that more than one graph reads.
     fn shared_bytes(&self) -> u64 {
         let shared = self.read.values().filter(|(_, graphs)| *graphs > 1);
         shared.fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
     }
 }
 
-/// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
+/// Returns a finding on tensors that are so large that one operator may not fit in the memory next to the NPU's cores.
 fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let near = view.facts.near_memory?;
     let large = |tensor: &narthex_graph::infer::TensorInfo| {
-        // The NPU computes in two bytes, whatever the float type of the graph.
+        // The NPU computes with two bytes per element, whatever the float type of the graph.
         tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
             && !tensor.constant
     };
@@ -231,7 +233,7 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     })
 }
 
-/// Findings on how a model is divided into files.
+/// Returns the findings on the division of a model into files.
 pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if parts.len() > 1 {
@@ -253,7 +255,7 @@ pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Fa
     findings
 }
 
-/// Weights of all graphs together that one of the driver's processes cannot hold, or all of them.
+/// Returns a finding if the weights of all graphs together exceed the memory of one driver process, or of all of them.
 fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding> {
     if total <= bytes {
         return None;

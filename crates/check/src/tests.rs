@@ -1,5 +1,5 @@
-//! Small graphs, each with one thing wrong, and what the report says of them. Here is what they are made with; the tests lie
-//! in a file for each subject.
+//! Helpers for tests on small graphs, each with one problem, and for the reports on them. The tests are in one file per
+//! subject.
 
 mod compiler;
 mod decoders;
@@ -44,7 +44,7 @@ fn report_on(graph: Graph) -> Report {
     check("model.onnx", &[part(graph)], &options("qnn:x-elite", &[]))
 }
 
-/// Rule, severity and first place of every finding that is more than a note, and the verdict before and after fixes.
+/// Checks rule, severity and first place of every finding above a note, and the verdict before and after fixes.
 fn check_graph(graph: Graph, verdict: &str, findings: &[(Rule, Severity, &str)], after: Option<&str>) {
     graph.check_values().unwrap();
     let report = report_on(graph);
@@ -67,7 +67,7 @@ fn dims(shape: &str) -> Vec<Dim> {
     shape.split_whitespace().map(|dim| dim.parse().map_or_else(|_| dim.into(), Dim::Fixed)).collect()
 }
 
-/// A graph of one node over inputs of these types and shapes; those that begin with `=` are constants.
+/// Returns a graph of one node with inputs of these types and shapes. Shapes that begin with `=` are constants.
 fn one(op: &str, dtype: DType, inputs: &[&str], attributes: &[(&str, Attribute)]) -> Graph {
     let (domain, op) = op.split_once('/').unwrap_or(("", op));
     let mut b = Builder::new("g", &[("", 23), (MICROSOFT, 1), ("custom", 1)]);
@@ -101,7 +101,7 @@ fn value(b: &mut Builder, dtype: DType, index: usize, text: &str) -> String {
     }
 }
 
-/// A product over its own weights, in a folder of its own.
+/// Returns a product with its own weights, in its own folder.
 fn sized(folder: &str, rows: usize) -> OnnxFile {
     let graph = one("MatMul", F16, &["1 8192", &format!("=8192 {rows}")], &[]);
     let files = BTreeMap::from([("w.data".into(), Some(1 << 40))]);
@@ -122,7 +122,7 @@ fn partly(left: &[(&str, Option<&str>)], nodes: usize) -> CompilerResult {
     CompilerResult::Partly { elsewhere: left.collect(), nodes }
 }
 
-/// Two products with an operator between them that the compiler is known to leave elsewhere.
+/// Returns two products with an operator between them that the compiler is known to leave to another device.
 fn cut() -> Graph {
     let mut b = Builder::new("g", &[("", 17)]);
     let (x, w, v) = (

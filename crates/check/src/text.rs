@@ -1,4 +1,4 @@
-//! A report as text for people.
+//! Text form of a report.
 
 use std::{
     borrow::Cow,
@@ -10,7 +10,7 @@ use super::{
     report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
 };
 
-/// The most places of a finding that are listed; JSON has all.
+/// Maximum number of listed places of a finding; JSON has all of them.
 const PLACES: usize = 3;
 
 impl Display for Verdict {
@@ -26,7 +26,7 @@ impl Display for Verdict {
     }
 }
 
-/// Names come out of files, and a terminal acts on control characters.
+/// Replaces control characters in a text from a file, because a terminal would execute them.
 fn plain(text: &str) -> Cow<'_, str> {
     if text.contains(char::is_control) {
         Cow::Owned(text.replace(char::is_control, "\u{fffd}"))

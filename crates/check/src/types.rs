@@ -11,10 +11,10 @@ use super::{
     report::{Finding, Fix, Rule, Severity},
 };
 
-/// Scores below this are the most negative numbers of a type, not a chosen distance.
+/// Limit of chosen mask values. Scores below it are the minimum of a type, not a chosen value.
 const CHOSEN: f64 = -10_000.0;
 
-/// Findings on types.
+/// Returns the findings on element types.
 pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(no_tensor(view));
@@ -41,7 +41,7 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
     })
 }
 
-/// Boolean inputs work where the compiler takes every reader, and are the first thing to break elsewhere.
+/// Returns a finding on boolean inputs. They work only if the compiler supports every node that reads them.
 fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
     let inputs = view.graph().inputs.iter().filter(|input| input.dtype == DType::Bool);
     let names: Vec<String> = inputs.map(|input| input.name.clone()).collect();
@@ -55,7 +55,7 @@ fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
     })
 }
 
-/// Constants that stand for minus infinity.
+/// Returns a finding on constants that represent minus infinity.
 fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
     let masks =
         |reader: &narthex_graph::Node| matches!(reader.op.as_str(), "Where" | "Add" | "Mul" | "Expand");
@@ -78,7 +78,7 @@ fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
     })
 }
 
-/// The value of a constant of one float.
+/// Returns the value of a constant with one float.
 fn scalar(constant: &narthex_graph::Initializer) -> Option<f64> {
     let InitializerData::Inline(bytes) = &constant.data else { return None };
     match constant.dtype.dtype()? {

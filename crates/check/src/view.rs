@@ -1,4 +1,4 @@
-//! One graph of a model with what is inferred of it.
+//! A graph of a model with its inferred properties.
 
 use std::collections::HashMap;
 
@@ -15,17 +15,17 @@ use crate::{dim_bindings::DimBindings, facts::Facts};
 pub(super) struct View<'a> {
     pub(super) part: &'a OnnxFile,
     pub(super) facts: Facts,
-    /// Inferred tensors with every extent given or assumed.
+    /// Inferred tensors, with all given and assumed extents.
     pub(super) known: InferredTensors,
     /// Inferred tensors of the graph without given or assumed extents.
     pub(super) open: InferredTensors,
-    /// For each value, the nodes that read it, by position.
+    /// Positions of the nodes that read each value.
     pub(super) readers: HashMap<&'a str, Vec<usize>>,
-    /// For each value, the node that makes it.
+    /// Position of the node that produces each value.
     pub(super) makers: HashMap<&'a str, usize>,
     /// Constants by name.
     pub(super) constants: HashMap<&'a str, &'a Initializer>,
-    /// Multiply-accumulates of each node; nothing where they cannot be counted.
+    /// Number of multiply-accumulates of each node; `None` if it cannot be counted.
     pub(super) work: Vec<Option<u64>>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> View<'a> {
         &self.part.graph
     }
 
-    /// Returns the inferred tensor of a node's input, with extents given or assumed.
+    /// Returns the inferred tensor of a node's input, with given and assumed extents.
     pub(super) fn input(&self, node: &Node, index: usize) -> Option<&TensorInfo> {
         self.known.input(node, index)
     }

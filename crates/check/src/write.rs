@@ -35,7 +35,7 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
     match write_all(parts, folder, &mut written) {
         Ok(()) => Ok(written),
         Err(error) => {
-            // Half a model is worse than none. A file that cannot be removed is not reported.
+            // A partial model is worse than none. A file that cannot be removed is not reported.
             written.iter().for_each(|path| drop(fs::remove_file(path)));
             Err(error)
         }
@@ -68,7 +68,7 @@ fn write_all(parts: &[OnnxFile], folder: &Path, written: &mut Vec<PathBuf>) -> R
     }
 }
 
-/// The weights of every graph.
+/// File with the weights of all graphs.
 const DATA_FILE: &str = "model.onnx.data";
 
 fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
@@ -90,7 +90,7 @@ struct WeightSource {
 struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
-    /// Places of the weights written so far, by their source.
+    /// Locations of the weights written so far, by their source.
     places: BTreeMap<WeightSource, ByteRange>,
     sources: DataFiles,
 }
@@ -116,7 +116,7 @@ impl DataFileWriter {
         Ok(())
     }
 
-    /// Returns the place of a weight in the data file, and copies the weight there if it is new.
+    /// Returns the location of a weight in the data file. Copies the weight there if it is new.
     fn copy(
         &mut self,
         from: WeightSource,

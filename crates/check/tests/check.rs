@@ -1,4 +1,4 @@
-//! Checks of models on disk: other people's exports, what `--fix` writes, and Narthex's own packages.
+//! Checks of models on disk: exports of other tools, the output of `--fix`, and Narthex's own packages.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -34,13 +34,13 @@ fn dims(shape: &str) -> Vec<Dim> {
     shape.split_whitespace().map(|dim| dim.parse().map_or_else(|_| dim.into(), Dim::Fixed)).collect()
 }
 
-/// A data file of zeros.
+/// Writes a data file of zeros.
 fn zeros(folder: &Path, name: &str, bytes: usize) {
     fs::write(folder.join(name), vec![0; bytes]).unwrap();
 }
 
-/// One layer in the shape of exports with a cache: any batch and length, 64-bit ids, a token table, a boolean mask, past
-/// keys in and all keys out, logits of every position.
+/// Writes one decoder layer in the form of exports with a cache: any batch and length, 64-bit ids, a token table, a
+/// boolean mask, past keys as input and all keys as output, logits of every position.
 fn exported_decoder(folder: &Path) -> std::path::PathBuf {
     let mut b = Builder::new("decoder", &[("", 20), (MICROSOFT, 1)]);
     let ids = b.input("input_ids", DType::I64, &dims("batch_size sequence_length"));
@@ -116,7 +116,7 @@ fn a_fixed_export_is_one_data_file_and_runs_whole() {
     let mut files = write::write(&fixed, &out).unwrap();
     files.sort();
     assert_eq!(files, [out.join("decoder_model.onnx"), out.join("model.onnx.data")]);
-    // The table and the head are the same bytes of one file, and are written once.
+    // The table and the head are the same bytes of one file, which are written once.
     let bytes = fs::metadata(out.join("model.onnx.data")).unwrap().len();
     assert!((9000 * 32 * 4..9000 * 32 * 4 + 8192).contains(&bytes), "{bytes}");
     let report = look(&out, &[]);
@@ -145,7 +145,7 @@ fn a_write_that_fails_leaves_nothing() {
         "{error}"
     );
     assert_eq!(left, 0);
-    // Nothing outside of the model's folder is ever copied.
+    // Files outside the model's folder are never copied.
     if let InitializerData::External { file, .. } = &mut parts[0].graph.initializers[0].data {
         *file = "../secret".into();
     }
@@ -170,14 +170,14 @@ fn folders_without_a_model_are_named() {
     assert!(matches!(files::open(&folder.path().join("absent")), Err(OnnxFileError::Read { .. })));
     fs::write(folder.path().join("a.onnx"), "no model").unwrap();
     assert!(matches!(files::open(folder.path()), Err(OnnxFileError::Decode { .. })));
-    // Hubs keep exports in a folder of their own.
+    // Hubs keep exports in a separate folder.
     fs::rename(folder.path().join("a.onnx"), folder.path().join("a.txt")).unwrap();
     fs::create_dir(folder.path().join("onnx")).unwrap();
     exported_decoder(&folder.path().join("onnx"));
     assert_eq!(files::open(folder.path()).unwrap().len(), 1);
 }
 
-/// Damaged files are refused or judged, and never bring the check down.
+/// Damaged files are refused or checked; they never crash the check.
 #[test]
 fn flipped_bytes_do_no_harm() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
     (out, manifest)
 }
 
-/// What a check of a name promises for models that are not compiled yet.
+/// Verifies the prediction of `narthex check NAME` for models that are not compiled yet.
 #[test]
 fn what_narthex_compiles_for_npus_runs_whole_by_its_own_rules() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,44 +1,45 @@
-//! Facts about targets: operators that a target's compiler takes, in which types and ranks, and how much it holds.
+//! Facts about targets: the operators that a target's compiler supports, with their types and ranks, and its memory
+//! limits.
 //!
-//! Hexagon's table was recorded by asking Qualcomm's compiler, operator by operator: `htp_operators.py` asks,
-//! `htp_operators.tsv` is what it answered. OpenVINO's list is of operators that were seen to be refused.
+//! Hexagon's table was recorded by running Qualcomm's compiler on each operator: `htp_operators.py` runs it, and
+//! `htp_operators.tsv` has the results. OpenVINO's list has operators that it was observed to refuse.
 
 use std::{collections::HashMap, sync::LazyLock};
 
 use narthex_graph::Element;
 use narthex_spec::{DType, Target};
 
-/// The recorded answers: operator, case, element type, ranks taken, ranks refused, ranks that fail the compile.
+/// Recorded results: operator, case, element type, supported ranks, refused ranks, ranks for which the compile fails.
 const HTP_OPERATORS: &str = include_str!("htp_operators.tsv");
 
 /// Facts about a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The compiler that is asked.
+    /// Compiler of the target.
     pub(super) compiler: Compiler,
-    /// True if it computes with bfloat16.
+    /// `true` if the target computes with bfloat16.
     pub(super) brain_floats: bool,
-    /// Bytes of weights from which one part is a risk.
+    /// Size of a part's weights, in bytes, from which it may fail to load.
     pub(super) part_caution: u64,
-    /// Bytes of weights that one part cannot exceed.
+    /// Maximum size of a part's weights, in bytes.
     pub(super) part_limit: u64,
-    /// Bytes of memory beside the cores; nothing where that is not known.
+    /// Size of the memory next to the cores, in bytes; `None` if it is not known.
     pub(super) near_memory: Option<u64>,
-    /// Driver processes that a program gets; `None` if the driver sets no bound.
+    /// Driver processes of a program; `None` if the driver has no such limit.
     pub(super) sessions: Option<Sessions>,
 }
 
-/// The processes of an NPU's driver that hold a program's graphs.
+/// Processes of an NPU's driver that contain a program's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sessions {
-    /// Bytes that one of them holds.
+    /// Number of bytes that one process can hold.
     pub(super) bytes: u64,
-    /// Number of processes that a program gets.
+    /// Maximum number of processes of a program.
     pub(super) count: u64,
 }
 
 impl Sessions {
-    /// Bytes that all of them hold.
+    /// Returns the number of bytes that all processes can hold together.
     pub(super) fn all(self) -> u64 {
         self.bytes.saturating_mul(self.count)
     }
@@ -59,18 +60,18 @@ pub(super) enum Compiler {
 /// A compiler's answer for an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It takes it.
+    /// The operator is supported.
     Takes,
-    /// It takes the operator, but with fewer axes.
+    /// The operator is supported, but only for tensors of lower rank.
     TooManyAxes {
-        /// The most that it takes.
+        /// Maximum supported rank.
         most: usize,
     },
-    /// It takes the operator, but not with this element type.
+    /// The operator is supported, but not with this element type.
     OtherTypes,
-    /// It leaves it to another device.
+    /// The operator runs on another device.
     Refuses,
-    /// It gives up on the whole graph.
+    /// The compile of the whole graph fails.
     Fails,
 }
 
@@ -114,13 +115,13 @@ impl Facts {
         self.compiler == Compiler::OpenVino || HTP.contains_key(operator)
     }
 
-    /// Brain floats take the way of half precision, where a chip has them.
+    /// Returns half precision for bfloat16 if the target supports bfloat16: both are treated in the same way.
     fn stand_in(&self, element: Element) -> Element {
         if self.brain_floats && element == DType::Bf16 { DType::F16.into() } else { element }
     }
 }
 
-/// The answers for one operator.
+/// Recorded results of one operator.
 type Rows = Vec<Row>;
 
 #[derive(Debug)]
@@ -153,7 +154,8 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> Answer {
         let any = rows.iter().any(|row| row.case == case && !row.taken.is_empty());
         return if any { Answer::OtherTypes } else { Answer::Refuses };
     };
-    // Scalars are taken like vectors. Few types were asked at every rank; the others go by their wider relative.
+    // Scalars are treated like vectors. Few types were recorded for every rank; the others use the results of a related
+    // type.
     let rank = rank.max(1);
     let relative = row(if name == "f16" { "f32" } else { "i32" }).unwrap_or(own);
     if own.taken.is_empty() {
@@ -165,7 +167,7 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> Answer {
         if row.taken.contains(&rank) {
             return Answer::Takes;
         }
-        // That another type's kernel breaks does not say that this one's does.
+        // A failure of another type's kernel does not imply that this type fails.
         if row.failing.contains(&rank) && std::ptr::eq(row, own) {
             return Answer::Fails;
         }
@@ -178,7 +180,7 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> Answer {
     if rank > most.max(4) { Answer::TooManyAxes { most } } else { Answer::Takes }
 }
 
-/// Operators that OpenVINO's provider was seen to leave to the CPU (1.8.1, its CPU device).
+/// Operators that OpenVINO's provider (1.8.1, CPU device) was observed to leave to ONNX Runtime's CPU kernels.
 const OPENVINO_REFUSES: &[&str] =
     &["RMSNormalization", "Attention", "RotaryEmbedding", "com.microsoft.GroupQueryAttention"];
 

@@ -16,12 +16,12 @@ fn a_compiler_has_the_last_word() {
     let expected = whole.findings.iter().find(|finding| finding.rule == Rule::UnsupportedOperator).unwrap();
     assert!(expected.message.contains("took it, where the rules expected otherwise"), "{whole}");
     assert_eq!(expected.places, ["/b/Erf"]);
-    // What it leaves elsewhere is weighed, and what the rules expected of other nodes is not.
+    // Nodes that the compiler leaves to other devices count in the verdict; predictions for other nodes do not.
     let left = compiled(&cut(), partly(&[("/a/MatMul", Some("Cannot get shape"))], 3));
     assert_eq!(left.verdict, Verdict::Partly { elsewhere_percent: 50.0, elsewhere_nodes: 1 }, "{left}");
     assert!(left.findings[0].message.ends_with(": Cannot get shape"), "{left}");
     assert_eq!((left.findings[0].rule, left.findings[0].severity), (Rule::Compiler, Severity::Falls));
-    // A node that nobody knows does not excuse the others.
+    // A node that is not in the graph does not overrule the predictions for other nodes.
     let unknown = compiled(&cut(), partly(&[("/made", None)], 4));
     assert_eq!(unknown.verdict, Verdict::Partly { elsewhere_percent: 0.0, elsewhere_nodes: 2 }, "{unknown}");
     let none = compiled(&one("Relu", F32, &["1 4"], &[]), partly(&[("/layers.0/Relu", None)], 1));
@@ -40,7 +40,7 @@ fn a_compiler_s_reasons_are_gathered() {
     assert_eq!(report.verdict.to_string(), REFUSED);
 }
 
-/// Weights that no NPU holds stay too large, whatever the compiler makes of the graph.
+/// Weights that are too large for any NPU remain a finding, whatever the compiler's result.
 #[test]
 fn a_compiler_s_success_leaves_findings_on_memory() {
     let parts = [sized("m", 1 << 18)];
@@ -73,7 +73,7 @@ fn compiler_errors_are_explained() {
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
-    // After the steps, the report states their outcome and leaves none to the user.
+    // After the steps of the ladder, the report states their outcome and lists no step for the user.
     let evidence = Evidence {
         folder: "/kept".into(),
         words: vec!["graph prepare failed 13".to_owned()],

@@ -1,8 +1,8 @@
-//! Loops over tokens.
+//! Graphs that run in a loop over tokens.
 
 use super::*;
 
-/// A step that reads a cache and returns `tokens` tokens of it.
+/// Returns the report on a step that reads a cache and outputs `tokens` tokens of it.
 fn step(past: &str, present: &str, tokens: u64) -> Report {
     let mut b = Builder::new("g", &[("", 17)]);
     let keys = b.input(past, F16, &dims("1 3 64 112"));

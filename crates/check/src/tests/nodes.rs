@@ -1,8 +1,8 @@
-//! Nodes: operators, their forms and types, and what the fixes make of them.
+//! Nodes: operators, their forms and types, and the effect of fixes on them.
 
 use super::*;
 
-/// As [`check_graph`], for one node whose data file is there.
+/// Checks one node with an existing data file, as [`check_graph`].
 fn check_one(
     (op, dtype, inputs): (&str, DType, &[&str]),
     attributes: &[(&str, Attribute)],
@@ -146,7 +146,7 @@ fn fixable_forms_are_fixed() {
     check_one((nbits_op, F16, &odd), &nbits(80, 32, 4), REFUSED, Some((OperatorForm, Severity::Falls)), None);
 }
 
-/// The other three cases in one graph.
+/// A boolean mask, a product of rank 2 and a skip norm in one graph.
 #[test]
 fn a_boolean_mask_a_flat_product_and_a_skip_norm_are_named() {
     let mut b = Builder::new("g", &[("", 23), (MICROSOFT, 1)]);
@@ -187,7 +187,7 @@ fn a_boolean_mask_a_flat_product_and_a_skip_norm_are_named() {
     insta::assert_snapshot!(check("model.onnx", &[subject], &options("qnn:x-elite", &[])));
 }
 
-/// A norm as PyTorch's exporter writes it, in one element type and with the weight first or second.
+/// Returns an RMS norm in the form of PyTorch's exporter, in one element type and with the weight first or second.
 fn written_out_norm(dtype: DType, first: bool) -> Graph {
     let mut b = Builder::new("g", &[("", 18)]);
     let x = b.input("x", dtype, &dims("1 4 8"));
@@ -230,7 +230,7 @@ fn the_norm_that_breaks_the_compiler_is_known() {
 fn what_is_computed_at_load_costs_nothing() {
     let mut b = Builder::new("g", &[("", 17)]);
     let x = b.input("x", F32, &dims("1 4 8"));
-    // Shape arithmetic over fixed shapes, with operators that no NPU takes.
+    // Shape arithmetic over fixed shapes, with operators that no NPU supports.
     let shape = b.op("/shape", "Shape", &[&x]);
     let ones = b.op("/ones", "ConstantOfShape", &[&shape]);
     let upper = b.op("/upper", "Trilu", &[&ones]);
@@ -286,11 +286,11 @@ fn a_weight_that_is_dequantised_alone_is_a_trap() {
     subject.data_files.insert("w.data".into(), Some(128));
     let report = check("m", &[subject], &options("qnn:x-elite", &[]));
     let trap = report.findings.iter().find(|finding| finding.rule == Rule::WeightOnlyDequantize);
-    // Constant operands alone would be folded, and QNN's provider keeps quantised constants from that.
+    // Nodes with only constant operands would be folded; QNN's provider exempts quantised constants from this.
     assert!(trap.is_some_and(|trap| trap.message.contains("/layers.0/mm/MatMul")), "{report}");
 }
 
-/// The compiler takes dynamic quantisation as a whole, and none of its operators alone.
+/// The compiler supports dynamic quantisation only as a whole, not its single operators.
 #[test]
 fn dynamic_quantisation_is_taken_with_its_product() {
     let product = |constant: bool| {

@@ -1,4 +1,4 @@
-//! The score, and the verdict that bounds it.
+//! The score, and its limit by the verdict.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn work_elsewhere_is_weighed() {
     let summary = &report.parts[0];
     assert_eq!((summary.nodes, summary.npu_nodes, summary.npu_pieces), (3, 2, 2));
     assert_eq!((summary.multiply_accumulates, summary.npu_multiply_accumulates), (1536, 1536));
-    // All products are on the NPU, so the work costs no points; the other nodes and the second piece do.
+    // All products are on the NPU, so the share of the work costs no points; the other nodes and the second piece do.
     assert_eq!(report.verdict, Verdict::Partly { elsewhere_percent: 0.0, elsewhere_nodes: 1 });
     let total: f64 = 50.0 + 15.0 * 2.0 / 3.0 + 7.5 + 10.0 + 10.0;
     assert!((report.score.total - total).abs() < 1e-9, "{report}");

@@ -1,8 +1,8 @@
-//! Shapes: dimensions that are open, and graphs that are not well-formed.
+//! Shapes: unknown extents, and graphs that are not well-formed.
 
 use super::*;
 
-/// The first case, and the acceptance script's.
+/// A graph with a symbolic batch dimension.
 #[test]
 fn a_dynamic_dimension_is_named() {
     let mut b = Builder::new("g", &[("", 17)]);

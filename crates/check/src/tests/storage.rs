@@ -67,7 +67,7 @@ fn several_graphs_are_one_model() {
         let report = check("m", parts, &options("qnn:x-elite", &[]));
         report.findings.into_iter().find(|finding| finding.rule == Rule::SeveralFiles).unwrap().message
     };
-    // 16.8 MB, however many graphs read them.
+    // 16.8 MB, whatever the number of graphs that read them.
     let parts = ["a", "b", "c"].map(|name| OnnxFile { name: name.into(), ..sized("m", 1024) });
     assert_eq!(layout(&parts), "the model has 3 graphs, which share 16.8 MB of weights");
     let apart = ["a", "b"].map(|folder| sized(folder, 1024));
@@ -77,7 +77,7 @@ fn several_graphs_are_one_model() {
 #[test]
 fn all_parts_together_must_fit() {
     let judge = |folders: &[String]| {
-        // A gibibyte each, which is safe for one.
+        // A gibibyte each, which is safe for one part.
         let parts: Vec<OnnxFile> = folders.iter().map(|folder| sized(folder, 1 << 16)).collect();
         check("m", &parts, &options("qnn:x-elite", &[]))
     };
