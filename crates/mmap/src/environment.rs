@@ -1,4 +1,5 @@
-//! Limits of the environment that fail an operation on a file or a thread: space, permissions, sizes, descriptors, threads.
+//! Limits of the environment that make an operation on a file or a thread fail: space, permissions, sizes, descriptors,
+//! threads.
 
 use std::io::{Error, ErrorKind};
 
@@ -9,7 +10,7 @@ const NO_DESCRIPTORS: [i32; 2] = [libc::EMFILE, libc::ENFILE];
 #[cfg(not(unix))]
 const NO_DESCRIPTORS: [i32; 1] = [4];
 
-/// Returns whether an operation failed because of a limit of the environment, which the user can raise.
+/// Returns whether an operation failed because of a limit of the environment that the user can raise.
 pub fn is_limit(error: &Error) -> bool {
     hint(error).is_some()
 }
@@ -24,11 +25,11 @@ pub fn hint(error: &Error) -> Option<&'static str> {
         ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
             Some("set NARTHEX_HOME (HF_HOME for hub downloads) to a folder that you may write to")
         }
-        // Without a number, a reader's own bound was exceeded.
+        // Without a system error number, the limit of a reader in this crate was exceeded.
         ErrorKind::FileTooLarge if number.is_some() => Some(
             "raise the limit on the size of files, as with `ulimit -f unlimited`, or choose another file system",
         ),
-        // A read or write of Narthex never returns this; the start of a thread does.
+        // Reads and writes of Narthex never return this error; the start of a thread does.
         ErrorKind::WouldBlock if number.is_some() => {
             Some("raise the limit on threads: `ulimit -u`, or the pids limit of the container")
         }

@@ -1,8 +1,8 @@
 //! Reads beyond the end of a mapped file that was truncated.
 //!
-//! The system answers such a read with SIGBUS. The handler here replaces the rest of the map with zeros, as systemd's
-//! journal does, if the address belongs to a registered map; every other fault takes the course that it had before. Windows
-//! refuses to truncate a mapped file, so nothing is needed there.
+//! The system responds to such a read with SIGBUS. If the address belongs to a registered map, the handler in this
+//! module replaces the rest of the map with zeros, as systemd's journal does; every other fault is passed to the
+//! earlier disposition. Windows refuses to truncate a mapped file, so no handler is needed there.
 
 #![allow(unsafe_code, reason = "signal handlers and fixed maps exist only in the C library")]
 
@@ -17,7 +17,7 @@ use std::{
 /// Maximum number of maps at once; a checkpoint has at most 4,096 files.
 const REGIONS: usize = 8192;
 
-/// Bounds of a registered map. `start` is 0 for a free place and 1 for one that is being filled.
+/// Bounds of a registered map. `start` is 0 for a free entry and 1 for an entry that is being filled.
 struct Bounds {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -25,12 +25,12 @@ struct Bounds {
 
 static REGISTERED: [Bounds; REGIONS] =
     [const { Bounds { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; REGIONS];
-/// One more than the highest place ever used, so that the handler looks at few.
+/// One more than the highest index ever used, so that the handler searches only a few entries.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A map that the handler knows, until it is dropped.
+/// A map that is registered with the handler until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Region(usize);
 
@@ -81,7 +81,7 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
     if fill(address) {
         return;
     }
-    // The access is made again when the handler returns, and then takes its earlier course.
+    // The access is repeated when the handler returns, and then has the earlier disposition.
     match PREVIOUS.get() {
         // SAFETY: `previous` was filled by the system.
         Some(previous) => unsafe { libc::sigaction(libc::SIGBUS, previous, ptr::null_mut()) },
@@ -90,15 +90,15 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
     };
 }
 
-/// Replaces the rest of the registered map that has this address with zeros. Returns false if there is none.
+/// Replaces the rest of the registered map that contains this address with zeros. Returns `false` if there is none.
 fn fill(address: usize) -> bool {
     let places = REGISTERED.iter().take(USED.load(Ordering::Acquire));
     for bounds in places {
         let (start, end) = (bounds.start.load(Ordering::Acquire), bounds.end.load(Ordering::Acquire));
         if start > 1 && (start..end).contains(&address) {
             let from = address / PAGE.load(Ordering::Acquire) * PAGE.load(Ordering::Acquire);
-            // SAFETY: the range lies inside a map that a `Region` keeps registered, so it belongs to this process and
-            // holds nothing but the file's bytes; it stays readable, and is unmapped as before.
+            // SAFETY: the range is inside a map that a `Region` keeps registered, so it belongs to this process and
+            // contains only the file's bytes; it stays readable, and is unmapped as before.
             let filled = unsafe {
                 libc::mmap(
                     from as *mut libc::c_void,

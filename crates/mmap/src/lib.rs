@@ -1,7 +1,8 @@
-//! Files from outside, opened safely: regular files only, with bounded reads and read-only memory maps.
+//! Safe opening of files from outside: regular files only, with bounded reads and read-only memory maps.
 //!
-//! A named pipe or a device in the place of a file would block or never end, so [`open_regular`] refuses it; every other
-//! function that opens a file does it through it. [`map`] maps a file; its notes on a file that shrinks are in [`mapped`].
+//! A named pipe or a device in the place of a file would block or never end, so [`open_regular`] refuses it; every
+//! other function here opens its file with [`open_regular`]. [`map`] maps a file; the documentation of [`mapped`]
+//! describes files that shrink.
 
 pub mod environment;
 #[cfg(unix)]

@@ -1,16 +1,16 @@
 //! Read-only memory maps of files that may change while they are read.
 //!
-//! A checkpoint belongs to the user, who can truncate or replace it during a compile that takes minutes. Copying it through
-//! bounded buffers would cost a second copy of every weight that is read more than once, and a borrowed row would need an
-//! owner; so files stay mapped, and two measures make a change an error:
+//! A checkpoint belongs to the user, who can truncate or replace it during a compile that takes minutes. Copying it
+//! through bounded buffers would cost a second copy of every weight that is read more than once, and a borrowed row
+//! would need an owner. Therefore files stay mapped, and two measures turn a change into an error:
 //!
-//! - A read beyond a shrunken file's end, which the system answers with SIGBUS, gives zeros instead of the end of the
+//! - A read beyond a shrunken file's end, to which the system responds with SIGBUS, returns zeros instead of ending the
 //!   process ([`super::faults`]).
-//! - [`FileWatch::check`] compares the file's length and time of modification with those at its opening. Readers call it
-//!   after their last read and before they use what they made, so zeros never reach a package.
+//! - [`FileWatch::check`] compares the file's length and modification time with those at its opening. Readers call it
+//!   after their last read and before they use their results, so zeros never reach a package.
 //!
-//! Files of the store are another matter: the store renames whole folders into place, never writes to them again, keeps
-//! them private to their user, and verifies their digests before a model is loaded.
+//! Files of the store need no watch: the store renames whole folders into place, never writes to them again, keeps them
+//! private to their user, and verifies their digests before a model is loaded.
 
 use std::{fs::File, io, ops::Deref, path::Path, sync::Arc, time::SystemTime};
 
@@ -23,7 +23,7 @@ use crate::regular::open_regular;
 /// A file mapped as read-only memory.
 #[derive(Debug)]
 pub struct Mapped {
-    // Before `map`, so that the region is given up before its memory is.
+    // Declared before `map`, so that the region is unregistered before the memory is unmapped.
     #[cfg(unix)]
     _region: Option<Region>,
     map: Mmap,
@@ -51,7 +51,7 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// State of a file at its opening. The default watches nothing, for bytes that are no file's.
+/// State of a file at its opening. The default has no file, for bytes that do not come from one.
 #[derive(Debug, Clone, Default)]
 pub struct FileWatch(Option<Arc<Opened>>);
 
@@ -59,7 +59,7 @@ pub struct FileWatch(Option<Arc<Opened>>);
 struct Opened {
     file: File,
     length: u64,
-    /// `None` where the file system keeps no such time.
+    /// Modification time; `None` if the file system does not record it.
     modified: Option<SystemTime>,
 }
 
@@ -89,16 +89,16 @@ impl FileWatch {
     }
 }
 
-/// Maps the whole of a regular file read-only. An empty file gives an empty map.
+/// Maps the whole of a regular file read-only. An empty file returns an empty map.
 ///
 /// # Errors
 /// As [`open_regular`]; [`io::ErrorKind::QuotaExceeded`] if too many files are mapped; otherwise the system's error.
 #[allow(unsafe_code, reason = "mapping a file is always unsafe; this is the only place that does it")]
 pub fn map(path: &Path) -> io::Result<Mapped> {
     let file = open_regular(path)?;
-    // SAFETY: the map is read-only, and its users read it as plain bytes, for which every value is valid. Another process
-    // can change the bytes while they are mapped; no reader relies on bytes staying the same after it has checked a
-    // length. A read beyond the end of a file that was truncated gives zeros, see `faults`.
+    // SAFETY: the map is read-only, and its users read it as plain bytes, for which every value is valid. Another
+    // process can change the bytes while they are mapped; no reader relies on bytes staying the same after it has
+    // checked a length. A read beyond the end of a truncated file returns zeros, see `faults`.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(Mapped {
         #[cfg(unix)]

@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-/// Opens a regular file for reading. Any other kind of file is refused without waiting for it and without a side effect.
+/// Opens a regular file for reading. Any other kind of file is refused without blocking and without a side effect.
 ///
 /// # Errors
 /// [`io::ErrorKind::IsADirectory`] for a folder, [`io::ErrorKind::InvalidInput`] with the kind found for a named pipe, a
 /// socket or a device; otherwise the system's error.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // A socket cannot be opened at all; its kind says more than the system's error.
+    // A socket cannot be opened at all; its kind is more informative than the system's error.
     let file = open(path).map_err(|error| match path.metadata() {
         Ok(found) if !found.is_file() && !found.is_dir() => not_regular(found.file_type()),
         _ => error,
@@ -28,7 +28,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a regular file of a folder. Links may not lead out of the folder.
+/// Opens a regular file in a folder. Symbolic links must not lead out of the folder.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for a file outside the folder; otherwise as [`open_regular`].
@@ -98,12 +98,12 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).open(path)
 }
 
-/// Clears the flag of [`open`], which has no meaning for a regular file but would stay with the handle.
+/// Clears the flag that [`open`] sets. It has no meaning for a regular file, but would stay set on the handle.
 #[cfg(unix)]
 #[allow(unsafe_code, reason = "the standard library has no call for a file's flags")]
 fn block_again(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open for as long as `file` is borrowed, and F_GETFL and F_SETFL take and give integers.
+    // SAFETY: the descriptor is open for as long as `file` is borrowed, and F_GETFL and F_SETFL pass only integers.
     let done = unsafe {
         let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
         flags >= 0 && libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) >= 0
