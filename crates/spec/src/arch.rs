@@ -22,12 +22,12 @@ pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};
 pub enum Architecture {
     /// A causal language model with a KV cache.
     Decoder(DecoderArch),
-    /// A bidirectional encoder that gives one vector per text.
+    /// A bidirectional encoder with a head, such as one vector per text.
     Encoder(EncoderArch),
 }
 
 impl Architecture {
-    /// Maximum sequence length that the weights allow, in tokens.
+    /// Returns the maximum sequence length that the weights allow, in tokens.
     pub fn longest(&self) -> usize {
         match self {
             Self::Decoder(arch) => arch.context,
@@ -48,11 +48,11 @@ impl Architecture {
     }
 }
 
-/// The model family, as named by its publisher's configuration.
+/// Model family, as named by its publisher's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// Llama and what shares its structure: TinyLlama, SmolLM2.
+    /// Llama and models with the same structure: TinyLlama, SmolLM2.
     Llama,
     /// Mistral.
     Mistral,
@@ -68,9 +68,9 @@ pub enum Family {
     Granite,
     /// Gemma 2.
     Gemma2,
-    /// Gemma 3, its text part.
+    /// The text part of Gemma 3.
     Gemma3,
-    /// Gemma 3n, its text part.
+    /// The text part of Gemma 3n.
     Gemma3n,
     /// GPT-2 and DistilGPT2.
     Gpt2,
@@ -80,7 +80,7 @@ pub enum Family {
     OpenElm,
     /// ChatGLM3.
     ChatGlm,
-    /// BERT and what shares its structure: MiniLM, BGE, E5.
+    /// BERT and models with the same structure: MiniLM, BGE, E5.
     Bert,
     /// RoBERTa and XLM-R.
     Roberta,
@@ -103,13 +103,13 @@ pub enum Family {
 /// Where [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecoderArch {
-    /// The family.
+    /// Model family.
     pub family: Family,
-    /// Vocabulary entries.
+    /// Number of vocabulary entries.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub context: usize,
     /// One entry per layer.
     pub layers: Vec<DecoderLayer>,
@@ -118,9 +118,9 @@ pub struct DecoderArch {
     pub norm: NormKind,
     /// Epsilon of every norm.
     pub norm_epsilon: f32,
-    /// Rotary positions; `None` where they are learned.
+    /// Rotary positions; `None` if positions are learned.
     pub rope: Option<Rope>,
-    /// Rotary positions of the layers that are rotated locally.
+    /// Rotary positions of the layers with local rotation.
     pub local_rope: Option<Rope>,
     /// Factor on embedded tokens.
     pub embed_scale: Option<f32>,
@@ -134,7 +134,8 @@ pub struct DecoderArch {
     pub per_layer: Option<PerLayer>,
     /// True if the head shares the embedding's weight.
     pub tied_head: bool,
-    /// Number of tokens in a reduced vocabulary of the head, whose weight `head.weight [tokens, hidden]` is then its own.
+    /// Number of tokens in a reduced vocabulary of the head, which then has its own weight
+    /// `head.weight [tokens, hidden]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<usize>,
 }
@@ -178,9 +179,9 @@ pub enum Residual {
 /// Attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads; divides `heads`.
+    /// Number of key/value heads; divides `heads`.
     pub kv_heads: usize,
     /// Elements per head.
     pub head_size: usize,
@@ -246,7 +247,7 @@ pub enum Rotation {
 }
 
 impl Attention {
-    /// Causal attention with rotary positions, without biases, norms and window.
+    /// Returns causal attention with rotary positions, without biases, norms and window.
     pub fn plain(heads: usize, kv_heads: usize, head_size: usize) -> Self {
         Self {
             heads,
@@ -264,14 +265,15 @@ impl Attention {
         }
     }
 
-    /// Factor on scores.
+    /// Returns the factor on scores.
     pub fn scale(&self) -> f64 {
         self.scale.map_or_else(|| (self.head_size as f64).sqrt().recip(), f64::from)
     }
 }
 
 impl DecoderArch {
-    /// Entry of the KV cache that a layer reads: its own, or that of the layer it shares with.
+    /// Returns the index of the KV cache entry that a layer reads: its own, or that of the layer whose keys and values
+    /// it shares.
     pub fn kv_index(&self, layer: usize) -> usize {
         let source = match self.layers.get(layer).map(|layer| layer.attention.kv) {
             Some(KvSource::Layer(source)) => source,
@@ -285,7 +287,8 @@ impl DecoderArch {
         self.rope.is_none()
     }
 
-    /// Maximum sequence length for the first of two sets of rotary factors; longer sequences use the second.
+    /// Returns the maximum sequence length for the first of two sets of rotary factors; longer sequences use the
+    /// second.
     pub fn switch(&self) -> Option<usize> {
         match &self.rope.as_ref()?.scaling {
             RopeScaling::LongRope { original_context, .. } if *original_context < self.context => {
@@ -295,7 +298,7 @@ impl DecoderArch {
         }
     }
 
-    /// The rotary positions of a layer.
+    /// Returns the rotary positions for a kind of rotation.
     pub fn rope_of(&self, rotation: Rotation) -> Option<&Rope> {
         match rotation {
             Rotation::Global => self.rope.as_ref(),
@@ -327,9 +330,9 @@ pub struct Mlp {
 pub enum Activation {
     /// `x · sigmoid(x)`.
     Silu,
-    /// Exact GELU, through the error function.
+    /// Exact GELU, with the error function.
     Gelu,
-    /// GELU through the tanh approximation.
+    /// GELU with the tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -344,7 +347,7 @@ pub struct Rope {
     pub theta: f64,
     /// Rotated elements per head; at most the head size, even.
     pub dims: usize,
-    /// Change of the frequencies for contexts longer than the model was first trained on.
+    /// Change of the frequencies for contexts longer than the original training context.
     pub scaling: RopeScaling,
 }
 
@@ -354,12 +357,12 @@ pub struct Rope {
 pub enum RopeScaling {
     /// No scaling.
     None,
-    /// All frequencies divided by `factor`.
+    /// All frequencies are divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, with a ramp between.
+    /// Llama 3.1: low frequencies are divided, high ones are kept, with a linear transition between them.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -367,17 +370,17 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// The context the model was first trained on.
+        /// Original training context, in tokens.
         original_context: usize,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency, one set for sequences up to the original
-    /// context and another for longer ones, whose keys are all rotated by it.
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency. One set is for sequences up to the
+    /// original context and another for longer ones; all keys of a sequence use the same set.
     LongRope {
         /// One divisor per pair of rotated elements, for sequences up to `original_context` tokens.
         short: Vec<f32>,
-        /// The same for longer ones.
+        /// One divisor per pair of rotated elements, for longer sequences.
         long: Vec<f32>,
-        /// The context the model was first trained on.
+        /// Original training context, in tokens.
         original_context: usize,
         /// Factor on rotated queries and keys.
         attention_factor: f64,

@@ -50,7 +50,7 @@ impl Ep {
         Self::Cpu,
     ];
 
-    /// The provider's main device, which has the provider's own name.
+    /// Returns the provider's main device, which has the provider's own name.
     pub const fn device(self) -> DeviceName {
         match self {
             Self::Cpu => DeviceName::Cpu,
@@ -64,22 +64,22 @@ impl Ep {
         }
     }
 
-    /// Name on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
         self.device().as_str()
     }
 
-    /// ONNX Runtime's own name of the provider: `QNNExecutionProvider`.
+    /// Returns ONNX Runtime's own name of the provider: `QNNExecutionProvider`.
     pub fn ort_name(self) -> &'static str {
         self.device().spec().ort_name
     }
 
-    /// The provider with this name in ONNX Runtime.
+    /// Returns the provider with this name in ONNX Runtime.
     pub fn from_ort_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|ep| ep.ort_name() == name)
     }
 
-    /// The library that brings the provider into a process.
+    /// Returns the library that adds the provider to a process.
     pub fn library(self) -> ProviderLibrary {
         self.device().spec().library
     }
@@ -115,13 +115,13 @@ impl OpenVinoDevice {
     /// Every device.
     pub const ALL: [Self; 3] = [Self::Npu, Self::Gpu, Self::Cpu];
 
-    /// Name in a [`Target`](crate::Target).
+    /// Returns the name in a [`Target`](crate::Target).
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// A device as users name it: `qnn`, `qnn:emulation`, `openvino:gpu`, `cpu`.
+/// Name of a device on the command line: `qnn`, `qnn:emulation`, `openvino:gpu`, `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceName {
@@ -154,11 +154,11 @@ pub enum DeviceKind {
     Gpu,
     /// The processor.
     Cpu,
-    /// Software in an NPU's place, for tests. Used only where a user names it; never counted as an NPU.
+    /// Software replacement of an NPU, for tests. It is used only if the user names it, and never counted as an NPU.
     StandIn,
 }
 
-/// The library that brings an execution provider into a process.
+/// Library that adds an execution provider to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProviderLibrary {
     /// An ONNX Runtime that was built with the provider. A process loads exactly one ONNX Runtime.
@@ -176,19 +176,19 @@ pub struct DeviceSpec {
     pub name: &'static str,
     /// Other names that are accepted.
     pub aliases: &'static [&'static str],
-    /// Noun phrase for sentences. Emulation is called emulation.
+    /// Noun phrase for sentences. The phrase for emulation contains the word emulation.
     pub description: &'static str,
     /// Kind of hardware.
     pub kind: DeviceKind,
-    /// Execution provider that drives it.
+    /// Execution provider of the device.
     pub ep: Ep,
     /// ONNX Runtime's name of that provider.
     pub ort_name: &'static str,
-    /// Library that brings that provider.
+    /// Library of that provider.
     pub library: ProviderLibrary,
-    /// Graphs that it runs.
+    /// Variant of the graphs that it runs.
     pub variant: Variant,
-    /// Weight schemes that it computes with.
+    /// Weight schemes that it supports.
     pub schemes: &'static [Scheme],
 }
 
@@ -208,7 +208,7 @@ impl DeviceName {
         Self::Cpu,
     ];
 
-    /// The device's row in the table.
+    /// Returns the device's row in the table.
     pub const fn spec(self) -> &'static DeviceSpec {
         match self {
             Self::Qnn => &table::QNN,
@@ -225,32 +225,32 @@ impl DeviceName {
         }
     }
 
-    /// Name on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     pub const fn as_str(self) -> &'static str {
         self.spec().name
     }
 
-    /// Noun phrase for sentences. Emulation is called emulation.
+    /// Returns a noun phrase for sentences. The phrase for emulation contains the word emulation.
     pub const fn describe(self) -> &'static str {
         self.spec().description
     }
 
-    /// Kind of hardware.
+    /// Returns the kind of hardware.
     pub const fn kind(self) -> DeviceKind {
         self.spec().kind
     }
 
-    /// Execution provider that drives it.
+    /// Returns the execution provider of the device.
     pub const fn ep(self) -> Ep {
         self.spec().ep
     }
 
-    /// Graphs that it runs.
+    /// Returns the variant of the graphs that it runs.
     pub const fn variant(self) -> Variant {
         self.spec().variant
     }
 
-    /// Returns true if the device computes with weights of this scheme.
+    /// Returns true if the device supports weights of this scheme.
     pub fn supports(self, scheme: Scheme) -> bool {
         self.spec().schemes.contains(&scheme)
     }

@@ -1,4 +1,4 @@
-//! The order in which a load tries devices, and its policy towards NPUs.
+//! Order in which a load tries devices, and its policy for NPUs.
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +7,7 @@ use strum::{Display, IntoStaticStr};
 
 use crate::{DeviceName, OpenVinoDevice, UnknownName, name::named_set};
 
-/// Devices in the order in which a load tries them: at least one, each once.
+/// Devices in the order in which a load tries them: at least one, without repetitions.
 ///
 /// Written as names with commas (`directml,qnn,cpu`), or as a preset's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct DeviceOrder {
     explicit: bool,
 }
 
-/// Orders by the machine that they suit. Each ends with the CPU.
+/// Preset orders, each for a kind of machine. All of them end with the CPU.
 const PRESETS: [(&str, &[DeviceName]); 6] = {
     use DeviceName::{CoreMl, Cpu, Cuda, DirectMl, OpenVino, Qnn, VitisAi, WebGpu};
     [
@@ -30,12 +30,13 @@ const PRESETS: [(&str, &[DeviceName]); 6] = {
 };
 
 impl DeviceOrder {
-    /// The order of the preset `auto`: NPUs, then DirectML, then GPUs, then the CPU.
+    /// Returns the order of the preset `auto`: NPUs, then DirectML, then GPUs, then the CPU.
     pub fn auto() -> Self {
         Self { devices: PRESETS[0].1.to_vec(), explicit: false }
     }
 
-    /// Exactly these devices, as a user names them. Repeated ones count once; `None` without a device.
+    /// Returns an order of exactly these devices, as chosen by a user. Repeated devices count once; the result is
+    /// `None` without a device.
     pub fn of(devices: &[DeviceName]) -> Option<Self> {
         let mut once: Vec<DeviceName> = Vec::with_capacity(devices.len());
         for &device in devices {
@@ -46,12 +47,12 @@ impl DeviceOrder {
         (!once.is_empty()).then_some(Self { devices: once, explicit: true })
     }
 
-    /// The devices.
+    /// Returns the devices.
     pub fn devices(&self) -> &[DeviceName] {
         &self.devices
     }
 
-    /// Returns true if a user chose the order; every device that is passed over is then reported.
+    /// Returns true if a user chose the order. In that case, every device that is skipped is reported.
     pub fn is_explicit(&self) -> bool {
         self.explicit
     }
@@ -93,7 +94,7 @@ impl FromStr for DeviceOrder {
     }
 }
 
-/// Policy of a load towards NPUs.
+/// Policy of a load for NPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Display, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The element type of a tensor, named as ONNX names it in lower case.
+/// Element type of a tensor, with ONNX's name in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -27,7 +27,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the number of bytes of one element.
     pub fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -38,18 +38,18 @@ impl DType {
     }
 }
 
-/// One dimension of a tensor's shape: a number, or the name of a symbol that is bound at run time.
+/// A dimension of a tensor's shape: a number, or the name of a symbol that is bound at run time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Dim {
     /// A fixed extent.
     Fixed(u64),
-    /// A named extent, equal wherever the name recurs in one graph.
+    /// A named extent. The same name has the same extent throughout a graph.
     Symbol(String),
 }
 
 impl Dim {
-    /// A named dimension.
+    /// Creates a named dimension.
     pub fn symbol(name: &str) -> Self {
         Self::Symbol(name.to_owned())
     }

@@ -32,7 +32,7 @@ pub struct Fetch {
 }
 
 impl Elements {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),

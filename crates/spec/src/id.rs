@@ -1,4 +1,4 @@
-//! Newtypes for the things that are named or numbered.
+//! Newtypes for ids and names.
 
 use std::{fmt, str::FromStr};
 
@@ -9,19 +9,19 @@ use crate::name::string_form;
 /// Id of a token in a model's vocabulary.
 pub type TokenId = u32;
 
-/// A row of the KV cache, numbered from 0; one running sequence holds one slot.
+/// A row of the KV cache, numbered from 0. One running sequence occupies one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotId(pub u32);
 
 impl SlotId {
-    /// The slot as an index into per-slot tables.
+    /// Returns the slot as an index into per-slot tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The name a user types for a model: `smollm2:135m`, `all-minilm-l6-v2`. Lower case; letters, digits and
-/// `. _ - : /` only, so that it is safe in a URL, and in a file name once `:` and `/` are replaced.
+/// Name of a model as users type it: `smollm2:135m`, `all-minilm-l6-v2`. It is lower case and has only letters, digits
+/// and `. _ - : /`, so that it is safe in a URL, and in a file name after `:` and `/` are replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModelName(String);
@@ -37,12 +37,12 @@ pub struct BadModelName {
 }
 
 impl ModelName {
-    /// The name as typed, in lower case.
+    /// Returns the name as typed, in lower case.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name with `:` and `/` replaced by `--`, for use as one path component.
+    /// Returns the name with `:` and `/` replaced by `--`, for use as one path component.
     pub fn file_stem(&self) -> String {
         self.0.replace([':', '/'], "--")
     }

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::string_form;
 
-/// Maximum number of layers; a larger number is a mistake.
+/// Maximum number of layers. A larger number is treated as a mistake.
 pub(crate) const MOST_LAYERS: usize = 1024;
 
-/// Maximum length of a list in a name.
+/// Maximum length of a list inside a name, in bytes.
 const LONGEST_SLUG: usize = 48;
 
-/// Layers of a model: at least one, each once, ascending.
+/// Layers of a model: at least one, without repetitions, in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerList(Vec<usize>);
@@ -20,7 +20,7 @@ pub struct LayerList(Vec<usize>);
 /// A string that is not a [`LayerList`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayerList {
-    /// There is no layer.
+    /// The string is not a list of layers.
     #[error("{found:?} is not a list of layers: expected numbers from 0, as in 3,7,12-14")]
     Text {
         /// The string, shortened.
@@ -37,19 +37,19 @@ pub enum BadLayerList {
 }
 
 impl LayerList {
-    /// The layers in ascending order.
+    /// Returns the layers in ascending order.
     pub fn layers(&self) -> &[usize] {
         &self.0
     }
 
-    /// Suffix of the name of a model without these layers: `drop3.7.12-14`, or a hash of a long list.
+    /// Returns the suffix of the name of a model without these layers: `drop3.7.12-14`, or a hash of a long list.
     pub fn slug(&self) -> String {
         let text = self.to_string();
         short(&text, "drop").unwrap_or_else(|| format!("drop{}", text.replace(',', ".")))
     }
 }
 
-/// `3+20-24`, or the same with another separator, as six layers, in the order in which they are written.
+/// Parses `3+20-24`, or the same with another separator, to six layers in the written order.
 pub(crate) fn numbers(text: &str, separator: char) -> Option<Vec<usize>> {
     let mut layers = Vec::new();
     for run in text.split(separator) {
@@ -63,7 +63,7 @@ pub(crate) fn numbers(text: &str, separator: char) -> Option<Vec<usize>> {
     Some(layers)
 }
 
-/// Rising layers as [`numbers`] reads them.
+/// Formats ascending layers in the form that [`numbers`] parses.
 pub(crate) fn written(layers: &[usize], separator: &str) -> String {
     let run = |&(first, count): &(usize, usize)| match count {
         1 => first.to_string(),
@@ -72,7 +72,7 @@ pub(crate) fn written(layers: &[usize], separator: &str) -> String {
     runs(layers, 1).iter().map(run).collect::<Vec<_>>().join(separator)
 }
 
-/// Runs of equal numbers, or of numbers that count up.
+/// Groups equal numbers (`step` 0) or consecutive numbers (`step` 1) into runs: the first number and the length.
 pub(crate) fn runs(numbers: &[usize], step: usize) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
@@ -84,12 +84,12 @@ pub(crate) fn runs(numbers: &[usize], step: usize) -> Vec<(usize, usize)> {
     runs
 }
 
-/// A name for a text that is too long for one: its hash (FNV-1a, 64 bits) behind `kind`.
+/// Returns a name for a text that is too long for one: `kind` and its hash (FNV-1a, 64 bits); `None` for shorter texts.
 pub(crate) fn short(text: &str, kind: &str) -> Option<String> {
     (text.len() > LONGEST_SLUG).then(|| format!("{kind}-{:016x}", hash(text.as_bytes())))
 }
 
-/// FNV-1a, 64 bits.
+/// Returns the FNV-1a hash (64 bits).
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

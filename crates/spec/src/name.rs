@@ -1,4 +1,4 @@
-//! Names of closed sets, as users write them on the command line and in settings.
+//! Names of the members of closed sets, as users write them on the command line and in settings.
 
 /// A string that is not one of a set's names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -8,12 +8,12 @@ pub struct UnknownName {
     pub what: &'static str,
     /// The string, shortened.
     pub found: String,
-    /// Every name of the set, as a list for sentences.
+    /// All names of the set, as a list for sentences.
     pub expected: String,
 }
 
 impl UnknownName {
-    /// Returns the value of a set with the name `text`, in any case and with blanks around it.
+    /// Returns the member of a set with the name `text`. Case and surrounding whitespace are ignored.
     ///
     /// # Errors
     /// [`UnknownName`] with the names in the order of `set`.
@@ -26,7 +26,7 @@ impl UnknownName {
         named.ok_or_else(|| Self::new(what, text, set.iter().copied().map(Into::into)))
     }
 
-    /// The error for a string outside a set with these names.
+    /// Creates the error for a string that is not among these names.
     pub fn new(what: &'static str, text: &str, names: impl IntoIterator<Item = &'static str>) -> Self {
         let mut names: Vec<&str> = names.into_iter().collect();
         let last = names.pop().unwrap_or_default();
@@ -36,7 +36,7 @@ impl UnknownName {
     }
 }
 
-/// Implements `FromStr` for a set of values with names. The noun is for errors.
+/// Implements `FromStr` for a set of named values. The noun is for errors.
 macro_rules! parse_by_name {
     ($set:ty, $noun:literal) => {
         impl std::str::FromStr for $set {
@@ -49,7 +49,7 @@ macro_rules! parse_by_name {
     };
 }
 
-/// Implements `as_str` and `FromStr` for an enum whose names strum gives. The noun is for errors.
+/// Implements `as_str` and `FromStr` for an enum with names from strum. The noun is for errors.
 macro_rules! named_set {
     ($set:ty, $noun:literal) => {
         impl $set {
@@ -63,7 +63,7 @@ macro_rules! named_set {
     };
 }
 
-/// Implements the conversions with which serde writes a type as the string of its `Display` and `FromStr`.
+/// Implements the conversions with which serde represents a type as the string of its `Display` and `FromStr`.
 macro_rules! string_form {
     ($type:ty) => {
         impl TryFrom<String> for $type {

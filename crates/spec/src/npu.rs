@@ -1,4 +1,4 @@
-//! Settings of a Hexagon NPU beside the [power preset](crate::Power).
+//! Settings of a Hexagon NPU in addition to the [power preset](crate::Power).
 
 use std::{fmt, str::FromStr};
 
@@ -11,24 +11,24 @@ use crate::UnknownName;
 /// Written `priority=high,vtcm=4,rpc-latency=200`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct NpuOptions {
-    /// Priority among all work on the NPU.
+    /// Priority compared with all other work on the NPU.
     pub priority: Option<Priority>,
-    /// MiB of tightly coupled memory (VTCM) that a graph may take, 1 to [`Self::MAX_VTCM_MB`]. The compiler's result depends
-    /// on it.
+    /// Amount of tightly coupled memory (VTCM) that a graph may use, in MiB, 1 to [`Self::MAX_VTCM_MB`]. The compiler's
+    /// result depends on it.
     pub vtcm_mb: Option<u32>,
-    /// Microseconds that a call may wait for the NPU to wake, 1 to [`Self::MAX_RPC_LATENCY`].
+    /// Maximum time that a call waits for the NPU to wake, in microseconds, 1 to [`Self::MAX_RPC_LATENCY`].
     pub rpc_latency: Option<u32>,
 }
 
 impl NpuOptions {
-    /// Largest VTCM of any chip, in MiB.
+    /// Maximum VTCM of any chip, in MiB.
     pub const MAX_VTCM_MB: u32 = 8;
 
-    /// Longest wait for the NPU to wake, in microseconds.
+    /// Maximum time to wait for the NPU to wake, in microseconds.
     pub const MAX_RPC_LATENCY: u32 = 10_000;
 }
 
-/// Priority of this program's work among all work on an NPU.
+/// Priority of this program's work compared with all other work on an NPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Display, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Priority {
@@ -45,7 +45,7 @@ impl Priority {
     /// Every priority.
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 
-    /// Name on the command line and in QNN.
+    /// Returns the name on the command line and in QNN.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -70,7 +70,7 @@ impl fmt::Display for NpuOptions {
     NpuOptions::MAX_RPC_LATENCY
 )]
 pub struct InvalidNpuOption {
-    /// The part of the string that was not understood.
+    /// Part of the string that could not be parsed.
     pub found: String,
 }
 

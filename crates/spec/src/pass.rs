@@ -1,22 +1,23 @@
-//! Graph rewrites that a recipe may ask for.
+//! Graph rewrites that a recipe may request.
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use crate::name::named_set;
 
-/// A rewrite of a model's graphs that keeps what they compute, for compilers and NPUs that run the new form better.
+/// A rewrite of a model's graphs that computes the same function in a form that some compilers and NPUs run better.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Display, IntoStaticStr,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Pass {
-    /// Projections that read the same rows, such as gate and up, become one product. Queries, keys and values always are.
+    /// Projections that read the same rows, such as gate and up, become one product. Queries, keys and values are
+    /// always one product.
     GroupedProjections,
-    /// In graphs of fixed shape, each attention head becomes matrix products of its own in place of a batched product.
+    /// In graphs with fixed shapes, each attention head has its own matrix products instead of one batched product.
     SplitHeads,
-    /// In graphs of fixed shape, products with a plain weight become 1×1 convolutions.
+    /// In graphs with fixed shapes, products with a plain weight become 1×1 convolutions.
     LinearAsConv,
 }
 

@@ -1,6 +1,6 @@
 //! Placement of a model: on one device, or split between two by phase or at the head.
 //!
-//! Names only, as users write them. Whether a machine has the devices is for the device crate to find out.
+//! This module has only the names, as users write them. The device crate detects which devices a machine has.
 
 use std::{fmt, str::FromStr};
 
@@ -23,7 +23,7 @@ pub enum DevicePlacement {
 }
 
 impl DevicePlacement {
-    /// Its devices: one, those of prefill and decode, or those of layers and head.
+    /// Returns its devices: one, those of prefill and decode, or those of layers and head.
     pub fn devices(self) -> Vec<DeviceName> {
         match self {
             Self::Single(device) => vec![device],
@@ -58,9 +58,9 @@ string_form!(DevicePlacement);
 /// Written `prefill=qnn,decode=cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseSplit {
-    /// Device that reads prompts.
+    /// Device of the prefill.
     pub prefill: DeviceName,
-    /// Device that writes answers.
+    /// Device of the decode.
     pub decode: DeviceName,
 }
 
@@ -70,8 +70,8 @@ impl fmt::Display for PhaseSplit {
     }
 }
 
-/// Devices for the layers of a decoder in graphs of fixed shape, and for the head that computes logits from their output.
-/// The host always looks up the embeddings.
+/// Devices for the layers of a decoder in graphs with fixed shapes, and for the head that computes logits from their
+/// output. The host always looks up the embeddings.
 ///
 /// Written `layers=qnn,head=cpu`, with `embeddings=cpu` or without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl fmt::Display for HeadSplit {
     }
 }
 
-/// Choice of a placement on several devices, as given to `--place`.
+/// Choice of a placement on several devices, as passed to `--place`.
 ///
 /// Written as a [`PhaseSplit`], a [`HeadSplit`] or `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub enum InvalidPlacement {
         /// The device.
         device: DeviceName,
     },
-    /// Embeddings are placed on a device.
+    /// Embeddings are placed on a device other than the CPU.
     #[error(
         "expected embeddings=cpu, found {device}: the host looks embeddings up, so that no graph holds their table"
     )]
@@ -149,7 +149,7 @@ pub enum InvalidPlacement {
     Device(#[from] UnknownName),
 }
 
-/// Keys that take a device: those of a phase split, then those of a head split.
+/// Keys with a device as their value: those of a phase split, then those of a head split.
 const KEYS: [&str; 5] = ["prefill", "decode", "layers", "head", "embeddings"];
 
 /// Splits a word such as `prefill=qnn` into its index in [`KEYS`] and its device.
@@ -170,7 +170,7 @@ fn parse_split(text: &str) -> Result<DevicePlacement, InvalidPlacement> {
         }
     }
     match devices {
-        // This rule holds whatever the other devices are, so it comes first.
+        // This rule does not depend on the other devices, so it is checked first.
         [None, None, Some(_), Some(_), Some(device)] if device != DeviceName::Cpu => {
             Err(InvalidPlacement::Embeddings { device })
         }
@@ -187,7 +187,7 @@ fn parse_split(text: &str) -> Result<DevicePlacement, InvalidPlacement> {
     }
 }
 
-/// Placements to compare: at least one, each once.
+/// Placements to compare: at least one, without repetitions.
 ///
 /// Written with commas, as in `cpu,qnn,prefill=qnn,decode=cpu`. Consecutive words with `=` form one placement, until a key
 /// repeats or belongs to the other kind of split.
@@ -195,12 +195,12 @@ fn parse_split(text: &str) -> Result<DevicePlacement, InvalidPlacement> {
 pub struct DevicePlacements(Vec<DevicePlacement>);
 
 impl DevicePlacements {
-    /// The placements in the order given.
+    /// Returns the placements in the given order.
     pub fn as_slice(&self) -> &[DevicePlacement] {
         &self.0
     }
 
-    /// The devices of all placements, with repetitions.
+    /// Returns the devices of all placements, with repetitions.
     pub fn devices(&self) -> impl Iterator<Item = DeviceName> {
         self.0.iter().flat_map(|placement| placement.devices())
     }
@@ -235,7 +235,7 @@ impl FromStr for DevicePlacements {
     }
 }
 
-/// Returns true if a word continues the placement that `group` begins.
+/// Returns true if a word continues the placement that starts with `group`.
 fn continues(word: &str, group: &[&str]) -> bool {
     let Some((index, _)) = assignment(word) else { return false };
     group

@@ -1,22 +1,22 @@
-//! Progress of long jobs, as events; only the command line turns them into bars.
+//! Progress of long jobs, as events. Only the command line displays them as bars.
 
-/// One thing that a long job reports.
+/// A progress event of a long job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// A stage begins. `total` counts bytes or items, where known.
+    /// A stage starts.
     Started {
-        /// Identifies the stage in the events that follow; unique among the stages under way.
+        /// Identifier of the stage in later events, unique among the running stages.
         stage: String,
         /// Unit of the counts.
         unit: Unit,
-        /// The amount at which the stage is complete, where known.
+        /// Final amount of the stage, if known.
         total: Option<u64>,
     },
-    /// A stage has come as far as `done`.
+    /// A stage has reached `done`.
     Advanced {
         /// The stage.
         stage: String,
-        /// Amount done since the stage began.
+        /// Amount done since the stage started.
         done: u64,
     },
     /// A stage is complete.
@@ -39,13 +39,13 @@ pub enum Unit {
     Nothing,
 }
 
-/// Receives progress; must be quick, and may be called from any thread.
+/// Receiver of progress events. It must be fast, and may be called from any thread.
 pub trait Sink: Send + Sync {
-    /// Takes one event.
+    /// Receives one event.
     fn event(&self, event: Progress);
 }
 
-/// Drops every event.
+/// A receiver that drops every event.
 pub struct Quiet;
 
 impl Sink for Quiet {
@@ -65,14 +65,14 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// Begins a stage.
+    /// Starts a stage.
     pub fn start(sink: &'a dyn Sink, stage: impl Into<String>, unit: Unit, total: Option<u64>) -> Self {
         let stage = stage.into();
         sink.event(Progress::Started { stage: stage.clone(), unit, total });
         Self { sink, stage }
     }
 
-    /// Reports how far the stage has come since it began.
+    /// Reports the amount done since the stage started.
     pub fn advance(&self, done: u64) {
         self.sink.event(Progress::Advanced { stage: self.stage.clone(), done });
     }

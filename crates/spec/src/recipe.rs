@@ -7,14 +7,14 @@ use strum::{Display, IntoStaticStr};
 
 use crate::{LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
 
-/// The text on which a compile measures activations, to scale channels before weights are quantised.
+/// Text on which a compile measures activations, to scale channels before weights are quantised.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Calibration {
-    /// None: channels are not scaled.
+    /// No text: channels are not scaled.
     #[default]
     None,
     /// The text that ships with the compiler.
@@ -33,29 +33,30 @@ named_set!(Calibration, "calibration");
 pub struct Recipe {
     /// Weight scheme.
     pub scheme: Scheme,
-    /// Elements along the input dimension that share one scale.
+    /// Number of elements along the input dimension that share one scale.
     pub block: usize,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
     /// Calibration of channel scales; `none` in manifests without the field.
     #[serde(default)]
     pub calibration: Calibration,
-    /// Smaller model out of the checkpoint; `None` for the whole model.
+    /// Smaller model from the checkpoint; `None` for the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matformer: Option<MatFormer>,
     /// Dropped layers, numbered as in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drop_layers: Option<LayerList>,
-    /// Tokens that the head keeps, set by the compile; `None` for all.
+    /// Tokens that the head keeps, set by the compile; `None` for all tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<KeptTokens>,
     /// Shapes of variant B; `None` without variant B.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
-    /// Maximum weights of one graph of a decoder's fixed layers, in bytes. A larger model has several graphs in sequence.
+    /// Maximum size of the weights of one graph of a decoder's fixed layers, in bytes. A larger model has several
+    /// graphs in sequence.
     #[serde(default = "usual_part_bytes")]
     pub part_bytes: u64,
-    /// NPUs of ahead-of-time compilation.
+    /// NPUs for ahead-of-time compilation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Target>,
     /// Graph rewrites.
@@ -72,7 +73,7 @@ pub struct KeptTokens {
     pub sha256: Sha256,
 }
 
-/// Part size that every NPU supports.
+/// Returns the part size that every NPU supports, in bytes.
 fn usual_part_bytes() -> u64 {
     1 << 30
 }
@@ -85,10 +86,10 @@ pub struct FixedShapes {
     /// Shorter contexts in ascending order. Each has its own graphs, which attend to fewer tokens and run faster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shorter: Vec<usize>,
-    /// New tokens of each prefill graph, ascending, each above 1. Empty in a recipe if the compiler chooses by the model's
-    /// size.
+    /// Number of new tokens of each prefill graph, in ascending order, each above 1. If a recipe has none, the compiler
+    /// chooses by the model's size.
     pub prefill: Vec<usize>,
-    /// Lengths of an encoder's graphs in tokens, ascending.
+    /// Lengths of an encoder's graphs in tokens, in ascending order.
     pub buckets: Vec<usize>,
 }
 
@@ -96,19 +97,20 @@ impl FixedShapes {
     /// Default maximum sequence length, in tokens.
     pub const USUAL_CONTEXT: usize = 2048;
 
-    /// The shapes for sequences of up to `context` tokens: prefill as suits the model, texts in buckets of 64 to 512.
+    /// Returns the shapes for sequences of up to `context` tokens: prefill lengths that the compiler chooses, and
+    /// buckets of 64 to 512 tokens for texts.
     pub fn new(context: usize) -> Self {
         let (shorter, prefill) = (Vec::new(), Vec::new());
         Self { context, shorter, prefill, buckets: vec![64, 128, 256, 512] }.within(context)
     }
 
-    /// The shapes for several contexts in any order, or for the default without one.
+    /// Returns the shapes for several contexts in any order, or for the default context if there are none.
     pub fn for_contexts(contexts: &[usize]) -> Self {
         let longest = contexts.iter().copied().max().unwrap_or(Self::USUAL_CONTEXT);
         Self { shorter: ascending(contexts), ..Self::new(longest) }.within(longest)
     }
 
-    /// The same shapes with prefill graphs of these lengths in any order; unchanged without lengths.
+    /// Returns the shapes with prefill graphs of these lengths in any order; unchanged without lengths.
     #[must_use]
     pub fn with_prefill(self, lengths: &[usize]) -> Self {
         if lengths.is_empty() {
@@ -120,12 +122,12 @@ impl FixedShapes {
         Self { prefill, ..self }.within(context)
     }
 
-    /// Every context in ascending order.
+    /// Returns all contexts in ascending order.
     pub fn contexts(&self) -> impl Iterator<Item = usize> {
         self.shorter.iter().copied().chain([self.context])
     }
 
-    /// The same shapes with these prefill lengths if there are none.
+    /// Returns the shapes with these prefill lengths if they have none.
     pub fn or_prefill(mut self, lengths: &[usize]) -> Self {
         if self.prefill.is_empty() {
             self.prefill = lengths.to_vec();
@@ -133,7 +135,7 @@ impl FixedShapes {
         self
     }
 
-    /// The same shapes for a model whose sequences have at most `longest` tokens.
+    /// Returns the shapes for a model whose sequences have at most `longest` tokens.
     pub fn within(mut self, longest: usize) -> Self {
         let longest = longest.max(2);
         self.context = self.context.min(longest);
@@ -160,7 +162,8 @@ impl Recipe {
         self.drop_layers.is_some() || self.vocabulary.is_some()
     }
 
-    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 where nothing is in blocks), not calibrated.
+    /// Returns the recipe for a scheme with the default block (32) and accuracy level (4, or 0 for schemes without
+    /// blocks), without calibration.
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if matches!(scheme, Scheme::F32 | Scheme::F16) { 0 } else { 4 };
         let calibration = Calibration::None;

@@ -5,20 +5,20 @@ use strum::{Display, IntoStaticStr};
 
 use crate::name::named_set;
 
-/// The weight scheme of a package.
+/// Weight scheme of a package.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Display, IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Scheme {
-    /// Every weight in single precision; the reference.
+    /// All weights in single precision; the reference.
     F32,
     /// Linear layers as 8-bit `MatMulNBits`, block 32.
     W8,
     /// Linear layers as 4-bit `MatMulNBits`, block 32; the head and a tied embedding stay 8-bit.
     W4,
-    /// Every weight in half precision, which variant A computes with in single precision.
+    /// All weights in half precision. Variant A computes with them in single precision.
     F16,
 }
 

@@ -1,4 +1,4 @@
-//! The setting for verification of several tokens in one step.
+//! Setting for speculative decoding, which verifies several tokens in one step.
 
 use strum::{Display, IntoStaticStr};
 
@@ -8,7 +8,7 @@ use crate::name::named_set;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Display, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Speculation {
-    /// Drafts from earlier text of a sequence are verified while measured times say that it pays.
+    /// Drafts from earlier text of a sequence are verified as long as measured times show that this saves time.
     #[default]
     Auto,
     /// Each step computes one token.

@@ -1,4 +1,4 @@
-//! The NPUs that packages are compiled for ahead of time.
+//! NPUs for which packages are compiled ahead of time.
 
 use std::{fmt, str::FromStr};
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Ep, OpenVinoDevice, UnknownName, name::string_form};
 
-/// An NPU, or several of one vendor, that a package is compiled for ahead of time.
+/// An NPU, or several of one vendor, for which a package is compiled ahead of time.
 ///
 /// Written `PROVIDER:DEVICE[,DEVICE…]`: `qnn:x-elite`, `qnn:x-elite,8-elite`, `openvino:npu`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Target {
-    /// Qualcomm Hexagon NPUs: at least one chip, each once, in the order of [`QnnChip::ALL`].
+    /// Qualcomm Hexagon NPUs: at least one chip, without repetitions, in the order of [`QnnChip::ALL`].
     Qnn(Vec<QnnChip>),
     /// Intel's NPU, or another device of OpenVINO.
     OpenVino(OpenVinoDevice),
@@ -46,8 +46,8 @@ pub struct QnnChipSpec {
     pub htp_arch: u32,
     /// Tightly coupled memory of the NPU (VTCM), in MiB.
     pub vtcm_mb: u32,
-    /// Largest weights of one compiled context, in bytes. The NPU addresses 32 bits, which weights share with activations
-    /// and spills.
+    /// Maximum size of the weights of one compiled context, in bytes. The NPU has a 32-bit address space, which weights
+    /// share with activations and spills.
     pub part_bytes: u64,
 }
 
@@ -55,12 +55,12 @@ impl QnnChip {
     /// Every chip.
     pub const ALL: [Self; 5] = [Self::XElite, Self::X2Elite, Self::Gen3, Self::Elite, Self::EliteGen5];
 
-    /// The VTCM that all of these chips have, in MiB; `None` without a chip.
+    /// Returns the VTCM that all of these chips have, in MiB; `None` without a chip.
     pub fn shared_vtcm(chips: &[Self]) -> Option<u32> {
         chips.iter().map(|chip| chip.spec().vtcm_mb).min()
     }
 
-    /// The chip's row in the table of chips.
+    /// Returns the chip's row in the table of chips.
     pub const fn spec(self) -> QnnChipSpec {
         let (name, title, soc_model, htp_arch) = match self {
             Self::XElite => ("x-elite", "Snapdragon X Elite, X Plus", 60, 73),
@@ -80,7 +80,7 @@ impl From<QnnChip> for &'static str {
 }
 
 impl Target {
-    /// Execution provider that runs it.
+    /// Returns the execution provider that runs it.
     pub fn ep(&self) -> Ep {
         match self {
             Self::Qnn(_) => Ep::Qnn,
@@ -88,7 +88,7 @@ impl Target {
         }
     }
 
-    /// Largest weights of one compiled context in bytes, which suits every chip.
+    /// Returns the maximum size of the weights of one compiled context in bytes: the minimum over its chips.
     pub fn part_bytes(&self) -> u64 {
         match self {
             Self::Qnn(chips) => chips.iter().map(|chip| chip.spec().part_bytes).min().unwrap_or(1 << 30),
@@ -96,7 +96,7 @@ impl Target {
         }
     }
 
-    /// Name for files and folders: `qnn-x-elite`.
+    /// Returns the name for files and folders: `qnn-x-elite`.
     pub fn file_stem(&self) -> String {
         self.to_string().replace([':', ','], "-")
     }
@@ -123,7 +123,7 @@ pub struct UnknownTarget {
 }
 
 impl UnknownTarget {
-    /// The message where graphs are compiled ahead of time, which those for OpenVINO are not.
+    /// Returns the message for ahead-of-time compilation, which OpenVINO's graphs do not have.
     pub fn ahead_of_time(&self) -> String {
         let found = &self.found;
         format!(

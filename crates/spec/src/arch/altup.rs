@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Alternating updates (Baykal et al. 2023, arXiv:2301.13310): a token has several residual streams, of which a layer
-/// computes one; the others are predicted before it and corrected after it. Around attention lies a learned low-rank
-/// residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501).
+/// Alternating updates (Baykal et al. 2023, arXiv:2301.13310): a token has several residual streams, one of which each
+/// layer computes; the others are predicted before the layer and corrected after it. A learned low-rank residual runs
+/// parallel to attention (LAuReL, Menghani et al. 2024, arXiv:2411.07501).
 ///
-/// Canonical weight names: `altup.{proj,unembed}.{j}.weight [hidden, hidden]` for every stream `j + 1` but the first;
-/// `layers.{i}.altup.router.weight [streams, hidden]`, `layers.{i}.altup.router_norm.weight`,
+/// Canonical weight names: `altup.{proj,unembed}.{j}.weight [hidden, hidden]` for every stream `j + 1` except the
+/// first; `layers.{i}.altup.router.weight [streams, hidden]`, `layers.{i}.altup.router_norm.weight`,
 /// `layers.{i}.altup.predict.weight [streams², streams]`, `layers.{i}.altup.correct.weight [streams, streams]`,
 /// `layers.{i}.altup.scale.weight [hidden]`; `layers.{i}.laurel.left.weight [rank, hidden]`,
 /// `layers.{i}.laurel.right.weight [hidden, rank]`, `layers.{i}.laurel.norm.weight`.
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Coefficients are clipped only in training.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AltUp {
-    /// Streams.
+    /// Number of streams.
     pub streams: usize,
     /// Index of the stream that layers compute.
     pub active: usize,
@@ -25,8 +25,8 @@ pub struct AltUp {
     pub rank: usize,
 }
 
-/// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the streams that it does
-/// not compute. The table is far larger than the layers, and stays on the host.
+/// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the streams that it
+/// does not compute. The table is far larger than the layers, so the host keeps it.
 ///
 /// Canonical weight names: `per_layer.embed.weight [vocab, layers · width]`, `per_layer.proj.weight [layers · width,
 /// hidden]`, `per_layer.norm.weight [width]`; `layers.{i}.per_layer.gate.weight [width, hidden]`,

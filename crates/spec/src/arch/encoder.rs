@@ -15,7 +15,7 @@ use super::{Activation, Family};
 pub struct EncoderArch {
     /// The family.
     pub family: Family,
-    /// Vocabulary entries.
+    /// Number of vocabulary entries.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -29,7 +29,7 @@ pub struct EncoderArch {
     pub types: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Attention heads; divides the width inside a layer.
+    /// Number of attention heads; divides the width inside a layer.
     pub heads: usize,
     /// Inner width of the feed-forward parts.
     pub inner: usize,
@@ -57,22 +57,22 @@ fn two_segments() -> usize {
 }
 
 impl EncoderArch {
-    /// Width of a token's row.
+    /// Returns the width of a token's row.
     pub fn token_width(&self) -> usize {
         self.factored.as_ref().map_or(self.hidden, |factored| factored.width)
     }
 
-    /// Width inside a layer.
+    /// Returns the width inside a layer.
     pub fn inside(&self) -> usize {
         self.bottleneck.as_ref().map_or(self.hidden, |bottleneck| bottleneck.width)
     }
 
-    /// Description of the output for a text.
+    /// Describes the output for a text.
     pub fn gives(&self) -> String {
         self.head.gives(self.hidden)
     }
 
-    /// Input widths of queries and keys, and of values.
+    /// Returns the input widths of queries and keys, and of values.
     pub fn attention_reads(&self) -> [usize; 2] {
         match self.bottleneck.as_ref().map(|bottleneck| bottleneck.attention) {
             None | Some(BottleneckAttention::Narrow) => [self.inside(); 2],
@@ -81,7 +81,7 @@ impl EncoderArch {
         }
     }
 
-    /// Number of feed-forward parts before the last one of a layer.
+    /// Returns the number of feed-forward parts before the last one of a layer.
     pub fn early_feed_forwards(&self) -> usize {
         self.bottleneck.as_ref().map_or(0, |bottleneck| bottleneck.feed_forwards.saturating_sub(1))
     }
@@ -94,39 +94,41 @@ pub enum EncoderNorm {
     /// A layer norm.
     #[default]
     Layer,
-    /// `x · weight + bias`, without a norm (Sun et al. 2020, arXiv:2004.02984).
+    /// `x · weight + bias` instead of a norm (Sun et al. 2020, arXiv:2004.02984).
     Affine,
 }
 
-/// Factored embedding: a linear layer projects token rows to the width of the residual stream: `embed.word.weight [vocab, width]`,
-/// `embed.project.{weight,bias} [hidden, input]`.
+/// Factored embedding: a linear layer projects token rows to the width of the residual stream. Canonical weight names:
+/// `embed.word.weight [vocab, width]`, `embed.project.{weight,bias} [hidden, input]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Factored {
     /// Width of a token's row.
     pub width: usize,
-    /// True if a position concatenates the rows of the next, the own and the previous token.
+    /// True if the input of a position is the concatenation of the rows of the next, the current and the previous
+    /// token.
     pub trigram: bool,
 }
 
 impl Factored {
-    /// Inputs of the linear layer.
+    /// Returns the number of inputs of the linear layer.
     pub fn input(&self) -> usize {
         self.width.saturating_mul(if self.trigram { 3 } else { 1 })
     }
 }
 
-/// Layers between two linear layers that narrow and widen (MobileBERT, arXiv:2004.02984).
+/// Bottleneck of MobileBERT's layers (arXiv:2004.02984): a linear layer before a layer narrows the rows, and one after
+/// it widens them.
 ///
-/// In each layer: `bottleneck.{input,attn,output}.{weight,bias}`, `bottleneck.{input,attn,output}_norm.{weight,bias}`
-/// (`attn` where queries have their own), `ffn.{j}.{up,down}_proj.{weight,bias}` and `ffn.{j}.norm.{weight,bias}` for the
-/// feed-forward parts before the last.
+/// Canonical weight names in each layer: `bottleneck.{input,attn,output}.{weight,bias}`,
+/// `bottleneck.{input,attn,output}_norm.{weight,bias}` (`attn` if queries have their own),
+/// `ffn.{j}.{up,down}_proj.{weight,bias}` and `ffn.{j}.norm.{weight,bias}` for the feed-forward parts before the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bottleneck {
     /// Width inside a layer.
     pub width: usize,
     /// Input of attention.
     pub attention: BottleneckAttention,
-    /// Feed-forward parts in a row; at least 1.
+    /// Number of consecutive feed-forward parts; at least 1.
     pub feed_forwards: usize,
 }
 
@@ -134,7 +136,7 @@ pub struct Bottleneck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BottleneckAttention {
-    /// Queries and keys read a bottleneck of their own, values the residual stream.
+    /// Queries and keys read a separate bottleneck, values the residual stream.
     Shared,
     /// All of them read the layer's narrow input.
     Narrow,
@@ -146,21 +148,21 @@ pub enum BottleneckAttention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EncoderHead {
-    /// Numbers for a text or a pair of texts, from the first row: `score.dense.{weight,bias} [hidden, hidden]` where there
+    /// Scores for a text or a pair of texts, from the first row: `score.dense.{weight,bias} [hidden, hidden]` if there
     /// is an activation, `score.out.{weight,bias} [labels, hidden]`.
     Score {
         /// Number of labels.
         labels: usize,
-        /// Activation of the dense layer before them.
+        /// Activation of the dense layer before the scores.
         dense: Option<Activation>,
     },
     /// Start and end scores of an answer at each token: `spans.{weight,bias} [2, hidden]`.
     Spans {},
-    /// Logits over the vocabulary at the tokens asked for: `mlm.dense.{weight,bias} [hidden, hidden]`,
-    /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`; the weight is the token embedding's, beside which
-    /// `mlm.rest.weight [hidden - width, vocab]` stands for factored ones.
+    /// Logits over the vocabulary for the requested tokens: `mlm.dense.{weight,bias} [hidden, hidden]`,
+    /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`. The weight is that of the token embedding; with factored
+    /// embeddings, `mlm.rest.weight [hidden - width, vocab]` covers the remaining width.
     MaskedLm {
-        /// Activation of the dense layer; `None` where the graph came ready-made.
+        /// Activation of the dense layer; `None` for imported graphs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation: Option<Activation>,
     },
@@ -175,7 +177,7 @@ pub enum EncoderHead {
 }
 
 impl EncoderHead {
-    /// Description of the output for a text, with vectors of `width` elements.
+    /// Describes the output for a text, with vectors of `width` elements.
     pub fn gives(&self, width: usize) -> String {
         match self {
             Self::Embedding { .. } => format!("vectors of {width}"),
@@ -191,13 +193,13 @@ impl EncoderHead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// The mean over the text's tokens.
+    /// Mean over the text's tokens.
     Mean,
-    /// The first token's row.
+    /// Row of the first token.
     Cls,
-    /// The greatest of each element.
+    /// Maximum of each element over the text's tokens.
     Max,
-    /// The last token's row.
+    /// Row of the last token.
     Last,
 }
 

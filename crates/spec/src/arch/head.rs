@@ -3,12 +3,12 @@
 use super::DecoderArch;
 
 impl DecoderArch {
-    /// Rows of the head: the tokens that it gives logits of.
+    /// Returns the number of rows of the head: the tokens that have logits.
     pub fn head_rows(&self) -> usize {
         self.kept_tokens.unwrap_or(self.vocab)
     }
 
-    /// The canonical name of the head's weight: the embedding's, where they are one.
+    /// Returns the canonical name of the head's weight: that of the embedding if they are tied.
     pub fn head_weight(&self) -> &'static str {
         if self.tied_head && self.kept_tokens.is_none() { "embed.weight" } else { "head.weight" }
     }

@@ -1,4 +1,4 @@
-//! The model of a package: complete if Narthex compiled it, little if its graph was imported.
+//! The model of a package: a complete architecture if Narthex compiled it, basic properties if its graph was imported.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,29 +18,29 @@ pub enum Structure {
     ImportedEncoder(ImportedEncoder),
 }
 
-/// An imported decoder, whose graph takes tokens.
+/// An imported decoder, whose graph reads tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportedDecoder {
-    /// Vocabulary entries.
+    /// Number of vocabulary entries.
     pub vocab: usize,
-    /// New tokens that the graph takes after a past.
+    /// Number of new tokens that the graph accepts after past tokens.
     pub steps: Steps,
 }
 
-/// Number of new tokens that a graph takes.
+/// Number of new tokens that a graph accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Steps {
-    /// Any number, with or without a past.
+    /// Any number, with or without past tokens.
     Any,
-    /// Any number at the start of a sequence, one after a past.
+    /// Any number at the start of a sequence, one after past tokens.
     OneAfterPast,
 }
 
-/// An imported encoder, whose graph takes tokens.
+/// An imported encoder, whose graph reads tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImportedEncoder {
-    /// Vocabulary entries.
+    /// Number of vocabulary entries.
     pub vocab: usize,
     /// Width of the output.
     pub width: usize,
@@ -55,7 +55,7 @@ impl Structure {
         matches!(self, Self::Decoder(_) | Self::ImportedDecoder(_))
     }
 
-    /// Head of an encoder; `None` for decoders.
+    /// Returns the head of an encoder; `None` for decoders.
     pub fn head(&self) -> Option<&EncoderHead> {
         match self {
             Self::Encoder(arch) => Some(&arch.head),
@@ -64,7 +64,7 @@ impl Structure {
         }
     }
 
-    /// Architecture of a compiled model; `None` for imported ones.
+    /// Returns the architecture of a compiled model; `None` for imported ones.
     pub fn architecture(&self) -> Option<Architecture> {
         match self {
             Self::Decoder(arch) => Some(Architecture::Decoder(arch.clone())),

@@ -1,4 +1,4 @@
-//! Packages that only one kind of device runs.
+//! Packages that run on only one kind of device.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::DType;
 
-/// One layer's part of the KV cache: two tensors `[slots, heads, capacity, head_size]`.
+/// KV cache of one layer: two tensors `[slots, heads, capacity, head_size]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub heads: usize,
     /// Elements per head.
     pub head_size: usize,
@@ -15,21 +15,21 @@ pub struct KvLayout {
     pub window: Option<usize>,
     /// Element type.
     pub dtype: DType,
-    /// Rotation of stored keys.
+    /// Rotation state of stored keys.
     pub keys: KeyRotation,
-    /// Layout of a head's keys.
+    /// Layout of the keys of one head.
     #[serde(default)]
     pub order: KeyOrder,
 }
 
 impl KvLayout {
-    /// Bytes of one token's key and value, saturating.
+    /// Returns the number of bytes of one token's key and value, saturating.
     pub fn bytes_per_token(&self) -> usize {
         (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.head_size)
     }
 }
 
-/// Rotation of cached keys.
+/// Rotation state of cached keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyRotation {
@@ -46,6 +46,6 @@ pub enum KeyOrder {
     /// `[tokens, head_size]`, as for values.
     #[default]
     Rows,
-    /// `[head_size, tokens]`, as attention scores need them.
+    /// `[head_size, tokens]`, the right operand of the scores' product.
     Transposed,
 }

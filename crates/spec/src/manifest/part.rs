@@ -1,4 +1,4 @@
-//! Parts of a model that single graphs compute.
+//! Parts of a model that are computed by one graph.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Part {
-    /// The whole model, at any shape.
+    /// The whole model, with any shape.
     #[default]
     Whole,
     /// A decoder's layers for a fixed number of new tokens after a past of fixed width.
     Layers {
-        /// New tokens.
+        /// Number of new tokens.
         tokens: usize,
-        /// Columns of the past.
+        /// Number of columns of the past.
         past: usize,
         /// Range of layers; `None` for all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -21,10 +21,10 @@ pub enum Part {
     },
     /// A decoder's last norm and head.
     Head {
-        /// Rows of hidden states.
+        /// Number of rows of hidden states.
         rows: usize,
     },
-    /// All of an imported decoder, for a fixed number of new tokens, of which fewer may be real.
+    /// A whole imported decoder with a fixed number of new tokens, some of which may be padding.
     Chunk {
         /// Maximum number of new tokens.
         tokens: usize,
@@ -33,7 +33,7 @@ pub enum Part {
     },
     /// An encoder for one text in a bucket of fixed length.
     Bucket {
-        /// Tokens, padding included.
+        /// Number of tokens, including padding.
         length: usize,
     },
 }

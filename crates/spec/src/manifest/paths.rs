@@ -1,7 +1,7 @@
-//! Paths of a package's files, as a manifest states them: relative, with `/`, inside the package.
+//! Paths of a package's files in a manifest: relative, with `/`, inside the package.
 //!
-//! Every path of a manifest passes [`check_path`] when the manifest is read, so no other code sees one that leads elsewhere.
-//! Links are checked where a file is opened.
+//! Every path of a manifest is checked by [`check_path`] when the manifest is read, so other code never sees a path
+//! outside the package. Symbolic links are checked when a file is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::{FileEntry, FileRange, Manifest, TableEncoding};
 /// Maximum length of a path in bytes.
 const MAX_BYTES: usize = 1000;
 
-/// A path that is not one of a package's file.
+/// A path that is not valid for a file of a package.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{path:?} is not the path of a package's file: expected names joined with /, such as graphs/model.onnx"
@@ -22,8 +22,8 @@ pub struct BadPath {
     pub path: String,
 }
 
-/// Fails unless `path` is relative and leads to a file inside the package on every platform: no empty, `.` or `..` part, no
-/// backslash, colon or control character.
+/// Fails unless `path` is relative and inside the package on every platform. Empty, `.` and `..` components,
+/// backslashes, colons and control characters are refused.
 pub fn check_path(path: &str) -> Result<(), BadPath> {
     let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";
     let is_plain = !path.contains(['\\', ':']) && !path.contains(char::is_control);
@@ -33,21 +33,21 @@ pub fn check_path(path: &str) -> Result<(), BadPath> {
     Err(BadPath { path: path.chars().take(80).collect() })
 }
 
-/// Reads a path.
+/// Deserializes a path.
 pub(super) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let path = String::deserialize(from)?;
     check_path(&path).map_err(D::Error::custom)?;
     Ok(path)
 }
 
-/// Reads a path that may be absent.
+/// Deserializes an optional path.
 pub(super) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     let path = Option::<String>::deserialize(from)?;
     path.iter().try_for_each(|path| check_path(path)).map_err(D::Error::custom)?;
     Ok(path)
 }
 
-/// Reads the files of a package by path.
+/// Deserializes the files of a package by path.
 pub(super) fn files<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, FileEntry>, D::Error> {
     let files = BTreeMap::<String, FileEntry>::deserialize(from)?;
     files.keys().try_for_each(|path| check_path(path)).map_err(D::Error::custom)?;

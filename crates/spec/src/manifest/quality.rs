@@ -1,4 +1,4 @@
-//! Agreement of a changed model with the model without its changes.
+//! Agreement of a changed model with the unchanged model.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,8 @@ pub enum Quality {
         divergence: f64,
         /// Share of positions with the same best token, 0 to 1.
         agreement: f64,
-        /// Of a model that gives some tokens only: the share of the whole model's probability that lies on them, 0 to 1, on
-        /// average. The divergence is then over these tokens.
+        /// For a model that can generate only some tokens: mean probability, 0 to 1, that the whole model assigns to
+        /// these tokens. In this case the divergence covers only these tokens.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mass: Option<f64>,
     },
