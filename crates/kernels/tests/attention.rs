@@ -10,6 +10,7 @@ use narthex_kernels::{
 use support::{Random, accelerated, same};
 
 /// Rows of a cache that own their parts.
+#[derive(Clone)]
 enum Rows {
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -230,6 +231,54 @@ fn odd_numbers_are_harmless() {
             let reference = run(&Kernels::portable());
             for kernels in accelerated() {
                 assert!(same(&run(&kernels), &reference), "{}", kernels.name());
+            }
+        }
+    }
+}
+
+/// Makes a key and its value odd, at one row.
+fn spoil(rows: &mut Rows, row: usize, size: usize, odd: f32) {
+    match rows {
+        Rows::F32(rows) => rows[row * size..][..size].fill(odd),
+        Rows::F16(rows) => rows[row * size..][..size].fill(f16::from_f32(odd)),
+        Rows::I8(_, scales) => scales[row] = odd,
+    }
+}
+
+#[test]
+fn what_a_query_does_not_see_does_not_matter() {
+    let mut random = Random::new(6);
+    for _ in 0..200 {
+        let (mut case, keys) = random_case(&mut random);
+        let (columns, size) = (case.columns(), case.attention.head_size);
+        let tokens = case.queries.len() / columns.max(1);
+        if tokens == 0 || case.attention.mask == Mask::Full {
+            continue;
+        }
+        let own = |token: usize| case.first_position + token;
+        let spoilt = random.below(keys);
+        let sees = |token: usize| match case.attention.mask {
+            Mask::Window(width) => spoilt <= own(token) && spoilt + width > own(token),
+            Mask::Full | Mask::Causal => spoilt <= own(token),
+        };
+        let seen: Vec<bool> = (0..tokens).map(sees).collect();
+        for kernels in Kernels::available() {
+            let run = |case: &Case| [case.run(&kernels), case.run_in_parts(&kernels, keys)];
+            let before = run(&case);
+            for odd in [f32::NAN, f32::INFINITY] {
+                let (keys, values) = (case.keys.clone(), case.values.clone());
+                spoil(&mut case.keys, spoilt, size, odd);
+                spoil(&mut case.values, spoilt, size, odd);
+                for (before, after) in before.iter().zip(run(&case)) {
+                    let rows = before.chunks(columns).zip(after.chunks(columns)).zip(&seen);
+                    for ((before, after), seen) in rows {
+                        let (name, row) = (kernels.name(), [before, after]);
+                        assert!(*seen || same(before, after), "{name}, {:?}: {row:?}", case.attention);
+                        let nan = odd.is_nan() && *seen;
+                        assert!(!nan || after.iter().all(|x| x.is_nan()), "{name}: {after:?}");
+                    }
+                }
+                (case.keys, case.values) = (keys, values);
             }
         }
     }

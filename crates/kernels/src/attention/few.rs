@@ -7,6 +7,7 @@ use half::f16;
 use super::{
     Attend, BLOCK, Buffers, FEW,
     cache::{CacheRows, Element},
+    visible::{load_values, sum_visible},
 };
 use crate::simd::{LANES, Simd};
 
@@ -47,6 +48,11 @@ fn walk<S: Simd, const R: usize>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
             }
         }
         let factors = buffers.advance(s, attend, 0..R, &block);
+        let whole = attend.see_all(0, attend.queries.rows.rows() - 1, &block);
+        if !whole && !load_values(s, attend, buffers, &block) {
+            sum_visible(s, attend, buffers, 0..R, &block, &factors);
+            continue;
+        }
         if let CacheRows::I8 { scales, .. } = attend.cache.values {
             for r in 0..R {
                 for (x, scale) in buffers.scores[r * BLOCK..].iter_mut().zip(&scales[block.clone()]) {

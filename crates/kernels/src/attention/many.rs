@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Attend, BLOCK, Buffers};
+use super::{
+    Attend, BLOCK, Buffers,
+    visible::{are_finite, sum_visible},
+};
 use crate::{
     float::with_rows,
     simd::{LANES, Simd},
@@ -18,17 +21,31 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
             buffers.queries.set_row(&panel, query, attend.query(query), attend.attention.scale);
         }
     }
+    let last = attend.queries.rows.rows().saturating_sub(1);
     for block in attend.blocks() {
         load(s, attend, buffers, &block);
+        let values = &buffers.values[..block.len() * buffers.padded];
+        let sums_all = attend.see_all(0, last, &block) || are_finite(s, values);
         for panel in buffers.queries.panels() {
             let (first, last) = (panel.start / attend.group(), (panel.end - 1) / attend.group());
             let seen = attend.visible(first).start < block.end && block.start < attend.visible(last).end;
+            let keys =
+                if sums_all || attend.see_all(first, last, &block) { Summed::All } else { Summed::Visible };
             if seen {
                 let (panel, block) = (&panel, &block);
-                with_rows!(panel.len(), step::<S>(s, attend, buffers, panel, block));
+                with_rows!(panel.len(), step::<S>(s, attend, buffers, panel, block, keys));
             }
         }
     }
+}
+
+/// Keys of a block whose weighted values are added.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Summed {
+    /// All of them; the weights of invisible ones are 0.
+    All,
+    /// Those that a query sees, because values are not finite.
+    Visible,
 }
 
 /// Converts a block: keys by element, values by key.
@@ -57,6 +74,7 @@ fn step<S: Simd, const R: usize>(
     buffers: &mut Buffers,
     panel: &Range<usize>,
     block: &Range<usize>,
+    keys: Summed,
 ) {
     let (queries, _) = buffers.queries.panel(panel).as_chunks::<R>();
     for first in (0..BLOCK).step_by(LANES * S::TILES) {
@@ -68,6 +86,9 @@ fn step<S: Simd, const R: usize>(
         }
     }
     let factors = buffers.advance(s, attend, panel.clone(), block);
+    if keys == Summed::Visible {
+        return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
+    }
     for (at, scores) in buffers.scores.chunks_exact(BLOCK).take(R).enumerate() {
         for (slot, x) in buffers.weights[at..].iter_mut().step_by(R).zip(scores) {
             *slot = *x;

@@ -10,6 +10,7 @@ mod few;
 mod many;
 mod part;
 mod state;
+mod visible;
 
 use std::ops::Range;
 
@@ -97,6 +98,11 @@ impl Attend<'_> {
             Mask::Window(width) => (start.max(next.saturating_sub(width)), end.min(next)),
         };
         first.min(last)..last
+    }
+
+    /// Returns whether the tokens from `first` to `last` all see every key of a block.
+    fn see_all(&self, first: usize, last: usize, block: &Range<usize>) -> bool {
+        self.visible(last).start <= block.start && block.end <= self.visible(first).end
     }
 
     /// One query.

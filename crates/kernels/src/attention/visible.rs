@@ -1,0 +1,65 @@
+//! Values of a block in single precision, and sums over those of visible keys alone: the weight 0 of an invisible key does
+//! not cancel a value that is not finite.
+
+use std::ops::Range;
+
+use super::{Attend, BLOCK, Buffers};
+use crate::{
+    math::load_part,
+    simd::{LANES, Simd},
+};
+
+/// Converts the values of a block, and returns whether all of them are finite.
+#[inline(always)]
+pub(super) fn load_values<S: Simd>(
+    s: S,
+    attend: &Attend<'_>,
+    buffers: &mut Buffers,
+    block: &Range<usize>,
+) -> bool {
+    let (size, padded) = (attend.attention.head_size, buffers.padded);
+    let rows = buffers.values.chunks_exact_mut(padded.max(1));
+    for (row, values) in block.clone().zip(rows) {
+        attend.cache.values.convert(s, row, &mut values[..size]);
+    }
+    are_finite(s, &buffers.values[..block.len() * padded])
+}
+
+/// Returns whether all numbers are finite.
+#[inline(always)]
+pub(super) fn are_finite<S: Simd>(s: S, values: &[f32]) -> bool {
+    let (mut sum, zero) = (s.splat(0.0), s.splat(0.0));
+    for values in values.chunks(LANES) {
+        sum = s.mul_add(load_part(s, values, 0.0), zero, sum);
+    }
+    s.sum(sum) == 0.0
+}
+
+/// Adds the weighted values of the keys of a block that each query sees to its sums. The values are converted, and the
+/// weights are scores that have advanced.
+#[inline(always)]
+pub(super) fn sum_visible<S: Simd>(
+    s: S,
+    attend: &Attend<'_>,
+    buffers: &mut Buffers,
+    queries: Range<usize>,
+    block: &Range<usize>,
+    factors: &[f32; LANES],
+) {
+    let (group, padded) = (attend.group(), buffers.padded);
+    for (at, query) in queries.enumerate() {
+        let visible = attend.visible(query / group);
+        let start = visible.start.clamp(block.start, block.end) - block.start;
+        let end = visible.end.clamp(block.start, block.end) - block.start;
+        let (sums, _) = buffers.sums[query * padded..][..padded].as_chunks_mut::<LANES>();
+        for (tile, sums) in sums.iter_mut().enumerate() {
+            let mut total = s.mul(s.load(sums), s.splat(factors[at]));
+            for key in start..end.max(start) {
+                let (values, _) = buffers.values[key * padded..][..padded].as_chunks::<LANES>();
+                let weight = s.splat(buffers.scores[at * BLOCK + key]);
+                total = s.mul_add(s.load(&values[tile]), weight, total);
+            }
+            s.store(total, sums);
+        }
+    }
+}
