@@ -87,13 +87,15 @@ pub struct Kernels {
     one_row: InstructionSet,
     /// Quantised products of several rows, and rounding.
     rows: InstructionSet,
+    /// Attention over a cache.
+    attention: InstructionSet,
     /// All others.
     floats: InstructionSet,
 }
 
 impl Kernels {
     fn on(set: InstructionSet) -> Self {
-        Self { one_row: set, rows: set, floats: set }
+        Self { one_row: set, rows: set, attention: set, floats: set }
     }
 
     /// The kernels without any instruction set: the reference for all others.
@@ -111,9 +113,14 @@ impl Kernels {
         Self::available().first().copied().unwrap_or_else(Self::portable)
     }
 
-    /// Kernels of several instruction sets: for one row, for several, and for floats.
-    pub(crate) fn combine(one_row: &Self, rows: &Self, floats: &Self) -> Self {
-        Self { one_row: one_row.one_row, rows: rows.rows, floats: floats.floats }
+    /// Kernels of several instruction sets: for one row, for several, for attention, and for all else.
+    pub(crate) fn combine(one_row: &Self, rows: &Self, attention: &Self, floats: &Self) -> Self {
+        Self {
+            one_row: one_row.one_row,
+            rows: rows.rows,
+            attention: attention.attention,
+            floats: floats.floats,
+        }
     }
 
     /// Name of the instruction set of quantised products of several rows.
@@ -255,7 +262,7 @@ impl Kernels {
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
         let keys = check_attention(attention, queries, cache);
         let (keys, out, buffers) = (0..keys, Attended::Whole(out), &mut scratch.attention);
-        self.floats.run(Attend { attention, queries, cache, keys, buffers, out });
+        self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
     /// Computes the attention of the heads that share one key and value head over some of the keys, which start at a
@@ -276,7 +283,7 @@ impl Kernels {
         assert!(exist && keys.start.is_multiple_of(BLOCK), "keys {keys:?} of {count}");
         let mut part = AttentionPart::default();
         let (buffers, out) = (&mut scratch.attention, Attended::Part(&mut part));
-        self.floats.run(Attend { attention, queries, cache, keys, buffers, out });
+        self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
         part
     }
 
@@ -290,7 +297,7 @@ impl Kernels {
         assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");
         let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
         assert!(fits, "shape of the output");
-        self.floats.run(Join { parts, out });
+        self.attention.run(Join { parts, out });
     }
 
     /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.

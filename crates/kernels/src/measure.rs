@@ -9,6 +9,7 @@ use half::f16;
 
 use crate::{
     activations::{Granularity, QuantizedRows},
+    attention::{Attention, CacheRows, KeyValues, Mask, Queries},
     float::{FloatMatrix, FloatRows, FloatWeights},
     kernels::Kernels,
     matmul::Scratch,
@@ -19,6 +20,10 @@ use crate::{
 /// Shape of the matrices that are multiplied.
 const OUTPUTS: usize = 256;
 const INPUTS: usize = 512;
+
+/// Number of keys, and of elements of a head.
+const KEYS: usize = 256;
+const HEAD: usize = 64;
 
 /// Number of rows that stands for many.
 const ROWS: usize = 48;
@@ -43,8 +48,9 @@ impl Kernels {
         let choice = || {
             let one_row = choose(&times, |times| times.one_row)?;
             let rows = choose(&times, |times| times.rows)?;
+            let attention = choose(&times, |times| times.attention)?;
             let floats = choose(&times, |times| times.floats)?;
-            Some(Self::combine(&one_row, &rows, &floats))
+            Some(Self::combine(&one_row, &rows, &attention, &floats))
         };
         choice().unwrap_or_else(Self::detect)
     }
@@ -55,11 +61,14 @@ impl Kernels {
 struct Times {
     one_row: Duration,
     rows: Duration,
+    attention: Duration,
     floats: Duration,
 }
 
 impl Times {
-    /// Measures products of small matrices; `None` where there are none.
+    /// Measures products of small matrices and attention over a short cache; `None` where there are none. Norms,
+    /// rotations and activations take too little time to be worth a measurement: they run on the set of products in
+    /// single precision.
     fn measure(kernels: &Kernels) -> Option<Self> {
         let floats = vec![0.5; OUTPUTS * INPUTS];
         let packed = PackedMatrix::pack(&BlockedWeights {
@@ -92,8 +101,23 @@ impl Times {
         kernels.interleave(MatrixRef::new(&floats[..ROWS * INPUTS], INPUTS), &mut input);
         let floats =
             fastest(|| kernels.matmul_float(&input, &weights, 0..OUTPUTS, MatrixMut::new(&mut out, OUTPUTS)));
-        Some(Self { one_row, rows, floats })
+        Some(Self { one_row, rows, attention: attention(kernels), floats })
     }
+}
+
+/// Time of one token's attention over keys and values in half precision, which fit into a core's own cache.
+fn attention(kernels: &Kernels) -> Duration {
+    const GROUP: usize = 3;
+    let attention = Attention { head_size: HEAD, scale: 0.125, soft_cap: None, mask: Mask::Causal };
+    let cache = vec![f16::ONE; KEYS * HEAD];
+    let cache = KeyValues { keys: CacheRows::F16(&cache), values: CacheRows::F16(&cache) };
+    let (rows, mut out) = ([0.5; GROUP * HEAD], [0.0; GROUP * HEAD]);
+    let queries = Queries { rows: MatrixRef::new(&rows, GROUP * HEAD), first_position: KEYS - 1 };
+    let mut scratch = Scratch::default();
+    fastest(|| {
+        let out = MatrixMut::new(&mut out, GROUP * HEAD);
+        kernels.attend(&attention, queries, cache, &mut scratch, out);
+    })
 }
 
 fn fastest(mut call: impl FnMut()) -> Duration {
@@ -121,8 +145,10 @@ mod tests {
     fn another_candidate_must_be_clearly_faster() {
         let check = |times: &[u64], expect: Option<usize>| {
             let times = times.iter().map(|time| Duration::from_micros(*time));
-            let candidates: Vec<_> =
-                times.map(|time| Times { one_row: time, rows: time, floats: time }).enumerate().collect();
+            let candidates: Vec<_> = times
+                .map(|time| Times { one_row: time, rows: time, attention: time, floats: time })
+                .enumerate()
+                .collect();
             assert_eq!(choose(&candidates, |times| times.rows), expect);
         };
         check(&[], None);
