@@ -1,0 +1,148 @@
+//! Weights as graphs store them, and their way into the order of kernels.
+
+use half::f16;
+
+use super::layout::{Bits, Layout, Parts};
+use crate::{aligned::LINE, error::KernelError, simd::LANES};
+
+/// Scales of blocks.
+#[derive(Debug, Clone, Copy)]
+pub enum Scales<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+/// Weights as `MatMulNBits` stores them: each row is an output, cut into blocks of inputs, the last of which is padded.
+/// Four-bit integers share a byte, the first in its low half.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockedWeights<'a> {
+    /// Number of outputs.
+    pub outputs: usize,
+    /// Number of inputs.
+    pub inputs: usize,
+    /// Number of inputs in a block: 16, 32, 64 or 128.
+    pub block: usize,
+    /// Width of a weight.
+    pub bits: Bits,
+    /// Integers, `[outputs, blocks, block * bits / 8]`.
+    pub quants: &'a [u8],
+    /// Scales, `[outputs, blocks]`.
+    pub scales: Scales<'a>,
+    /// Zero points, `[outputs, ceil(blocks * bits / 8)]`.
+    pub zeros: Option<&'a [u8]>,
+}
+
+impl BlockedWeights<'_> {
+    /// Number of bytes of the packed matrix, from the shape and the kind of scales and zero points alone; a multiple
+    /// of 64.
+    ///
+    /// # Errors
+    /// If blocks have no kernel.
+    pub fn packed_bytes(&self) -> Result<usize, KernelError> {
+        Ok(self.layout()?.scales.end)
+    }
+
+    pub(super) fn layout(&self) -> Result<Layout, KernelError> {
+        let parts = Parts { single: matches!(self.scales, Scales::F32(_)), zeros: self.zeros.is_some() };
+        Layout::new(self.outputs, self.inputs, self.block, self.bits, parts)
+    }
+
+    /// Packs the weights into bytes that are all zeros, as their layout states.
+    pub(super) fn pack(&self, layout: &Layout, out: &mut [u8]) -> Result<(), KernelError> {
+        check_lengths(self)?;
+        if out.len() != layout.scales.end {
+            let (expected, found) = (layout.scales.end, out.len());
+            return Err(KernelError::Length { what: "packed bytes", expected, found });
+        }
+        out[..LINE].copy_from_slice(&layout.header());
+        pack_quants(self, &mut out[layout.quants.clone()]);
+        pack_zeros(self, &mut out[layout.zeros.clone()]);
+        pack_scales(self, &mut out[layout.scales.clone()]);
+        Ok(())
+    }
+
+    /// One zero point; each output's start at a byte.
+    fn zero(&self, zeros: &[u8], output: usize, block: usize) -> u8 {
+        let row = (self.inputs.div_ceil(self.block) * self.bits.count()).div_ceil(8);
+        integer(&zeros[output * row..][..row], self.bits, block)
+    }
+}
+
+/// The integer at an index.
+fn integer(bytes: &[u8], bits: Bits, index: usize) -> u8 {
+    match bits {
+        Bits::Eight => bytes[index],
+        Bits::Four => bytes[index / 2] >> (4 * (index % 2)) & 15,
+    }
+}
+
+fn check_lengths(weights: &BlockedWeights<'_>) -> Result<(), KernelError> {
+    let blocks = weights.inputs.div_ceil(weights.block);
+    let check = |what, found: usize, row: usize| {
+        let expected = weights.outputs.saturating_mul(row);
+        if found == expected { Ok(()) } else { Err(KernelError::Length { what, expected, found }) }
+    };
+    check("quants", weights.quants.len(), blocks * weights.block * weights.bits.count() / 8)?;
+    match weights.scales {
+        Scales::F16(scales) => check("scales", scales.len(), blocks)?,
+        Scales::F32(scales) => check("scales", scales.len(), blocks)?,
+    }
+    weights.zeros.map_or(Ok(()), |zeros| {
+        check("zero points", zeros.len(), (blocks * weights.bits.count()).div_ceil(8))
+    })
+}
+
+fn pack_quants(weights: &BlockedWeights<'_>, out: &mut [u8]) {
+    let row = weights.inputs.next_multiple_of(weights.block) * weights.bits.count() / 8;
+    // Four bytes of a row go into each line.
+    let lines = row / 4;
+    if lines == 0 {
+        return;
+    }
+    for (rows, out) in weights.quants.chunks(LANES * row).zip(out.chunks_exact_mut(lines * LINE)) {
+        for (lane, row) in rows.chunks_exact(row).enumerate() {
+            let places = out.chunks_exact_mut(LINE).map(|line| &mut line[lane * 4..][..4]);
+            for (bytes, place) in row.as_chunks::<4>().0.iter().zip(places) {
+                place.copy_from_slice(&match weights.bits {
+                    Bits::Eight => *bytes,
+                    Bits::Four => interleave_nibbles(*bytes),
+                });
+            }
+        }
+    }
+}
+
+/// Puts the last four of eight integers into the high halves of the bytes of the first four.
+fn interleave_nibbles([a, b, c, d]: [u8; 4]) -> [u8; 4] {
+    [a & 15 | c << 4, a >> 4 | c & 0xf0, b & 15 | d << 4, b >> 4 | d & 0xf0]
+}
+
+fn pack_zeros(weights: &BlockedWeights<'_>, out: &mut [u8]) {
+    let Some(zeros) = weights.zeros else { return };
+    let blocks = weights.inputs.div_ceil(weights.block);
+    for output in 0..weights.outputs {
+        for block in 0..blocks {
+            out[place(output, block, blocks)] = weights.zero(zeros, output, block);
+        }
+    }
+}
+
+fn pack_scales(weights: &BlockedWeights<'_>, out: &mut [u8]) {
+    let blocks = weights.inputs.div_ceil(weights.block);
+    for output in 0..weights.outputs {
+        for block in 0..blocks {
+            let (from, to) = (output * blocks + block, place(output, block, blocks));
+            match weights.scales {
+                Scales::F16(scales) => out[to * 2..][..2].copy_from_slice(&scales[from].to_le_bytes()),
+                Scales::F32(scales) => out[to * 4..][..4].copy_from_slice(&scales[from].to_le_bytes()),
+            }
+        }
+    }
+}
+
+/// Index of an output's block among scales and zero points.
+fn place(output: usize, block: usize, blocks: usize) -> usize {
+    (output / LANES * blocks + block) * LANES + output % LANES
+}

@@ -1,0 +1,120 @@
+//! Places of the parts of a packed matrix, and the header that states them.
+
+use std::ops::Range;
+
+use crate::{aligned::LINE, error::KernelError, simd::LANES};
+
+/// Width of a quantised weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bits {
+    /// 4 bits; without zero points, 8 stands for 0.
+    Four,
+    /// 8 bits; without zero points, 128 stands for 0.
+    Eight,
+}
+
+impl Bits {
+    /// Number of bits.
+    pub fn count(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    /// Number of groups of four inputs in 64 bytes.
+    pub(super) fn groups_per_line(self) -> usize {
+        8 / self.count()
+    }
+}
+
+/// First bytes of a packed matrix; the last is the version of the layout.
+const MAGIC: [u8; 8] = *b"NARXPAK\x01";
+
+/// Places of the parts of a packed matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) block: usize,
+    pub(super) bits: Bits,
+    /// Scales in single precision.
+    pub(super) single: bool,
+    pub(super) quants: Range<usize>,
+    pub(super) zeros: Range<usize>,
+    pub(super) scales: Range<usize>,
+}
+
+impl Layout {
+    pub(super) fn new(
+        outputs: usize,
+        inputs: usize,
+        block: usize,
+        bits: Bits,
+        parts: Parts,
+    ) -> Result<Self, KernelError> {
+        if ![16, 32, 64, 128].contains(&block) {
+            return Err(KernelError::Block { found: block });
+        }
+        let sizes = || {
+            let blocks = outputs.div_ceil(LANES).checked_mul(inputs.div_ceil(block))?;
+            let section = |start: usize, each: usize| {
+                let end = start.checked_add(blocks.checked_mul(each)?)?.checked_next_multiple_of(LINE)?;
+                (end <= isize::MAX as usize).then_some(start..end)
+            };
+            let quants = section(LINE, LANES * block * bits.count() / 8)?;
+            let zeros = section(quants.end, if parts.zeros { LANES } else { 0 })?;
+            let scales = section(zeros.end, LANES * if parts.single { 4 } else { 2 })?;
+            Some((quants, zeros, scales))
+        };
+        let (quants, zeros, scales) = sizes().ok_or(KernelError::Size { outputs, inputs })?;
+        Ok(Self { outputs, inputs, block, bits, single: parts.single, quants, zeros, scales })
+    }
+
+    /// The first bytes of a matrix of this layout.
+    pub(super) fn header(&self) -> [u8; LINE] {
+        let mut header = [0; LINE];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..16].copy_from_slice(&(self.outputs as u64).to_le_bytes());
+        header[16..24].copy_from_slice(&(self.inputs as u64).to_le_bytes());
+        header[24] = self.block as u8;
+        header[25] = self.bits.count() as u8;
+        header[26] = u8::from(self.single);
+        header[27] = u8::from(!self.zeros.is_empty());
+        header
+    }
+
+    /// The layout that the first bytes state, which must be that of all bytes.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, KernelError> {
+        let format = |reason| KernelError::Format { reason };
+        let header = bytes.first_chunk::<LINE>().ok_or(format("shorter than a header"))?;
+        let (words, _) = header.as_chunks::<8>();
+        if words[0] != MAGIC {
+            return Err(format("other magic or version"));
+        }
+        let size = |word: [u8; 8]| usize::try_from(u64::from_le_bytes(word)).map_err(|_| format("size"));
+        let bits = match header[25] {
+            4 => Bits::Four,
+            8 => Bits::Eight,
+            _ => return Err(format("number of bits")),
+        };
+        let parts = Parts { single: header[26] != 0, zeros: header[27] != 0 };
+        let layout = Self::new(size(words[1])?, size(words[2])?, usize::from(header[24]), bits, parts)?;
+        if layout.header() != *header {
+            return Err(format("unknown fields"));
+        }
+        if layout.scales.end != bytes.len() {
+            return Err(format("length"));
+        }
+        Ok(layout)
+    }
+}
+
+/// Optional parts of a packed matrix.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts {
+    /// Scales in single precision.
+    pub(super) single: bool,
+    /// Zero points.
+    pub(super) zeros: bool,
+}

@@ -1,0 +1,160 @@
+//! Quantised weights in the order in which kernels read them.
+//!
+//! A packed matrix is made once, and its bytes can be stored and mapped again on any machine. They start with a header
+//! of 64 bytes; then come the integers, the zero points and the scales, each in the order tile of 16 outputs, block,
+//! output. Within a block, 64 bytes hold four inputs of each of 16 outputs; with four bits, the low halves hold the
+//! first four of eight inputs and the high halves the others.
+
+mod blocked;
+mod layout;
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{
+    aligned::{AlignedBytes, LINE},
+    error::KernelError,
+    simd::LANES,
+};
+
+pub use blocked::{BlockedWeights, Scales};
+pub use layout::Bits;
+use layout::Layout;
+
+/// Bytes that somebody else owns, such as a mapped file.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+enum Store {
+    Owned(AlignedBytes),
+    Shared(SharedBytes, Range<usize>),
+}
+
+/// Quantised weights in the order in which kernels read them.
+pub struct PackedMatrix {
+    layout: Layout,
+    store: Store,
+}
+
+impl std::fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PackedMatrix").field("layout", &self.layout).finish_non_exhaustive()
+    }
+}
+
+impl PackedMatrix {
+    /// Packs weights.
+    ///
+    /// # Errors
+    /// If blocks have no kernel, or a slice contradicts the shape.
+    pub fn pack(weights: &BlockedWeights<'_>) -> Result<Self, KernelError> {
+        let layout = weights.layout()?;
+        let mut bytes = AlignedBytes::zeros(layout.scales.end);
+        weights.pack(&layout, bytes.as_mut_slice())?;
+        Ok(Self { layout, store: Store::Owned(bytes) })
+    }
+
+    /// Packs weights into bytes that are all zeros, as many as [`BlockedWeights::packed_bytes`] states.
+    ///
+    /// # Errors
+    /// As [`Self::pack`], and for another number of bytes.
+    pub fn pack_into(weights: &BlockedWeights<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
+        weights.pack(&weights.layout()?, bytes)
+    }
+
+    /// A packed matrix in somebody else's bytes, which start a multiple of 64 bytes into a page for full speed.
+    ///
+    /// # Errors
+    /// If the bytes are no packed matrix, or lie outside their owner's.
+    pub fn from_bytes(bytes: SharedBytes, range: Range<usize>) -> Result<Self, KernelError> {
+        let part = (*bytes).as_ref().get(range.clone()).ok_or(KernelError::Format { reason: "range" })?;
+        let layout = Layout::parse(part)?;
+        Ok(Self { layout, store: Store::Shared(bytes, range) })
+    }
+
+    /// The bytes to store.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.store {
+            Store::Owned(bytes) => bytes.as_slice(),
+            // `AsRef` may answer differently from call to call, so the range is checked every time.
+            Store::Shared(bytes, range) => &(**bytes).as_ref()[range.clone()],
+        }
+    }
+
+    /// Number of outputs: columns of the product.
+    pub fn outputs(&self) -> usize {
+        self.layout.outputs
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.layout.inputs
+    }
+
+    /// Number of inputs that share a scale.
+    pub fn block(&self) -> usize {
+        self.layout.block
+    }
+
+    /// Width of a weight.
+    pub fn bits(&self) -> Bits {
+        self.layout.bits
+    }
+
+    /// Tiles of sixteen outputs.
+    pub(crate) fn tiles(&self) -> Tiles<'_> {
+        let (bytes, layout) = (self.as_bytes(), &self.layout);
+        let part = |range: &Range<usize>| &bytes[range.clone()];
+        let blocks = layout.inputs.div_ceil(layout.block);
+        Tiles {
+            quants: part(&layout.quants).as_chunks().0,
+            zeros: (!layout.zeros.is_empty()).then(|| part(&layout.zeros).as_chunks().0),
+            scales: if layout.single {
+                TileScales::F32(part(&layout.scales).as_chunks().0)
+            } else {
+                TileScales::F16(part(&layout.scales).as_chunks().0)
+            },
+            blocks,
+            lines: blocks * layout.block / 4 / layout.bits.groups_per_line(),
+        }
+    }
+}
+
+/// Parts of tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles<'a> {
+    quants: &'a [[u8; LINE]],
+    zeros: Option<&'a [[u8; LANES]]>,
+    scales: TileScales<'a>,
+    blocks: usize,
+    /// Number of lines of integers in a tile.
+    lines: usize,
+}
+
+/// Scales of blocks of sixteen outputs, in little-endian bytes.
+#[derive(Clone, Copy)]
+pub(crate) enum TileScales<'a> {
+    F16(&'a [[u8; LANES * 2]]),
+    F32(&'a [[u8; LANES * 4]]),
+}
+
+/// Sixteen outputs.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
+    pub(crate) quants: &'a [[u8; LINE]],
+    pub(crate) zeros: Option<&'a [[u8; LANES]]>,
+    pub(crate) scales: TileScales<'a>,
+}
+
+impl<'a> Tiles<'a> {
+    /// One tile.
+    pub(crate) fn tile(&self, index: usize) -> Tile<'a> {
+        let blocks = index * self.blocks..(index + 1) * self.blocks;
+        Tile {
+            quants: &self.quants[index * self.lines..][..self.lines],
+            zeros: self.zeros.map(|zeros| &zeros[blocks.clone()]),
+            scales: match self.scales {
+                TileScales::F16(scales) => TileScales::F16(&scales[blocks]),
+                TileScales::F32(scales) => TileScales::F32(&scales[blocks]),
+            },
+        }
+    }
+}
