@@ -80,8 +80,8 @@ pub fn graph_limit(target: &Target) -> u64 {
     Facts::of(target).part_limit
 }
 
-/// Returns the maximum number of bytes of weights that a program's graphs may have together on a target's NPU, if its driver
-/// sets one.
+/// Returns the maximum number of bytes of weights that a program's graphs may have together on a target's NPU, if its
+/// driver sets one.
 pub fn program_limit(target: &Target) -> Option<u64> {
     Facts::of(target).sessions.map(Sessions::all)
 }

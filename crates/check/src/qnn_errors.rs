@@ -27,7 +27,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Steps for a graph that does not compile, from the cheapest to the most expensive. `narthex check` takes these steps
+/// Steps for a graph that does not compile, from the cheapest to the most expensive. `narthex check` does these steps
 /// automatically if the compiler is installed.
 pub const LADDER: [&str; 7] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",

@@ -22,8 +22,8 @@ use crate::error::CheckError;
 /// A weight that several graphs share is written once. Existing files are not replaced.
 ///
 /// # Errors
-/// [`CheckError::CannotFix`] if a graph has parts that Narthex does not preserve, [`CheckError::Open`] if a weight is missing,
-/// and [`CheckError::Write`].
+/// [`CheckError::CannotFix`] if a graph has parts that Narthex does not preserve, [`CheckError::Open`] if a weight is
+/// missing, and [`CheckError::Write`].
 pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckError> {
     if let Some((part, what)) = parts.iter().find_map(|part| Some((part, part.graph.unread.first()?))) {
         let reason = format!("{} holds {what}, which would be lost", part.name);

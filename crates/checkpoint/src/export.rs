@@ -84,7 +84,8 @@ impl HfExport {
         self.layout.stored_rows(canonical, rows)
     }
 
-    /// Returns the offset subtracted from the elements of a weight before they are stored: 1 for gains counted from one.
+    /// Returns the offset subtracted from the elements of a weight before they are stored: 1 for gains that the file
+    /// stores minus one.
     pub fn offset(&self, canonical: &str) -> f32 {
         let less = self.layout.gains == NormGains::MinusOne && canonical.ends_with("norm.weight");
         if less { 1.0 } else { 0.0 }

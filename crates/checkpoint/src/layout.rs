@@ -120,8 +120,8 @@ impl Layout {
         self.scales.iter().find(|scale| scale.module == module).map_or(1.0, |scale| scale.factor)
     }
 
-    /// Returns the shape in the file of a weight, or of each of its tensors, with the canonical shape `shape`. A stack may
-    /// have more matrices than are read; `found` has their number.
+    /// Returns the shape in the file of a weight, or of each of its tensors, with the canonical shape `shape`. A stack
+    /// may have more matrices than are read; `found` has their number.
     pub(super) fn stored_shape(
         &self,
         canonical: &str,

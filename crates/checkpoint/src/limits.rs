@@ -235,7 +235,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
 }
 
 fn check_epsilon(path: &Path, epsilon: f32) -> Result<()> {
-    // Zero is allowed: some tools write it, and a norm of real rows never divides by it alone.
+    // Zero is allowed: some tools write it, and a norm of rows that are not zero never divides by it alone.
     if (0.0..1.0).contains(&epsilon) {
         return Ok(());
     }

@@ -8,7 +8,7 @@
 pub(super) struct NameTable {
     /// Table to search for modules that `outer` and `inner` do not list.
     pub(super) base: Option<&'static NameTable>,
-    /// Prefixes that a file may put before every name but the head's.
+    /// Prefixes that a file may add to every name except the head's.
     pub(super) prefixes: &'static [&'static str],
     /// Prefix of a layer's number.
     pub(super) layer: &'static str,
@@ -47,7 +47,7 @@ pub(super) enum TensorPart {
     Matrix(usize),
 }
 
-/// A tensor that may hold a weight.
+/// A tensor that may contain a weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileName {
     /// The file's name.

@@ -68,7 +68,7 @@ pub enum CompileError {
     /// A graph to be imported cannot be read.
     #[error(transparent)]
     Open(#[from] OnnxFileError),
-    /// The source is well-formed, but the format to import to or export to cannot represent it.
+    /// The source is well-formed, but the target format of the import or export cannot represent it.
     #[error("{what} {found:?} cannot be taken over: expected {expected}")]
     Foreign {
         /// The part.

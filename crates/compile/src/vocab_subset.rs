@@ -144,8 +144,8 @@ impl VocabSubset {
     /// Returns the tokens that a model keeps, in ascending order.
     ///
     /// # Errors
-    /// [`VocabSubsetError`] if the source has no tokens or unknown tokens, if the maximum is too low, or if nothing would be
-    /// removed.
+    /// [`VocabSubsetError`] if the source has no tokens or unknown tokens, if the maximum is too low, or if nothing
+    /// would be removed.
     pub(crate) fn kept(
         &self,
         tokenizer: &Tokenizer,

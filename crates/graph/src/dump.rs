@@ -5,8 +5,8 @@ use std::fmt::{self, Display, Write};
 use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
 impl Graph {
-    /// Returns one line per input, constant, node and output. Offsets of external data are omitted, since they depend on
-    /// other tensors.
+    /// Returns one line per input, constant, node and output. Offsets of external data are omitted, since they depend
+    /// on other tensors.
     pub fn dump(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -9,8 +9,8 @@ use std::{
 /// Opens a regular file for reading. Any other kind of file is refused without blocking and without a side effect.
 ///
 /// # Errors
-/// [`io::ErrorKind::IsADirectory`] for a folder, [`io::ErrorKind::InvalidInput`] with the kind found for a named pipe, a
-/// socket or a device; otherwise the system's error.
+/// [`io::ErrorKind::IsADirectory`] for a folder, [`io::ErrorKind::InvalidInput`] with the kind found for a named pipe,
+/// a socket or a device; otherwise the system's error.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     // A socket cannot be opened at all; its kind is more informative than the system's error.
     let file = open(path).map_err(|error| match path.metadata() {

@@ -100,7 +100,7 @@ pub enum Family {
 /// norm over the residual stream a `bias` too. Those that go with [`AltUp`] and [`PerLayer`] are named there.
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
-/// Where [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
+/// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecoderArch {
     /// Model family.

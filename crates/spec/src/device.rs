@@ -1,7 +1,8 @@
 //! Execution providers and devices, by name. [`DeviceName::spec`] returns a device's row in the table of devices.
 //!
-//! All facts about a device are in its row, in `device/table.rs`. A new execution provider is a variant of [`Ep`], a variant
-//! of [`DeviceName`] with its row, and a file of session options in the device crate, which also detects the device.
+//! All facts about a device are in its row, in `device/table.rs`. A new execution provider is a variant of [`Ep`], a
+//! variant of [`DeviceName`] with its row, and a file of session options in the device crate, which also detects the
+//! device.
 
 mod table;
 

@@ -189,8 +189,8 @@ fn parse_split(text: &str) -> Result<DevicePlacement, InvalidPlacement> {
 
 /// Placements to compare: at least one, without repetitions.
 ///
-/// Written with commas, as in `cpu,qnn,prefill=qnn,decode=cpu`. Consecutive words with `=` form one placement, until a key
-/// repeats or belongs to the other kind of split.
+/// Written with commas, as in `cpu,qnn,prefill=qnn,decode=cpu`. Consecutive words with `=` form one placement, until a
+/// key repeats or belongs to the other kind of split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePlacements(Vec<DevicePlacement>);
 

@@ -21,7 +21,8 @@ use crate::{
     tensors::Tensors,
 };
 
-/// `Gemma3nForCausalLM`, and the text part of `Gemma3nForConditionalGeneration` (`Gemma3nTextConfig` of `transformers`).
+/// `Gemma3nForCausalLM`, and the text part of `Gemma3nForConditionalGeneration` (`Gemma3nTextConfig` of
+/// `transformers`).
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"],
     model_type: "gemma3n_text",

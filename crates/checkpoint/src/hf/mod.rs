@@ -12,5 +12,5 @@ pub mod prompts;
 mod sentencepiece;
 pub mod text;
 
-/// The file that makes a folder a checkpoint of this layout.
+/// Configuration file; a folder with it is a checkpoint of this layout.
 pub const CONFIG: &str = "config.json";

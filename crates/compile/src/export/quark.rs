@@ -5,7 +5,7 @@
 //! onnxruntime-genai's model builder, the first step of that tool, and Quark itself read it too. Weights are rounded as
 //! in `w4`, without the channel scaling that Quark adds with AWQ.
 //!
-//! At most one weight is in memory at a time, of which only its integers as a whole.
+//! At most one weight is in memory at a time, and only its integers are kept for the whole weight.
 
 use std::{
     fs::{self, File},

@@ -63,7 +63,8 @@ impl GraphAdapter {
             ));
         }
         remove_constant_inputs(&mut inner);
-        // Declarations of intermediate values refer to symbols of the old inputs. Only those of contexts are still needed.
+        // Declarations of intermediate values refer to symbols of the old inputs. Only those of contexts are still
+        // needed.
         let bound = bound::values(&inner);
         inner.values.retain(|value| bound.contains(&value.name));
         let builder = || Builder::new("", &[]);

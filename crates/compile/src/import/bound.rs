@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use crate::error::{CompileError, Result};
 
-/// Configuration files of Qualcomm's Genie beside the binaries of AI Hub.
+/// Configuration files of Qualcomm's Genie, which are next to the binaries of AI Hub.
 const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 
-/// Returns the device of a pipeline of several graphs (`decoder-pipeline`) with compiled contexts, as Olive and AI Hub write
-/// for NPUs.
+/// Returns the device of a pipeline of several graphs (`decoder-pipeline`) with compiled contexts, as Olive and AI Hub
+/// write for NPUs.
 ///
 /// # Errors
 /// [`CompileError::Bound`] for contexts of other compilers than Qualcomm's.
@@ -69,8 +69,8 @@ pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
     Some(error(path, format!("a compiled context{version}"), Some(device)))
 }
 
-/// Returns the chips in the compatibility record of QNN's provider: `v2:BACKEND:SDK:API:ARCHITECTURES:CHIPS:…`, with commas
-/// between list entries.
+/// Returns the chips in the compatibility record of QNN's provider: `v2:BACKEND:SDK:API:ARCHITECTURES:CHIPS:…`, with
+/// commas between list entries.
 fn stated(graph: &Graph) -> Option<String> {
     let (_, info) =
         graph.metadata.iter().find(|(key, _)| key == "ep_compatibility_info.QNNExecutionProvider")?;

@@ -1,8 +1,8 @@
 //! Decoders of any length: connects tokens, mask, positions and past of a graph to the slots of variant A.
 //!
-//! If the attention is GroupQueryAttention in f32, past and present share one buffer, as in packages compiled by Narthex.
-//! Other graphs append to their past and return both: a slice before the graph reads the existing tokens from the cache, and
-//! one after it extracts the new tokens.
+//! If the attention is GroupQueryAttention in f32, past and present share one buffer, as in packages compiled by
+//! Narthex. Other graphs append to their past and return both: a slice before the graph reads the existing tokens from
+//! the cache, and one after it extracts the new tokens.
 
 use narthex_checkpoint::limits::LAYERS;
 use narthex_graph::{Attribute, Graph, Node, Value};

@@ -1,4 +1,5 @@
-//! Folders of onnxruntime-genai: `genai_config.json` contains the graph's name, its inputs and outputs, and the settings.
+//! Folders of onnxruntime-genai: `genai_config.json` contains the graph's name, its inputs and outputs, and the
+//! settings.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! Merges several graphs into one: consecutive stages, such as an embedding and a decoder, or the two forms of a decoder as
-//! branches.
+//! Merges several graphs into one: consecutive stages, such as an embedding and a decoder, or the two forms of a
+//! decoder as branches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -89,8 +89,8 @@ fn add_aliases(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &Ha
     }
 }
 
-/// Merges two graphs of a decoder: `first` for the beginning of a sequence, `next` for steps with a past. Constants in both
-/// are stored once.
+/// Merges two graphs of a decoder: `first` for the beginning of a sequence, `next` for steps with a past. Constants in
+/// both are stored once.
 ///
 /// ```text
 /// use_cache_branch ── If ─┬─ then: next ──┬─ logits, presents
@@ -196,8 +196,8 @@ const CHANGED: &str = "
     AveragePool BatchNormalization DFT GridSample GroupNormalization ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare Resize Split";
 
-/// Merges the operator sets of two graphs. Different versions are accepted if the newer one does not change the meaning of
-/// the older graph's nodes.
+/// Merges the operator sets of two graphs. Different versions are accepted if the newer one does not change the meaning
+/// of the older graph's nodes.
 fn opsets(into: &mut Graph, other: &Graph) -> Result<()> {
     for (domain, version) in &other.opsets {
         let Some(at) = into.opsets.iter().position(|(known, _)| known == domain) else {

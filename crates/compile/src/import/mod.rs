@@ -99,9 +99,9 @@ impl Import {
     }
 }
 
-/// Reads the export at `path`: a folder, or an `.onnx` file in it. Configuration and tokenizer may lie in the folder above,
-/// as with `onnx/model.onnx`. `file` selects one of several exports by the name of its graph; the default is the graph
-/// without a suffix (`model.onnx`, `decoder_model_merged.onnx`).
+/// Reads the export at `path`: a folder, or an `.onnx` file in it. Configuration and tokenizer may be in the folder
+/// above, as with `onnx/model.onnx`. `file` selects one of several exports by the name of its graph; the default is the
+/// graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`).
 ///
 /// # Errors
 /// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] for models that cannot be imported,
@@ -149,7 +149,7 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
     (root.to_owned(), Some(named.to_string_lossy().into_owned()))
 }
 
-/// Configuration files that describe a graph beside or below them.
+/// Configuration files that describe a graph in the same folder or in one below.
 const CONFIG_FILES: [&str; 3] = [GENAI_CONFIG, CONFIG, TOKENIZER_FILE];
 
 /// Reads a folder of onnxruntime-genai: the graphs of its configuration, or `file` in place of its only graph.

@@ -1,8 +1,8 @@
-//! `decoder-pipeline` of onnxruntime-genai, which Olive writes: a decoder in stages, each with its own graph. Later stages
-//! read the outputs of earlier ones by name; some stages run for prompts only, some for single tokens only.
+//! `decoder-pipeline` of onnxruntime-genai, which Olive writes: a decoder in stages, each with its own graph. Later
+//! stages read the outputs of earlier ones by name; some stages run for prompts only, some for single tokens only.
 //!
-//! The stages for prompts and those for tokens are the same graphs with different fixed shapes (a window of tokens, and one).
-//! If they differ in declared shapes alone, they become one graph for any number of tokens.
+//! The stages for prompts and those for tokens are the same graphs with different fixed shapes (a window of tokens, and
+//! one). If they differ only in declared shapes, they become one graph for any number of tokens.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -91,7 +91,7 @@ pub(super) enum JoinedPipeline {
     Chunks(Vec<Graph>),
 }
 
-/// Joins the graphs of the stages, which are in the same order; data files lie in `folder`.
+/// Joins the graphs of the stages, which are in the same order; data files are in `folder`.
 ///
 /// # Errors
 /// A refusal if the stages for prompts and for tokens compute different things, unless their shapes are fixed.

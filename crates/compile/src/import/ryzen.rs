@@ -1,6 +1,6 @@
-//! Folders of onnxruntime-genai for AMD's NPUs, with the settings of Ryzen AI. A graph with only ONNX Runtime's operators is
-//! imported like any other. If `model_generate` inserted AMD's own operators (domains `com.ryzenai`, `com.amd`), with weights
-//! that only they read (`.pb.bin`), the package is bound to AMD's NPU.
+//! Folders of onnxruntime-genai for AMD's NPUs, with the settings of Ryzen AI. A graph with only ONNX Runtime's
+//! operators is imported like any other. If `model_generate` inserted AMD's own operators (domains `com.ryzenai`,
+//! `com.amd`), with weights that only they read (`.pb.bin`), the package is bound to AMD's NPU.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ const OWN: [&str; 5] = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.micro
 /// Domains of AMD's operators.
 const AMD: [&str; 2] = ["com.ryzenai", "com.amd"];
 
-/// Returns the device of graphs that only AMD's software runs: graphs with AMD's operators, or with other foreign operators
-/// under settings that name that software.
+/// Returns the device of graphs that only AMD's software runs: graphs with AMD's operators, or with other foreign
+/// operators under settings that name that software.
 ///
 /// # Errors
 /// [`CompileError::Bound`] if the settings need such a graph and its file is missing.

@@ -1,5 +1,5 @@
-//! Selects the graphs of one model in a folder. Exporters keep several quantisations side by side, which differ by a suffix:
-//! `model.onnx`, `model_quantized.onnx`, `model_q4.onnx`.
+//! Selects the graphs of one model in a folder. Exporters keep several quantisations side by side, which differ by a
+//! suffix: `model.onnx`, `model_quantized.onnx`, `model_q4.onnx`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! Writes an import as a package: graphs, one data file, binaries of compiled contexts, tokenizer, template and manifest.
+//! Writes an import as a package: graphs, one data file, binaries of compiled contexts, tokenizer, template and
+//! manifest.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -97,7 +98,7 @@ impl Import {
         Ok(())
     }
 
-    /// Copies the binaries beside the graphs that compiled contexts and a vendor's operators read.
+    /// Copies the binaries next to the graphs that compiled contexts and a vendor's operators read.
     fn copy_binaries(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<()> {
         let mut copied = BTreeSet::new();
         let named = self.graphs.iter().flat_map(|(graph, _)| graph.context_binaries());

@@ -40,8 +40,8 @@ pub(super) struct EncoderLayers<'a> {
     pub(super) input: EncoderInput,
 }
 
-/// Declares the inputs of embedded tokens, each `[batch, sequence, width]`. Returns their sum at the width of the residual
-/// stream.
+/// Declares the inputs of embedded tokens, each `[batch, sequence, width]`. Returns their sum at the width of the
+/// residual stream.
 ///
 /// ```text
 /// embeds                               (the sum of rows of token, position and segment)

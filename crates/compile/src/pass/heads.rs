@@ -1,4 +1,5 @@
-//! Pass that splits attention into heads. NPU compilers tile products of two matrices more freely than batched products.
+//! Pass that splits attention into heads. NPU compilers tile products of two matrices more freely than batched
+//! products.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,10 @@
-//! Divisors for the channels of a linear layer's input, which reduce the rounding error of a block (SmoothQuant, Xiao et
-//! al. 2022, arXiv:2211.10438), and channels of the head's input that are not rounded.
+//! Divisors for the channels of a linear layer's input, which reduce the rounding error of a block (SmoothQuant, Xiao
+//! et al. 2022, arXiv:2211.10438), and channels of the head's input that are not rounded.
 //!
-//! The divisor is folded into the producer of the input: the gain of the norm or the rows of the projection before it. The
-//! layer's own columns are multiplied by it, so the model computes the same function. Divisors are powers of two, so they
-//! change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`crate::calibration`] does the measuring.
+//! The divisor is folded into the producer of the input: the gain of the norm or the rows of the projection before it.
+//! The layer's own columns are multiplied by it, so the model computes the same function. Divisors are powers of two,
+//! so they change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`crate::calibration`] does the
+//! measuring.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,8 @@ const LARGEST: f64 = 6.0;
 const HEAD: &str = "head";
 
 /// Maximum number of channels of a head's input that are not rounded; each costs the head a column in f32. More do not
-/// help: without any rounding in SmolLM2-135M, 629 of 640 positions prefer the reference's token, the same as with these.
+/// help: without any rounding in SmolLM2-135M, 629 of 640 positions prefer the reference's token, the same as with
+/// these.
 const OUTLIERS: usize = 8;
 
 /// Minimum size of such a channel, as a multiple of the median.
@@ -53,8 +55,8 @@ pub enum Remedy {
         /// The weights that read the channels.
         multiplied: Vec<String>,
     },
-    /// Separate columns in f32 without rounding. They serve heads that share their weight with the token table, whose columns
-    /// cannot be scaled because the host reads its rows unchanged.
+    /// Separate columns in f32 without rounding. They serve heads that share their weight with the token table, whose
+    /// columns cannot be scaled because the host reads its rows unchanged.
     Split,
 }
 
