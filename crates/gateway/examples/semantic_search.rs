@@ -1,4 +1,5 @@
-//! Finds the sentence nearest in meaning to a query: `cargo run --example semantic_search -p narthex-gateway -- "a baby cat"`.
+//! Finds the sentence nearest in meaning to a query: `cargo run --example semantic_search -p narthex-gateway -- "a baby
+//! cat"`.
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 

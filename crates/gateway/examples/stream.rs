@@ -15,7 +15,7 @@ use narthex_gateway::{
 };
 use narthex_spec::progress::Quiet;
 
-/// Prints text on the engine's thread, and sends the end of the answer.
+/// Prints text on the engine's thread, and sends the summary or the error at the end of the answer.
 struct Printer(mpsc::Sender<Result<Summary, String>>);
 
 impl GenerationSink for Printer {
@@ -23,7 +23,7 @@ impl GenerationSink for Printer {
         let end = match event {
             GenerationEvent::Text { text, .. } => {
                 let mut stdout = stdout().lock();
-                // Without a reader the answer stops.
+                // Without a reader of the output the answer stops.
                 return match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(_) => ControlFlow::Break(()),

@@ -53,7 +53,7 @@ struct EncoderJob {
 }
 
 impl EncoderJob {
-    /// Returns whether nobody waits for the job any more.
+    /// Returns whether the request was cancelled or the queue is closing, so that the result is not needed.
     fn is_abandoned(&self, closing: &Cancel) -> bool {
         self.cancel.is_cancelled() || closing.is_cancelled()
     }
@@ -61,7 +61,7 @@ impl EncoderJob {
 
 impl Drop for EncoderJob {
     fn drop(&mut self) {
-        // The caller takes only the first reply, so this one counts if there was no other.
+        // The caller reads only the first reply, so this one has no effect if another was sent.
         let _ = self.reply.send(Err(Error::ShuttingDown));
     }
 }
@@ -69,9 +69,9 @@ impl Drop for EncoderJob {
 /// Numbers of requests in an encoder's queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct QueueLength {
-    /// Requests that the encoder has begun.
+    /// Number of requests of which the encoder has started a batch.
     pub(crate) running: usize,
-    /// Requests behind those.
+    /// Number of requests that wait for the encoder.
     pub(crate) waiting: usize,
 }
 
@@ -103,7 +103,7 @@ impl Requests {
 pub(crate) struct EncoderQueue {
     jobs: Mutex<Option<mpsc::Sender<EncoderJob>>>,
     requests: Arc<Mutex<Requests>>,
-    /// Maximum number of requests besides the first.
+    /// Maximum number of requests in the queue in addition to the first.
     limit: usize,
     limits: EncoderLimits,
     /// Set to abandon the queued jobs.
@@ -111,7 +111,7 @@ pub(crate) struct EncoderQueue {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A request in the queue, from its arrival to its end. Dropping it makes room for another.
+/// Place of a request in the queue. Dropping it frees the place.
 pub(crate) struct QueuedRequest<'a> {
     queue: &'a EncoderQueue,
     id: u64,
@@ -229,7 +229,7 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
     let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
     let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |input| (job, input.text())));
     let texts: Vec<(&EncoderJob, Text<'_>)> = texts.collect();
-    // The next text is the last here.
+    // Ascending by length, because the next text is taken from the end.
     let mut order: Vec<usize> = (0..texts.len()).collect();
     order.sort_by_key(|&index| (texts[index].1.tokens.len(), Reverse(index)));
     let mut outputs = vec![Vec::new(); texts.len()];

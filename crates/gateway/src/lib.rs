@@ -1,5 +1,5 @@
-//! The Narthex library: fetches, compiles and loads models, and answers requests. It is synchronous and uses neither HTTP
-//! nor a terminal.
+//! The Narthex library: fetches, compiles and loads models, and answers requests. It is synchronous and uses neither
+//! HTTP nor a terminal.
 //!
 //! Start at [`Gateway`]; requests and answers are in [`request`].
 

@@ -1,7 +1,7 @@
 //! Records of running servers under `<store>/run`, from which `narthex ps` lists models without HTTP.
 //!
-//! A record is a JSON file that its server keeps locked. A file that is not locked belongs to a dead server, and is removed
-//! when it is found.
+//! A record is a JSON file that its server keeps locked. A file that is not locked belongs to a dead server, and is
+//! removed when it is found.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,4 +1,4 @@
-//! What requests get: the same tokens for the same request, alone or in company, and an end when they are told to end.
+//! Answers to requests: equal requests get equal tokens, alone or in a batch, and every answer ends when it should.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -13,8 +13,8 @@ use narthex_gateway::{
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use support::{Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, text, whole};
 
-/// Kernels round by the size of a batch. Where the two best log-probabilities of a step lie at least this far apart,
-/// rounding cannot make another token the best one.
+/// Minimum difference of a step's two best log-probabilities from which rounding cannot make another token the best
+/// one. Kernels round by the size of a batch.
 const MARGIN: f32 = 1e-3;
 
 fn sampled(seed: u64) -> GenerateOptions {
@@ -35,7 +35,7 @@ fn with_top_two(prompt: &str) -> narthex_gateway::request::CompletionRequest {
     text(prompt, GenerateOptions { logprobs: Some(2), ..greedy(48) })
 }
 
-/// Tokens of an answer up to the first one that rounding may have decided.
+/// Returns the tokens of an answer up to the first one that rounding may have decided.
 fn decided(answer: &Answer) -> Vec<Vec<u8>> {
     let sure = |token: &&narthex_gateway::request::TokenInfo| {
         token.top.len() == 2 && token.top[0].logprob - token.top[1].logprob >= MARGIN
@@ -52,7 +52,7 @@ fn a_request_gets_the_same_tokens_alone_and_among_eight() {
     let alone: Vec<Answer> = prompts
         .iter()
         .map(|prompt| {
-            // A fresh gateway, so that nothing of the others is in a cache.
+            // A new gateway, so that its cache has nothing of the other prompts.
             complete(&tiny.gateway(), &model, with_top_two(prompt))
         })
         .collect();
@@ -72,7 +72,7 @@ fn a_request_gets_the_same_tokens_alone_and_among_eight() {
         assert_eq!(found, sure, "{:?} / {:?}", alone.text, together.text);
         compared += sure.len();
     }
-    // Most steps of these answers are decided by far; a model that ties everywhere would prove nothing.
+    // Most steps of these answers are clearly decided; with ties everywhere, the test would prove nothing.
     assert!(compared > 8 * 48 / 2, "only {compared} tokens could be compared");
 }
 
@@ -122,7 +122,8 @@ fn an_overlong_prompt_is_refused_with_both_numbers_whichever_bound_it_breaks() {
         assert!(message.contains(&tokens.to_string()) && message.contains(&bound.to_string()), "{message}");
     };
     check(&tiny.gateway(), LLAMA_CONTEXT, LLAMA_CONTEXT);
-    // Room for fewer tokens than the context: 2 layers, keys and values, 2 heads of 16 floats, 512 bytes a token.
+    // The KV budget has room for fewer tokens than the context: 2 layers, keys and values, 2 heads of 16 floats, 512
+    // bytes a token.
     let longer = tiny.long_chat();
     let gateway = Gateway::open(Config { kv_budget: 512 * 300, ..tiny.config() }).unwrap();
     let (sink, _events) = events();
@@ -131,7 +132,7 @@ fn an_overlong_prompt_is_refused_with_both_numbers_whichever_bound_it_breaks() {
     let error = gateway.complete(&longer, request, sink).err().expect("it is too long");
     let message = error.to_string();
     assert!(message.contains("400") && message.contains("257"), "{message}");
-    // What is let in ends at the bound, not in a failure.
+    // An admitted request ends at the bound with a result, not with a failure.
     let prompt = Prompt::Tokens(vec![5; 200]);
     let request = narthex_gateway::request::CompletionRequest { prompt, ..text("", greedy(LONG_CONTEXT)) };
     let answer = complete(&gateway, &longer, request);
@@ -212,7 +213,7 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
         "{error}"
     );
     let cut = run(100, Overlong::Truncate).unwrap();
-    // One letter with its two marks, and a text at the limit.
+    // `a` takes three tokens with the two special tokens. The other text is truncated to the maximum length.
     assert_eq!(cut.prompt_tokens, 3 + BERT_MAX_LENGTH);
     let fits = run(BERT_MAX_LENGTH - 2, Overlong::Refuse).unwrap();
     assert_eq!(cut.vectors, fits.vectors);

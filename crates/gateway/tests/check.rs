@@ -1,4 +1,4 @@
-//! What a user's text is taken for by a check: files, checkpoints, packages, names.
+//! Resolution of the subject of a check: files, checkpoints, packages, names.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -42,7 +42,7 @@ fn packages_are_checked_by_their_graphs_for_npus() {
     let compile =
         |request: &CompileRequest| gateway.compile(file, request, &Quiet, &Cancel::new()).unwrap().1;
     let name = compile(&CompileRequest::new(Scheme::W8)).name.to_string();
-    // Without fixed graphs, those that a compile would make are checked, and the command that makes them is told.
+    // Without static graphs, the check covers those that a compile would make and reports the command that makes them.
     let report = check(&gateway, &name).unwrap();
     assert!(says(&report, "only the graph that CPUs and GPUs run"), "{}", report.report);
     assert_eq!(report.report.parts.len(), 3, "one token, a prompt and the head: {}", report.report);
@@ -95,7 +95,7 @@ fn checkpoints_are_checked_by_their_settings() {
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     let report = check(&gateway, &path).unwrap();
     assert!(says(&report, "a decoder that Narthex compiles"), "{}", report.report);
-    // Graphs beside the settings are what would run.
+    // ONNX files in a folder with a checkpoint take precedence, because they are what would run.
     fs::write(folder.path().join("model.onnx"), "no model").unwrap();
     assert_eq!(check(&gateway, &path).unwrap_err().kind(), ErrorKind::Malformed);
     fs::remove_file(folder.path().join("model.onnx")).unwrap();
@@ -122,7 +122,7 @@ fn what_a_subject_has_no_use_for_is_refused() {
     assert_eq!(ask(&[], Some("out")).unwrap_err().param(), Some("fix"));
 }
 
-/// Products and their rectifiers, between which `inner` may put something of its own.
+/// Writes a chain of matrix products with rectifiers, between which `inner` may insert nodes. Returns the path.
 fn chain(folder: &Path, inner: impl Fn(&mut Builder, &str) -> String) -> String {
     let mut b = Builder::new("chain", &[("", 20)]);
     let mut x = b.input("x", DType::F32, &[1, 4, 8].map(Dim::from));
@@ -143,7 +143,8 @@ fn chain(folder: &Path, inner: impl Fn(&mut Builder, &str) -> String) -> String 
     file.to_str().unwrap().to_owned()
 }
 
-/// A norm as PyTorch's exporter writes it, on which Qualcomm's compiler fails in spite of taking each of its operators.
+/// Adds a norm as PyTorch's exporter writes it. Qualcomm's compiler fails on it, although it supports each of its
+/// operators.
 fn written_out_norm(b: &mut Builder, x: &str) -> String {
     let (two, tiny, axis) = (b.scalar(2.0), b.scalar(1e-6), b.ints(&[1], &[-1]));
     let square = b.op("/norm", "Pow", &[x, &two]);
@@ -177,7 +178,7 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     let told = compiled(&report, Severity::Notes).unwrap();
     assert_eq!(told.message, "the vendor's compiler took all of 12 nodes");
     assert_eq!(*report.verdict(), Verdict::Whole);
-    // The rules expect a weight that is dequantised alone to be unpacked by the CPU.
+    // The rules predict that the CPU unpacks a weight that is only dequantised.
     let file = chain(folder.path(), |b, x| {
         let quants = External { file: "w.data", offset: 0, length: 64 };
         let quants = b.external("quants", DType::I8, &[8, 8], quants);
@@ -188,7 +189,7 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     let report = check(&tiny.gateway(), &file).unwrap();
     assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);
     assert!(says(&report, "the rules expected otherwise"), "{}", report.report);
-    // An operator that it leaves to the CPU, in its own words.
+    // For an operator that the compiler leaves to the CPU, the report has the compiler's own words.
     let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
     let report = check(&tiny.gateway(), &file).unwrap();
     let told = compiled(&report, Severity::Falls).unwrap();
@@ -206,7 +207,7 @@ fn a_compiler_that_crashes_is_a_finding() {
     tiny.with_qnn();
     let folder = tempfile::tempdir().unwrap();
     let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
-    // A shell in the compiler's place; behind the target it is given a graph and the file for its answer.
+    // A shell script replaces the compiler. After the target, its arguments are a graph and the file for its answer.
     let check = |script: &str| {
         let arguments = ["-c", script, "compiler"].map(Into::into).to_vec();
         let program = TrialProgram { path: "/bin/sh".into(), arguments };
@@ -224,7 +225,7 @@ fn a_compiler_that_crashes_is_a_finding() {
         compiled(&report, Severity::Notes).unwrap().message,
         "the vendor's compiler took all of 13 nodes"
     );
-    // It goes down over whatever has the one operator, which is found as one over which it fails is.
+    // The script crashes on every graph with this operator. The bisection finds the node as for an ordinary failure.
     let report = check(r#"test -n "$4" && echo > "$4/wrote.txt"; grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
     let told = compiled(&report, Severity::Refuses).unwrap();
     assert!(told.message.contains("crashed over this graph (signal: 6 (SIGABRT)"), "{}", told.message);
@@ -232,15 +233,15 @@ fn a_compiler_that_crashes_is_a_finding() {
         (told.part.as_deref(), told.places.as_slice()),
         (Some("chain.onnx"), ["/alone/Erf".to_owned()].as_slice())
     );
-    // Of the piece that it crashes over, what it wrote until then is kept.
+    // The messages that the compiler wrote before its crash are stored with the failing piece of the graph.
     let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
     assert!(kept.join("graph.onnx").is_file() && kept.join("wrote.txt").is_file(), "{kept:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
-    // What is killed from outside says nothing of the nodes.
+    // A process that is killed from outside gives no finding about the nodes.
     let report = check("kill -KILL $$").unwrap();
     let told = compiled(&report, Severity::Refuses).unwrap();
     assert!(told.message.contains("memory ran out") && told.places.is_empty(), "{told:?}");
-    // A program's own end is none of the compiler's, and half an answer is none.
+    // An ordinary exit of the program is not a failure of the compiler, and an incomplete answer is ignored.
     let error = check(r#"echo '{"whole":' > "$3"; exit 3"#).unwrap_err();
     assert!(error.to_string().contains("without an answer (exit status: 3)"), "{error}");
 }
@@ -261,7 +262,7 @@ fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
     assert_eq!(told.places, nodes);
     assert!(told.fix.as_ref().is_some_and(|fix| fix.text.contains("put the weight second")), "{told:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
-    // The other steps of the ladder were taken too, and what came of them is kept.
+    // The other trials on the failing piece were also run, and their results are stored.
     assert!(
         told.message.contains("the graph is sound and the chip's backend is at fault"),
         "{}",

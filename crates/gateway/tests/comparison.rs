@@ -1,4 +1,4 @@
-//! One model measured on several devices.
+//! Comparison of one model on several devices.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -59,7 +59,7 @@ fn a_comparison_of_nothing_fails() {
 fn stand_ins_are_never_timed() {
     let tiny = Tiny::new();
     for places in ["cpu,qnn:emulation", "prefill=cpu,decode=openvino:cpu"] {
-        // Nothing is looked up or loaded for it.
+        // The request is refused before the model is looked up.
         let error = compare(&tiny, "no-such-model", places).unwrap_err();
         assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("devices")), "{error}");
         assert!(error.to_string().contains("so its times mean nothing"), "{error}");

@@ -1,4 +1,4 @@
-//! Reranking, answers and masked tokens of tiny models are those that the reference gives (`goldens/encoders.py`).
+//! Comparison of reranking, answers and masked tokens of tiny models with the reference (`goldens/encoders.py`).
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -38,7 +38,7 @@ fn scores_are_those_of_the_reference() {
             let logit = expected["logit"].as_f64().unwrap();
             near(f64::from(found.results[0].score), 1.0 / (1.0 + (-logit).exp()), golden.family);
         }
-        // Together they are what they are alone, the best first.
+        // Several documents get the scores that each one gets alone, in descending order.
         let documents: Vec<String> = (0..3).map(|pair| text(pair, 1)).collect();
         let ask = |documents: Vec<String>, top_n| {
             let request = RerankRequest { query: text(0, 0), documents, top_n, overlong: Overlong::Refuse };
@@ -224,7 +224,7 @@ fn a_prompt_stands_before_every_text() {
         (ask(text("the cat"), Some("query")).unwrap(), ask(text("the cat"), Some("none")).unwrap());
     assert_eq!(query, ask(text("what is the cat"), Some("none")).unwrap());
     assert_ne!(query, none);
-    // The default stands where none is asked for, and never before tokens.
+    // Without a prompt name the default prompt is used, but never before token lists.
     assert_eq!(ask(text("the cat"), None).unwrap(), query);
     assert!(ask(Prompt::Tokens(vec![2, 9, 3]), None).is_ok());
     let refused = |input: Prompt, prompt: &str, expect: &str| {

@@ -1,4 +1,4 @@
-//! The example programs, as `cargo test` builds them.
+//! Runs of the example programs that `cargo test` builds.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -44,7 +44,7 @@ fn a_model_is_checked_and_compiled_for_an_npu() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tiny.gguf");
     std::fs::write(&file, narthex_testkit::checkpoint::tiny_llama_gguf(7)).unwrap();
-    // The library of the prepared store, which the calibration runs on.
+    // Calibration uses the library of the prepared store.
     let store = narthex_catalog::store::Store::open(None).unwrap();
     let library = narthex_catalog::runtimes::core_library(&store).unwrap().unwrap();
     let mut command = example("compile_for_npu");

@@ -1,4 +1,4 @@
-//! The catalogue's figures against what the compiler makes of the entries' settings.
+//! Comparison of the catalogue's figures with those that the compiler derives from the entries' settings.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -12,7 +12,7 @@ use narthex_spec::{ModelName, Scheme, Target, arch::Architecture};
 /// The NPU that the catalogue's scores are for.
 const TARGET: &str = "qnn:x-elite";
 
-/// What an entry's model computes.
+/// Returns the architecture of an entry's model.
 fn architecture(entry: &Entry) -> Architecture {
     checkpoint::architecture_from_config(entry.config.clone(), entry.pooling)
         .unwrap_or_else(|error| panic!("{}: {error}", entry.name))
@@ -32,7 +32,7 @@ fn figures(architecture: &Architecture) -> Figures {
     }
 }
 
-/// The figures of every entry; models of one structure are computed once.
+/// Returns the figures of every entry. Models with equal architectures are computed once.
 fn computed(catalog: &Catalog) -> BTreeMap<ModelName, Figures> {
     let mut models: Vec<(Architecture, Vec<&ModelName>)> = Vec::new();
     for entry in catalog.entries() {
@@ -75,7 +75,7 @@ fn figures_are_what_the_compiler_computes() {
     }
 }
 
-/// No test: writes the catalogue's file.
+/// Not a test: writes the catalogue's file.
 #[test]
 #[ignore = "it writes crates/catalog/figures.toml"]
 fn write_the_figures() {

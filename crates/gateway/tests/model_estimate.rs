@@ -1,4 +1,4 @@
-//! Plans of models that no test could hold.
+//! Plans of models that are too large for tests to load.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -7,7 +7,7 @@ use narthex_gateway::plan::ModelEstimate;
 use narthex_spec::{Scheme, Target};
 use serde_json::{Value, json};
 
-/// The settings of a Llama whose feed-forward parts are gated.
+/// Returns the settings of a Llama with gated feed-forward layers.
 fn settings(class: &str, [hidden, inner, layers, heads, kv_heads, vocab]: [usize; 6], more: Value) -> Value {
     let mut config = json!({
         "architectures": [class], "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": inner,
@@ -48,7 +48,7 @@ fn a_model_of_70_billion_is_planned() {
             if scheme == Scheme::F32 {
                 assert!(!target.runs() && target.score.total < 50.0, "{target:?}");
             } else {
-                // Its layers are divided, and each part is one that the NPU holds.
+                // The layers are divided into graphs, each within the NPU's limit.
                 assert!((1..=target.limit).contains(&target.graph_bytes), "{target:?}");
             }
         }
@@ -61,7 +61,7 @@ fn a_coder_of_32_billion_is_planned() {
     let config = settings("Qwen2ForCausalLM", [5120, 27648, 64, 40, 8, 152_064], more);
     let found = estimate(&config, &["qnn:x-elite", "openvino:npu"]);
     assert_eq!(found.parameters, 32_763_876_352);
-    // Its layers are divided, and each part is one that the NPU holds, but all of them are more than a program has.
+    // The layers are divided into graphs, each within the NPU's limit, but together they exceed the limit of a process.
     let scheme = found.scheme(Scheme::W4).unwrap();
     let target = &scheme.targets[0];
     assert!(
@@ -70,12 +70,12 @@ fn a_coder_of_32_billion_is_planned() {
     );
     assert!(scheme.bytes > 8 * target.limit && target.graph_bytes <= target.limit, "{target:?}");
     assert_eq!(target.score.total, 0.0, "{target:?}");
-    // Each part has its own layers' cache, and the parts have all of it together.
+    // Each graph has the KV cache of its own layers; the last entry has the cache of all layers.
     let (all, graphs) = target.held.split_last().unwrap();
     assert_eq!((all.limit, all.token_bytes), (15_000_000_000, found.npu_token_bytes));
     let largest = graphs.iter().map(|held| held.token_bytes).max().unwrap();
     assert!(all.bytes > all.limit && largest * 4 < found.npu_token_bytes, "{graphs:?}");
-    // That is Hexagon's bound: Intel's driver has no such processes, and so takes it.
+    // The limit of a process applies only to Hexagon, so Intel's NPU runs the model.
     let (scheme, best) = found.best(|_| true).unwrap();
     assert_eq!((scheme, best.target.to_string().as_str()), (Scheme::W8, "openvino:npu"));
     assert!(best.runs(), "{best:?}");

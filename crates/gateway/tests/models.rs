@@ -1,4 +1,4 @@
-//! A model's life: loaded on first use, several at once, and what is said of those that cannot be loaded.
+//! Life cycle of models: loaded on first use, several at once, and the errors of those that cannot be loaded.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -43,7 +43,7 @@ fn a_model_is_loaded_on_first_use() {
     let [line] = report.lines.as_slice() else { panic!("{status:?}") };
     assert_eq!((line.ep, line.compute_share, report.npu_share), (Ep::Cpu, 1.0, 0.0));
     assert!(line.nodes > 0 && line.weight_bytes > 0, "{status:?}");
-    // The counters are as old as the engine's last step.
+    // The counters are updated after the engine's last step.
     eventually("the last step", || {
         let engine = gateway.status()[0].engine.unwrap();
         (engine.running, engine.waiting, engine.generated_tokens) == (0, 0, 8)
@@ -58,7 +58,7 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     let gateway = Gateway::open(config).unwrap();
     let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
     ask(&gateway, &chat, question("the cat", greedy(2)));
-    // The counters of the chat model are as old as its last step.
+    // The counters of the chat model are updated after its last step.
     eventually("room", || embed().is_ok());
     assert_eq!(states(&gateway), [(encoder.clone(), ModelState::Ready)]);
     let (sink, heard) = events();
@@ -95,7 +95,7 @@ fn the_kv_caches_of_all_models_are_bounded() {
     let gateway = Gateway::open(config).unwrap();
     gateway.load(&first, &Quiet, &Cancel::new()).unwrap();
     gateway.load(&encoder, &Quiet, &Cancel::new()).unwrap();
-    // Two caches of 2 GiB are too many; an encoder has none and stays.
+    // Two KV caches of 2 GiB exceed the total, so the first model is evicted. An encoder has no KV cache and stays.
     gateway.load(&second, &Quiet, &Cancel::new()).unwrap();
     let mut names: Vec<String> = states(&gateway).into_iter().map(|(name, _)| name).collect();
     names.sort();
@@ -140,13 +140,13 @@ fn a_checkpoint_is_compiled_when_it_is_loaded_by_its_path() {
     let file = tiny.home().with_file_name("mine.gguf");
     fs::write(&file, tiny_llama_gguf(7)).unwrap();
     let path = file.to_str().unwrap();
-    // A request may not read whatever lies on the server's disk.
+    // A request may not read files of the server.
     assert_eq!(refused(&gateway, path).kind(), ErrorKind::NotFound);
     let status = gateway.load(path, &Quiet, &Cancel::new()).unwrap();
     assert_eq!(status.name.as_str(), "local/mine", "{status:?}");
     let name = status.name.as_str();
     assert_eq!(ask(&gateway, name, question("the cat", greedy(4))).summary.completion_tokens, 4);
-    // Nor may it learn which files there are.
+    // The error does not reveal whether a file exists.
     let absent = path.replace("mine.gguf", "none.gguf");
     let told = |path: &str| refused(&gateway, path).to_string().replace(path, "PATH");
     assert_eq!(told(path), told(&absent));
@@ -163,7 +163,7 @@ fn requests_that_come_together_load_a_model_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
-    // One engine has counted all of them.
+    // All requests used the same engine.
     eventually("the last step", || gateway.status()[0].engine.unwrap().generated_tokens == 6 * 8);
 }
 
@@ -236,13 +236,13 @@ fn names_that_load_nothing_are_not_found_and_leave_no_trace() {
     };
     check("smolm2:135m", "smollm2:135m");
     check("nothing like it", "narthex list --available");
-    // Too large to be fetched by a request, and not in the catalogue at all.
+    // One model is too large for a download by a request, the other is not in the catalogue.
     check("smollm2:1.7b", "narthex pull smollm2:1.7b");
     check("hf:owner/repo", "narthex pull");
     assert!(gateway.status().is_empty(), "{:?}", gateway.status());
 }
 
-/// A model, the store it lies in, and the file that is spoilt.
+/// Changes a file of a package. Returns the original content.
 fn spoil(file: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let good = fs::read(file).unwrap();
     let mut bad = good.clone();
@@ -264,7 +264,7 @@ fn a_failed_load_is_reported_and_tried_again_later() {
         let error = refused(gateway, &model);
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("model.onnx.data has 100 bytes"), "{error}");
-        // Files do not mend themselves.
+        // A damaged file does not repair itself, so a retry is pointless.
         assert!(error.hint().unwrap().contains("narthex rm") && error.retry_after().is_none());
         let [(name, ModelState::Failed { reason, .. })] = &states(gateway)[..] else { panic!() };
         assert!(*name == model && error.to_string().contains(reason.as_str()), "{reason}");
@@ -305,7 +305,7 @@ fn a_corrupt_package_is_an_error_that_names_the_file() {
             *bytes = text.replace(from, to).into_bytes();
         }
     };
-    // Paths lead to files of the package, which the manifest lists with their digests.
+    // A manifest may name only files of the package that it lists with their digests.
     let template = "\"template\": \"chat_template.jinja\"";
     let leads_out = replace(template, "\"template\": \"/etc/passwd\"");
     check("manifest.json", &leads_out, "\"/etc/passwd\" is not the path of a package's file");
@@ -316,7 +316,7 @@ fn a_corrupt_package_is_an_error_that_names_the_file() {
         "its manifest is that of other/",
     );
     assert_eq!(ask(&tiny.gateway(), &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
-    // What the hint says to do about it works.
+    // The command in the hint works.
     spoil(&folder.join("manifest.json"), |bytes| bytes.clear());
     tiny.gateway().remove(&model).unwrap();
     assert!(!folder.exists());
@@ -326,7 +326,7 @@ fn a_corrupt_package_is_an_error_that_names_the_file() {
 fn a_store_that_cannot_be_written_serves_what_it_has() {
     let tiny = Tiny::new();
     let model = tiny.chat();
-    // A file where a folder must be stops every writer, the administrator too, whom permissions do not.
+    // A file in place of a folder prevents writing even for the administrator, whom permissions do not stop.
     for folder in ["tmp", "locks", "run"] {
         let path = tiny.home().join(folder);
         let _ = fs::remove_dir_all(&path);

@@ -1,4 +1,4 @@
-//! Models of which something is left out: they have names of their own, answer, and say what that costs.
+//! Reduced models: they have names of their own, answer requests, and state their loss of quality.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -37,7 +37,7 @@ fn a_model_without_a_layer_states_its_loss() {
     assert!(positions > 50 && divergence > 0.0, "{:?}", manifest.loss);
     let answer = ask(&tiny.gateway(), manifest.name.as_str(), question("the cat", greedy(4)));
     assert_eq!(answer.summary.completion_tokens, 4);
-    // A pass's cost is measured beside the model without the layer.
+    // The cost of a pass is measured against the model without the layer.
     let passes = Some([Pass::SplitHeads].into());
     let manifest = compile(&tiny, CompileRequest { passes, ..without("1") }).unwrap();
     let Some(Quality::Decoder { divergence: passed, .. }) = manifest.quality else { panic!("no quality") };
@@ -59,7 +59,7 @@ fn a_pruned_model_answers_with_the_tokens_that_it_keeps() {
         panic!("{:?}", manifest.loss)
     };
     assert!((0.2..1.0).contains(&mass) && divergence.abs() < 0.01, "{:?}", manifest.loss);
-    // Every token may be written: most of the answer is of tokens that are drawn at random.
+    // Any token of the reduced vocabulary may be generated: at this temperature most of the answer is random tokens.
     let options = GenerateOptions { temperature: 2.0, seed: Some(5), ..greedy(40) };
     let answer = ask(&tiny.gateway(), manifest.name.as_str(), question("the cat", options));
     assert_eq!(answer.summary.completion_tokens, 40);

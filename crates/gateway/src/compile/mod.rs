@@ -1,4 +1,5 @@
-//! From checkpoints to packages of the store: calibration, NPU compilers, and the measured cost of passes and reductions.
+//! From checkpoints to packages of the store: calibration, NPU compilers, and the measured cost of passes and
+//! reductions.
 
 mod calibration;
 pub(crate) mod package_build;

@@ -229,8 +229,8 @@ impl PackageBuild<'_> {
         Ok(pipeline::compile(job, progress, cancel.flag())?)
     }
 
-    /// Measures what the package's passes and its reduction cost, and enters both into the manifest. The package without
-    /// its passes and the whole model are compiled for that.
+    /// Measures what the package's passes and its reduction cost, and enters both into the manifest. The package
+    /// without its passes and the whole model are compiled for that.
     fn measure_quality(
         &self,
         checkpoint: &CheckpointFiles,

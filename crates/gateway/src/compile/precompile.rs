@@ -31,7 +31,7 @@ use crate::{
     load::{cache_key, fallback, runtime_choice::cpu_runtime},
 };
 
-/// Suffix of a context's binary, in the place of `.onnx`.
+/// Suffix of a context's binary, which replaces `.onnx`.
 const BINARY_SUFFIX: &str = "_qnn.bin";
 
 /// Refuses a request that no vendor's compiler supports, before anything is fetched or built.
@@ -115,7 +115,8 @@ pub(crate) fn compile_for(
         .map_err(|source| Error::Io { what: format!("cannot create {}", contexts.display()), source })?;
     let all = groups.iter().map(Vec::len).sum::<usize>() as u64;
     let stage = Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(all));
-    // A failed compile leaves no package that could be checked.
+    // After a failed compile there is no package for `narthex check`, so the next step first builds one without a
+    // target.
     let (name, scheme) = (manifest.name.clone(), manifest.recipe.scheme);
     let next = |target: &Target| {
         format!(
@@ -147,8 +148,8 @@ pub(crate) fn compile_for(
     Ok(package::adopt(folder, manifest, &list_files(&contexts, &stem)?)?)
 }
 
-/// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part if
-/// there is room for it.
+/// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part
+/// if there is room for it.
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
     let (mut parts, mut head) = (BTreeMap::<usize, Vec<String>>::new(), None);
     for entry in manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static) {

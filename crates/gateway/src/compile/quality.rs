@@ -1,5 +1,5 @@
-//! Cost of a package's passes or of its reduction: the package and its counterpart without them read the reference texts.
-//! Both run on the CPU, so that nothing else differs.
+//! Cost of a package's passes or of its reduction: the package and its counterpart without them read the reference
+//! texts. Both run on the CPU, so that nothing else differs.
 
 use std::{path::Path, sync::Arc};
 

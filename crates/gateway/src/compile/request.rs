@@ -78,8 +78,8 @@ impl CompileRequest {
         }
     }
 
-    /// Returns the package's key: the requested name, else that of `base` with a suffix for each reduction, as in `gemma3n:e4b-e2b` or
-    /// `smollm2:135m-drop3.7`.
+    /// Returns the package's key: the requested name, else that of `base` with a suffix for each reduction, as in
+    /// `gemma3n:e4b-e2b` or `smollm2:135m-drop3.7`.
     pub(crate) fn package_key(&self, mut base: PackageKey) -> Result<PackageKey, Error> {
         if let Some(name) = &self.name {
             return Ok(PackageKey { name: name.clone(), ..base });
@@ -98,8 +98,8 @@ impl CompileRequest {
     }
 }
 
-/// Reads the tokens that a head keeps from a file: a JSON list of token ids (`.json`), or a text, of whose tokens at most
-/// `max_tokens` are kept.
+/// Reads the tokens that a head keeps from a file: a JSON list of token ids (`.json`), or a text, of whose tokens at
+/// most `max_tokens` are kept.
 ///
 /// # Errors
 /// [`Error::Compile`] for a file that is unreadable or not a list.

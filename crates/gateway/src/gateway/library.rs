@@ -45,7 +45,7 @@ impl Gateway {
         Ok(models)
     }
 
-    /// Returns the installed model of the first of these kinds that has one: of several, the newest.
+    /// Returns the newest installed model of the first of `kinds` that has an installed model.
     pub fn newest_installed(&self, kinds: &[ModelKind]) -> Result<Option<ModelName>, Error> {
         let models = self.models()?;
         let newest = |kind: &ModelKind| {
@@ -56,7 +56,7 @@ impl Gateway {
         Ok(kinds.iter().find_map(newest).map(|(_, name)| name.clone()))
     }
 
-    /// Returns one model that is installed or in the catalogue. The text names no file.
+    /// Returns one model that is installed or in the catalogue. `model` is a name, never a path.
     pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
         let listing = self.library.model(model)?;
         self.rights.check(&listing.name)?;
@@ -80,7 +80,8 @@ impl Gateway {
         self.build(&key, &reference, progress, cancel)
     }
 
-    /// As [`Self::pull`], for a caller: within its rights, and from a text that names no file.
+    /// Fetches and compiles a model as [`Self::pull`] does, but within the rights of a caller and only by name, not by
+    /// path.
     ///
     /// # Errors
     /// [`Error::ModelNotAllowed`], and [`Error::NotInstalled`] for a download that the caller may not start.
@@ -113,8 +114,8 @@ impl Gateway {
         self.obtainable(model).map(drop)
     }
 
-    /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with a
-    /// suffix, such as `gemma3n:e4b-e2b`.
+    /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with
+    /// a suffix, such as `gemma3n:e4b-e2b`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a target without an ahead-of-time compiler or a scheme that NPUs do not support, before
@@ -141,12 +142,13 @@ impl Gateway {
         Ok((folder, library.manifest(&key)?))
     }
 
-    /// Imports an ONNX export whose graph runs on the CPU, if that can run it. Returns the package's folder and manifest.
+    /// Imports an ONNX export whose graph runs on the CPU, if that can run it. Returns the package's folder and
+    /// manifest.
     ///
     /// # Errors
-    /// [`Error::BadPackage`] for a graph that ONNX Runtime refuses;
-    /// [`Error::Compile`] for an export that is not supported, with the expected and the found files; [`Error::Invalid`]
-    /// for a name of the catalogue and for a checkpoint; [`Error::NameTaken`] for the name of another model.
+    /// [`Error::BadPackage`] for a graph that ONNX Runtime refuses; [`Error::Compile`] for an export that is not
+    /// supported, with the expected and the found files; [`Error::Invalid`] for a name of the catalogue and for a
+    /// checkpoint; [`Error::NameTaken`] for the name of another model.
     pub fn import(
         &self,
         request: &ImportRequest,
@@ -199,8 +201,8 @@ impl Gateway {
         Ok(self.library.store.remove(&key.name, scheme)?)
     }
 
-    /// Reads every file of a model's packages, or without a model every file of the store, and compares its digest with the
-    /// recorded one.
+    /// Reads every file of a model's packages, or without a model every file of the store, and compares its digest with
+    /// the recorded one.
     ///
     /// # Errors
     /// [`Error::NotInstalled`] for a model without packages, [`Error::Cancelled`]. Damage is a result, not an error.

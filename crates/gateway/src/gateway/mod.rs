@@ -76,8 +76,8 @@ impl Drop for ServerRegistration {
     }
 }
 
-/// Requests to models. Their texts name models and never files, except for [`Self::load`], which is for people at this machine:
-/// a client must neither learn which files exist nor have them read.
+/// Requests to models. Their texts name models and never files, because a client must neither learn which files exist
+/// nor make the gateway read them. The exception is [`Self::load`], which is for people at this machine.
 impl Gateway {
     /// Opens the store and the catalogue. Loads no model.
     ///
@@ -97,7 +97,7 @@ impl Gateway {
         let library = Library::open(config)?;
         library.check_aliases()?;
         let Config { retry_failed_after, max_models, kv_total, slots, max_queue, .. } = *library.config;
-        // As many requests wait as the loaded model admits.
+        // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
         let limits = ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting };
         let models = ResidentModels::new(retry_failed_after, limits);
@@ -110,8 +110,8 @@ impl Gateway {
         })
     }
 
-    /// Returns a gateway over the same models for a caller with these rights. They hold for requests to models, and for the
-    /// lists of models and their status; all other methods are for the operator.
+    /// Returns a gateway over the same models for a caller with these rights. The rights apply to requests to models,
+    /// and to the lists of models and their status; all other methods are for the operator.
     pub fn with_rights(&self, rights: Arc<Rights>) -> Self {
         Self { rights, ..self.clone() }
     }
@@ -131,7 +131,7 @@ impl Gateway {
         chat::chat(&self.ready(model)?, request, date::today(), sink)
     }
 
-    /// Returns the prompt of a conversation with its tools. Its options change nothing.
+    /// Returns the prompt of a conversation with its tools. The generation options are ignored.
     pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
         chat::whole_prompt(&*self.ready(model)?, request, date::today())
     }
@@ -141,7 +141,7 @@ impl Gateway {
         chat::text_tokens(&*self.ready(model)?, text)
     }
 
-    /// Returns the text of tokens. Special tokens have none.
+    /// Returns the text of tokens, without special tokens.
     pub fn detokenize(&self, model: &str, tokens: &[u32]) -> Result<String, Error> {
         chat::token_text(&*self.ready(model)?, tokens)
     }

@@ -28,7 +28,7 @@ pub struct ExportRequest {
     pub model: String,
     /// Format.
     pub format: ExportFormat,
-    /// Number of columns with a common scale and zero point in [`ExportFormat::Quark`]; 128 by default.
+    /// Number of columns that share a scale and a zero point in [`ExportFormat::Quark`]; 128 by default.
     pub group: Option<usize>,
     /// Output folder, which must be missing or empty.
     pub out: PathBuf,

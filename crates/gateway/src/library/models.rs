@@ -44,8 +44,8 @@ impl Library {
         Ok(self.package_key(name, scheme))
     }
 
-    /// Returns the model that a client's text names: an alias, a model, or if there is none the default model. It is no file:
-    /// whether one exists changes nothing.
+    /// Returns the model that a client's text names: an alias, else a model, else the default model. The text is never
+    /// treated as a path, so the result does not depend on which files exist.
     ///
     /// # Errors
     /// [`Error::PathAsModel`] and [`Error::UnknownModel`].

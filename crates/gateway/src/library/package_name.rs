@@ -25,9 +25,9 @@ impl Library {
         self.check_name(name, Some(model), &source)
     }
 
-    /// Fails if the catalogue has a model of this name other than `model`, or if a package of this name has another source
-    /// than `source`. In another scheme, the name would stand for two models; in the same scheme, one would replace the
-    /// other.
+    /// Fails if the catalogue has a model of this name other than `model`, or if a package of this name has another
+    /// source than `source`. In another scheme, the name would stand for two models; in the same scheme, one would
+    /// replace the other.
     pub(crate) fn check_name(
         &self,
         name: &ModelName,
@@ -39,7 +39,7 @@ impl Library {
             return Err(Error::Invalid { param: "name", message });
         }
         for scheme in Scheme::ALL {
-            // A package that is absent or cannot be read is nobody's model.
+            // A package that is absent or unreadable does not take the name.
             let Ok(manifest) = self.manifest(&PackageKey { name: name.clone(), scheme }) else { continue };
             let found = manifest.provenance.source;
             // A commit, a version or the kind of an export may follow.

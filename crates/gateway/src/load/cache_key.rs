@@ -82,7 +82,7 @@ pub(crate) struct DeviceCache {
     pub(crate) key: CacheKey,
 }
 
-/// Driver of devices without one, and of records from before drivers were noted.
+/// Driver of devices that have none, and of records that lack the field.
 fn no_driver() -> String {
     "none".to_owned()
 }

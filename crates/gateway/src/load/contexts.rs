@@ -1,5 +1,5 @@
-//! Compiled contexts of static graphs for this machine's NPU: from the package, or made on this machine and stored. A stale,
-//! foreign or damaged context is refused with the reason and made again.
+//! Compiled contexts of static graphs for this machine's NPU: from the package, or made on this machine and stored. A
+//! stale, foreign or damaged context is refused with the reason and made again.
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::PathBuf};
 
@@ -46,7 +46,7 @@ struct ContextRecord {
     files: BTreeMap<String, Sha256>,
 }
 
-/// Gives a provider that stores its compiled graphs a folder for the package. Files under another key are removed.
+/// Sets the folder of a provider that stores its compiled graphs by itself. Files under another key are removed.
 pub(crate) fn with_provider_cache(mut device: Device, machine: &MachineFolder, key: &CacheKey) -> Device {
     if let Some(cache) = device.cache() {
         match provider_folder(machine, key) {
@@ -57,7 +57,7 @@ pub(crate) fn with_provider_cache(mut device: Device, machine: &MachineFolder, k
     device
 }
 
-/// Returns the folder of a provider's compiled graphs, emptied if it was filled under another key.
+/// Returns the folder of a provider's compiled graphs, empty if they were made under another key.
 fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, Error> {
     let stored: Option<CacheKey> =
         machine.read(PROVIDER_RECORD)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -65,7 +65,7 @@ fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, E
     match machine.folder(PROVIDER_FOLDER).filter(|_| is_valid) {
         Some(folder) => Ok(folder),
         None => {
-            // The folder is made last, so that it is never beside the record of another key.
+            // The folder is created last, so that it never exists beside the record of another key.
             machine.remove(PROVIDER_FOLDER)?;
             machine.write(PROVIDER_RECORD, &to_json(key)?)?;
             Ok(machine.stage(PROVIDER_FOLDER)?.commit()?)
@@ -73,7 +73,7 @@ fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, E
     }
 }
 
-/// Opens the static graphs, those of `compiler` from compiled contexts. Adds refused contexts to `notes`.
+/// Opens the static graphs; those of `compiler` are opened from compiled contexts. Adds refused contexts to `notes`.
 pub(crate) fn open(
     request: &LoadRequest<'_>,
     devices: &DeviceAssignment,
@@ -129,8 +129,8 @@ fn open_from_package(
     })
 }
 
-/// Refuses contexts that need more vector memory than the settings allow. A package's contexts use all that their chips
-/// have.
+/// Refuses contexts that need more vector memory (VTCM) than the settings allow. A package's contexts use all the VTCM
+/// of their chips.
 fn check_vtcm(target: &Target, NpuOptions { vtcm_mb, .. }: NpuOptions) -> Result<(), String> {
     let Target::Qnn(chips) = target else { return Ok(()) };
     match (QnnChip::shared_vtcm(chips), vtcm_mb) {
@@ -234,7 +234,7 @@ fn compile(
     precompile(request.runtime, &compiler.device, &jobs, Weights::Separate, request.rest(), &mut done)?;
     let files = MachineFolder::digests(staging.path())?;
     let record = ContextRecord { key: cache.key.clone(), files };
-    // The record is written first, so that contexts are never beside the record of another key.
+    // The record is written first, so that contexts never exist beside the record of another key.
     cache.folder.remove(FOLDER)?;
     cache.folder.write(RECORD, &to_json(&record)?)?;
     Ok(staging.commit()?)

@@ -82,7 +82,7 @@ fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Fa
     place.devices().into_iter().all(|name| name.supports(scheme) && refusal(config, name, facts).is_none())
 }
 
-/// Refuses a load that requires an NPU when every device of the settings is excluded, so that nothing is fetched or
+/// Refuses a load that requires an NPU if every device of the settings is excluded, before anything is fetched or
 /// compiled for it.
 ///
 /// # Errors

@@ -67,7 +67,7 @@ pub(crate) fn explain_nodes(
     nodes
 }
 
-/// Returns the rules that each node of a graph breaks; none if the graph cannot be read, which its load reports.
+/// Returns the rules that each node of a graph breaks; empty if the graph cannot be read, which its load reports.
 fn rule_reasons(graph: &Path, target: &Target) -> BTreeMap<String, Reason> {
     let parts = open_files(&[graph.to_owned()]).unwrap_or_default();
     parts.iter().flat_map(|part| check::reasons(part, target)).collect()

@@ -28,10 +28,10 @@ use crate::{
     },
 };
 
-/// Value of a symbolic extent when work is weighed: tokens of a short prompt.
+/// Value of a symbolic dimension when multiply-accumulates are counted: the tokens of a short prompt.
 const NOMINAL_TOKENS: u64 = 64;
 
-/// Symbols of extents that are 1 for one prompt: sequences and rows of logits.
+/// Symbolic dimensions that are 1 for a single prompt: sequences, and rows of logits.
 const UNIT_SYMBOLS: [&str; 3] = ["batch", "batch_size", "rows"];
 
 /// Operator, work and constants of a node.
@@ -159,7 +159,8 @@ fn node_costs(folder: &Path, file: &str) -> Result<BTreeMap<String, NodeCost>, E
     let nodes = graph.nodes.iter().map(|node| {
         let constants =
             node.inputs.iter().filter_map(|name| Some((name.clone(), *sizes.get(name.as_str())?)));
-        // The work inside a compiled context is unknown. As the only node it counts as all of it, else as nearly nothing.
+        // The work inside a compiled context is unknown, so it counts as one multiply-accumulate: all of the work if it
+        // is the only node, else nearly nothing.
         let multiply_accumulates = match node.op.as_str() {
             CONTEXT_OP => 1,
             _ => multiply_accumulates(node, &known).unwrap_or(0),
@@ -206,9 +207,9 @@ fn graph_lines(graph: &str, placement: &Placement, costs: &BTreeMap<String, Node
     eps.into_iter().map(line).collect()
 }
 
-/// Returns the provider of each node of a graph file, by path. ONNX Runtime fuses nodes and names the result after one of
-/// them, if at all; a fused node counts where all placed nodes are on one provider. Nodes of a graph that was compiled
-/// ahead of time are inside its context.
+/// Returns the provider of each node of a graph file, by path. ONNX Runtime fuses nodes and names the result after one
+/// of them, or not at all; a fused node counts only if all placed nodes are on one provider. Nodes of a graph that was
+/// compiled ahead of time are inside its context.
 fn node_providers<'a>(placement: &Placement, costs: &'a BTreeMap<String, NodeCost>) -> BTreeMap<&'a str, Ep> {
     let placed: BTreeMap<&str, Ep> =
         placement.nodes.iter().map(|node| (node.name.as_str(), node.ep)).collect();
@@ -291,7 +292,7 @@ mod tests {
         check(vec![placed(Ep::Cpu, "MatMul", "/a/MatMul"), fused(Ep::Cpu)], Ep::Cpu, 1.0);
         check(vec![nameless.clone(), placed(Ep::Cpu, "MatMul", "/a/MatMul")], Ep::Cpu, 1.0);
         check(vec![placed(Ep::Qnn, "MatMul", "/a/MatMul"), fused(Ep::Cpu)], Ep::Cpu, 0.25);
-        // Of what two providers might have done neither is given.
+        // A nameless fused node is ambiguous between two providers, so its work counts for neither.
         check(vec![placed(Ep::Qnn, "MatMul", "/a/MatMul"), nameless], Ep::Cpu, 0.0);
     }
 

@@ -58,8 +58,8 @@ impl LoadRequest<'_> {
         }
     }
 
-    /// Returns the graphs that a device runs. Only static graphs have a head of their own, and a package that is bound to
-    /// a device has only one variant.
+    /// Returns the graphs that a device runs. Only static graphs have a head of their own, and a package that is bound
+    /// to a device has only one variant.
     pub(crate) fn variant(&self, device: DeviceName, head: Option<&SelectedDevice>) -> Variant {
         match self.manifest().bound {
             _ if head.is_some() => Variant::Static,

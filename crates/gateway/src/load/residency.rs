@@ -1,10 +1,10 @@
 //! Models in memory: loaded on first use and shared by requests, which wait for a limited time.
 //!
-//! A model is absent, then loading (one thread loads, every request waits), then ready or failed. A failed load is reported
-//! to requests for a while before another request tries again.
+//! A model is absent, then loading (one thread loads, every request waits), then ready or failed. A failed load is
+//! reported to requests for a while before another request tries again.
 //!
-//! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound takes the place of the
-//! idle one that was used least recently.
+//! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
+//! model that was used least recently.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -207,11 +207,11 @@ impl ResidentModels {
         Ok(Claim::Load)
     }
 
-    /// Reserves a place in memory and bytes of KV cache for a model that is being loaded. Idle models leave if they are in the
-    /// way, starting with the one that was used least recently.
+    /// Reserves a place in memory and bytes of KV cache for a model that is being loaded. Evicts idle models if
+    /// necessary, starting with the one that was used least recently.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] if the models that are in the way are in use.
+    /// [`Error::NoRoom`] if the models that would have to be evicted are in use.
     pub(crate) fn reserve(&self, key: &PackageKey, kv_bytes: usize) -> Result<(), Error> {
         let mut evicted = Vec::new();
         let reserved = {
@@ -238,7 +238,7 @@ impl ResidentModels {
                 evicted.extend(models.remove(&oldest));
             }
         };
-        // Their threads end here, while other requests go on.
+        // Dropped without the lock: the drop ends the models' threads while other requests go on.
         drop(evicted);
         self.notify();
         reserved
@@ -337,8 +337,8 @@ impl PendingLoad {
         Self { models, key }
     }
 
-    /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many requests
-    /// wait for the model.
+    /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many
+    /// requests wait for the model.
     pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadPlace, Error> {
         let Self { models, key } = self;
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
@@ -385,7 +385,8 @@ impl PendingLoad {
     }
 }
 
-/// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their places.
+/// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their
+/// places.
 #[must_use = "without it, the model may leave the memory before the request uses it"]
 pub struct LoadPlace {
     models: Arc<ResidentModels>,

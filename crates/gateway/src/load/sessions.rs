@@ -1,4 +1,5 @@
-//! ONNX Runtime sessions of a package's graphs on given devices. [`crate::load::device_selection`] decides which devices.
+//! ONNX Runtime sessions of a package's graphs on given devices. [`crate::load::device_selection`] decides which
+//! devices.
 
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
@@ -54,8 +55,8 @@ pub(crate) struct Sessions {
     pub(crate) placements: Vec<GraphPlacement>,
 }
 
-/// Opens one variant of a package. If the layers and the head run on two devices, `form` applies to the graphs of the one
-/// that compiles ahead of time.
+/// Opens one variant of a package. If the layers and the head run on two devices, `form` applies to the graphs of the
+/// one that compiles ahead of time.
 pub(crate) fn open(
     request: &LoadRequest<'_>,
     devices: &DeviceAssignment,

@@ -1,5 +1,5 @@
-//! Supervision of loaded models: an NPU or GPU is used by one model at a time, in the order of asking; a model whose
-//! device was lost is opened again; values that are not finite stop a model.
+//! Supervision of loaded models: an NPU or GPU is used by one model at a time, first come, first served; a model whose
+//! device was lost is opened again; a model is stopped by values that are not finite.
 
 use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc};
 
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 use crate::{error::Error, load::sessions::Model};
 
-/// The queues of this process, one for each provider: a device belongs to the process, whichever gateway asks.
+/// Queues of this process, one for each provider. A device belongs to the process, so all gateways share its queue.
 static QUEUES: Mutex<BTreeMap<Ep, Arc<DeviceQueue>>> = Mutex::new(BTreeMap::new());
 
-/// Supervises a model on `device`; `open` opens the same once more.
+/// Supervises a model on `device`. `open` opens the same model again after the device was lost.
 pub(crate) fn supervised(
     model: Model,
     device: DeviceName,
@@ -36,7 +36,7 @@ pub(crate) fn supervised(
     queued(model, device)
 }
 
-/// Makes a model stop at values that are not finite.
+/// Stops a model if its values are not finite.
 pub(crate) fn monitored(model: Model, monitor: &NumericsMonitor) -> Model {
     match model {
         Model::Decoder(executor) => Model::Decoder(executor.monitored_by(monitor.clone())),
@@ -44,8 +44,8 @@ pub(crate) fn monitored(model: Model, monitor: &NumericsMonitor) -> Model {
     }
 }
 
-/// Makes a model take turns on an NPU, on what stands in for one, or on a GPU: two models side by side on WebGPU give
-/// wrong answers or end the process (seen with 1.27.0).
+/// Lets a model take turns on an NPU, on software that stands in for one, or on a GPU. Two concurrent models on WebGPU
+/// give wrong answers or end the process (seen with 1.27.0).
 fn queued(model: Model, device: DeviceName) -> Model {
     let texts = match device.kind() {
         DeviceKind::Cpu => return model,
@@ -155,14 +155,14 @@ mod tests {
         assert!(model.run_tokens(&[&[1]]).unwrap_err().to_string().contains("opening it again failed"));
     }
 
-    /// A monitor, and what it reports.
+    /// Returns a monitor and the list of its reports.
     fn monitor() -> (NumericsMonitor, Arc<Mutex<Vec<String>>>) {
         let reported = Arc::new(Mutex::new(Vec::new()));
         let sink = reported.clone();
         (NumericsMonitor::new(move |reason| sink.lock().push(reason)), reported)
     }
 
-    /// Reads prompts correctly, but keeps keys that are not numbers.
+    /// Executor with correct logits whose keys are not numbers.
     struct Spoiled(FakeExecutor);
 
     impl Executor for Spoiled {
@@ -210,7 +210,7 @@ mod tests {
             plan.push(SlotId(0), at, tokens, wanted);
             split.step(&plan).map(|logits| logits.rows())
         };
-        // A piece of a prompt gives no logits, in which it would show.
+        // A part of a prompt has no logits in which the error would be visible.
         assert_eq!(step(0, &[1, 2, 3], Wanted::Nothing), Ok(0));
         assert!(!monitor.has_failed());
         assert!(step(3, &[4], Wanted::Last).is_err() && monitor.has_failed());

@@ -25,8 +25,8 @@ use crate::{
 /// Maximum number of tokens of the run.
 const LONGEST: usize = 8;
 
-/// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has operators
-/// of other providers, is kept with a note.
+/// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has
+/// operators of other providers, is kept with a note.
 ///
 /// # Errors
 /// [`Error::BadPackage`] with ONNX Runtime's reason.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of nodes that are listed.
 const MAX_LISTED: usize = 32;
 
-/// Maximum number of nodes in a sentence, each with another reason.
+/// Maximum number of nodes in a sentence, each with a different reason.
 const MAX_NAMED: usize = 3;
 
 /// Nodes of a model that fell back to another device.
@@ -56,7 +56,7 @@ impl FallbackNodes {
         self
     }
 
-    /// Returns the fixes of the reasons that the text names, each once.
+    /// Returns the fixes for the reasons in the text, without duplicates.
     pub fn fix(&self) -> Option<String> {
         let fixes = self.named().filter_map(|node| node.fix.as_deref());
         let mut seen = BTreeSet::new();
@@ -64,7 +64,7 @@ impl FallbackNodes {
         (!fixes.is_empty()).then(|| fixes.join("; "))
     }
 
-    /// The first node of each reason.
+    /// Returns the first node of each reason.
     fn named(&self) -> impl Iterator<Item = &FallbackNode> {
         let mut seen = BTreeSet::new();
         self.nodes.iter().filter(move |node| seen.insert((&node.op, &node.why))).take(MAX_NAMED)

@@ -230,10 +230,10 @@ pub struct EngineCounters {
     pub cached_tokens: u64,
     /// Tokens generated since the load.
     pub generated_tokens: u64,
-    /// Tokens of drafts since the load that were the model's own.
+    /// Draft tokens since the load that the model accepted.
     #[serde(default)]
     pub accepted_tokens: u64,
-    /// Tokens of drafts since the load that were not.
+    /// Draft tokens since the load that the model rejected.
     #[serde(default)]
     pub rejected_tokens: u64,
 }

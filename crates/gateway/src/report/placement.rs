@@ -1,5 +1,5 @@
-//! Placement of a loaded model: for each graph and provider the nodes, their operators, their weights and their share of
-//! the work.
+//! Placement of a loaded model: for each graph and provider the nodes, their operators, their weights and their share
+//! of the work.
 
 use std::collections::BTreeMap;
 
@@ -21,9 +21,9 @@ pub struct PlacementReport {
     pub head: Option<DeviceName>,
     /// Multiply-accumulates of one run of every graph.
     pub multiply_accumulates: u64,
-    /// Share of the multiply-accumulates that run on an NPU, 0 to 1; for a decoder, the smaller share of its two phases.
-    /// The host's work (embedding rows, angles, masks, sampling) has no matrix products and does not count. Software
-    /// that stands in for an NPU does not count either.
+    /// Share of the multiply-accumulates that run on an NPU, 0 to 1; for a decoder, the smaller share of its two
+    /// phases. The host's work (embedding rows, angles, masks, sampling) has no matrix products and does not count.
+    /// Software that stands in for an NPU does not count either.
     pub npu_share: f64,
     /// That share in each phase, for a decoder with static shapes or on two devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,14 +90,14 @@ impl PlacementReport {
         self.place().to_string()
     }
 
-    /// Returns the software that stands in for an NPU, if the model uses one. Its times mean nothing and are not
+    /// Returns the software that stands in for an NPU, if the model uses one. Its times are meaningless and are not
     /// reported.
     pub fn stand_in(&self) -> Option<DeviceName> {
         self.place().devices().into_iter().find(|device| device.kind() == DeviceKind::StandIn)
     }
 
-    /// Returns the NPU's share as text, such as `86.20 % of the multiply-accumulates`, with each phase's share where they
-    /// differ.
+    /// Returns the NPU's share as text, such as `86.20 % of the multiply-accumulates`, with each phase's share where
+    /// they differ.
     pub fn share_in_words(&self) -> String {
         let share = format!("{:.2} % of the multiply-accumulates", self.npu_share * 100.0);
         match self.phases.filter(|phases| phases.prefill != phases.decode) {

@@ -1,8 +1,8 @@
 //! Extractive question answering: the spans of a context that answer a question best.
 //!
-//! A context that exceeds the model's length is read in overlapping windows. In each window, the start and end logits become
-//! probabilities over the context and the first token, which stands for "no answer". The score of a span is the product of
-//! its two probabilities, and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
+//! A context that exceeds the model's length is read in overlapping windows. In each window, the start and end logits
+//! become probabilities over the context and the first token, which stands for "no answer". The score of a span is the
+//! product of its two probabilities, and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Maximum answers of one request.
 const MAX_ANSWERS: usize = 100;
 
-/// Held while a context is tokenised, so that only one takes the memory for that.
+/// Held while a context is tokenised, so that only one request at a time uses the memory for it.
 static TOKENISING: Mutex<()> = Mutex::new(());
 
 /// Start and end of a span in the context, in bytes.
@@ -37,7 +37,7 @@ pub(crate) fn answer(
     check(request)?;
     let queued = encoder.enter(cancel)?;
     let pair = {
-        // Tokenising takes a hundred times the bytes of the text.
+        // Tokenising takes a hundred times the memory of the text.
         let _one = TOKENISING.lock();
         cancel.check()?;
         model.package.tokenizer.encode_pair(&request.question, &request.context)?
@@ -109,7 +109,7 @@ fn to_answer(context: &str, span: Span, score: f64) -> Answer {
 
 /// Returns windows of `room` tokens that overlap by `stride`; at least one.
 fn windows(length: usize, room: usize, stride: usize) -> impl Iterator<Item = Range<usize>> {
-    // A larger overlap would make the number of windows explode.
+    // A larger overlap would create an excessive number of windows.
     let step = room - stride.min(room / 2);
     let count = 1 + length.saturating_sub(room).div_ceil(step);
     (0..count).map(move |index| index * step..(index * step + room).min(length))
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn spans_are_scored_by_both_ends() {
         let window = Pair { tokens: vec![0; 5], segment: 2, second: 2..4, bytes: vec![0..2, 2..5] };
-        // The question's logits count for nothing, however large.
+        // The logits of the question's tokens are ignored, even if they are large.
         let rows = [0.0, 0.0, 99.0, 99.0, 3f32.ln(), 0.0, 0.0, 2f32.ln(), 99.0, 99.0];
         let scores = SpanScores::new(&window, &rows);
         let close = |a: f64, b: f64| (a - b).abs() < 1e-6;
@@ -231,7 +231,7 @@ mod tests {
         };
         assert_eq!(offer(0.2, (4, 5)), [((4, 5), 0.2)]);
         assert_eq!(offer(0.2, (1, 2)), [((1, 2), 0.2), ((4, 5), 0.2)]);
-        // A span that is found again keeps its better score; one that is worse than all is not even located.
+        // A span that is offered again keeps its better score. A span below all kept scores is not even located.
         assert_eq!(offer(0.1, (4, 5)), [((1, 2), 0.2), ((4, 5), 0.2)]);
         assert_eq!(offer(0.3, (4, 5)), [((4, 5), 0.3), ((1, 2), 0.2)]);
         assert_eq!(offer(0.2, (0, 2)), [((4, 5), 0.3), ((0, 2), 0.2)]);

@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Length of a conversation, in multiples of the context, from which it is refused before it is rendered.
+/// Length of a conversation, in multiples of the context, from which it is refused without rendering it.
 const LEFT_OUT: usize = 8;
 
 /// Maximum number of tokens of a text that is only tokenised.
@@ -57,7 +57,7 @@ pub(crate) fn chat(
     generation::start(model, prompt, &options, rules, sink)
 }
 
-/// Returns the prompt of a request, whose options change nothing.
+/// Returns the prompt of a request. The generation options are ignored.
 pub(crate) fn whole_prompt(
     model: &LoadedModel,
     request: ChatRequest,
@@ -87,7 +87,7 @@ fn prompt(
         ));
     };
     let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
-    // A template may leave out parts of a long history, but not most of it.
+    // A template may omit parts of a long history, but not most of it.
     if fewest / LEFT_OUT >= engine.limits().longest() {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
@@ -98,7 +98,7 @@ fn prompt(
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
 }
 
-/// Renders a conversation. A template that cannot write these tools or calls gets them as text.
+/// Renders a conversation. Tools and calls that the template cannot write are passed to it as text.
 fn render(
     model: &LoadedModel,
     template: &ChatTemplate,
@@ -124,7 +124,7 @@ fn render(
     Ok(attempt(messages, Abilities::default()).map_err(|_| first)?)
 }
 
-/// Returns the tokens of a text in which special tokens are recognised.
+/// Returns the tokens of a text. Special tokens in it are recognised.
 pub(crate) fn text_tokens(model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, Error> {
     let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| false };
     match model.package.tokenizer.encode_within(text, bounds)? {
@@ -198,7 +198,8 @@ pub(crate) fn complete(
     generation::start(model, prompt, &request.options, rules, sink)
 }
 
-/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it, and stops once it is cancelled.
+/// Tokenises a prompt. Refuses a text that cannot fit before it is tokenised completely. Stops when the request is
+/// cancelled.
 fn tokenize(
     model: &LoadedModel,
     param: &'static str,

@@ -1,7 +1,7 @@
 //! Constraints of an answer: the engine's port over a grammar, the bounds of reasoning and a minimum length.
 //!
-//! Reasoning is free; the grammar begins behind it. Reasoning that has reached its budget is ended by tokens that the engine
-//! takes as they are. While it runs, no token ends an answer that a grammar has to follow.
+//! Reasoning is unconstrained; the grammar applies to the text after it. Reasoning that has reached its budget is ended
+//! by forced tokens. During reasoning, the tokens that end an answer are forbidden if a grammar must follow.
 
 use narthex_engine::constraint::{Allowed, Constraint, Progress};
 use narthex_spec::TokenId;
@@ -31,7 +31,7 @@ pub(super) struct ReasoningTrack {
 }
 
 impl ReasoningTrack {
-    /// A track of an answer whose text `parser` divides.
+    /// Creates a track for an answer whose text `parser` divides.
     pub(super) fn new(tokenizer: &Tokenizer, parser: ReasoningParser, budget: Option<usize>) -> Self {
         let (open, close) = parser.markers();
         let end = tokenizer.encode(&format!("\n{close}\n\n"), Specials::Parse).unwrap_or_default();
@@ -53,7 +53,7 @@ impl ReasoningTrack {
         if is_used_up && self.parser.is_inside() || self.ended > 0 { &self.end[self.ended..] } else { &[] }
     }
 
-    /// Takes a token. Returns the tokens of text behind the block once this one has ended it.
+    /// Takes a token. If it ends the block, returns the tokens of the text after the block.
     fn accept(&mut self, token: TokenId) -> Option<Vec<TokenId>> {
         let is_forced = self.ending().first() == Some(&token);
         self.tokens += 1;
@@ -102,7 +102,8 @@ pub(super) struct ConstraintParts {
 }
 
 impl AnswerConstraint {
-    /// A constraint for one answer, or `None` if nothing restricts it. `stop` are the tokens that end an answer.
+    /// Creates the constraint of one answer, or `None` if nothing restricts it. `stop` are the tokens that end an
+    /// answer.
     pub(super) fn new(parts: ConstraintParts, stop: &[TokenId], vocab: usize) -> Option<Self> {
         let ConstraintParts { grammar, reasoning, min_tokens } = parts;
         let is_bounded = reasoning.as_ref().is_some_and(|track| track.budget.is_some());
@@ -115,7 +116,7 @@ impl AnswerConstraint {
         self.reasoning.as_ref().is_some_and(|track| track.parser.is_inside())
     }
 
-    /// Forbids the tokens that end an answer, unless no other is left.
+    /// Forbids the tokens that end an answer, unless no other token is allowed.
     fn forbid_stop(&mut self) {
         let mut words = self.allowed.take().unwrap_or_else(|| vec![u32::MAX; self.vocab.div_ceil(32)]);
         let mut cleared = Vec::new();
@@ -141,7 +142,7 @@ impl Constraint for AnswerConstraint {
             grammar.prepare();
             if self.reasoning.is_some() || self.min_tokens > 0 {
                 let mut words = grammar.allowed().to_vec();
-                // Before its text, an answer may begin to reason.
+                // Before its text, an answer may begin with reasoning.
                 if let Some(open) = self.reasoning.as_ref().and_then(|track| track.open)
                     && let Some(word) = words.get_mut(open as usize / 32)
                 {
@@ -169,7 +170,7 @@ impl Constraint for AnswerConstraint {
         self.min_tokens = self.min_tokens.saturating_sub(1);
         let mut behind = vec![token];
         if let Some(track) = &mut self.reasoning {
-            // With a grammar, only the marker's own token begins to reason: any other is text.
+            // With a grammar, reasoning begins only with the marker's token; any other token is text.
             let begins_text = self.grammar.is_some()
                 && !track.parser.is_inside()
                 && track.ended == 0
@@ -213,7 +214,7 @@ mod tests {
     const CLOSE: TokenId = 96;
     const END: TokenId = 97;
 
-    /// A tokenizer of single printable characters, a line break, and the markers of reasoning.
+    /// Returns a tokenizer of single printable characters, a line break, and the markers of reasoning.
     fn tokenizer() -> Tokenizer {
         let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
         tokens.extend(["Ċ", "<think>", "</think>", "<|end|>"].map(str::to_owned));
@@ -223,7 +224,7 @@ mod tests {
         Tokenizer::from_gguf(&vocab).unwrap()
     }
 
-    /// A constraint of an answer that is `yes`, after this prompt.
+    /// Returns the constraint of an answer after this prompt, whose grammar allows only `yes`.
     fn constraint(prompt: &str, budget: Option<usize>, min_tokens: usize) -> AnswerConstraint {
         let tokenizer = tokenizer();
         let grammar = GrammarCompiler::new(&tokenizer, &[END]).unwrap();
@@ -262,7 +263,7 @@ mod tests {
         let mut answer = constraint("", None, 0);
         assert_eq!(allowed(&mut answer), Some(vec![token('n'), token('y'), OPEN]));
         answer.accept(OPEN);
-        // All but the end, for the grammar is to follow.
+        // All tokens but the end token are allowed, because the grammar must follow.
         assert_eq!(allowed(&mut answer), Some((0..END).collect()));
         assert!(forced(&mut answer).is_empty());
         answer.accept(token('x'));
@@ -271,7 +272,7 @@ mod tests {
         for (char, progress) in [('y', Progress::Open), ('e', Progress::Open), ('s', Progress::Complete)] {
             assert_eq!(answer.accept(token(char)), progress);
         }
-        // An answer that does not reason follows the grammar at once.
+        // An answer without reasoning follows the grammar at once.
         let mut answer = constraint("", None, 0);
         answer.accept(token('y'));
         assert_eq!(allowed(&mut answer), Some(vec![token('e')]));

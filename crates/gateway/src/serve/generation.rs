@@ -71,7 +71,7 @@ pub(super) fn start(
     let PromptTokens { tokens, param, echo } = prompt;
     let engine = model.engine()?;
     let limits = engine.limits();
-    // More choices than the queue's capacity would be refused at every attempt.
+    // More choices than the queue's capacity would always be refused.
     options::at_most("n", options.n, model.capacity)?;
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);

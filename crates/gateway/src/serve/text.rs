@@ -47,7 +47,7 @@ pub(super) struct ChoiceText {
 }
 
 impl ChoiceText {
-    /// A choice that has no text yet.
+    /// Creates the empty text of a choice.
     pub(super) fn new(tokenizer: &Tokenizer, options: &GenerateOptions, rules: &AnswerRules) -> Self {
         let mut markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format)).to_vec();
         let reasoning = rules.reasoning.clone();
@@ -79,7 +79,7 @@ impl ChoiceText {
         TokenInfo { text, bytes, logprob: event.logprob, top: alternatives.collect() }
     }
 
-    /// Takes a token and returns what cannot become part of a stop string or a marker any more.
+    /// Takes a token. Returns the text that can no longer become part of a stop string or a marker.
     pub(super) fn push(&mut self, event: &TokenEvent<'_>) -> Vec<TextPart> {
         if self.has_logprobs {
             let info = self.info(event);
@@ -98,7 +98,7 @@ impl ChoiceText {
         self.reasoning_tokens
     }
 
-    /// Returns true if no token should follow.
+    /// Returns true if the choice is complete.
     pub(super) fn is_over(&self) -> bool {
         self.stopped || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
     }
@@ -149,7 +149,7 @@ impl ChoiceText {
             match event {
                 ReasoningEvent::Text(text) => parts.extend(self.push_text(&text)),
                 ReasoningEvent::Reasoning(text) => {
-                    // Log-probabilities are those of the text.
+                    // Only tokens of the text have log-probabilities.
                     self.pending.clear();
                     parts.push(TextPart::Reasoning(text));
                 }

@@ -1,4 +1,4 @@
-//! A request among others gets the tokens that it gets alone, unless two tokens are as good as equal.
+//! A request gets the same tokens alone and in a batch with others, unless two tokens are nearly equally likely.
 
 use std::{ops::ControlFlow, sync::mpsc};
 
@@ -11,14 +11,14 @@ use narthex_spec::{Scheme, TokenId};
 
 use crate::{best, executor, goldens, rows};
 
-/// Requests at once.
+/// Number of concurrent requests.
 const REQUESTS: usize = 8;
 
-/// The reference's two best logits are further apart than this wherever `w8` must choose the same token alone and
-/// among others. Kernels round differently for other numbers of rows (decision record 0004).
+/// Minimum difference of the reference's two best logits from which `w8` must choose the same token alone and in a
+/// batch. Kernels round differently for other numbers of rows (decision record 0004).
 const MARGIN: f32 = 0.5;
 
-/// Sends the tokens when the sequence is whole.
+/// Sink that sends all tokens at the end of the sequence.
 struct Whole {
     tokens: Vec<TokenId>,
     done: mpsc::Sender<Vec<TokenId>>,
@@ -32,7 +32,7 @@ impl TokenSink for Whole {
 
     fn finish(&mut self, finish: Finish, _: Usage) {
         assert_eq!(finish, Finish::Length);
-        // A receiver that is gone has failed already, and says so itself.
+        // If the receiver is gone, its thread has already failed with a message of its own.
         let _ = self.done.send(std::mem::take(&mut self.tokens));
     }
 }
@@ -67,14 +67,14 @@ fn eight_at_once_are_answered_as_each_alone() {
     let engine = start();
     let alone: Vec<_> =
         prompts.iter().map(|prompt| submit(&engine, prompt, length).recv().unwrap()).collect();
-    // A fresh engine: the first one remembers these prompts.
+    // A new engine, because the first one has cached these prompts.
     let engine = start();
     let waiting: Vec<_> = prompts.iter().map(|prompt| submit(&engine, prompt, length)).collect();
     let mut reference = executor(Scheme::F32, 1);
     for ((prompt, alone), waiting) in prompts.iter().zip(&alone).zip(waiting) {
         let together = waiting.recv().unwrap();
         assert_eq!((alone.len(), together.len()), (length, length));
-        // What follows the first difference is another text.
+        // After the first difference, the two texts have different prompts.
         let Some(at) = (0..length).find(|&at| alone[at] != together[at]) else { continue };
         let text = [prompt, &alone[..at]].concat();
         let mut row = rows(&mut reference, &text, text.len() - 1).remove(0);

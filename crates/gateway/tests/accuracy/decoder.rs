@@ -1,18 +1,19 @@
-//! The decoder's logits against transformers' on the dequantised weights, at every position of 20 prompts' answers.
+//! Comparison of the decoder's logits with those of transformers on the dequantised weights, at every position of the
+//! answers to 20 prompts.
 
 use narthex_spec::Scheme;
 
 use crate::{best, executor, goldens, rows};
 
-/// The largest difference of a logit in `f32`.
+/// Maximum difference of a logit in `f32`.
 const F32_LOGIT: f32 = 2e-3;
 
-/// The greatest mean Kullback-Leibler divergence of `w8` from `f32`, in nats per position.
+/// Maximum mean Kullback-Leibler divergence of `w8` from `f32`, in nats per position.
 const W8_DIVERGENCE: f64 = 0.002;
 
-/// The smallest share of positions at which `w8` prefers the reference's token. The goal is 0.98, and 628 of 640 were
-/// found where this was written; the bound leaves room for a few close calls that other processors' kernels round
-/// otherwise. Decision record 0004 has what int8 activations cost.
+/// Minimum share of positions at which `w8` prefers the reference's token. The goal is 0.98, and 628 of 640 positions
+/// were measured on the machine where this bound was set; the bound leaves room for a few close calls that kernels on
+/// other processors round differently. Decision record 0004 has the cost of int8 activations.
 const W8_AGREEMENT: f64 = 0.97;
 
 fn log_sum_exp(row: &[f32]) -> f64 {
@@ -21,7 +22,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
     f64::from(largest) + sum.ln()
 }
 
-/// `Σ p (ln p − ln q)` over the whole vocabulary (Kullback & Leibler 1951), in nats.
+/// Returns `Σ p (ln p − ln q)` over the whole vocabulary (Kullback & Leibler 1951), in nats.
 pub(crate) fn divergence(reference: &[f32], row: &[f32]) -> f64 {
     let (a, b) = (log_sum_exp(reference), log_sum_exp(row));
     let term = |(&p, &q): (&f32, &f32)| {
@@ -37,7 +38,7 @@ fn logits_are_the_references() {
     let (mut exact, mut small) = (executor(Scheme::F32, 1), executor(Scheme::W8, 1));
     let (mut largest, mut positions, mut agree, mut nats) = (0.0_f32, 0, 0, 0.0);
     for answer in &answers {
-        // The distribution that chooses a token stands after the token before it.
+        // The distribution that chooses a token is at the position of the token before it.
         let (tokens, from) = (&answer.tokens[..answer.tokens.len() - 1], answer.start - 1);
         let (exact, small) = (rows(&mut exact, tokens, from), rows(&mut small, tokens, from));
         for (index, position) in answer.positions.iter().enumerate() {

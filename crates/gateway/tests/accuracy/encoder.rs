@@ -1,4 +1,5 @@
-//! Embeddings of 64 texts against sentence-transformers', and against themselves in other company.
+//! Comparison of the embeddings of 64 texts with those of sentence-transformers, and with embeddings of the same texts
+//! in other batches.
 
 use narthex_gateway::{
     Cancel,
@@ -10,7 +11,7 @@ use crate::{GATEWAY, goldens, package};
 
 pub(crate) const MODEL: &str = "all-minilm-l6-v2";
 
-/// The most that company in a batch may change an element, in `f32`.
+/// Maximum change of an element, in `f32`, by the other texts of a batch.
 const BATCH: f32 = 1e-5;
 
 fn embed(scheme: Scheme, texts: &[&str]) -> Vec<Vec<f32>> {

@@ -8,7 +8,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../bench/goldens")
 }
 
-/// A little-endian file, read from its start.
+/// Little-endian file that is read sequentially.
 struct Bytes {
     data: Vec<u8>,
     at: usize,
@@ -40,25 +40,25 @@ impl Bytes {
     }
 }
 
-/// What the reference gave for one prompt.
+/// Reference for one prompt.
 pub(crate) struct Answer {
-    /// The prompt and the reference's greedy answer.
+    /// Prompt, followed by the reference's greedy answer.
     pub(crate) tokens: Vec<TokenId>,
-    /// Where the answer begins in `tokens`.
+    /// Index of the answer's first token in `tokens`.
     pub(crate) start: usize,
-    /// One position for each token of the answer: the distribution that chose it.
+    /// One position for each token of the answer, with the distribution that chose it.
     pub(crate) positions: Vec<Position>,
 }
 
-/// The reference's distribution at one position, in parts.
+/// Parts of the reference's distribution at one position.
 pub(crate) struct Position {
     /// Logarithm of the sum of the exponentials of all logits.
     pub(crate) log_sum_exp: f32,
-    /// Some logits by token: the largest, and some at fixed tokens.
+    /// Some logits with their tokens: the largest ones, and those of fixed tokens.
     pub(crate) logits: Vec<(TokenId, f32)>,
 }
 
-/// Width of a row of logits, and every prompt's answer.
+/// Returns the width of a row of logits, and the answer to each prompt.
 pub(crate) fn decoder() -> (usize, Vec<Answer>) {
     let mut file = Bytes::open("decoder.bin", b"NXDEC\0\0\x01");
     let [prompts, length, vocab, top, strided] = file.ids(5)[..] else { unreachable!() };
@@ -81,7 +81,7 @@ pub(crate) fn decoder() -> (usize, Vec<Answer>) {
     (vocab as usize, answers)
 }
 
-/// The texts and their vectors.
+/// Returns the texts and their vectors.
 pub(crate) fn encoder() -> Vec<(String, Vec<f32>)> {
     let texts: Vec<String> = serde_json::from_slice(&fs::read(folder().join("texts.json")).unwrap()).unwrap();
     let mut file = Bytes::open("encoder.bin", b"NXENC\0\0\x01");

@@ -1,9 +1,8 @@
-//! How close compiled models stay to independent implementations, on real weights and committed references.
+//! Accuracy of compiled models against independent implementations, with real weights and committed references.
 //!
-//! `bench/goldens` holds the references and the program that wrote them. The models come out of the store that
-//! `cargo xtask test` prepares; nothing is fetched. Start at [`decoder`] and [`encoder`]; [`company`] asks whether a
-//! request is answered alike alone and among others, [`npu`] what an NPU's arithmetic changes, [`webgpu`] what a
-//! GPU's does.
+//! `bench/goldens` contains the references and the program that wrote them. The models are in the store that `cargo
+//! xtask test` prepares; nothing is fetched. Start at [`decoder`] and [`encoder`]. [`company`] compares requests alone
+//! and in a batch, [`npu`] tests the arithmetic of an NPU, and [`webgpu`] that of a GPU.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,10 +33,10 @@ use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_gateway::{Cancel, CompileRequest, Config, Gateway};
 use narthex_spec::{Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
 
-/// The decoder under test.
+/// Name of the tested decoder.
 const DECODER: &str = "smollm2:135m";
 
-/// The gateway over the prepared store. One test at a time compiles.
+/// Gateway over the prepared store. The lock lets one test at a time compile.
 static GATEWAY: LazyLock<Mutex<Gateway>> = LazyLock::new(|| {
     disable_telemetry();
     assert!(
@@ -47,7 +46,7 @@ static GATEWAY: LazyLock<Mutex<Gateway>> = LazyLock::new(|| {
     Mutex::new(Gateway::open(Config::standard()).unwrap())
 });
 
-/// ONNX Runtime, as the gateway finds it.
+/// Loads ONNX Runtime from the store, as the gateway does.
 fn runtime() -> &'static Runtime {
     let store = Store::open(None).unwrap();
     let library = runtimes::core_library(&store).unwrap();
@@ -55,28 +54,28 @@ fn runtime() -> &'static Runtime {
         .unwrap()
 }
 
-/// A model's package in one scheme; compiled from the checkpoint in the store where it is missing.
+/// Returns a model's package in one scheme. Compiles it from the checkpoint in the store if it is missing.
 fn package(model: &str, scheme: Scheme) -> (PathBuf, Manifest) {
     let gateway = GATEWAY.lock().unwrap();
     let request = CompileRequest::new(scheme);
     gateway.compile(model, &request, &Quiet, &Cancel::new()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// An executor over the decoder in one scheme.
+/// Returns an executor over the decoder in one scheme.
 fn executor(scheme: Scheme, slots: usize) -> DynamicExecutor {
     let (folder, manifest) = package(DECODER, scheme);
     dynamic((&folder, &manifest), &Device::Cpu, slots)
 }
 
-/// An executor over variant A of a decoder's package.
+/// Returns an executor over the dynamic graph of a decoder's package.
 fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize) -> DynamicExecutor {
     let options = ExecutorOptions { threads: 0, slots, kv_budget: 1 << 30, kv_step: 256, chunk: 256 };
     DynamicExecutor::open(runtime(), folder, manifest, device, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The logits after each of `tokens[from..]`, teacher-forced: the tokens before in one chunk, then one step a token,
-/// as an answer is generated.
+/// Returns the logits after each of `tokens[from..]`, teacher-forced. Feeds the tokens before `from` in one chunk, then
+/// one token per step, as in the generation of an answer.
 fn rows(executor: &mut DynamicExecutor, tokens: &[TokenId], from: usize) -> Vec<Vec<f32>> {
     let slot = SlotId(0);
     let mut plan = StepPlan::default();
@@ -92,7 +91,7 @@ fn rows(executor: &mut DynamicExecutor, tokens: &[TokenId], from: usize) -> Vec<
     rows
 }
 
-/// The index of the largest value, the first of equals.
+/// Returns the index of the largest value, or the first of several.
 fn best(row: &[f32]) -> TokenId {
     let better = |best: usize, at: usize| if row[at] > row[best] { at } else { best };
     (0..row.len()).fold(0, better) as TokenId

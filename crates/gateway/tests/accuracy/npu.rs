@@ -1,7 +1,8 @@
-//! Real models under Qualcomm's HTP emulation, against the same graphs on the CPU: the NPU's arithmetic, never its speed.
+//! Comparison of real models under Qualcomm's HTP emulation with the same graphs on the CPU. It tests the NPU's
+//! arithmetic, not its speed.
 //!
-//! The ordinary suite runs a few tokens through small graphs; `cargo xtask npu` runs the ignored tests, which take
-//! minutes, over whole prompts, with calibrated weights.
+//! The ordinary suite runs a few tokens through small graphs. `cargo xtask npu` runs the ignored tests, which take
+//! minutes, on whole prompts with calibrated weights.
 
 use std::{
     collections::BTreeMap,
@@ -46,16 +47,16 @@ use crate::{
     goldens, package, runtime,
 };
 
-/// The greatest mean divergence of the emulation from the CPU, in nats: the canary's bound.
+/// Maximum mean divergence of the emulation from the CPU, in nats; the bound of the numerics check.
 const DIVERGENCE: f64 = 0.02;
 
-/// Where the CPU's two best logits are at least so far apart, both must prefer the same token.
+/// Minimum difference of the CPU's two best logits from which both must prefer the same token.
 const MARGIN: f32 = 0.5;
 
-/// The smallest cosine of an embedding.
+/// Minimum cosine of an embedding.
 const COSINE: f64 = 0.999;
 
-/// One test at a time: the emulator takes every core.
+/// Lock that runs one test at a time, because the emulation uses every core.
 static ALONE: Mutex<()> = Mutex::new(());
 
 pub(crate) fn emulation() -> Device {
@@ -67,7 +68,7 @@ pub(crate) fn emulation() -> Device {
     Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]))
 }
 
-/// Runs graphs on the CPU, for a calibration.
+/// Runs calibration graphs on the CPU.
 pub(crate) struct Runner;
 
 impl GraphRunner for Runner {
@@ -77,7 +78,7 @@ impl GraphRunner for Runner {
     }
 }
 
-/// A model of the store, compiled with graphs of these shapes; with a runner it is calibrated, as users' are.
+/// Compiles a model of the store with graphs of these shapes. With a runner it is calibrated, as for users.
 pub(crate) fn compiled(
     model: &str,
     shapes: FixedShapes,
@@ -107,7 +108,7 @@ pub(crate) fn compiled(
     (out, manifest.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Every node of every graph is on the HTP, each graph in one part.
+/// Asserts that every node of every graph is on the HTP, with each graph in one part.
 fn whole(graphs: &[GraphPlacement]) {
     for GraphPlacement { graph, placement } in graphs {
         let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
@@ -116,8 +117,8 @@ fn whole(graphs: &[GraphPlacement]) {
     }
 }
 
-/// The NPU's share of a decoder's multiply-accumulates. The host has none of them: it copies rows of the embedding, and
-/// writes angles and masks.
+/// Checks the NPU's share of a decoder's multiply-accumulates. The host computes none of them: it copies rows of the
+/// embedding, and writes angles and masks.
 fn share(folder: &Path, graphs: &[GraphPlacement]) {
     let (mut npu, mut all) = (0, 0);
     for GraphPlacement { graph, placement } in graphs {
@@ -144,7 +145,7 @@ pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> S
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The logits after the last of `prompt`, and after each of `forced`, one step a token.
+/// Returns the logits after the last of `prompt`, and after each of `forced`, with one token per step.
 fn forced(executor: &mut dyn Executor, prompt: &[TokenId], forced: &[TokenId]) -> Vec<Vec<f32>> {
     let slot = SlotId(0);
     let chunk = executor.limits().chunk;
@@ -162,7 +163,7 @@ fn forced(executor: &mut dyn Executor, prompt: &[TokenId], forced: &[TokenId]) -
     rows
 }
 
-/// Logits are wanted after the part that ends the prompt.
+/// Returns the logits to request for a part: the last row if the part ends the prompt.
 fn at_end(prompt: &[TokenId], part: &[TokenId]) -> Wanted {
     if part.as_ptr_range().end == prompt.as_ptr_range().end { Wanted::Last } else { Wanted::Nothing }
 }
@@ -173,18 +174,18 @@ fn margin(row: &[f32]) -> f32 {
     row[top] - others.fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// How much of the committed prompts is run.
+/// Extent of a test on the committed prompts.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
-    /// The first prompts.
+    /// Number of prompts.
     pub(crate) prompts: usize,
-    /// Each cut to so many tokens.
+    /// Maximum tokens of each prompt.
     pub(crate) length: usize,
-    /// Tokens of the reference's answer that follow.
+    /// Number of tokens of the reference's answer that are fed after the prompt.
     pub(crate) steps: usize,
 }
 
-/// What the issue asks for: three prompts, sixteen tokens each.
+/// Extent of the full test: three prompts with sixteen tokens each.
 pub(crate) const FULL: Extent = Extent { prompts: 3, length: 64, steps: 16 };
 
 fn decoder_agrees((folder, manifest): (&Path, &Manifest), extent: Extent) {
@@ -195,7 +196,7 @@ fn decoder_agrees((folder, manifest): (&Path, &Manifest), extent: Extent) {
     agree("HTP emulation", &mut cpu, &mut emulated, extent);
 }
 
-/// Holds an executor to the CPU's answers, teacher-forced; `name` begins the finding.
+/// Compares an executor's logits with the CPU's, teacher-forced. `name` begins the printed line.
 pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor, extent: Extent) {
     let Extent { prompts, length, steps } = extent;
     let (_, answers) = goldens::decoder();
@@ -211,7 +212,8 @@ pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor
                 best(expected) == best(found) || lead <= MARGIN,
                 "token {index}: the CPU leads by {lead}"
             );
-            // Half precision on other hardware never gives every bit alike; equal bits would mean the CPU.
+            // Half precision on other hardware always differs in some bits; equal rows would mean that the CPU ran the
+            // graph.
             assert!(expected != found, "token {index} is the CPU's");
             nats += divergence(expected, found);
             positions += 1;
@@ -223,7 +225,7 @@ pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor
     assert!(mean <= DIVERGENCE, "{mean}");
 }
 
-/// Embeds the first `texts` committed texts.
+/// Compares the embeddings of the first `texts` committed texts.
 fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let open = |device: &Device| {
         let place = GraphLoad { device, threads: 0, form: Form::Graph, rest: FallbackPolicy::Refused };
@@ -245,8 +247,8 @@ fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     assert!((COSINE..1.0).contains(&least), "{least}");
 }
 
-/// Compiles every fixed graph ahead of time with shared weights: one context node each, and a binary of about the
-/// weights' size.
+/// Compiles every static graph ahead of time with shared weights, and checks the result: one context node for each
+/// graph, and one binary of about the size of the weights.
 fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
     let graphs = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
     let graphs: Vec<&String> = graphs.map(|graph| &graph.file).collect();
@@ -313,7 +315,7 @@ fn npu_split_in_full() {
     let mut cpu = executor(folder.path(), &manifest, &Device::Cpu);
     let prefill = executor(folder.path(), &manifest, &emulation());
     whole(&prefill.placements());
-    // On the CPU answers are written by variant A.
+    // On the CPU, the dynamic graph generates the answers.
     let decode = dynamic((folder.path(), &manifest), &Device::Cpu, 1);
     let options = SplitOptions { break_even: 0 };
     let mut split = SplitExecutor::new(Box::new(prefill), Box::new(decode), options).unwrap();

@@ -1,7 +1,8 @@
-//! A real model on two devices, of which one is a GPU made of software, by the measure of [`crate::npu`].
+//! Comparison of a real model on two devices with the CPU, with the bounds of [`crate::npu`]. One of the devices is a
+//! GPU that is emulated in software.
 //!
-//! It needs an ONNX Runtime of its own, as `crates/device/tests/webgpu.rs` says, into which Qualcomm's provider is loaded too;
-//! `cargo xtask npu` sets that up.
+//! It needs a separate ONNX Runtime, as described in `crates/device/tests/webgpu.rs`, into which Qualcomm's provider is
+//! loaded too. `cargo xtask npu` sets it up.
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{

@@ -1,5 +1,5 @@
-//! Figures of one model on several devices, as `narthex bench --devices --json` prints them. Later versions add fields and
-//! never rename them. [`super::device_bench`] measures the figures.
+//! Figures of one model on several devices, as `narthex bench --devices --json` prints them. Later versions add fields
+//! and never rename them. [`super::device_bench`] measures the figures.
 
 use narthex_spec::{DevicePlacement, Scheme, Sha256};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub struct Comparison {
     pub prompt_tokens: usize,
     /// Tokens generated after each prompt.
     pub generate_tokens: usize,
-    /// Measured rounds. Every contender ran in each.
+    /// Number of measured rounds. Every contender runs once in each round.
     pub rounds: usize,
     /// Source of the joules; `None` if this machine has no readable energy counter.
     pub energy_counter: Option<String>,
@@ -70,12 +70,12 @@ pub struct Figures {
     pub prefill_tokens_per_second: Spread,
     /// Generated tokens per second after the first.
     pub decode_tokens_per_second: Spread,
-    /// Ratios to the CPU's rates, for each round; `None` if the CPU did not run.
+    /// Ratios to the CPU's rates in the same rounds; `None` if the CPU did not run.
     pub to_cpu: Option<Ratios>,
     /// Milliseconds of a warm load, after a first one that compiled and verified for the device.
     pub load_ms: f64,
-    /// Peak increase of the process's resident memory in bytes, during its load and first round; `None` if the system does
-    /// not report it. Memory inside a driver is not included.
+    /// Peak increase of the process's resident memory in bytes, during its load and first round; `None` if the system
+    /// does not report it. Memory inside a driver is not included.
     pub memory_bytes: Option<u64>,
     /// Joules for one prompt and answer; see [`Comparison::energy_counter`].
     pub energy_joules: Option<Spread>,

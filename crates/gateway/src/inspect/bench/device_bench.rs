@@ -33,8 +33,8 @@ use crate::{
 };
 
 impl Gateway {
-    /// Measures a chat model on several devices and divisions. A device that is not usable, or fails during the benchmark,
-    /// is listed with its reason. Unloads the models afterwards.
+    /// Measures a chat model on several devices and divisions. A device that is not usable, or fails during the
+    /// benchmark, is listed with its reason. Unloads the models afterwards.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a place has software that stands in for an NPU, whose times mean nothing.
@@ -143,7 +143,8 @@ impl DeviceBench<'_> {
         LoadedModel::load(&request, |request| device_selection::open_first(request, [place]))
     }
 
-    /// Runs the rounds. The first device of a round is the last of the next, since the machine may grow warm.
+    /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that grows warm
+    /// slows all devices alike.
     fn run(&self, devices: &mut [BenchedDevice], meter: Option<&Meter>) -> Result<(), Error> {
         let all = (self.options.rounds * devices.len()) as u64;
         let stage = Stage::start(self.progress, "Measuring", Unit::Items, Some(all));
@@ -185,7 +186,7 @@ impl DeviceBench<'_> {
         gateway: &Gateway,
     ) -> Result<Comparison, Error> {
         let Self { library, options, .. } = self;
-        // Each round moved the first device to the end.
+        // Each round moved the first device to the end. This restores the order of the request.
         let rotation = options.rounds % devices.len().max(1);
         devices.rotate_right(rotation);
         if devices.iter().all(|device| device.state.is_err()) {

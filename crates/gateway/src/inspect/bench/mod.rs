@@ -66,8 +66,8 @@ pub struct BenchReport {
     pub decode_tokens_per_second: Spread,
     /// Milliseconds from submission to the first token.
     pub first_token_ms: Spread,
-    /// Overhead of the gateway; `None` for a model without a chat template, and if the measured conversation does not fit
-    /// the context.
+    /// Overhead of the gateway; `None` for a model without a chat template, and if the measured conversation does not
+    /// fit the context.
     pub gateway: Option<Overhead>,
     /// Milliseconds to load the compiled package; nearly 0 if it was already in memory.
     pub load_ms: f64,

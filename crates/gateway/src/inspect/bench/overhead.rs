@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// Cost of messages, templates, tokenizers and text beside the engine's own time.
+/// Time that messages, templates, tokenizers and text processing add to the engine's own time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overhead {
     /// Tokens of the conversation, template included.
@@ -39,15 +39,15 @@ pub struct Overhead {
     pub gateway_token_ms: Spread,
     /// Ratio of the second to the first in each round.
     pub token_ratio: Spread,
-    /// Milliseconds of a request through [`Gateway::chat`] minus those of the engine alone. The answer is one token whose
-    /// distribution the engine has cached, so that the difference is not one of long times.
+    /// Milliseconds of a request through [`Gateway::chat`] minus those of the engine alone. The answer is one token
+    /// whose logits the engine has cached, so that both times are short and their difference is precise.
     pub request_ms: Spread,
 }
 
 /// Words of the conversation, which are about one token each.
 const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "old"];
 
-/// Number of request pairs that compute nothing.
+/// Number of pairs of requests that are answered from the cache.
 const REQUESTS: usize = 31;
 
 /// Settings that are equal for both sides.
@@ -87,7 +87,7 @@ pub(super) fn measure(
 }
 
 impl Overhead {
-    /// Returns the figures of rounds and of requests that compute nothing, each through the engine and the gateway.
+    /// Returns the figures of rounds and of requests answered from the cache, each through the engine and the gateway.
     fn of(prompt_tokens: usize, pairs: &[(Round, Round)], requests: &[(Round, Round)]) -> Self {
         let spread_of = |pairs: &[(Round, Round)], figure: &dyn Fn(&Round, &Round) -> f64| {
             Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
@@ -104,8 +104,8 @@ impl Overhead {
 }
 
 impl OverheadBench<'_> {
-    /// Runs a round through the engine and one through the gateway. The conversations differ, so that only the beginning
-    /// of the template is cached.
+    /// Runs a round through the engine and one through the gateway. The conversations differ, so that only the
+    /// beginning of the template is cached.
     fn round(&self, number: usize) -> Result<(Round, Round), Error> {
         self.pair(number, [2 * number, 2 * number + 1], self.options.generate_tokens)
     }
@@ -116,8 +116,8 @@ impl OverheadBench<'_> {
         (0..REQUESTS).map(|number| self.pair(number, [conversation; 2], 1)).collect()
     }
 
-    /// Runs a round through the engine and one through the gateway over these conversations. The order alternates, since
-    /// the second round may find a warmer machine.
+    /// Runs a round through the engine and one through the gateway over these conversations. The order alternates,
+    /// since the second round may find a warmer machine.
     fn pair(
         &self,
         number: usize,
@@ -177,7 +177,7 @@ impl OverheadBench<'_> {
         self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
         let total = begun.elapsed();
-        // Only software that stands in for an NPU has no times, and it is not measured.
+        // Times are missing only for software that stands in for an NPU, which the benchmark refuses.
         let Times { first_token: first, total: end } = summary.times.ok_or(Error::ShuttingDown)?;
         Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
     }
@@ -222,7 +222,7 @@ mod tests {
             rest: Duration::from_micros(token * 4),
             tokens: 5,
         };
-        // The machine halves its speed between the rounds, and the ratio does not see it.
+        // The machine is half as fast in the second round, which does not change the ratio.
         let pairs = [(round(54_000, 1000), round(54_400, 1020)), (round(58_000, 2000), round(58_900, 2040))];
         let requests = [(round(100, 0), round(400, 0)), (round(200, 0), round(900, 0))];
         let found = Overhead::of(256, &pairs, &requests);

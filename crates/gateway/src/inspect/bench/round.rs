@@ -72,8 +72,8 @@ pub(super) struct RoundRequest {
 /// Bias of a suppressed token.
 pub(super) const SUPPRESSION: f32 = -100.0;
 
-/// Sleeps before a request, since the threads of ONNX Runtime spin for a while after their last work and would slow down
-/// the next request.
+/// Sleeps before a request, since the threads of ONNX Runtime spin for a while after their last work and would slow
+/// down the next request.
 pub(super) fn rest() {
     std::thread::sleep(Duration::from_millis(100));
 }
@@ -128,7 +128,7 @@ impl TokenSink for TimingSink {
     }
 
     fn finish(&mut self, finish: Finish, _: Usage) {
-        // After an interrupt nobody receives the end.
+        // After an interrupt the receiver is gone.
         let _ = self.events.send(TokenTime::End(finish));
     }
 }
@@ -155,7 +155,7 @@ mod tests {
     fn an_answer_is_as_long_as_was_asked() {
         let engine = engine(&[]);
         for number in 0..8 {
-            // Nearly every token is one that would end the answer, were it not suppressed.
+            // Tokens 0 to 30 are suppressed stop tokens. Without suppression, nearly any token would end the answer.
             let wanted = RoundRequest { prompt: vec![number, 5], tokens: 9, suppressed: (0..31).collect() };
             let round = run(&engine, wanted).unwrap();
             assert_eq!(round.tokens, 9);

@@ -1,4 +1,5 @@
-//! Check of a model before it is compiled or downloaded: its graphs are built without weights and checked like any others.
+//! Check of a model before it is compiled or downloaded: its graphs are built without weights and checked like any
+//! others.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -87,7 +87,7 @@ fn is_ready(report: &Report, part: &OnnxFile) -> bool {
         && !report.findings.iter().any(is_broken)
 }
 
-/// Kind of a failure. A piece of a graph fails as the whole does if the kinds are equal.
+/// Kind of a failure. A piece of a graph reproduces the failure of the whole graph if both kinds are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum FailureKind {
     Code(u32),

@@ -1,7 +1,8 @@
 //! `narthex check`: rules and trials that show whether a model runs on an NPU.
 //!
-//! A file, folder or name becomes graphs, or an architecture if there are no graphs yet. The rules of `narthex_check` read no
-//! weights and run nothing; the `compiler` module adds the results of the vendor's compiler, if it is installed.
+//! A file, folder or name becomes graphs, or an architecture if there are no graphs yet. The rules of `narthex_check`
+//! read no weights and run nothing; the `compiler` module adds the results of the vendor's compiler, if it is
+//! installed.
 
 pub(crate) mod architecture;
 mod compiler;
@@ -176,7 +177,7 @@ impl ModelCheck<'_> {
     }
 }
 
-/// Returns the compiler's result that a recorded placement stands for.
+/// Converts a recorded placement to a result of the compiler.
 fn placement_result(placement: &PlacementRecord, target: &Target) -> CompilerResult {
     let nodes = placement.nodes.values().flat_map(|operators| operators.values()).sum();
     let others = placement.nodes.iter().filter(|(ep, _)| **ep != target.ep());

@@ -34,9 +34,10 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Command of the subprocesses that try one graph each with a vendor's compiler.
 ///
-/// The arguments are followed by a target, the graph's file, and a file for the JSON result of [`Gateway::try_out`]. If a
-/// signal ends the process before it has written the file, the compiler crashed. With a folder as a fourth argument, the
-/// file is for the result of [`Gateway::control`], and [`Gateway::save`] and [`Gateway::record`] then fill the folder.
+/// The arguments are followed by a target, the graph's file, and a file for the JSON result of [`Gateway::try_out`]. If
+/// a signal ends the process before it has written the file, the compiler crashed. With a folder as a fourth argument,
+/// the file is for the result of [`Gateway::control`], and [`Gateway::save`] and [`Gateway::record`] then fill the
+/// folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrialProgram {
     /// Executable.
@@ -54,7 +55,8 @@ pub(super) enum Trial<'a> {
 }
 
 impl Gateway {
-    /// Compiles one graph with the compiler of a target, in this process. Returns `None` if the compiler is not installed.
+    /// Compiles one graph with the compiler of a target, in this process. Returns `None` if the compiler is not
+    /// installed.
     ///
     /// # Errors
     /// [`Error::Device`] if the compiler cannot be loaded.
@@ -88,8 +90,8 @@ impl Gateway {
         }
     }
 
-    /// Compiles one graph with the saver backend of a target's provider, in this process, whose current folder changes for
-    /// the time. The backend writes its calls into the folder, for the vendor.
+    /// Compiles one graph with the saver backend of a target's provider, in this process. The backend writes its calls
+    /// into the folder, for the vendor. During the call, `folder` is the working directory of the process.
     ///
     /// # Errors
     /// As for [`Gateway::try_out`], and [`Error::Io`].

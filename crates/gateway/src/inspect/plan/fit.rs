@@ -255,10 +255,10 @@ mod tests {
             (held(1_000_000_000, 100_000, 2_000_000_000), held(500_000_000, 400_000, 2_000_000_000));
         assert_eq!(context(&[one]), Some(10_000));
         assert_eq!(context(&[one, two]), Some(3750));
-        // A head is all weights.
+        // A head has weights, but no KV cache.
         let head = held(1_999_999_999, 0, 2_000_000_000);
         assert_eq!(context(&[head, one, two]), Some(3750));
-        // What a program has for all of them.
+        // The last entry is the limit for all graphs of a process together.
         assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 2_500_000_000)]), Some(2000));
         assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 1_600_000_000)]), None);
         assert_eq!(context(&[]), None);
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
         assert_eq!(in_memory(&estimate, room.memory)[1].context, Some(512));
         assert_eq!(in_memory(&estimate, room.memory - 1)[1].context, None);
-        // Nothing is said of a machine of which nothing is known, or of one with room.
+        // There is no minimum if the CPU's memory is unknown or a device has enough memory.
         assert_eq!(least(&[device(CPU, None)]), None);
         assert_eq!(least(&[device(CPU, None), device("gpu", Some(1))]), None);
         assert_eq!(least(&[device(CPU, Some(1)), device("gpu", Some(1 << 40))]), None);

@@ -1,5 +1,5 @@
-//! `narthex plan`: sizes, cache and NPU verdicts of a model from its settings alone, and the devices of this machine with
-//! enough memory for it.
+//! `narthex plan`: sizes, cache and NPU verdicts of a model from its settings alone, and the devices of this machine
+//! with enough memory for it.
 //!
 //! The figures are those of a compile without weights; `fit` compares them with the memory of devices.
 
@@ -36,7 +36,7 @@ use crate::{
     report::models::ModelListing,
 };
 
-/// Bytes of memory that machines with an NPU have at most, unless this one has more: 64 GB.
+/// Assumed maximum memory of machines with an NPU in bytes: 64 GB. A machine with more memory uses its own.
 const NPU_MACHINE_MEMORY: u64 = 64_000_000_000;
 
 /// Request for the plan of a model.
@@ -106,8 +106,8 @@ impl Gateway {
     /// Plans a model from its settings alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for ONNX files and for families that are not supported, [`Error::UnknownModel`], and errors of
-    /// reading the settings.
+    /// [`Error::Invalid`] for ONNX files and for families that are not supported, [`Error::UnknownModel`], and errors
+    /// of reading the settings.
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
         let library = self.library();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });

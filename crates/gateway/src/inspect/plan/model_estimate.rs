@@ -125,8 +125,8 @@ impl ModelEstimate {
         })
     }
 
-    /// Weighs the scores: a target without room in `memory` refuses the model, schemes count by the quality that they keep,
-    /// and a device that is known to give other answers counts nothing.
+    /// Adjusts the scores: a target whose weights exceed `memory` is refused, scores are multiplied by the quality that
+    /// the scheme keeps, and a device with a known divergence of its answers scores 0.
     pub(super) fn weigh(&mut self, memory: u64, canary: &[KnownDivergence]) {
         for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
             let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
@@ -174,7 +174,7 @@ impl ModelEstimate {
             .iter()
             .flat_map(|estimate| estimate.targets.iter().map(move |found| (estimate.scheme, found)));
         let suits = |found: &TargetEstimate| (found.runs(), found.score.total);
-        // Of equals the first: 8 bits before 4.
+        // The first of equal schemes wins: 8 bits before 4.
         all.filter(|(_, found)| among(&found.target))
             .reduce(|best, next| if suits(next.1) > suits(best.1) { next } else { best })
     }

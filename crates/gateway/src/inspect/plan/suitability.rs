@@ -17,7 +17,7 @@ pub struct MachineSpeed {
     pub bandwidth: f64,
 }
 
-/// Expected speed, by the weights that the memory delivers in a second.
+/// Expected speed: how many times a second the measured memory bandwidth can read all weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SpeedClass {
@@ -59,10 +59,10 @@ pub struct RankedModel {
 /// Bytes of memory reserved for the system, the program and activations.
 pub(super) const RESERVED: u64 = 1 << 30;
 
-/// Bytes of the buffer of the measurement: more than caches hold.
+/// Size of the measurement's buffer in bytes, which exceeds the CPU's caches.
 const BUFFER: usize = 128 << 20;
 
-/// Speed from which more is no more useful, in tokens a second: faster than people read.
+/// Tokens per second above which more speed does not raise the score; faster than people read.
 const READING: f64 = 10.0;
 
 impl MachineSpeed {
@@ -81,14 +81,15 @@ impl MachineSpeed {
             });
             BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
         };
-        // The first pass finds cold pages.
+        // The best of three passes counts, because the first one is slowed by cold pages.
         let bandwidth = (0..3).map(|_| pass()).fold(0.0, f64::max);
         Self { memory: inventory::memory_bytes(), bandwidth }
     }
 }
 
-/// Returns the share of quality that a scheme keeps: the ratio of perplexities of smollm2:135m in f32 and in the scheme, over
-/// the text of `cargo xtask perplexity` (21.940 in f32, 21.950 in w8, 25.028 in w4). Larger models lose less in w4.
+/// Returns the share of quality that a scheme keeps: the ratio of perplexities of smollm2:135m in f32 and in the
+/// scheme, over the text of `cargo xtask perplexity` (21.940 in f32, 21.950 in w8, 25.028 in w4). Larger models lose
+/// less in w4.
 pub(crate) fn kept_quality(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
@@ -115,7 +116,7 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
         Suitability { scheme, bytes, fits, speed, quality, score }
     };
     let [w8, w4] = [in_scheme(Scheme::W8, figures.w8), in_scheme(Scheme::W4, figures.w4)];
-    // Where neither fits, the smaller one shows how far off it is.
+    // If neither fits, the smaller one is returned, which shows how much memory is missing.
     let w4_is_better = if w4.fits { !w8.fits || w4.score > w8.score } else { true };
     Some(if w4_is_better { w4 } else { w8 })
 }

@@ -3,7 +3,7 @@
 use narthex_spec::{DeviceName, DevicePlacement, PhaseSplit};
 use serde::{Deserialize, Serialize};
 
-/// Request that devices are compared by: a short conversation with a paragraph as its answer.
+/// Size of the request for which devices are compared: a short conversation with a paragraph as its answer.
 pub(crate) const TYPICAL: RequestSize = RequestSize { prompt: 256, answer: 128 };
 
 /// Minimum speedup of a pair over the best device. A pair holds the weights in memory twice.
@@ -59,7 +59,7 @@ pub(crate) struct DeviceChoice {
 
 impl PhaseTimes {
     /// Returns the milliseconds of one step over this many tokens, by linear interpolation between the two measured
-    /// lengths. For static graphs the line is level.
+    /// lengths. For static graphs both lengths take the same time.
     fn step_ms(&self, tokens: usize) -> f64 {
         if tokens <= 1 {
             return self.token_ms * tokens as f64;
@@ -129,8 +129,8 @@ impl Measurements {
         (prefill != decode).then_some(PhaseSplit { prefill, decode })
     }
 
-    /// Returns the number of tokens from which the prefill device is faster; `None` if that was not measured, or is never
-    /// the case.
+    /// Returns the number of tokens from which the prefill device is faster; `None` if that was not measured, or is
+    /// never the case.
     pub(crate) fn break_even(&self, split: PhaseSplit) -> Option<usize> {
         self.pair(split)?.break_even()
     }
@@ -189,12 +189,12 @@ pub(crate) fn explain_break_even(split: PhaseSplit, break_even: usize) -> Option
 mod tests {
     use super::*;
 
-    /// A static graph: 64 tokens take as long as two.
+    /// Device with static graphs: 64 tokens take as long as two.
     fn npu(chunk_ms: f64, token_ms: f64) -> PhaseTimes {
         PhaseTimes { device: DeviceName::Qnn, chunk: 64, chunk_ms, short_ms: chunk_ms, token_ms }
     }
 
-    /// Two tokens take 12 ms, and each further one half a millisecond.
+    /// Device on which two tokens take 12 ms, and each further token 0.5 ms.
     fn cpu() -> PhaseTimes {
         PhaseTimes { device: DeviceName::Cpu, chunk: 258, chunk_ms: 140.0, short_ms: 12.0, token_ms: 10.0 }
     }
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn a_fast_reader_and_a_fast_writer_are_joined() {
-        // Four chunks of 10 ms and 256 tokens of 0.01 ms instead of 139 ms are worth it where answers are cheap, and not
-        // where they are nearly everything.
+        // Four chunks of 10 ms and a handover of 256 tokens at 0.01 ms replace 139 ms of prefill on the CPU. That pays
+        // off if generated tokens are cheap, but not if they take most of the time.
         let quick = PhaseTimes { token_ms: 1.0, ..cpu() };
         let found = measured(vec![npu(10.0, 8.0), quick], 0.01).choose().unwrap();
         assert_eq!(found.place, DevicePlacement::Phases(SPLIT));
@@ -257,10 +257,11 @@ mod tests {
             };
             assert_eq!(found.break_even(SPLIT), expected, "{chunk_ms} ms, {handover} ms per token");
         };
-        // 20 ms are those of 18 tokens on the CPU (12 + 16 * 0.5), so 19 are the first that are faster.
+        // In 20 ms the CPU reads 18 tokens (12 + 16 * 0.5), so the NPU is faster from 19 tokens on.
         check(20.0, 0.0, Some(19));
         check(10.0, 0.0, Some(2));
-        // 0.25 ms per token halve what each token saves: 12 + (n - 2) * 0.5 > 20 + n * 0.25 from 37 tokens on.
+        // A handover of 0.25 ms per token halves the gain per token: 12 + (n - 2) * 0.5 > 20 + n * 0.25 from 37 tokens
+        // on.
         check(20.0, 0.25, Some(37));
         check(40.0, 0.0, Some(59));
         check(50.0, 0.0, None);
@@ -270,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_prompt_is_read_where_it_is_faster() {
-        // 200 tokens are three chunks and 8 tokens: below the break-even of 19 they are the CPU's.
+        // 200 tokens are three chunks and 8 tokens. The 8 tokens are below the break-even of 19, so the CPU reads them.
         let (prefill, decode) = (npu(20.0, 80.0), cpu());
         let pair = DevicePair { prefill: &prefill, decode: &decode, handover: 0.0 };
         let request = RequestSize { prompt: 200, answer: 1 };

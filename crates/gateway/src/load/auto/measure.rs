@@ -8,13 +8,13 @@ use narthex_spec::{DeviceName, TokenId};
 use super::estimate::{PhaseTimes, SHORT, TYPICAL};
 use crate::load::verify::{SLOT, feed};
 
-/// Measured rounds after a warm-up; the median counts.
+/// Number of measured rounds after a warm-up. The result is their median.
 const ROUNDS: usize = 3;
 
 /// Tokens generated in each round.
 const STEPS: usize = 8;
 
-/// Returns the time since some fixed moment.
+/// Clock that returns the time since some fixed moment.
 pub(crate) type Clock<'a> = &'a mut dyn FnMut() -> Duration;
 
 /// Measures both phases. The executor's first slot is empty before and after.
@@ -109,7 +109,7 @@ mod tests {
         FakeExecutor::new(Limits { slots: 2, context, chunk, batch: 2, vocab: 32, kv })
     }
 
-    /// A clock that goes on by one millisecond whenever it is read, and by ten in the round that is not counted.
+    /// Clock that advances by one millisecond per reading, and by ten in the warm-up round.
     fn clock(slow: usize) -> impl FnMut() -> Duration {
         let (mut reads, mut time) = (0, Duration::ZERO);
         move || {
@@ -132,7 +132,7 @@ mod tests {
         // Four chunks of 64 tokens in one millisecond.
         check(64, 512, (64, 0.25));
         check(256, 512, (256, 1.0));
-        // 91 of 100 tokens leave room for eight more and one that needs none.
+        // A context of 100 tokens has room for a prompt of 91, because eight steps and one more token are subtracted.
         check(64, 100, (64, 1.0));
         check(256, 100, (91, 1.0));
     }
@@ -142,7 +142,7 @@ mod tests {
         let (mut from, mut to) = (executor(64, 512), executor(256, 101));
         let watches = [from.watch(), to.watch()];
         let found = handover(&mut from, &mut to, &mut clock(2)).unwrap();
-        // A hundred tokens in a millisecond.
+        // A handover of 100 tokens takes one millisecond.
         assert_eq!(found, 0.01);
         assert_eq!(watches.map(|watch| watch.lengths()), [[0, 0], [0, 0]]);
     }

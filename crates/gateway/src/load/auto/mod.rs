@@ -62,9 +62,9 @@ struct MeasurementOutcome {
 pub(crate) type OpenDecoder<'a> =
     &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>;
 
-/// Returns the fastest place for a decoder, and the devices that were not measured. Measures the devices of the order that
-/// this machine has, unless a record under the same keys exists. Returns `None` if fewer than two devices are usable.
-/// Stand-ins are never chosen.
+/// Returns the fastest place for a decoder, and the devices that were not measured. Measures the devices of the order
+/// that this machine has, unless a record under the same keys exists. Returns `None` if fewer than two devices are
+/// usable. Stand-ins are never chosen.
 ///
 /// # Errors
 /// [`Error::Cancelled`]; a device that fails is listed as refused.
@@ -140,7 +140,8 @@ fn cache_keys(request: &LoadRequest<'_>, devices: &[DeviceName]) -> Vec<CacheKey
     devices.iter().filter_map(key).collect()
 }
 
-/// Opens one device after the other, so that one model is in memory at a time, and then the best two for their handover.
+/// Opens one device after the other, so that one model is in memory at a time, and then the best two for their
+/// handover.
 fn measure_all(
     devices: &[DeviceName],
     open: OpenDecoder<'_>,

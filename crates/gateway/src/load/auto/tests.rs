@@ -1,4 +1,4 @@
-//! Measuring on made-up devices, and when what was measured still holds.
+//! Measurement of fake devices, and validity of stored measurements.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ const NPU: DeviceName = DeviceName::Qnn;
 const GPU: DeviceName = DeviceName::WebGpu;
 const CPU: DeviceName = DeviceName::Cpu;
 
-/// An executor whose steps let a clock go on by so many microseconds.
+/// Executor whose steps and handovers advance a clock by a given number of microseconds.
 struct Timed {
     inner: FakeExecutor,
     step: fn(usize) -> u64,
@@ -57,8 +57,8 @@ impl Executor for Timed {
     }
 }
 
-/// An NPU that reads 64 tokens in 4 ms and writes one in as many, a GPU that takes 1 ms for each of a span's tokens, and
-/// a CPU that takes 3 ms.
+/// Fake device: an NPU takes 4 ms for a step of up to 64 tokens, a GPU 1 ms per token, and a CPU 3 ms per token.
+/// `handover` is in microseconds per token.
 fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
     let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
     let chunk = if device == NPU { 64 } else { 256 };
@@ -71,7 +71,7 @@ fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
     Timed { inner, step, handover, clock: clock.clone() }
 }
 
-/// Measures the three; `spoil` may change one that is loaded, or refuse it.
+/// Measures the three devices. `spoil` may change a loaded device, or refuse it.
 fn measure(
     handover: u64,
     spoil: &dyn Fn(DeviceName, &mut Timed) -> Option<PassedOver>,
@@ -108,10 +108,11 @@ fn devices_are_measured_in_turn_and_the_best_two_together() {
     assert_eq!((handover.prefill, handover.decode), (NPU, GPU));
     near(handover.token_ms, 0.01);
     let split = PhaseSplit { prefill: NPU, decode: GPU };
-    // 4 ms are those of four tokens, and a handover of four is not free.
+    // The GPU reads four tokens in the 4 ms of an NPU step, and the handover adds to the NPU's time, so the NPU wins
+    // from five on.
     assert_eq!(found.measured.break_even(split), Some(5));
     assert_eq!(found.measured.choose().unwrap().place, DevicePlacement::Phases(split));
-    // A millisecond per token is what the GPU takes to read it itself.
+    // A handover of 1 ms per token costs as much as reading the token on the GPU.
     let (dear, _) = measure(1_000, &|_, _| None);
     assert_eq!(dear.measured.choose().unwrap().place, DevicePlacement::Single(GPU));
 }

@@ -48,7 +48,7 @@ impl AttemptError {
     }
 }
 
-/// Opens a package on a device, a decoder's head on `head` if it has a device of its own.
+/// Opens a package on a device. `head` is the device of a decoder's head, if it is another one.
 pub(super) fn open(
     request: &LoadRequest<'_>,
     name: DeviceName,
@@ -78,7 +78,7 @@ pub(super) fn open(
         // The CPU is the reference.
         return Ok(OpenModel { model, report, passed_over: Vec::new(), monitors: Vec::new() });
     }
-    // If one of two devices is an NPU, that one is shared in turns.
+    // If one of the two devices is an NPU, models take turns on that one.
     let shared = devices.head.as_ref().map(|head| head.name).filter(|head| head.kind() == DeviceKind::Npu);
     let reopen = reopen(request, &devices, &cache);
     model = supervised(model, shared.unwrap_or(name), reopen);
@@ -113,7 +113,7 @@ pub(super) fn prepare(
     let mut selected = SelectedDevice { name, device };
     let key = CacheKey::new(&selected, runtime, facts);
     let folder = store.machine(&package.folder, name.as_str())?;
-    // The folder for compiled graphs is no part of the key.
+    // The folder for compiled graphs is not part of the key.
     selected.device = contexts::with_provider_cache(selected.device, &folder, &key);
     Ok((selected, key))
 }
@@ -143,7 +143,7 @@ fn missing_graphs(package: &Package, variant: Variant) -> Refusal {
     Refusal { cause: Cause::Refused, reason: reason.to_owned(), fix: Some(fix) }
 }
 
-/// Opens the sessions, with compiled contexts where the provider makes them. Adds events worth knowing to `notes`.
+/// Opens the sessions, with compiled contexts where the provider makes them. Adds events for the user to `notes`.
 fn open_sessions(
     request: &LoadRequest<'_>,
     devices: &DeviceAssignment,

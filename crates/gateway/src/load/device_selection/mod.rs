@@ -21,8 +21,8 @@ struct FailedAttempt {
     error: AttemptError,
 }
 
-/// Opens a package as the settings require: a decoder on the configured or measured division first, then any model on the
-/// first device of the order that takes it.
+/// Opens a package as the settings require: a decoder on the configured or measured division first, then any model on
+/// the first device of the order that takes it.
 pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
     let Config { place, ref providers, .. } = *request.config;
     let (mut preferred, mut measured) = (None, None);
@@ -128,7 +128,7 @@ fn insufficient_share(config: &Config, report: &PlacementReport) -> Option<Passe
 #[derive(Default)]
 struct Failures {
     passed_over: Vec<PassedOver>,
-    /// Errors of the devices that were really tried.
+    /// Errors of the devices that were present and tried.
     errors: Vec<Error>,
 }
 
@@ -140,7 +140,8 @@ impl Failures {
         }
     }
 
-    /// Returns the error of a load that no device took. If only one device was tried, its own error is the most specific.
+    /// Returns the error of a load that no device took. If only one device was tried, its own error is the most
+    /// specific.
     fn into_error(mut self, name: &ModelName, policy: NpuPolicy) -> Error {
         match self.errors.pop() {
             Some(error) if self.errors.is_empty() && policy != NpuPolicy::Require => error,

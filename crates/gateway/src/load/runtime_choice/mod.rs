@@ -61,8 +61,8 @@ impl RuntimeChoice {
         }
     }
 
-    /// Verifies the library and the providers' libraries that changed since their last verification. The devices of a damaged
-    /// provider are refused.
+    /// Verifies the library and the providers' libraries that changed since their last verification. The devices of a
+    /// damaged provider are refused.
     ///
     /// # Errors
     /// [`Error::Catalog`] for a damaged ONNX Runtime, [`Error::Cancelled`].
@@ -85,7 +85,8 @@ impl RuntimeChoice {
         Ok(())
     }
 
-    /// Loads the library now if it is not the CPU runtime, which earlier jobs of the load would otherwise take.
+    /// Loads the library now if it is not that of the CPU runtime. Earlier jobs of the load would otherwise load the
+    /// CPU runtime, and a process loads only one.
     pub(crate) fn load_early(&self, library: &Library) -> Result<(), Error> {
         if let (RuntimeLibrary::Installed(ep), Some(file)) = (&self.library, self.file(library)?)
             && *ep != Ep::Cpu

@@ -8,7 +8,7 @@ use narthex_device::inventory::{Accelerator, AcceleratorKind};
 use super::*;
 use crate::gateway::Gateway;
 
-/// A machine with these accelerators and libraries.
+/// Returns the facts of a machine with these accelerators and libraries.
 fn machine([os, processor]: [&str; 2], drivers: &[(AcceleratorKind, &str)], libraries: &[Ep]) -> Facts {
     let accelerator = |&(kind, driver): &(AcceleratorKind, &str)| Accelerator {
         kind,
@@ -57,7 +57,7 @@ fn the_first_usable_device_decides_the_library() {
     check("openvino,cuda,cpu", None, linux(&[Ep::Cuda, Ep::OpenVino]), Ep::Cpu);
     check("openvino,cuda,cpu", None, linux(&[Ep::Cuda]), Ep::Cuda);
     check("cpu,cuda", None, linux(&[Ep::Cuda]), Ep::Cpu);
-    // Of devices that are used together the CPU alone runs in any core.
+    // If devices are combined, the CPU does not decide, because it runs with any library.
     check("cpu,cuda", Some("auto"), linux(&[Ep::Cuda]), Ep::Cuda);
     check("cpu", Some("prefill=cpu,decode=cuda"), linux(&[Ep::Cuda]), Ep::Cuda);
 }
@@ -88,10 +88,10 @@ fn a_provider_that_needs_another_library_is_refused() {
     );
     let refused = [("openvino", plugin.as_str()), ("webgpu", &plugin), ("cuda", &own(directml))];
     check(Ep::DirectMl, &["directml", "cpu"], &refused);
-    // This core has the version of the plugins'.
+    // The cuda runtime has the ONNX Runtime version of the plugins.
     let cuda = own("that of the cuda runtime, 1.31.1");
     check(Ep::Cuda, &["cuda", "openvino", "webgpu", "cpu"], &[("directml", &cuda)]);
-    // The library stays what a provider is registered with.
+    // The library of the provider itself does not change.
     assert_eq!(
         RuntimeLibrary::Installed(Ep::Cuda).restrict(all()).libraries[&Ep::Cuda],
         Path::new("/lib/cuda")
@@ -113,7 +113,7 @@ fn a_named_library_brings_the_providers_beside_it() {
     assert_eq!(found, [core.clone(), core.clone(), "/lib/openvino".into()]);
 }
 
-/// Writes the receipt of a runtime whose library is a few bytes; `None` where it is not made for this platform.
+/// Writes the receipt of a runtime whose library is a few bytes; `None` if this platform has no such runtime.
 fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
     let pin = runtimes::pinned(kind).ok()?;
     let folder = store.root().join(format!("runtimes/{kind}-{}", pin.package.version));
@@ -134,7 +134,7 @@ fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
 #[test]
 fn runtimes_of_the_store_are_found_with_their_libraries() {
     let home = tempfile::tempdir().unwrap();
-    // A named core is the one whatever is loaded in this process, and brings nothing.
+    // A library in the settings takes precedence over the one that is loaded in this process, and adds no providers.
     let core = Some(home.path().join("libonnxruntime.so"));
     let config = Config { home: Some(home.path().join("home")), runtime: core, ..Config::standard() };
     let gateway = Gateway::open(config).unwrap();
@@ -165,7 +165,7 @@ fn the_chosen_library_is_loaded() {
     let choice = RuntimeChoice { library: cuda, facts };
     if named_file(&library.config).is_none() {
         assert_eq!(choice.file(library).unwrap(), Some(file.clone()));
-        // A few bytes are no library.
+        // The file is not a valid library.
         let told = choice.load_early(library).unwrap_err().to_string();
         assert!(told.contains(&file.canonicalize().unwrap().display().to_string()), "{told}");
     }

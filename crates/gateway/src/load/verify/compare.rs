@@ -3,11 +3,12 @@
 use narthex_engine::executor::NEVER;
 use serde::{Deserialize, Serialize};
 
-/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision on another device stays ten times
-/// below; a wrong layout or scale is far above.
+/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision on another device is ten times
+/// lower; a wrong layout or scale is far higher.
 const MEAN_DIVERGENCE: f64 = 0.02;
 
-/// Minimum distance of the CPU's two best logits for the best token to count. Closer logits may round either way.
+/// Minimum difference of the CPU's two best logits for the best token to be compared. Closer logits may round either
+/// way.
 const MARGIN: f32 = 0.5;
 
 /// Minimum cosine of an embedding to the CPU's.
@@ -175,7 +176,8 @@ mod tests {
         let row = [1.0f32, 3.0, 0.0];
         let same = Position::new(0, 4, &row, &[2.0, 4.0, 1.0]);
         assert!(same.agrees && same.divergence.unwrap().abs() < 1e-9 && same.margin == 2.0, "{same:?}");
-        // Softmax of [0, ln 3] is [1/4, 3/4] and of [0, 0] is [1/2, 1/2]: 1/4 ln(1/2) + 3/4 ln(3/2).
+        // Softmax of [0, ln 3] is [1/4, 3/4] and of [0, 0] is [1/2, 1/2], so the divergence is 1/4 ln(1/2) + 3/4
+        // ln(3/2).
         let found = divergence(&[0.0, 3f32.ln()], &[0.0, 0.0]).unwrap();
         assert!((found - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs() < 1e-6, "{found}");
         assert_eq!(divergence(&row, &[1.0, f32::NAN, 0.0]), None);
@@ -189,7 +191,7 @@ mod tests {
 
     #[test]
     fn losses_are_measured_over_the_kept_tokens() {
-        // 1/2, 1/4, 1/4.
+        // The probabilities are 1/2, 1/4, 1/4.
         let whole = [2f32.ln(), 0.0, 0.0];
         let same = ReductionLoss::new(&whole, &whole).unwrap();
         assert!(
@@ -199,7 +201,7 @@ mod tests {
         let pruned = ReductionLoss::new(&whole, &[NEVER, 1.0, 1.0]).unwrap();
         assert!((pruned.mass - 0.5).abs() < 1e-6 && pruned.divergence.abs() < 1e-6, "{pruned:?}");
         assert!(!pruned.agrees && pruned.vocabulary == KeptVocabulary::Subset);
-        // Of the first two, 2/3 and 1/3 became 1/2 each.
+        // The first two tokens have 2/3 and 1/3 of the kept probability, and 1/2 each in the reduced model.
         let other = ReductionLoss::new(&whole, &[0.0, 0.0, NEVER]).unwrap();
         let expected = 2.0 / 3.0 * (4f64 / 3.0).ln() + 1.0 / 3.0 * (2f64 / 3.0).ln();
         assert!((other.mass - 0.75).abs() < 1e-6 && (other.divergence - expected).abs() < 1e-6, "{other:?}");

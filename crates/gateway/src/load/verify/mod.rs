@@ -57,7 +57,8 @@ const STEPS: usize = 3;
 /// Maximum length of a prompt in tokens, apart from those that fill an encoder's longer buckets.
 const LONGEST: usize = 72;
 
-/// Maximum number of prompt tokens in one call, so that the rest of a longer prompt is read over a past on every device.
+/// Maximum number of prompt tokens in one call, so that on every device the rest of a longer prompt is read with past
+/// tokens in the KV cache.
 const PIECE: usize = 40;
 
 /// Record of a package's check on a device.

@@ -1,4 +1,4 @@
-//! The check over fake executors.
+//! The numerics check over fake executors.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ fn executor(chunk: usize) -> FakeExecutor {
     FakeExecutor::new(Limits { slots: 1, context: 96, chunk, batch: 1, vocab: 50, kv })
 }
 
-/// Texts of one, five and seventy tokens.
+/// Returns texts of one, five and seventy tokens.
 fn texts() -> Vec<Vec<TokenId>> {
     [1, 5, 70].map(|count| (0..count).map(|i| i * 7 % 50).collect()).into()
 }
@@ -27,7 +27,7 @@ fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
     assert_eq!(compare::decoder_verdict(&positions), None);
 }
 
-/// Gives every row turned by one place, as a wrong layout does.
+/// Executor whose rows are rotated by one element, as with a wrong layout.
 struct Turned(FakeExecutor, Vec<f32>);
 
 impl Executor for Turned {
@@ -78,7 +78,7 @@ fn every_bucket_of_an_encoder_is_run() {
     check(&[64, 128, 256, 512], &[5, 30, 90], &[5, 30, 72, 256, 512]);
     check(&[512, 64], &[5, 30, 90], &[5, 30, 72]);
     check(&[32, 64, 128], &[90], &[72, 32, 64]);
-    // A text that fits into no bucket is cut to the longest, which is filled by then.
+    // A text longer than every bucket uses none of them, so a text for the bucket of 32 is added.
     check(&[16, 32], &[5, 90], &[5, 72, 32]);
     check(&[], &[5], &[5]);
     check(&[64], &[], &[]);
@@ -96,7 +96,7 @@ fn every_context_of_a_decoder_is_run() {
     assert!(exceed_contexts(&[], &[8, 16].into()).is_empty());
 }
 
-/// Cancels in its second step.
+/// Executor that cancels in its second step.
 struct Cancelling {
     inner: FakeExecutor,
     steps: usize,

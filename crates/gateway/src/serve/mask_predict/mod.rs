@@ -1,9 +1,11 @@
-//! Text generation with a masked language model: masks are filled, and the least certain tokens filled again, in rounds.
+//! Text generation with a masked language model: masks are filled, and the least certain tokens filled again, in
+//! rounds.
 //!
-//! This is mask-predict (Ghazvininejad et al. 2019, arXiv:1904.09324, §3.2) without its length predictor: the request gives
-//! the number of tokens. All tokens begin as masks. A round replaces each mask by its likeliest token; after round `t` of
-//! `T`, the `N (T - t) / T` of the `N` tokens with the lowest probabilities become masks again. The others keep the
-//! probability of the round that chose them. Special tokens are never chosen. Equal requests have equal answers.
+//! This is mask-predict (Ghazvininejad et al. 2019, arXiv:1904.09324, §3.2) without its length predictor: the request
+//! gives the number of tokens. All tokens begin as masks. A round replaces each mask by its likeliest token; after
+//! round `t` of `T`, the `N (T - t) / T` of the `N` tokens with the lowest probabilities become masks again. The others
+//! keep the probability of the round that chose them. Special tokens are never chosen. Equal requests have equal
+//! answers.
 
 use narthex_spec::TokenId;
 

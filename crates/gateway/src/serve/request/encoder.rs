@@ -109,8 +109,8 @@ pub struct AnswerRequest {
 }
 
 impl AnswerRequest {
-    /// Creates a request with the default settings: one answer of up to 30 tokens, and windows of 384 tokens that overlap
-    /// by 128.
+    /// Creates a request with the default settings: one answer of up to 30 tokens, and windows of 384 tokens that
+    /// overlap by 128.
     pub fn new(question: impl Into<String>, context: impl Into<String>) -> Self {
         Self {
             question: question.into(),

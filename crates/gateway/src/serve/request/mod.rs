@@ -48,7 +48,7 @@ pub struct ChatRequest {
     pub options: GenerateOptions,
 }
 
-/// Prompt that a conversation becomes.
+/// Prompt of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatPrompt {
     /// Text of the chat template.
@@ -188,7 +188,7 @@ pub trait GenerationSink: Send {
     /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 
-    /// Returns whether nobody receives the events any more. It ends the work that precedes the first event.
+    /// Returns whether the events have no receiver any more. If so, the work before the first event ends too.
     fn is_closed(&self) -> bool {
         false
     }
@@ -291,11 +291,11 @@ pub struct Summary {
     pub completion_tokens: usize,
     /// Generated tokens of reasoning among them.
     pub reasoning_tokens: usize,
-    /// Tokens of drafts that were the model's own; they are among the generated ones.
+    /// Draft tokens that the model accepted; they are included in `completion_tokens`.
     pub accepted_tokens: usize,
-    /// Tokens of drafts that were not.
+    /// Draft tokens that the model rejected.
     pub rejected_tokens: usize,
-    /// Times; `None` if software stood in for an NPU, since its times mean nothing.
+    /// Times; `None` if software stood in for an NPU, because its times are meaningless.
     pub times: Option<Times>,
 }
 

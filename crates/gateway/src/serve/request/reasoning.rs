@@ -26,7 +26,7 @@ pub enum Thinking {
 }
 
 impl ReasoningSettings {
-    /// Returns the variables of the chat template. Templates know the switch by one of two names.
+    /// Returns the variables of the chat template. Templates use one of two names for the reasoning switch.
     pub(crate) fn template_variables(&self) -> Map<String, Value> {
         let mut variables = self.variables.clone();
         let is_on = match self.thinking {
@@ -40,7 +40,7 @@ impl ReasoningSettings {
         variables
     }
 
-    /// Returns the maximum number of tokens of reasoning: 0 without any.
+    /// Returns the maximum number of tokens of reasoning; 0 if reasoning is off.
     pub(crate) fn limit(&self) -> Option<usize> {
         if self.thinking == Thinking::Off { Some(0) } else { self.budget }
     }

@@ -47,7 +47,7 @@ pub(in crate::serve) enum TextEnd {
 pub(in crate::serve) struct AnswerCalls {
     parser: ToolParser,
     limit: CallLimit,
-    /// Spellings of special tokens around calls, which no client sees.
+    /// Texts of special tokens around calls, which are hidden from clients.
     hidden: Vec<String>,
     begun: usize,
     complete: usize,
@@ -57,7 +57,7 @@ pub(in crate::serve) struct AnswerCalls {
 }
 
 impl AnswerCalls {
-    /// A parser of one answer.
+    /// Creates the parser of one answer.
     pub(in crate::serve) fn new(rules: &CallRules, tokenizer: &Tokenizer) -> Self {
         let markers = tools::markers(rules.format);
         let specials = tokenizer.special_tokens().iter().map(|token| token.text.clone());
@@ -96,7 +96,8 @@ impl AnswerCalls {
         self.pieces(events)
     }
 
-    /// Ends the answer and returns the rest. Of a call that was cut off, the client has all that the model wrote.
+    /// Ends the answer and returns the rest. If a call was cut off, the client receives everything that the model wrote
+    /// of it.
     pub(in crate::serve) fn finish(&mut self, end: TextEnd) -> Vec<Piece> {
         if self.is_exhausted() {
             return Vec::new();
@@ -168,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A tokenizer in which these tokens are special.
+    /// Returns a tokenizer in which these tokens are special.
     fn tokenizer(special: &[&str]) -> Tokenizer {
         let mut tokens = vec!["a".to_owned()];
         tokens.extend(special.iter().map(|token| (*token).to_owned()));
@@ -219,7 +220,7 @@ mod tests {
         let both: &[(&str, &str)] = &[("f", r#"{"a": 1}"#), ("f", "{}")];
         check(ToolFormat::Mistral, Any, two, Complete, ("", both, [2, 0]));
         check(ToolFormat::Mistral, One, two, Complete, ("", &both[..1], [1, 0]));
-        // No client sees a special token, whatever the model did with it.
+        // Special tokens are always hidden from clients.
         check(ToolFormat::Mistral, Any, "a [TOOL_CALLS]?", Complete, ("a ?", &[], [0, 1]));
         let open = r#"<tool_call>{"name": "f", "arguments": {"x": "a"#;
         let begun: &[(&str, &str)] = &[("f", r#"{"x": "a"#)];

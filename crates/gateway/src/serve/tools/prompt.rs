@@ -61,8 +61,8 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
     settings.tools.iter().map(declaration).collect()
 }
 
-/// Returns the conversation with what its template does not write as text: the tools in a system message, calls and results
-/// in the content of messages. `tools` are left to the template if it writes them.
+/// Converts the parts of a conversation that its template does not support to text: the tools to a system message,
+/// calls and results to the content of messages. `tools` remain only if the template writes them.
 pub(in crate::serve) fn conversation(
     messages: Vec<Message>,
     tools: &mut Vec<Value>,
@@ -122,7 +122,7 @@ fn adapted(mut message: Message, format: ToolFormat, abilities: Abilities) -> Me
     if format == ToolFormat::Mistral {
         let ids = message.tool_calls.iter_mut().map(|call| &mut call.id).chain([&mut message.tool_call_id]);
         ids.for_each(|id| *id = id.as_deref().map(short_id));
-        // A call without an id is answered by the result that follows it.
+        // A call without an id belongs to the result that follows it.
         message.tool_calls.iter_mut().for_each(|call| _ = call.id.get_or_insert_with(|| short_id("")));
         if message.role == Role::Tool {
             message.tool_call_id.get_or_insert_with(|| short_id(""));

@@ -1,4 +1,4 @@
-//! What is compiled once: contexts of a package, and what providers keep by themselves.
+//! Cached compilations: the compiled contexts of a package, and the folders of providers that store their own.
 
 use super::*;
 
@@ -35,12 +35,13 @@ fn a_package_s_contexts_that_do_not_hold_are_refused_with_the_reason_and_made_an
     damaged[whole.len() / 2] ^= 1;
     fs::write(package.folder.join(binary), damaged).unwrap();
     check(&here, &format!("{binary} is damaged"), &anew);
-    // Whole ones come to the provider, which takes no weights in common on this machine; what was made before is kept.
+    // Undamaged contexts are handed to the provider, which refuses their shared weights on this machine. The contexts
+    // that this machine compiled earlier are used.
     fs::write(package.folder.join(binary), whole).unwrap();
     check(&here, "failed to load the graph", &[]);
 }
 
-/// Loads a package on a Mac; gives it, and whether CoreML was given a folder for what it compiles.
+/// Loads a package with the facts of a Mac. Returns the model, and whether CoreML got a folder for its compiled graphs.
 fn on_a_mac(scheme: Scheme) -> (LoadedModel, bool) {
     let package = Package::of(scheme);
     let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "coreml,cpu");

@@ -1,5 +1,5 @@
-//! What becomes of models on the way to a device. The machine's facts are those of a Snapdragon, and Qualcomm's emulation answers
-//! in the NPU's place, as it would for a graph that is compiled there.
+//! Choice of the device for a model. The machine's facts are those of a Snapdragon X Elite, and Qualcomm's emulation
+//! runs the graphs in place of the NPU.
 
 mod caches;
 mod refused;
@@ -35,7 +35,7 @@ use crate::{
     load::{eligibility, loaded_model::LoadedModel, runtime_choice::cpu_runtime},
 };
 
-/// A package of the tiny Llama with graphs of fixed shape, in a store of its own.
+/// Package of the tiny Llama with static graphs, in a temporary store.
 struct Package {
     home: tempfile::TempDir,
     key: PackageKey,
@@ -59,7 +59,7 @@ impl Package {
         Self { home, key: PackageKey { name: manifest.name, scheme }, folder }
     }
 
-    /// The package with its decode graph as another exporter might have written it.
+    /// Creates a package whose decode graph `change` has edited, as another exporter might have written it.
     fn with(change: impl FnOnce(&mut Graph)) -> Self {
         let package = Self::new();
         let mut manifest = package.manifest();
@@ -80,7 +80,8 @@ impl Package {
         package::read_manifest(&self.folder, &self.key).unwrap()
     }
 
-    /// Compiles its graphs ahead of time, with the compiler of the tests' own store; gives the manifest with the contexts.
+    /// Compiles the package's graphs ahead of time, with the compiler of the tests' shared store. Returns the manifest
+    /// with the contexts.
     fn compiled_for(&self, chips: &[QnnChip]) -> Result<Manifest, Error> {
         let config = gateway(&self.home, NpuPolicy::Prefer).config().clone();
         let gateway = Gateway::open(Config { home: None, ..config })?;
@@ -98,7 +99,7 @@ impl Package {
         self.load_watched(npu, &Quiet, &Cancel::new())
     }
 
-    /// Loads it where the NPU must do that share of the work.
+    /// Loads the package with a required NPU that must run at least `npu_share` of the work.
     fn load_with(&self, npu_share: f64) -> Result<LoadedModel, Error> {
         let config = gateway(&self.home, NpuPolicy::Require).config().clone();
         self.load_by(Config { npu_share, ..config }, (&Quiet, &Cancel::new()))
@@ -113,12 +114,12 @@ impl Package {
         self.load_in(&gateway(&self.home, npu), &snapdragon(), (progress, cancel))
     }
 
-    /// Loads it as a gateway with these settings would.
+    /// Loads the package with these settings.
     fn load_by(&self, config: Config, watched: (&dyn ProgressSink, &Cancel)) -> Result<LoadedModel, Error> {
         self.load_in(&Gateway::open(config).unwrap(), &snapdragon(), watched)
     }
 
-    /// Loads it as a gateway would on a machine.
+    /// Loads the package with these settings and the facts of a machine.
     fn load_in(
         &self,
         gateway: &Gateway,
@@ -152,7 +153,7 @@ fn gateway_of(home: &tempfile::TempDir, npu: NpuPolicy, providers: &str) -> Gate
     Gateway::open(Config { home, runtime, providers, npu, threads: 1, ..Config::standard() }).unwrap()
 }
 
-/// A Mac, whose NPU needs no library.
+/// Returns the facts of a Mac, whose NPU needs no library.
 fn mac() -> Facts {
     Facts { os: "macos".into(), arch: "aarch64".into(), processor: "aarch64".into(), ..Facts::default() }
 }
@@ -163,7 +164,7 @@ fn snapdragon() -> Facts {
     fixtures::snapdragon([(Ep::Qnn, library)])
 }
 
-/// What is logged while `work` runs.
+/// Runs `work`. Returns its result and the log messages.
 fn logged<T>(work: impl FnOnce() -> T) -> (T, String) {
     struct Log(Arc<Mutex<String>>);
     impl tracing::field::Visit for Log {
@@ -202,12 +203,12 @@ fn a_graph_that_an_npu_takes_whole_counts_as_the_npu_s() {
     assert!(report.fallback.is_empty() && loaded.ran_on().fallback.is_none());
 }
 
-/// The stages that begin while something is loaded.
+/// Names of the stages that a load starts.
 #[derive(Default)]
 struct Stages(Mutex<Vec<String>>);
 
 impl Stages {
-    /// Notes a stage that begins.
+    /// Records the start of a stage.
     fn hear(&self, event: &Progress) {
         if let Progress::Started { stage, .. } = event {
             self.0.lock().unwrap().push(stage.clone());
@@ -245,7 +246,7 @@ fn of_two_loads_at_once_one_compiles() {
     let (stages, other) = (Stages::default(), Stages::default());
     let sink = |event: Progress| {
         stages.hear(&event);
-        // The other process is done in the meantime.
+        // The other process releases its lock and completes its load in the meantime.
         if let (Progress::Note(_), Some(held)) = (&event, held.lock().unwrap().take()) {
             drop(held);
             let hear = |event: Progress| other.hear(&event);
@@ -277,7 +278,7 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
     check("cpu,qnn", Some("auto"), prefer, true);
     check("cpu", Some("auto"), prefer, false);
     check("cpu", Some("prefill=qnn,decode=cpu"), prefer, true);
-    // A place that cannot be had here needs no graphs.
+    // A place that is not usable on this machine needs no graphs.
     check("cpu", Some("prefill=openvino,decode=cpu"), prefer, false);
     check("cpu", Some("layers=cpu,head=qnn"), prefer, true);
     check("cpu", Some("layers=cpu,head=openvino"), prefer, false);
@@ -308,7 +309,7 @@ fn a_required_npu_that_is_not_there_is_missed_before_anything_is_made() {
     check("cpu,qnn", Some("prefill=openvino,decode=cpu"), require, &there, None);
     check("coreml,cpu", None, require, &mac(), Some(&["coreml", "cpu"]));
 
-    // No machine has an NPU for this: nothing is fetched.
+    // No device can satisfy the policy, so nothing is fetched.
     let home = tempfile::tempdir().unwrap();
     let gateway = gateway_of(&home, require, "coreml,cpu");
     let error = gateway.load("smollm2:135m@w8", &Quiet, &Cancel::new()).unwrap_err();
@@ -342,7 +343,8 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     refused(amd, &[&format!("qnn: {alone}"), &format!("cpu: {alone}")]);
     let elite = bound(Ep::Qnn, "the NPU of X", Some(Target::Qnn(vec![QnnChip::Elite])));
     refused(elite, &["runs only on the NPU of X, and this is Snapdragon X Elite"]);
-    // On its device nothing is compared, and nodes that its maker left to the CPU did not fall back.
+    // On the device that the package is bound to, nothing is compared. Nodes that its maker left to the CPU do not
+    // count as fallback.
     let own = || bound(Ep::Qnn, "the NPU of Y", Some(Target::Qnn(vec![QnnChip::XElite])));
     let loaded = load(own(), NpuPolicy::Prefer).unwrap_or_else(|error| panic!("{error}"));
     let report = loaded.placement();
@@ -350,7 +352,7 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     assert!(
         report.fallback.is_empty() && report.notes.iter().any(|note| note == eligibility::UNVERIFIED_NOTE)
     );
-    // The tiny model's own graph has no context, so that all of it runs on the CPU.
+    // The tiny model's own graph has no compiled context, so all of it runs on the CPU.
     assert_eq!(report.npu_share, 0.0);
     assert!(load(own(), NpuPolicy::Require).is_err());
 }

@@ -1,4 +1,4 @@
-//! Graphs that an NPU does not take whole, and who says so.
+//! Graphs with nodes that an NPU refuses, and the messages about them.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn open_dimension(graph: &mut Graph) {
     embeds.shape[1] = Dim::symbol("tokens");
 }
 
-/// Attention as one operator, whose mask says yes or no.
+/// Replaces the attention of layer 0 by one operator with a boolean mask.
 fn boolean_mask(graph: &mut Graph) {
     graph.opsets.iter_mut().filter(|(domain, _)| domain.is_empty()).for_each(|(_, version)| *version = 23);
     let query = node(graph, "/layers.0/attn/scores/MatMul").inputs[0].clone();
@@ -37,7 +37,7 @@ fn boolean_mask(graph: &mut Graph) {
     graph.nodes.insert(0, cast);
 }
 
-/// A product over two axes, with a Reshape on either side.
+/// Replaces a product by one over two axes, with a Reshape before and after it.
 fn flat_product(graph: &mut Graph) {
     let at = graph.nodes.iter().position(|node| node.op == "MatMulNBits").unwrap();
     let (rows, cols) = (graph.nodes[at].int("N").unwrap(), graph.nodes[at].int("K").unwrap());
@@ -59,7 +59,7 @@ fn flat_product(graph: &mut Graph) {
     graph.nodes.insert(at, before);
 }
 
-/// The sum of a row with itself has the same direction.
+/// Replaces a norm by one that adds its input to itself first, which does not change the normalised result.
 fn skip_norm(graph: &mut Graph) {
     let norm = graph.nodes.iter_mut().find(|node| node.op == "SimplifiedLayerNormalization").unwrap();
     norm.op = "SkipSimplifiedLayerNormalization".to_owned();
@@ -68,7 +68,8 @@ fn skip_norm(graph: &mut Graph) {
     norm.inputs.insert(1, norm.inputs[0].clone());
 }
 
-/// What a node that falls back is called, why it does, and what helps, told by every part that has a say.
+/// Checks that every report about a refused node has its path, the reason and the fix: the check, the error, the
+/// status, the log and the reply.
 fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) {
     let package = Package::with(change);
     let named = |text: &str| text.contains(path) && text.contains(why);
@@ -86,11 +87,11 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
     let finding = report.report.findings.iter().find(|finding| at(&finding.places)).unwrap();
     assert!(finding.fix.as_ref().is_some_and(|found| found.text.contains(fix)), "{finding:?}");
 
-    // Required, the NPU is not replaced, and the refusal names the node.
+    // With a required NPU, the load fails and the error names the node.
     let error = package.load(NpuPolicy::Require).err().expect("it was loaded elsewhere");
     assert!(named(&error.to_string()) && error.hint().is_some_and(|hint| hint.contains(fix)), "{error}");
 
-    // Preferred, the next device takes over, and everyone says so.
+    // With a preferred NPU, the next device runs the model, and the status, the log and the reply name the node.
     let (loaded, log) = logged(|| package.load(NpuPolicy::Prefer));
     let loaded = loaded.unwrap();
     assert_eq!(loaded.placement().device, DeviceName::Cpu);
@@ -127,7 +128,7 @@ fn a_skip_norm_is_told_everywhere() {
     check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
 }
 
-/// What goes in is quantised to 8-bit floats, which the NPU has not, and back.
+/// Quantises the graph's input to 8-bit floats, which the NPU does not support, and back.
 fn quantised_edge(graph: &mut Graph) {
     let mut b = Builder::new("edge", &[]);
     let (scale, zero) = (b.half_scalar(0x3c00), "zero");
@@ -149,12 +150,12 @@ fn constant_of(name: &str, dtype: Element, shape: Vec<usize>, bytes: Vec<u8>) ->
 #[test]
 fn conversions_at_a_graph_s_edges_may_run_on_the_cpu() {
     let package = Package::with(quantised_edge);
-    // The contexts are made by the first load, and kept for the second.
+    // The first load compiles the contexts, and the second one uses them.
     for _ in 0..2 {
         let loaded = package.load(NpuPolicy::Require).unwrap_or_else(|error| panic!("{error}"));
         let report = loaded.placement();
         assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0), "{report:?}");
-        // Of a conversion back that two nodes read, ONNX Runtime makes two.
+        // ONNX Runtime duplicates a DequantizeLinear that two nodes read.
         let ops: BTreeSet<&str> = report.fallback.nodes.iter().map(|node| node.op.as_str()).collect();
         assert_eq!(ops, BTreeSet::from(["DequantizeLinear", "QuantizeLinear"]), "{report:?}");
         assert_eq!(report.notes, Vec::<String>::new());
@@ -171,14 +172,15 @@ fn a_smaller_share_that_is_required_decides_about_the_rest() {
     let fallen = report.fallback.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
     assert!(fallen.why.contains("its activations have 2 axes") && fallen.fix.is_some(), "{fallen:?}");
     assert_eq!((fallen.path.as_str(), report.fallback.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
-    // Where more is required the share is told with the node; where the usual is, the graph is refused as it was.
+    // A share that is too low is an error with the node. At the default share, the graph is refused before it runs.
     let told = |share| package.load_with(share).err().expect("it was loaded").to_string();
     let (few, whole) = (told(0.985), told(0.99));
     assert!(few.contains("98.50 % are required: /layers.0/attn/qkv_proj"), "{few}");
     assert!(whole.contains("1 of ") && whole.contains("cannot run on qnn"), "{whole}");
 }
 
-/// Its first norm as PyTorch's exporter writes one, on which Qualcomm's compiler fails though it takes each operator.
+/// Replaces the first norm by the operators that PyTorch's exporter writes. Qualcomm's compiler fails on them, although
+/// it supports each one.
 fn written_out_norm(graph: &mut Graph) {
     let at = graph.nodes.iter().position(|node| node.op == "SimplifiedLayerNormalization").unwrap();
     let norm = graph.nodes.remove(at);
@@ -215,8 +217,8 @@ fn a_number_of_the_vendor_s_compiler_is_told_in_words_with_the_next_step() {
     };
     let refused = package.load(NpuPolicy::Require).err().expect("it was loaded elsewhere");
     check(refused, "qnn:x-elite", &[]);
-    // Compiled ahead of time, there is no package to check yet. A failed compile for one chip would keep others in this
-    // process, such as other tests', from sharing weights.
+    // During a compile ahead of time, there is no package to check yet. The target has several chips, because a failed
+    // compile for one chip would prevent other tests in this process from sharing weights.
     let compiled = package.compiled_for(&[QnnChip::XElite, QnnChip::Elite]);
     check(compiled.unwrap_err(), "qnn:x-elite,8-elite", &["with `--context` instead of `--target`"]);
 }
