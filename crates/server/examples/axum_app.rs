@@ -1,8 +1,8 @@
-//! A web application of its own that embeds the library: `cargo run --example axum_app -p narthex-server`, then
-//! `curl 'http://127.0.0.1:3000/similar?a=a+cat&b=a+kitten'`.
+//! Web application that embeds the library: `cargo run --example axum_app -p narthex-server`, then `curl
+//! 'http://127.0.0.1:3000/similar?a=a+cat&b=a+kitten'`.
 //!
-//! The library is synchronous, so its calls run on threads for blocking work. With the argument `once` the application
-//! answers one request of its own and ends.
+//! The library is synchronous, so its calls run on threads for blocking work. With the argument `once`, the application
+//! sends one request to itself and ends.
 
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
@@ -26,7 +26,7 @@ struct Pair {
     b: String,
 }
 
-/// Answers with the cosine of two texts.
+/// Responds with the cosine of the embeddings of two texts.
 async fn similar(
     State(gateway): State<Gateway>,
     Query(pair): Query<Pair>,

@@ -1,7 +1,7 @@
 //! The sockets that a server listens on, and the connections that it accepts there.
 //!
-//! Connections are limited in number. When a client comes and all places are taken, the connection that would end first makes
-//! room, unless every connection has an active request.
+//! The number of connections is limited. If a client connects when all places are taken, the server evicts the
+//! connection with the earliest deadline, unless every connection has an active request.
 
 use std::{collections::BTreeMap, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -26,13 +26,13 @@ use crate::{
     tls::TlsConnection,
 };
 
-/// Delay after an error of the system, such as a lack of descriptors or memory.
+/// Delay after a system error, such as a lack of file descriptors or memory.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
-/// Time for a connection to end that makes room for another.
+/// Maximum time for an evicted connection to end, and for writing [`BUSY`].
 const ROOM: Duration = Duration::from_secs(1);
 
-/// Answer to a client that finds every place taken by an active request.
+/// Answer to a client that connects while every place is taken by an active request.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
     Content-Type: application/json\r\nContent-Length: 130\r\n\r\n\
     {\"error\":{\"message\":\"every connection of this server is in use; try again\",\"type\":\"service_unavailable\",\
@@ -98,12 +98,12 @@ impl Listener {
 
 async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
     let (stream, _) = listener.accept().await?;
-    // Tokens are small, and none of them should wait for the next.
+    // Disables Nagle's algorithm: tokens are small, and each should be sent at once.
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// The connections of a server.
+/// The open connections of a server, and the settings for new ones.
 pub(crate) struct Connections {
     router: Router,
     limits: Limits,
@@ -120,7 +120,7 @@ struct OpenConnections {
     states: BTreeMap<u64, ConnectionState>,
 }
 
-/// The place of a connection. Dropping it makes room for another.
+/// Place of a connection. Dropping it frees the place.
 struct Place {
     number: u64,
     open: Arc<Mutex<OpenConnections>>,
@@ -166,7 +166,7 @@ impl Connections {
 
     async fn serve_client(&self, mut stream: impl ClientStream) {
         let Some(permit) = self.permit().await else {
-            // The few bytes fit into the empty buffer of a new connection.
+            // These few bytes fit into the empty send buffer of a new connection.
             let _ = timeout(ROOM, stream.write_all(BUSY)).await;
             return;
         };
@@ -184,7 +184,7 @@ impl Connections {
         });
     }
 
-    /// Returns the right to a place; `None` if every connection has an active request.
+    /// Returns a permit for a place, after an eviction if necessary; `None` if every connection has an active request.
     async fn permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.places.clone().try_acquire_owned() {
             return Some(permit);
@@ -195,7 +195,7 @@ impl Connections {
         timeout(ROOM, self.places.clone().acquire_owned()).await.ok()?.ok()
     }
 
-    /// Ends the connection that would end first. Returns false if every connection has an active request.
+    /// Evicts the connection with the earliest deadline. Returns false if every connection has an active request.
     fn evict(&self) -> bool {
         let open = self.open.lock();
         let ends = open.states.values().filter_map(|state| Some((state.deadline()?, state)));
@@ -204,7 +204,7 @@ impl Connections {
     }
 }
 
-/// Returns true for errors of one client, which broke off before it was accepted.
+/// Returns true for errors of a client that disconnected before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(error.kind(), Kind::ConnectionRefused | Kind::ConnectionAborted | Kind::ConnectionReset)

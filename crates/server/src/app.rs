@@ -28,14 +28,14 @@ pub(crate) struct App {
 /// Treatment of requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestOptions {
-    /// Refuse parameters that change no answer here, instead of ignoring them.
+    /// Refuse parameters without effect in Narthex instead of ignoring them.
     pub strict_parameters: bool,
-    /// Cut texts for encoders that are too long, where a request says nothing about it.
+    /// Truncate texts for encoders that are too long, unless the request has a setting for this.
     pub truncate: bool,
 }
 
 impl RequestOptions {
-    /// Returns the treatment of texts that are too long, by the request's own flag.
+    /// Returns the treatment of texts that are too long; `truncate` is the request's own flag.
     pub(crate) fn overlong(self, truncate: Option<bool>) -> Overlong {
         if truncate.unwrap_or(self.truncate) { Overlong::Truncate } else { Overlong::Refuse }
     }
@@ -64,7 +64,7 @@ impl ServerResources {
     }
 }
 
-/// Counts of the work for one caller: metrics of the server, and tokens that the caller's key is charged.
+/// Counters for the work of one caller: the server's metrics, and the tokens that the caller's key is charged.
 #[derive(Clone)]
 pub(crate) struct Meter {
     pub(crate) metrics: Arc<Metrics>,
@@ -78,7 +78,7 @@ impl Meter {
         self.caller.charge(summary.prompt_tokens + summary.completion_tokens);
     }
 
-    /// Counts tokens of a request that generates nothing, or that its client left.
+    /// Charges tokens of a request without generation, or of one whose client disconnected.
     pub(crate) fn tokens(&self, tokens: usize) {
         self.caller.charge(tokens);
     }

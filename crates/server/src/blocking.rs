@@ -13,8 +13,8 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Runs a request once its model is in memory. The call is cancelled when the client disconnects. The memory of its body is
-/// reserved until it returns.
+/// Runs a request once its model is in memory. The call is cancelled when the client disconnects. The memory of its
+/// body is reserved until it returns.
 pub(crate) async fn run_cancellable<T: Send + 'static>(
     app: &App,
     model: &str,

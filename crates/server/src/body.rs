@@ -1,6 +1,6 @@
 //! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
 //!
-//! A body reserves its memory before it is read, and keeps it until its request was handed to the gateway.
+//! The memory of a body is reserved before the body is read, and released after its request was handed to the gateway.
 
 use std::{io::Read, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     outline::outline,
 };
 
-/// Maximum time for a whole body, as a multiple of the maximum time between two of its parts.
+/// Maximum time for a whole body, as a multiple of the maximum time between two parts of it.
 const WHOLE_BODY: u32 = 6;
 
 /// A request that an endpoint reads from a JSON body.
@@ -32,7 +32,7 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     /// Reads and checks a body. Runs on a thread for blocking work.
     fn read(body: &[u8]) -> Result<Self, ApiError>;
 
-    /// Returns the parameters that change no answer, if the endpoint names them.
+    /// Returns the parameters without effect on the answer, if the endpoint reports them.
     fn ignored(&self) -> Option<&Ignored> {
         None
     }
@@ -118,13 +118,13 @@ struct BodyReader<'a> {
 }
 
 impl BodyReader<'_> {
-    /// Reads a body. Its `Content-Length` is checked first; without one, its bytes are counted as they come.
+    /// Reads a body. Checks its `Content-Length` first; without one, counts the bytes as they arrive.
     async fn read(&self, body: HttpBody, encoding: Encoding) -> Result<ReceivedBody, ApiError> {
         let length = body.size_hint().exact();
         if length.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
             return Err(too_large());
         }
-        // The length of compressed bytes says nothing about that of the plain ones.
+        // The length of compressed bytes does not bound the length of the decompressed ones.
         let mut room = match (encoding, length) {
             (Encoding::Gzip, _) => MAX_BODY_BYTES,
             (Encoding::Identity, Some(length)) => length as usize,
@@ -184,8 +184,8 @@ fn stopped() -> ApiError {
     ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
 }
 
-/// Reads a body with these fields. Refuses every other field that asks for something: ignoring it would answer another
-/// request than the client's.
+/// Reads a body with these fields. Refuses every other field with a value other than null, false or empty: if it were
+/// ignored, the answer would be to a different request.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> Result<T, ApiError> {
     let outline = outline(body, known)?;
     let read = read_fields(body)?;
@@ -195,8 +195,8 @@ pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> 
     }
 }
 
-/// Reads some fields of a body that [`read_body`] has read. An error names the field. Structs that share one JSON object are
-/// read one by one, because serde loses the path of flattened fields.
+/// Reads some fields of a body that [`read_body`] has read. An error names the field. Structs that share one JSON
+/// object are read one by one, because serde loses the path of flattened fields.
 pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -219,7 +219,7 @@ pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiErro
 /// Fields with counts that are at least 1; other counts may be 0.
 const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
 
-/// Returns the message for a negative number in place of a count, which serde describes by its type.
+/// Returns the message for a negative number in a count field. Serde's own message would name the Rust type.
 fn negative_count(path: &str, message: &str) -> Option<String> {
     let rest = message.strip_prefix("invalid value: integer `")?;
     let (found, expected) = rest.split_once("`, expected ")?;

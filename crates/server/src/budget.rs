@@ -1,7 +1,7 @@
-//! The memory of request bodies, all together.
+//! Limit on the memory of all request bodies together.
 //!
-//! A body reserves twice its length: for its bytes, and for the request that is read from them. Small bodies have a budget of
-//! their own, so that they never wait for large ones.
+//! A body reserves twice its length: for its bytes, and for the request that is parsed from them. Small bodies have a
+//! separate budget, so that they never wait for large ones.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ pub(crate) struct BodyBudget {
     wait: Duration,
 }
 
-/// A body's share of a budget. Clones share it, and the last one gives it back.
+/// Share of a budget that a body has reserved. Clones share it; dropping the last one releases it.
 #[derive(Debug, Clone)]
 pub(crate) struct Reservation(Arc<Mutex<OwnedSemaphorePermit>>);
 
@@ -47,7 +47,7 @@ impl BodyBudget {
         Self { small, large, wait: WAIT }
     }
 
-    /// Waits for the share of a body of this length.
+    /// Waits for the share of a body with `length` bytes.
     pub(crate) async fn reserve(&self, length: usize) -> Result<Reservation, ApiError> {
         let budget = if length <= SMALL_BODY_BYTES { &self.small } else { &self.large };
         let permit = budget.clone().acquire_many_owned(units(length));
@@ -62,7 +62,7 @@ impl BodyBudget {
 }
 
 impl Reservation {
-    /// Gives back the part that a body of this length does not need.
+    /// Releases the part of the share that a body with `length` bytes does not need.
     pub(crate) fn shrink(&self, length: usize) {
         let mut permit = self.0.lock();
         let unneeded = permit.num_permits().saturating_sub(units(length) as usize);

@@ -1,4 +1,4 @@
-//! Conversations of every protocol: the request that a body becomes, and its answer in the protocol's form.
+//! Conversations of every protocol: the request in a body, and its answer in the form of the protocol.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) struct Conversation {
     pub(crate) is_streamed: bool,
 }
 
-/// Form of an answer in a protocol.
+/// Form of the answers in a protocol.
 pub(crate) trait AnswerForm {
     /// The JSON of a whole answer.
     type Whole: Serialize;
@@ -49,7 +49,7 @@ pub(crate) async fn answer(
     whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await
 }
 
-/// Number of an answer's choices and the way to its client.
+/// Number of choices of an answer, and whether it is streamed.
 pub(crate) struct Delivery {
     pub(crate) n: usize,
     pub(crate) is_streamed: bool,

@@ -1,5 +1,5 @@
-//! Response headers about the device that computed an answer: `x-narthex-device`, and `x-narthex-fallback` with the reasons
-//! why preferred devices were not used.
+//! Response headers about the device that computed an answer: `x-narthex-device`, and `x-narthex-fallback` with the
+//! reasons why preferred devices were not used.
 
 use axum::{
     http::HeaderValue,
@@ -31,7 +31,7 @@ pub(crate) fn with_device_headers(ran_on: &RanOn, response: impl IntoResponse) -
     response
 }
 
-/// Returns the text with all but printable ASCII replaced, cut to the length of a header.
+/// Replaces all characters but printable ASCII, and truncates the text to the maximum length of the header.
 fn printable(text: &str) -> String {
     text.chars().take(MAX_REASONS).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }

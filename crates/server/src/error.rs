@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::protocol::ErrorMessage;
 
-/// Maximum bytes of a text in an error.
+/// Maximum bytes of the message of an error.
 const MAX_TEXT: usize = 1000;
 
 /// An error response.
@@ -65,7 +65,7 @@ fn status(kind: ErrorKind) -> StatusCode {
 }
 
 impl ApiError {
-    /// A request with an invalid parameter.
+    /// Creates the error of a request with an invalid parameter.
     pub(crate) fn bad_request(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -76,38 +76,38 @@ impl ApiError {
         }
     }
 
-    /// An error that concerns no single parameter.
+    /// Creates an error that is not about a single parameter.
     pub(crate) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// A parameter that this version does not support.
+    /// Creates the error of a parameter that this version does not support.
     pub(crate) fn unsupported(param: &str) -> Self {
         Self::unsupported_as(param, format!("{param} is not supported by this version of Narthex; remove it"))
     }
 
-    /// As [`Self::unsupported`], with another message.
+    /// Creates the same error as [`Self::unsupported`] with another message.
     pub(crate) fn unsupported_as(param: &str, message: String) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
     }
 
-    /// A request without the key that is needed.
+    /// Creates the error of a request without a required key.
     pub(crate) fn unauthorized(message: &str) -> Self {
         Self::plain(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
     }
 
-    /// A request whose code panicked.
+    /// Creates the error of a request whose handler panicked.
     pub(crate) fn panicked() -> Self {
         let message = "the code that handles this request panicked; please report this as a bug";
         Self::plain(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// Returns the message, cut to its limit.
+    /// Returns the message, truncated to [`MAX_TEXT`].
     pub(crate) fn message(&self) -> String {
         cut(&self.message).into_owned()
     }
 
-    /// A request beyond the limits of its key.
+    /// Creates the error of a request beyond the limits of its key.
     pub(crate) fn rate_limited(message: String, wait: Duration) -> Self {
         let retry_after = Some((wait.as_secs_f64().ceil() as u64).max(1));
         let error = Self::plain(StatusCode::TOO_MANY_REQUESTS, message);
@@ -129,7 +129,7 @@ impl ApiError {
         self.retry_after
     }
 
-    /// A request that finds no room, and may find it later.
+    /// Creates the error of a request for which there is no room at present.
     pub(crate) fn overloaded(message: &str, retry_after: Duration) -> Self {
         let retry_after = Some(retry_after.as_secs().max(1));
         Self { retry_after, ..Self::plain(StatusCode::TOO_MANY_REQUESTS, message) }
@@ -155,7 +155,7 @@ impl ApiError {
     }
 }
 
-/// Returns a text for an error, cut to its limit: an error may quote what a client has sent.
+/// Truncates a text for an error to [`MAX_TEXT`], because an error may quote text from a client.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_TEXT {
         return Cow::Borrowed(text);

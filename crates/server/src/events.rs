@@ -1,7 +1,7 @@
 //! The channel from the engine's thread to a request's task.
 //!
-//! It is unbounded because the engine must not wait for a slow client. The request's `max_tokens` and the context bound
-//! what can queue up, and a client that reads nothing loses its request.
+//! The channel is unbounded because the engine must not wait for a slow client. The queue is bounded by the request's
+//! `max_tokens` and the context, and the request of a client that reads nothing is cancelled.
 
 use std::{
     ops::ControlFlow,
@@ -24,18 +24,19 @@ use crate::{
     limits::MAX_UNREAD,
 };
 
-/// The engine's end of the channel.
+/// Sending end of the channel, on the engine's thread.
 struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
 }
 
-/// Events that were not taken.
+/// Events in the channel that were not received yet.
 struct Backlog {
     events: usize,
-    /// Time of the first of them, or when one was taken.
+    /// Time at which the first of them was sent or the last event was received, whichever is later.
     since: Instant,
-    /// Maximum time without one being taken. Whole answers have none, because they are collected one after the other.
+    /// Maximum time without a received event. Answers that are not streamed have no limit, because the server collects
+    /// them itself.
     limit: Option<Duration>,
 }
 
@@ -62,21 +63,21 @@ impl GenerationSink for ChannelSink {
     }
 }
 
-/// Returns both ends of a channel.
+/// Creates a channel and returns both ends.
 fn channel() -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
     let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
     (ChannelSink { sender, backlog: backlog.clone() }, EventReceiver { receiver, backlog })
 }
 
-/// The client's end of the channel.
+/// Receiving end of the channel, in the request's task.
 struct EventReceiver {
     receiver: UnboundedReceiver<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
 }
 
 impl EventReceiver {
-    /// Limits the time without an event being taken.
+    /// Sets the maximum time without a received event.
     fn limit(&self, limit: Duration) {
         let mut backlog = self.backlog.lock();
         backlog.since = Instant::now();
@@ -92,8 +93,8 @@ impl EventReceiver {
     }
 }
 
-/// Cancels a request when it is dropped. Its sink would notice a disconnected client only at the next token, and a queued
-/// request would keep its place.
+/// Cancels a request when it is dropped. Otherwise the engine would notice a disconnected client only at the next
+/// token, and a queued request would keep its place.
 struct CancelOnDisconnect(Generation);
 
 impl Drop for CancelOnDisconnect {
@@ -102,18 +103,18 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// Events of a running request, whose tokens are counted at its end. Dropping them cancels the request.
+/// Events of a running request. Its tokens are charged at the end. Dropping the events cancels the request.
 pub(crate) struct Events {
     receiver: EventReceiver,
     generation: CancelOnDisconnect,
     meter: Meter,
-    /// Tokens of the prompt and events with text until now; 0 once the request was counted.
+    /// Number of prompt tokens and of text events so far; 0 once the request was charged.
     uncounted: usize,
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // An answer that its client left is charged as far as it came.
+        // If the client disconnected, the tokens so far are charged.
         self.meter.tokens(self.uncounted);
     }
 }
@@ -138,7 +139,7 @@ impl Events {
         event
     }
 
-    /// Ends the request once its client has read nothing of its stream for too long.
+    /// Cancels the request once its client has read nothing of the stream for [`MAX_UNREAD`].
     pub(crate) fn limit_unread(&self) {
         self.receiver.limit(MAX_UNREAD);
     }
@@ -148,7 +149,7 @@ impl Events {
         self.generation.0.reasons
     }
 
-    /// Device that the request runs on.
+    /// Returns the device that the request runs on.
     pub(crate) fn ran_on(&self) -> RanOn {
         self.generation.0.ran_on.clone()
     }

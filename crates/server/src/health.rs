@@ -7,7 +7,7 @@ use narthex_gateway::{
 };
 use serde_json::{Value, json};
 
-/// Returns the report for callers without the key that is needed: the server answers.
+/// Returns the report for callers without a required key, which states only that the server runs.
 pub(crate) fn alive() -> Value {
     json!({"status": "ok"})
 }

@@ -1,4 +1,4 @@
-//! Response bodies that hold a value until they end or their client goes.
+//! Response bodies that own a value until they end or their client disconnects.
 
 use std::{
     pin::Pin,
@@ -33,7 +33,7 @@ impl<T: Unpin> HttpBody for HeldBody<T> {
     }
 }
 
-/// Returns the response with a body that holds a value.
+/// Attaches a value to the body of a response, which drops it at the end of the body.
 pub(crate) fn hold<T: Send + Unpin + 'static>(held: T, response: Response) -> Response {
     response.map(|body| Body::new(HeldBody { body, _held: held }))
 }

@@ -5,7 +5,7 @@ use axum::{
     response::Response,
 };
 
-/// Names the ignored parameters of a request.
+/// Header with the names of a request's ignored parameters.
 const IGNORED: HeaderName = HeaderName::from_static("x-narthex-ignored");
 
 /// Names of ignored parameters.
@@ -28,7 +28,7 @@ impl Ignored {
         self.0.extend(names);
     }
 
-    /// Returns the response with a header that names them, if there are some.
+    /// Adds the header with the names to the response, if there are any.
     pub(crate) fn name_in(&self, mut response: Response) -> Response {
         if let Some(names) = HeaderValue::from_str(&self.0.join(", ")).ok().filter(|names| !names.is_empty())
         {

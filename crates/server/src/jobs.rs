@@ -1,4 +1,4 @@
-//! Threads for blocking work, in limited number.
+//! Limited number of threads for blocking work.
 
 use std::sync::Arc;
 
@@ -6,10 +6,11 @@ use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
-/// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that what needs no job never waits.
+/// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside of jobs
+/// never waits.
 const MAX_JOBS: usize = 256;
 
-/// The threads for blocking work.
+/// Permits for threads that do blocking work.
 #[derive(Debug, Clone)]
 pub(crate) struct Jobs(Arc<Semaphore>);
 
@@ -25,7 +26,7 @@ impl Jobs {
     ) -> Result<T, ApiError> {
         let permit = self.0.clone().acquire_owned().await;
         let job = move || {
-            // The permit lasts as long as the job, which goes on if the client disconnects.
+            // The permit is held by the job, which continues if the client disconnects.
             let _permit = permit;
             call()
         };

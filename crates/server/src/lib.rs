@@ -1,7 +1,7 @@
-//! The HTTP server: the only inbound HTTP and the only wire JSON.
+//! The HTTP server: the only inbound HTTP, and the only JSON of the APIs.
 //!
-//! Handlers parse a request, call the gateway and render the answer. Start at `routes` for the route table. Each protocol
-//! has a folder, such as `openai`; reading bodies, starting requests, streaming and errors are shared.
+//! Handlers parse a request, call the gateway and render the answer. Start at `routes` for the route table. Each
+//! protocol has a folder, such as `openai`; reading bodies, starting requests, streaming and errors are shared.
 
 mod accept;
 mod access;

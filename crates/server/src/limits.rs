@@ -1,12 +1,12 @@
-//! Limits on what clients may hold: time, connections and memory.
+//! Limits on the time, connections and memory that clients may use.
 
 use std::time::Duration;
 
-/// Descriptors that connections leave to models, packages and downloads.
+/// Minimum number of file descriptors that connections leave for models, packages and downloads.
 #[cfg(unix)]
 const RESERVED_DESCRIPTORS: usize = 64;
 
-/// Maximum number of connections where the system does not limit them.
+/// Maximum number of connections if the system does not limit them.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Maximum time that a client may read nothing of its answer.
@@ -28,7 +28,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of `narthex serve`. Connections leave file descriptors in reserve.
+    /// Returns the limits of `narthex serve`. The number of connections leaves file descriptors free for other files.
     pub fn standard() -> Self {
         Self {
             head: Duration::from_secs(10),

@@ -1,4 +1,4 @@
-//! The NPUs of this machine for the health report. Their detection reads files, so that a report never waits long for it.
+//! The NPUs of this machine for the health report. Their detection reads files, so a report waits for it only briefly.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,10 +6,10 @@ use narthex_gateway::{Gateway, devices::DeviceStatus};
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Maximum time that a report waits for a new detection. After it, the report has the NPUs of the last one.
+/// Maximum time that a report waits for a new detection. After that, the report uses the last result.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// The last detection. Clones share it.
+/// Result of the last detection. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct NpuList {
     last: Arc<Mutex<Vec<DeviceStatus>>>,
@@ -24,7 +24,7 @@ impl NpuList {
         Self { last, detection: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Returns the NPUs, detected anew if that is quick.
+    /// Returns the NPUs from a new detection if it takes at most [`WAIT`], else from the last one.
     pub(crate) async fn current(&self, gateway: &Gateway) -> Vec<DeviceStatus> {
         if let Ok(permit) = self.detection.clone().try_acquire_owned() {
             let (gateway, last) = (gateway.clone(), self.last.clone());

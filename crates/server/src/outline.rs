@@ -1,5 +1,5 @@
-//! The first pass over a body: its syntax, its size in values, and its unknown fields. Nothing of the body is kept, so that
-//! a hostile one costs time in proportion to its bytes and no memory.
+//! The first pass over a body: checks its syntax, its number of values, and its unknown fields. It stores nothing of
+//! the body, so that a hostile body costs time in proportion to its bytes and no memory.
 
 use std::fmt;
 
@@ -20,11 +20,11 @@ const MAX_VALUES: usize = 1 << 16;
 /// Facts about a body that is a JSON object with a limited number of values.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
-    /// The first field outside the known ones that asks for something: not null, false or empty.
+    /// The first unknown field with a value other than null, false or empty.
     pub(crate) unknown: Option<String>,
 }
 
-/// Reads the outline of a body whose fields are known by these lists. Values nest to the limit of `serde_json`.
+/// Reads the outline of a body with these known fields. Values may nest as deeply as `serde_json` allows.
 pub(crate) fn outline(body: &[u8], known: &[&[&str]]) -> Result<Outline, ApiError> {
     let mut reader = Reader { known, outline: Outline::default(), overfull: None };
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -50,7 +50,7 @@ fn limit(field: &str) -> usize {
 struct Reader<'a> {
     known: &'a [&'a [&'a str]],
     outline: Outline,
-    /// The field with too many values, which ends the pass.
+    /// Field with too many values, at which the pass stops.
     overfull: Option<String>,
 }
 
@@ -80,9 +80,9 @@ impl<'de> Visitor<'de> for &mut Reader<'_> {
     }
 }
 
-/// Passes over a value. Returns true if it asks for something.
+/// Skips a value. Returns true if it is not null, false or empty.
 struct Skim<'a> {
-    /// Number of values that may still come.
+    /// Number of further values that are allowed.
     left: &'a mut usize,
 }
 

@@ -1,4 +1,4 @@
-//! Other spellings of the API's paths, which clients make from a base address with or without `/v1`.
+//! Alternative spellings of the API's paths. Clients derive them from a base URL with or without `/v1`.
 
 use axum::{
     extract::Request,
@@ -7,11 +7,11 @@ use axum::{
     response::Response,
 };
 
-/// Endpoints under `/v1` that are found without it too.
+/// Endpoints under `/v1` that are also available without it.
 const BARE: [&str; 7] =
     ["/chat/completions", "/completions", "/embeddings", "/rerank", "/models", "/responses", "/messages"];
 
-/// Gives each request the path of the route table.
+/// Rewrites the path of each request to its spelling in the route table.
 pub(crate) async fn normalise(mut request: Request, next: Next) -> Response {
     if let Some(uri) = canonical_uri(request.uri()) {
         *request.uri_mut() = uri;
@@ -19,7 +19,7 @@ pub(crate) async fn normalise(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Returns the address with the canonical path, unless it has it already.
+/// Returns the URI with the canonical path, or `None` if the path is already canonical.
 fn canonical_uri(uri: &Uri) -> Option<Uri> {
     let path = canonical(uri.path());
     if path == uri.path() {

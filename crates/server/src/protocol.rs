@@ -1,4 +1,4 @@
-//! The protocols, each known by its paths, and the form of an error in each.
+//! The protocols, identified by their paths, and the form of an error in each.
 //!
 //! Handlers and access control make one kind of error, [`ApiError`](crate::error::ApiError), in OpenAI's form.
 //! [`translate_errors`] gives it the form of the protocol of its request.
@@ -34,7 +34,7 @@ impl Protocol {
     }
 }
 
-/// Message of an error, which its response carries beside its body.
+/// Message of an error, attached to its response for the translation to another protocol.
 #[derive(Debug, Clone)]
 pub(crate) struct ErrorMessage(pub(crate) String);
 
@@ -52,7 +52,7 @@ struct AnthropicError<'a> {
 }
 
 impl<'a> AnthropicErrorBody<'a> {
-    /// The error of an answer with this status.
+    /// Creates the error of a response with this status.
     pub(crate) fn new(status: StatusCode, message: &'a str) -> Self {
         let kind = match status.as_u16() {
             401 => "authentication_error",
@@ -75,7 +75,7 @@ pub(crate) struct OllamaErrorBody<'a> {
     pub(crate) error: &'a str,
 }
 
-/// Gives errors the form of their request's protocol.
+/// Translates errors to the form of their request's protocol.
 pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
     let protocol = Protocol::of(request.uri().path());
     let mut response = next.run(request).await;

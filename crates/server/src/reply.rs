@@ -37,7 +37,7 @@ impl Choice {
         }
     }
 
-    /// Ends the choice. The text has the calls that are malformed; one that was cut off is kept.
+    /// Ends the choice. Malformed calls, which are in the text, are removed, unless the answer was cut off.
     pub(crate) fn end(&mut self, reason: FinishReason) {
         self.finish = Some(reason);
         if !matches!(reason, FinishReason::Length | FinishReason::Cancelled) {

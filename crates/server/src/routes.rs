@@ -49,13 +49,13 @@ use crate::{
     paths, protocol,
 };
 
-/// Id of a request, for the logs of clients and proxies.
+/// Header with the id of a request, for the logs of clients and proxies.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Maximum length of an id that a client chose.
+/// Maximum length of an id from a client.
 const MAX_ID: usize = 128;
 
-/// Returns the router with every route, behind access control.
+/// Returns the router with every route, protected by access control.
 pub(crate) fn router(access: Access) -> Router {
     let metrics = access.metrics();
     let operations = operations();
@@ -73,7 +73,7 @@ pub(crate) fn router(access: Access) -> Router {
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
         .layer(middleware::from_fn(protocol::translate_errors))
         .layer(middleware::from_fn(identify));
-    // A path must be normal before it is matched with a route.
+    // The path must be canonical before it is matched with a route.
     Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
 }
 
@@ -255,7 +255,7 @@ async fn count(
     response
 }
 
-/// Adds the id that the client chose to the answer, or a new one.
+/// Adds the request's id to the response: the one from the client, or a new one.
 async fn identify(request: Request, next: Next) -> Response {
     let is_printable =
         |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);

@@ -1,4 +1,4 @@
-//! The life of a server: bind, serve, finish running answers.
+//! The life cycle of a server: bind, serve, finish running answers.
 
 use std::{
     io,
@@ -40,7 +40,8 @@ pub struct ServeOptions {
     pub host: String,
     /// Port; 0 takes a free one.
     pub port: u16,
-    /// Path of a Unix socket to listen on instead of the host and port. Only the user of this process can connect there.
+    /// Path of a Unix socket to listen on instead of the host and port. Only the user of this process can connect
+    /// there.
     pub unix_socket: Option<PathBuf>,
     /// Certificate and key for TLS on the port.
     pub tls: Option<TlsFiles>,
@@ -53,7 +54,7 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// Options of a server for programs of this machine.
+    /// Returns options for a server that only programs of this machine can reach.
     pub fn local(port: u16) -> Self {
         Self {
             host: "127.0.0.1".to_owned(),
@@ -66,7 +67,7 @@ impl ServeOptions {
         }
     }
 
-    /// Checks that a server with these options may start, before anything is loaded.
+    /// Checks that a server with these options can start, before anything is loaded.
     ///
     /// # Errors
     /// [`ServeError::NoKey`] for a host that other machines can reach if there is no key; [`ServeError::Keys`] for a
@@ -86,7 +87,7 @@ impl ServeOptions {
         acceptor.map_err(|reason| ServeError::Tls { reason })
     }
 
-    /// Listens, and returns the socket with the machines that can connect to it.
+    /// Binds the socket. Returns it with the machines that can connect to it.
     async fn listen(&self) -> Result<BoundListener, ServeError> {
         if let Some(path) = &self.unix_socket {
             return listen_unix(path);
@@ -103,7 +104,7 @@ impl ServeOptions {
     }
 }
 
-/// A socket that listens, and the machines that can connect to it.
+/// Bound socket, and the machines that can connect to it.
 struct BoundListener {
     listener: Listener,
     exposure: Exposure,
@@ -122,7 +123,7 @@ fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
     Err(ServeError::UnixSocket { path: path.to_owned(), source })
 }
 
-/// Why a server could not run.
+/// Reason why a server could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address cannot be bound.
@@ -192,8 +193,8 @@ impl ServeError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM. `ready` receives the bound address. Answers that are running at the signal are finished,
-/// other connections are closed. A second signal ends the server at once.
+/// Serves until SIGINT or SIGTERM. `ready` receives the bound address. Answers that are running at the signal are
+/// finished; other connections are closed. A second signal ends the server at once.
 pub fn run_blocking(
     gateway: Gateway,
     options: ServeOptions,
@@ -202,7 +203,8 @@ pub fn run_blocking(
     run_until(gateway, options, ready, interrupted)
 }
 
-/// As [`run_blocking`], for programs with a signal of their own: each call of `signal` waits for one more.
+/// Serves like [`run_blocking`], for programs with signals of their own. Each call of `signal` waits for the next
+/// signal.
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,
@@ -211,7 +213,7 @@ pub fn run_until(
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(serve(gateway, options, ready, signal));
-    // Loads whose clients disconnected may still run; they are not waited for.
+    // Loads whose clients disconnected may still run. The server does not wait for them.
     runtime.shutdown_background();
     outcome
 }

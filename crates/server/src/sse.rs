@@ -1,5 +1,5 @@
-//! Streams of a running generation, for every protocol: server-sent events (WHATWG HTML, "Server-sent events") and lines of
-//! JSON.
+//! Streams of a running generation for every protocol: server-sent events (WHATWG HTML, "Server-sent events") and lines
+//! of JSON.
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{device_headers::with_device_headers, events::Events, metrics::Metrics};
 
-/// Interval of the comments that keep a quiet stream open, and that find out clients that are gone.
+/// Interval of the comments that keep a quiet stream open and detect disconnected clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Encodes the events of a generation as a protocol's server-sent events.

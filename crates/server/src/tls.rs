@@ -1,6 +1,7 @@
 //! TLS for connections, with a certificate and a key from PEM files.
 //!
-//! The handshake happens at the first read, so that it counts towards the time that a client has for its first request.
+//! The handshake happens at the first read, so that it counts towards the client's time limit for the head of its first
+//! request.
 
 use std::{
     fmt, io,
@@ -109,7 +110,7 @@ impl AsyncWrite for TlsConnection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match &mut *self {
-            // A server answers after it has read.
+            // A server writes only after it has read, which completes the handshake.
             Self::Handshake(_) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
             Self::Open(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
         }

@@ -1,4 +1,4 @@
-//! A Unix socket that only its user can connect to.
+//! Unix socket to which only the user of this process can connect.
 
 use std::{
     ffi::OsString,
@@ -16,13 +16,14 @@ pub(crate) struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at a path. Replaces a socket on which nobody listens.
+    /// Listens at a path. Replaces a socket without a listener.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] if a program listens there, [`io::ErrorKind::AlreadyExists`] for another kind of file.
+    /// [`io::ErrorKind::AddrInUse`] if another program listens there, [`io::ErrorKind::AlreadyExists`] for another kind
+    /// of file.
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         check_free(path)?;
-        // The file gets its place once nobody else can open it.
+        // The file is created under another name and renamed once only its user can open it.
         let mut new = OsString::from(path);
         new.push(".new");
         let new = PathBuf::from(new);
@@ -41,7 +42,7 @@ impl UnixSocket {
         Ok(Self { listener, path: path.to_owned() })
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -49,7 +50,7 @@ impl UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // A file that stays behind is replaced at the next start.
+        // A file that remains is replaced at the next start.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -63,7 +64,7 @@ fn check_free(path: &Path) -> io::Result<()> {
         }
         Ok(_) => match BlockingStream::connect(path) {
             Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
-            // Nobody listens on it any more.
+            // The socket has no listener.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
             Err(error) => Err(error),
         },
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
         drop(socket);
         assert!(!path.exists());
-        // A process that was killed leaves its file.
+        // A killed process leaves its file.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         UnixSocket::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! API keys over HTTP: who may call, how much, and which models.
+//! API keys over HTTP: which callers may send which requests, within which limits, and for which models.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -40,7 +40,7 @@ fn post(live: &Live, body: &Value, key: &str) -> Answer {
 fn a_known_key_is_needed_once_there_is_one() {
     let gateway = Gateway::open(Tiny::new().config()).unwrap();
     let live = Live::over(gateway.clone(), local());
-    // Clients send any key to a server without keys.
+    // A server without keys accepts any key.
     assert_eq!((live.get("/v1/models").status, get(&live, "/v1/models", "unused").status), (200, 200));
     let [user, admin] =
         [("user", user()), ("admin", admin())].map(|(name, limits)| key(&gateway, name, limits));
@@ -61,13 +61,13 @@ fn a_known_key_is_needed_once_there_is_one() {
         };
         assert_eq!(live.request("GET", "/v1/models", &[(header, &value)], b"").status, 200, "{header}");
     }
-    // The server lives for anyone; what it does is for keys, and its metrics are for admins.
+    // `/health` states for everyone that the server runs. Models are visible only with a key, metrics only to admins.
     assert_eq!(live.get("/health").json(), json!({"status": "ok"}));
     assert!(get(&live, "/health", &user).json()["models"].is_array());
     assert_eq!(live.get("/metrics").status, 401);
     assert_eq!(get(&live, "/metrics", &user).error(403)["code"], "admin_only");
     assert_eq!(get(&live, "/metrics", &admin).status, 200);
-    // A page may read the refusal.
+    // A web page may read the refusal.
     let page = live.request("GET", "/v1/models", &[("Origin", "http://localhost:1")], b"");
     assert_eq!((page.status, page.header("access-control-allow-origin")), (401, Some("http://localhost:1")));
     for name in ["user", "admin"] {
@@ -87,7 +87,7 @@ fn a_key_of_the_options_protects_an_open_server() {
     };
     assert_eq!(get("/v1/models", &[]).status, 401);
     let models = get("/v1/models", &[("api-key", "a-key-of-the-container")]);
-    // Nothing is fetched for a request here, so nothing is listed.
+    // Requests may not start downloads on this server, so models that are not installed are not listed.
     assert_eq!((models.status, &models.json()["data"]), (200, &json!([])));
 }
 
@@ -123,7 +123,7 @@ fn limits_end_in_429_with_the_wait() {
     assert_eq!(refused.error(429)["code"], "rate_limit_exceeded");
     assert!((1..=30).contains(&refused.header("retry-after").unwrap().parse::<u64>().unwrap()));
     assert_eq!(refused.header("x-ratelimit-limit-requests"), Some("2"));
-    // Another key has limits of its own. Tokens are charged when the answer ends.
+    // Another key has separate limits. Tokens are charged when the answer ends.
     let few = key(&gateway, "tokens", KeyLimits { tokens_per_minute: two, ..user() });
     assert_eq!(post(&live, &chat(&model, 4), &few).status, 200);
     let refused = post(&live, &chat(&model, 4), &few);
@@ -154,7 +154,7 @@ fn concurrency_is_free_again_when_the_client_goes() {
     assert_eq!(post(&live, &chat(&model, 2), &key).error(429)["code"], "rate_limit_exceeded");
     drop(running);
     eventually("the end of the request", || post(&live, &chat(&model, 2), &key).status == 200);
-    // An answer that was left is charged as far as it came, beside the prompts.
+    // If the client disconnects, the tokens so far are charged.
     let left = get(&live, "/v1/models", &key);
     let remaining: u64 = left.header("x-ratelimit-remaining-tokens").unwrap().parse().unwrap();
     assert!(remaining < 1_000_000, "{remaining}");

@@ -1,4 +1,5 @@
-//! Structured output and tools over HTTP, with a model of random weights: what is guaranteed does not depend on the model.
+//! Structured output and tools over HTTP with a model of random weights, because the guarantees do not depend on the
+//! model.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -10,7 +11,7 @@ use narthex_spec::Speculation;
 use serde_json::{Value, json};
 use support::{Live, Tiny, chat, local, with};
 
-/// The chunks of a streamed answer.
+/// Returns the chunks of a streamed answer.
 fn chunks(live: &Live, request: Value) -> Vec<Value> {
     let answer = live.post("/v1/chat/completions", &with(request, json!({"stream": true})));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -166,7 +167,7 @@ fn messages() -> Value {
     json!([{"role": "user", "content": "the cat"}])
 }
 
-/// The `data` lines of server-sent events.
+/// Returns the `data` lines of server-sent events.
 fn events(text: &str) -> Vec<Value> {
     text.lines()
         .filter_map(|line| line.strip_prefix("data: "))
@@ -386,7 +387,7 @@ fn errors_have_the_form_of_their_protocol() {
     live.request("GET", "/v1/models", &host, b"").error(403);
 }
 
-/// A protocol with its forms of requests and answers.
+/// A protocol with its form of requests and answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Protocol {
     Chat,
@@ -399,7 +400,7 @@ enum Protocol {
 struct Parts {
     reasoning: String,
     text: String,
-    /// Arguments of each call.
+    /// Arguments of each call, as JSON text.
     calls: Vec<String>,
 }
 
@@ -412,7 +413,7 @@ impl Protocol {
         }
     }
 
-    /// A request; `budget` are the tokens of reasoning.
+    /// Returns a request. `budget` is the maximum number of tokens of reasoning.
     fn request(self, model: &str, budget: Option<usize>, with_tools: bool, with_schema: bool) -> Value {
         let limit = 400;
         let mut request = json!({"model": model, "messages": messages(), "max_tokens": limit});
@@ -598,7 +599,7 @@ fn an_answer_has_its_minimum_of_tokens() {
     let tiny = Tiny::new();
     let model = tiny.chat();
     let live = Live::start(tiny.config());
-    // The bias makes the stop token the best one at every place.
+    // The bias makes the stop token the best one at every position.
     let request = json!({
         "model": model, "messages": messages(), "max_tokens": 9, "temperature": 0, "logit_bias": {"2": 100},
     });
@@ -627,7 +628,8 @@ fn growing_and_interleaved_conversations_read_only_what_is_new() {
             let usage = &answer["usage"];
             let (prompt, cached) =
                 (count(&usage["prompt_tokens"]), count(&usage["prompt_tokens_details"]["cached_tokens"]));
-            // The first turn of all but one finds the system prompt, and each later turn the one before it.
+            // In its first turn, every conversation but the first one reuses the system prompt. Later turns reuse the
+            // turn before.
             let least = if turn > 0 { lengths[number] } else { usize::from(number > 0) * prompt / 2 };
             assert!(cached >= least && cached < prompt, "turn {turn} of {number}: {cached} of {prompt}");
             lengths[number] = prompt;
@@ -648,7 +650,7 @@ fn drafts_are_counted_unless_speculation_is_off() {
         let counts = ["accepted_prediction_tokens", "rejected_prediction_tokens"];
         counts.iter().map(|name| details[name].as_u64().unwrap()).sum::<u64>()
     };
-    // A model of random weights repeats itself, so that there is something to look up.
+    // A model of random weights repeats itself, so that drafts can be looked up in the text.
     assert!(drafted(Speculation::Auto) > 0);
     assert_eq!(drafted(Speculation::Off), 0);
 }

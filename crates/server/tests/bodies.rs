@@ -1,4 +1,4 @@
-//! Bodies of every kind: whatever JSON comes in, no answer is the server's own failure.
+//! Bodies with arbitrary JSON, none of which may cause an internal error of the server.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -19,7 +19,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
 const PATHS: [&str; 3] = [CHAT, COMPLETIONS, EMBEDDINGS];
 
-/// A valid request with every field that is known.
+/// Returns a valid request with every known field.
 fn valid(path: &str, chat: &str, embedding: &str) -> Value {
     let sampling = json!({
         "max_tokens": 4, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1,
@@ -96,7 +96,7 @@ fn key() -> impl Strategy<Value = String> {
     prop_oneof![prop::sample::select(known.to_vec()).prop_map(str::to_owned), ".{0,6}"]
 }
 
-/// Any JSON, biased towards what the API has names for.
+/// Generates JSON, biased towards names and values of the API.
 fn any_json() -> impl Strategy<Value = Value> {
     leaf().prop_recursive(4, 40, 6, |inner| {
         prop_oneof![
@@ -107,7 +107,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The places of a value, from the whole to the leaves, as JSON pointers.
+/// Collects the JSON pointers to a value and to all values in it.
 fn places(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
@@ -121,17 +121,17 @@ fn places(value: &Value, here: &str, found: &mut Vec<String>) {
     }
 }
 
-/// What is done to a place of a valid request.
+/// Change of one value in a valid request.
 #[derive(Debug, Clone)]
 enum Change {
     Replace(Value),
-    /// A value of its own kind takes its place; a list or an object loses what stands at that index.
+    /// Replaces the value by one of the same kind, or removes one element of a list or an object.
     Vary {
         number: i64,
         fraction: f64,
         text: String,
     },
-    /// It becomes a list of itself, so many times.
+    /// Replaces the value by a list with this number of copies.
     Repeat(usize),
     Add(String, Value),
 }
@@ -179,7 +179,8 @@ fn apply(request: &mut Value, place: &Index, change: Change) {
     }
 }
 
-/// Sends it; gives the status, once it is clear that it is not the server's own failure and has OpenAI's shape.
+/// Sends a request and returns the status. Checks that the answer is not an internal error, and that errors are in
+/// OpenAI's form.
 fn send(live: &Live, path: &str, body: &Value) -> Result<u16, TestCaseError> {
     let answer = live.post(path, body);
     prop_assert!(answer.status < 500, "{path} {body}: {}", answer.text());
@@ -190,7 +191,7 @@ fn send(live: &Live, path: &str, body: &Value) -> Result<u16, TestCaseError> {
 }
 
 fn runner() -> TestRunner {
-    // A failure prints its input; a file of old ones beside the sources is nothing to commit.
+    // A failure prints its input, so no file of failures beside the sources is needed.
     TestRunner::new(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })
 }
 
@@ -218,6 +219,6 @@ fn whatever_json_comes_in_is_answered() {
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    // Changes that only ever break a request would not reach the models.
+    // Changes that always make the request invalid would not test the models.
     assert!(answered.get() > 50, "{}", answered.get());
 }

@@ -1,4 +1,4 @@
-//! `/v1/rerank`, `/v1/answer` and `/v1/fill` over tiny models, wrong requests included.
+//! `/v1/rerank`, `/v1/answer` and `/v1/fill` over tiny models, including invalid requests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,5 @@
-//! What goes wrong before a model is asked: malformed requests, foreign callers, wrong fields; all in OpenAI's shape.
+//! Requests that are refused before a model runs: malformed requests, forbidden callers, invalid fields. All errors are
+//! in OpenAI's form.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -45,7 +46,7 @@ fn a_body_is_bounded() {
     let body = vec![b' '; (32 << 20) + 1];
     let error = live.request("POST", CHAT, &[], &body).error(413);
     assert!(error["message"].as_str().unwrap().contains("32 MiB"), "{error}");
-    // At the limit it is read, and refused for what it holds.
+    // A body of the maximum size is read, and refused for its content.
     live.request("POST", CHAT, &[], &body[1..]).error(400);
 }
 
@@ -92,7 +93,7 @@ fn pages_of_other_origins_may_not_call() {
         let error = refused(&[("Origin", origin)]);
         assert!(error["message"].as_str().unwrap().contains("--cors-origin"), "{origin}: {error}");
     }
-    // A page cannot send this without asking first, and asking is refused as well.
+    // A page must send a preflight request first, which is refused as well.
     live.request("OPTIONS", CHAT, &[("Origin", "https://evil.example")], b"").error(403);
 }
 
@@ -117,14 +118,14 @@ fn other_machines_need_a_key() {
     let error = refused.unwrap_err();
     assert!(matches!(error, ServeError::NoKey { .. }), "{error}");
     assert!(error.hint().unwrap().contains("narthex key add"));
-    // The list of hosts stays.
+    // Without authentication, the list of hosts still applies.
     let authentication = Authentication::Off;
     let options =
         ServeOptions { access: AccessOptions { authentication, ..AccessOptions::default() }, ..open() };
     let live = Live::with_options(Tiny::new().config(), options);
     let get = |headers: &[(&str, &str)]| live.request("GET", "/health", headers, b"").status;
     assert_eq!((get(&[("Host", "192.168.1.2:8000")]), get(&[("Host", "evil.example")])), (200, 403));
-    // A page on the visitor's own machine is no page of this one.
+    // A loopback origin refers to the visitor's machine, not to this one.
     assert_eq!(get(&[("Host", "192.168.1.2"), ("Origin", "http://localhost:3000")]), 403);
 }
 
@@ -243,7 +244,7 @@ fn every_form_of_content_and_every_role_is_read() {
         {"role": "assistant", "content": null}, {"role": "tool", "content": "7", "tool_call_id": "x"},
         {"role": "user", "content": ""},
     ]));
-    // What asks for nothing is not refused.
+    // Fields with values that require nothing are not refused.
     let idle =
         json!({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "anna"});
     assert_eq!(live.post(CHAT, &with(chat(&model, 2), idle)).status, 200);
@@ -261,7 +262,7 @@ fn a_path_is_no_model_s_name() {
             let error = answer.error(404);
             assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
             let message = error["message"].as_str().unwrap();
-            // Whether there is such a file is not told.
+            // The error does not reveal whether the file exists.
             assert!(message.contains("found a path") && !message.contains(&path), "{message}");
         };
         check(live.post(CHAT, &chat(&path, 2)));
@@ -296,7 +297,7 @@ fn what_is_too_long_is_refused_with_both_numbers() {
         .unwrap();
     assert!((1000..1100).contains(&found), "{error}");
     check(CHAT, with(chat(&model, 4), messages), "messages", found, LLAMA_CONTEXT);
-    // Longer still, and it is not cut into tokens at all.
+    // An even longer text is refused without tokenising it completely.
     let endless = "x".repeat(1_000_000);
     let body = json!({"messages": [{"role": "user", "content": endless}]});
     for (path, body) in
@@ -361,7 +362,7 @@ fn answers_say_where_they_were_computed() {
     for [device, fallback] in asked(&Live::start(tiny.config())) {
         assert_eq!((device.as_deref(), fallback), (Some("cpu"), None));
     }
-    // A device that was asked for and is not there is never passed over in silence.
+    // If a requested device is missing, every answer states this.
     let live = Live::start(Config { providers: "qnn,cpu".parse().unwrap(), ..tiny.config() });
     for [device, fallback] in asked(&live) {
         assert_eq!(device.as_deref(), Some("cpu"));

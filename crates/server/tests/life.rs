@@ -1,4 +1,4 @@
-//! A server under load and over time: full queues, clients that leave, models that load or fail, and the end.
+//! A server under load and over time: full queues, clients that disconnect, models that load or fail, and shutdown.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -24,7 +24,7 @@ fn streamed(request: Value) -> Value {
     with(request, json!({"stream": true}))
 }
 
-/// A stream that goes on for seconds without speculation, and has begun.
+/// Starts a stream that lasts for seconds without speculation, and waits for its first chunk.
 fn endless(live: &Live, model: &str) -> Stream {
     let mut stream = live.stream(CHAT, &streamed(chat(model, LONG_CONTEXT)));
     assert_eq!(stream.chunk().unwrap()["choices"][0]["delta"]["role"], "assistant");
@@ -72,13 +72,13 @@ fn a_client_that_leaves_while_it_waits_frees_its_place() {
     let live = Live::start(Config { slots: 1, max_queue: 4, speculation: Speculation::Off, ..tiny.config() });
     let mut running = endless(&live, &model);
     eventually("the start", || live.engine(&model)["running"] == 1);
-    // One that streams, and one that waits for the whole answer.
+    // One request is streamed, the other waits for the complete answer.
     let streaming = endless(&live, &model);
     let whole = live.stream(CHAT, &chat(&model, LONG_CONTEXT));
     eventually("the queue", || live.engine(&model)["waiting"] == 2);
     drop((streaming, whole));
     eventually("an empty queue", || live.engine(&model)["waiting"] == 0);
-    // The one in front has not ended meanwhile.
+    // The running request has not ended in the meantime.
     assert_eq!(live.engine(&model)["running"], 1);
     assert!(running.chunk().is_some());
 }
@@ -88,7 +88,7 @@ fn a_client_that_leaves_an_encoder_frees_its_place() {
     let tiny = Tiny::new();
     let model = tiny.encoder("bert", Head::Spans);
     let live = Live::start(Config { max_queue: 0, ..tiny.config() });
-    // A question that leaves room for one token of the context, so that there are as many windows as tokens.
+    // The question leaves room for one token of the context in a window, so there are as many windows as tokens.
     let (question, context) = ("the ".repeat(60), "cat ".repeat(250_000));
     let asked = json!({"model": model, "question": question, "context": context});
     let short = with(asked.clone(), json!({"context": "the cat"}));
@@ -118,7 +118,7 @@ fn hundreds_of_requests_that_wait_for_a_load_leave_room_for_others() {
     const WAITING: usize = 600;
     let tiny = Tiny::new();
     let store = Store::open(Some(tiny.home())).unwrap();
-    // The load waits for the lock of another process that compiles the model.
+    // The load waits for a lock that is held as if by another process that compiles the model.
     let compiling = store.lock("compile-smollm2-135m-w8", &Quiet, &AtomicBool::new(false)).unwrap();
     let config = Config { slots: 1, max_queue: WAITING - 1, load_wait: PATIENCE, ..tiny.config() };
     let live = Live::start(config);
@@ -126,7 +126,7 @@ fn hundreds_of_requests_that_wait_for_a_load_leave_room_for_others() {
     let head = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length";
     let request = format!("POST {CHAT} {head}: {}\r\n\r\n{body}", body.len());
     let mut clients: Vec<TcpStream> = (0..=WAITING).map(|_| live.begin(&request)).collect();
-    // All but one wait.
+    // One request is refused; all others wait.
     clients.iter().for_each(|client| client.set_nonblocking(true).unwrap());
     let is_answered = |client: &TcpStream| client.peek(&mut [0]).is_ok();
     eventually("the answer of one too many", || clients.iter().any(is_answered));
@@ -160,7 +160,7 @@ fn a_load_that_failed_is_reported_with_its_reason() {
     assert_eq!((&health["status"], &health["models"][0]["id"]), (&json!("degraded"), &json!(model)));
     assert_eq!(health["models"][0]["state"]["state"], "failed", "{health}");
     assert!(health["models"][0]["state"]["reason"].as_str().unwrap().contains("is missing"));
-    // The others are served all the same.
+    // Other models still answer.
     assert_eq!(live.post("/v1/embeddings", &json!({"model": embedding, "input": "x"})).status, 200);
     fs::write(&data, good).unwrap();
     assert_eq!(live.post(CHAT, &chat(&model, 2)).status, 200);
@@ -245,18 +245,18 @@ fn a_signal_closes_connections_that_carry_no_answer() {
     let mut stream = live.stream(CHAT, &streamed(chat(&model, 600)));
     assert!(stream.chunk().is_some());
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Length: 100\r\n", live.address);
-    // Nothing yet, a part of the head, and a part of the body behind a whole head.
-    // Less than running answers have.
+    // Connections without bytes, with a part of the head, and with a part of the body after a complete head. They must
+    // end sooner than running answers have to.
     let patience = Some(Duration::from_secs(30));
     let begun = ["".to_owned(), head.clone(), format!("{head}\r\n{{")].map(|bytes| live.begin(&bytes));
-    // A connection that was answered on, and has begun another request.
+    // A connection with an answered request that has begun another one.
     let mut answered = live.begin(&format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", live.address));
     assert!(answered.read(&mut [0; 4096]).unwrap() > 0);
     answered.write_all(head.as_bytes()).unwrap();
     live.signal();
     for mut connection in begun.into_iter().chain([answered]) {
         connection.set_read_timeout(patience).unwrap();
-        // A request whose body broke off may still be told so, and what was never read is given back as a reset.
+        // A request with an incomplete body may get an error answer, and unread bytes may cause a reset.
         if let Err(error) = connection.read_to_end(&mut Vec::new()) {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is open after {patience:?}");
         }

@@ -1,5 +1,5 @@
-//! Clients that hold on to what they have: slow, silent, half-closed or hostile ones. No model runs here, except where an
-//! answer must take time.
+//! Clients that hold resources: slow, silent, half-closed or hostile ones. A model runs only where an answer must take
+//! time.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -18,14 +18,14 @@ use support::{Answer, Live, Tiny, chat, local, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Short for a client that does nothing, and far shorter than the limits that a test does not name.
+/// Time limit for inactive clients in these tests, far below the standard limits.
 const SHORT: Duration = Duration::from_millis(200);
 
 fn live(limits: Limits) -> Live {
     Live::with_options(Tiny::new().config(), ServeOptions { limits, ..local() })
 }
 
-/// Reads to the end of a connection, which may be reset.
+/// Reads until a connection ends or is reset.
 fn rest(connection: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match connection.read_to_end(&mut bytes) {
@@ -138,7 +138,7 @@ fn a_client_that_sends_no_more_gets_its_answer() {
     }
 }
 
-/// A frame of HTTP/2.
+/// Returns an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -150,7 +150,7 @@ fn a_shutdown_ends_half_sent_requests_of_http_2() {
     const HEADERS: u8 = 1;
     const END_HEADERS: u8 = 4;
     let live = live(Limits::standard());
-    // POST, http and the two literal fields of a request, as HPACK (RFC 7541) writes them.
+    // HPACK encoding (RFC 7541) of POST, http and two literal fields.
     let field = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
     let head = [vec![0x83, 0x86], field(0x04, CHAT), field(0x01, "localhost")].concat();
     let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, &[])].concat();
@@ -158,7 +158,7 @@ fn a_shutdown_ends_half_sent_requests_of_http_2() {
     let connections = [&headers[..headers.len() / 2], &headers[..]].map(|begun| {
         let mut connection = live.begin("");
         connection.write_all(&[&preface, begun].concat()).unwrap();
-        // The server's settings show that it has read the preface.
+        // The server's settings frame shows that it has read the preface.
         assert!(connection.read(&mut [0; 9]).unwrap() > 0);
         connection
     });
@@ -174,7 +174,7 @@ fn a_server_with_every_place_in_use_says_so() {
     let live = live(Limits { connections: 1, ..Limits::standard() });
     let head = "HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n";
     let mut active = live.begin(&format!("POST {CHAT} {head}"));
-    // The server asks for the body once the request is active.
+    // The server asks for the body as soon as the request is active.
     assert!(active.read(&mut [0; 64]).unwrap() > 0);
     let answer = Answer::parse(&rest(&mut live.begin("")));
     answer.error(503);

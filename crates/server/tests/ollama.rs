@@ -1,4 +1,4 @@
-//! Ollama's protocol, as its clients use it.
+//! Ollama's protocol as used by its clients.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -9,7 +9,7 @@ use narthex_server::{AccessOptions, ServeOptions};
 use serde_json::{Value, json};
 use support::{Live, Tiny, local, with};
 
-/// The objects of an answer in lines.
+/// Returns the objects of an answer with one object per line.
 fn lines(text: &str) -> Vec<Value> {
     let objects = text.lines().filter(|line| line.starts_with('{'));
     objects.map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! OpenAI's API as a Rust client of it, `async-openai`, sees it.
+//! OpenAI's API as used by the Rust client `async-openai`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ use support::{Live, Tiny, chat, unending, with};
 
 fn client(live: &Live) -> Client<OpenAIConfig> {
     let config = OpenAIConfig::new().with_api_base(live.base()).with_api_key("unused");
-    // A proxy of the machine is for other machines.
+    // A proxy in the environment must not be used for this machine.
     Client::build(reqwest::Client::builder().no_proxy().build().unwrap(), config)
 }
 
@@ -176,7 +176,7 @@ async fn models_are_listed_and_shown() {
     let found = listed.data.iter().find(|entry| entry.id == model).unwrap();
     assert!((found.object.as_str(), found.owned_by.as_str()) == ("model", "narthex") && found.created > 0);
     assert_eq!(&client.models().retrieve(&model).await.unwrap(), found);
-    // What a chat takes as a name is a name here too.
+    // Model names of chat requests are valid here too.
     assert_eq!(client.models().retrieve(&format!("{model}@f32")).await.unwrap().id, model);
     assert_eq!(client.models().retrieve("smollm2-135m").await.unwrap().id, "smollm2:135m");
     let error = refused(client.models().retrieve("nothing").await);

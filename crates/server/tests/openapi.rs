@@ -1,4 +1,4 @@
-//! The document of the API, and the answers that it describes.
+//! The document of the API, compared with actual answers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

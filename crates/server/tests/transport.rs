@@ -1,4 +1,4 @@
-//! Transports beside plain TCP: TLS and Unix sockets.
+//! Transports other than plain TCP: TLS and Unix sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -30,7 +30,7 @@ fn tls(key: &[u8]) -> ServeOptions {
 /// Reads until the connection ends.
 fn all(mut stream: impl Read) -> String {
     let mut bytes = Vec::new();
-    // A server may close without TLS's own farewell.
+    // A server may close the connection without a TLS close_notify.
     let _ = stream.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -51,7 +51,7 @@ fn tls_is_served_with_the_certificate() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     };
-    // A client that begins no handshake, and one that speaks plain HTTP, hinder nobody.
+    // A client without a handshake and a client with plain HTTP do not block others.
     let _silent = connect();
     let mut plain = connect();
     plain.write_all(REQUEST).unwrap();

@@ -1,7 +1,7 @@
-//! Hosts that requests may name.
+//! Hosts that are allowed in requests.
 //!
-//! A web page cannot forge `Host`. After DNS rebinding, a page's requests reach this server under the domain of the page,
-//! which is not in the list. A browser never sends an IP address there unless the page's own URL has it.
+//! A web page cannot forge `Host`. After DNS rebinding, a page's requests reach this server with the domain of the page
+//! in `Host`, which is not in the list. A browser sends an IP address in `Host` only if the page's own URL has it.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -12,7 +12,7 @@ use axum::{
 
 use crate::error::ApiError;
 
-/// A host that requests may name besides this machine's own.
+/// A host that is allowed in requests in addition to this machine's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowedHost {
     /// Every host.
@@ -87,8 +87,8 @@ struct Authority {
 }
 
 impl Authority {
-    /// Returns `None` for anything that a client does not send: user names, spaces, empty hosts, ports that are no
-    /// numbers.
+    /// Parses an authority. Returns `None` for anything that ordinary clients do not send: user names, spaces, empty
+    /// hosts, ports that are not numbers.
     fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -117,22 +117,22 @@ pub(crate) fn is_loopback(host: &str) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// The hosts that requests may name.
+/// Hosts that are allowed in requests.
 #[derive(Debug, Clone)]
 pub(crate) struct HostList {
     allowed: Vec<AllowedHost>,
-    /// True if the server listens for other machines, who may reach it at any of its addresses.
+    /// True if other machines can connect, which may use any of this machine's addresses.
     is_open: bool,
 }
 
 impl HostList {
-    /// The list of a server for this machine: loopback names and these hosts.
+    /// Creates the list of a server for this machine: loopback names and these hosts.
     pub(crate) fn local(allowed: Vec<AllowedHost>) -> Self {
         Self { allowed, is_open: false }
     }
 
-    /// The list of a server for other machines: loopback names, these hosts, every IP address, the machine's own names
-    /// and the name that the server listens on.
+    /// Creates the list of a server for other machines: loopback names, these hosts, every IP address, the machine's
+    /// own names and the name that the server listens on.
     pub(crate) fn open(mut allowed: Vec<AllowedHost>, listens_on: &str) -> Self {
         let names = own_names().into_iter().chain([listens_on.to_owned()]);
         allowed.extend(names.filter_map(|name| name.parse().ok()));
@@ -145,8 +145,8 @@ impl HostList {
             || self.allowed.iter().any(|allowed| allowed.allows(host))
     }
 
-    /// Refuses a request unless it names one well-formed host, and that host is in the list. HTTP/2 names it in
-    /// `:authority`, HTTP/1.1 in `Host` or in the request's target; if a request has both, both are checked.
+    /// Refuses a request unless it has exactly one well-formed host, and that host is in the list. HTTP/2 has the host
+    /// in `:authority`, HTTP/1.1 in `Host` or in the request's target; if a request has both, both are checked.
     pub(crate) fn check(&self, request: &Request) -> Result<(), ApiError> {
         let bad = |message: &str| Err(ApiError::plain(StatusCode::BAD_REQUEST, message));
         let mut headers = request.headers().get_all(HOST).iter();
@@ -175,7 +175,7 @@ impl HostList {
     }
 }
 
-/// Returns the names of this machine: its host name, in short and with `.local`.
+/// Returns the names of this machine: its host name, its short host name, and the latter with `.local`.
 fn own_names() -> Vec<String> {
     #[cfg(unix)]
     let full = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The status of a request with this target and these `Host` headers; 200 if it is let through.
+    /// Returns the status of a request with this target and these `Host` headers; 200 if the request is accepted.
     fn status(list: &HostList, target: &str, hosts: &[&str]) -> u16 {
         let mut request = Request::builder().uri(target);
         for host in hosts {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn the_target_is_checked_as_well() {
         let list = HostList::local(Vec::new());
-        // As HTTP/2 sends `:authority`, and HTTP/1.1 requests for a proxy.
+        // Absolute targets are sent as `:authority` in HTTP/2, and by HTTP/1.1 clients of a proxy.
         assert_eq!(status(&list, "http://localhost:8000/x", &[]), 200);
         assert_eq!(status(&list, "http://evil.example/x", &[]), 403);
         assert_eq!(status(&list, "http://evil.example/x", &["localhost"]), 403);

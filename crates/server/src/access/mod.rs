@@ -1,7 +1,8 @@
-//! Access control: the callers that may send requests, in one middleware. Start at [`check`].
+//! Access control: one middleware that decides which callers may send requests. Start at [`check`].
 //!
-//! A server on a loopback address is for programs of this machine. A web page can send requests there too, but the browser
-//! marks them: `Origin` names the page, and after DNS rebinding `Host` names the page's domain. Both must be allowed.
+//! A server on a loopback address is for programs of this machine. A web page can send requests there too, but the
+//! browser marks them: `Origin` names the page, and after DNS rebinding `Host` names the page's domain. Both must be
+//! allowed.
 
 mod host;
 mod origin;
@@ -30,7 +31,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Path of the report that a caller without a key may read in part.
+/// Path of the report of which callers without a required key see only a part.
 const HEALTH: &str = "/health";
 
 /// Paths that do not count against the limits of a key.
@@ -39,35 +40,35 @@ const UNLIMITED: [&str; 4] = ["/", HEALTH, "/metrics", "/openapi.json"];
 /// Access to a server.
 #[derive(Debug, Clone, Default)]
 pub struct AccessOptions {
-    /// Hosts that requests may name besides this machine's own.
+    /// Hosts that are allowed in requests in addition to this machine's own.
     pub allowed_hosts: Vec<AllowedHost>,
     /// Origins whose web pages may send requests.
     pub cors_origins: Vec<AllowedOrigin>,
     /// Requests that need a key.
     pub authentication: Authentication,
-    /// Keys besides those of the store.
+    /// Keys in addition to those of the store.
     pub keys: Vec<ApiKey>,
-    /// Downloads and compiles that callers other than admins may start; `None` for those of the catalogue on a server for
-    /// this machine, and none on a server for other machines.
+    /// Downloads and compiles that requests of callers without admin rights may start. `None` allows those of the
+    /// catalogue on a server for this machine, and forbids all on a server for other machines.
     pub auto_pull: Option<AutoPull>,
 }
 
 /// Requests that need a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authentication {
-    /// All on a server for other machines; on a server for this machine all once there is a key.
+    /// All requests on a server for other machines; on a server for this machine, all as soon as there is a key.
     #[default]
     Standard,
-    /// None. Requests with a key have its rights.
+    /// No request. Requests with a key have its rights.
     Off,
 }
 
 /// Machines that can connect to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Exposure {
-    /// This one alone.
+    /// Only this machine.
     Local,
-    /// Others too, at this host.
+    /// Other machines too, at this host.
     Open {
         /// Host of the options.
         host: String,
@@ -116,7 +117,7 @@ impl Access {
         self.metrics.clone()
     }
 
-    /// Passes a request on with the rights of its caller, within the limits of the caller's key.
+    /// Forwards a request with the rights of its caller, within the limits of the caller's key.
     async fn admit(&self, mut request: Request, next: Next) -> Result<Response, ApiError> {
         let caller = self.keys.caller(request.headers())?;
         let path = request.uri().path();

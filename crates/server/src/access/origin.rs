@@ -1,8 +1,8 @@
 //! Origins whose web pages may send requests (CORS).
 //!
-//! On a server for this machine alone, pages from a loopback address of any port may: their server is a program of
-//! this machine and can reach the server without a browser. An open server allows no origin by default, since a loopback
-//! origin names the visitor's machine there.
+//! On a server for this machine only, pages from a loopback address with any port may send requests: their web server
+//! is a program of this machine, which can reach the server without a browser anyway. An open server allows no origin
+//! by default, because there a loopback origin refers to the visitor's machine.
 
 use std::str::FromStr;
 
@@ -30,7 +30,7 @@ pub enum AllowedOrigin {
     Exactly(String),
 }
 
-/// Text that no `Origin` header equals.
+/// Text that is not a valid origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected a scheme, a host and perhaps a port without a path or a final slash, as in https://app.example or \
@@ -121,7 +121,7 @@ impl OriginList {
     }
 }
 
-/// Answers a preflight request. Any request header is allowed: the origin is what protects this machine.
+/// Responds to a preflight request. Any request header is allowed, because access depends only on the origin.
 pub(crate) fn preflight(origin: HeaderValue, headers: &HeaderMap) -> Response {
     let usual = HeaderValue::from_static("Authorization, Content-Type");
     let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(usual);

@@ -1,4 +1,4 @@
-//! The message object. Anthropic's clients expect every field; those that concern its own servers are null.
+//! The message object. Anthropic's clients expect every field; those for Anthropic's own servers are null.
 
 use narthex_gateway::request::{FinishReason, Summary};
 use schemars::JsonSchema;
@@ -25,7 +25,7 @@ pub(crate) struct AnthropicMessage {
 }
 
 impl AnthropicMessage {
-    /// A message without content.
+    /// Creates a message without content.
     pub(super) fn new(id: String, model: String, usage: MessageUsage) -> Self {
         Self {
             id,
@@ -41,7 +41,7 @@ impl AnthropicMessage {
         }
     }
 
-    /// Returns the message with an answer.
+    /// Returns the message with the content and usage of an answer.
     pub(super) fn complete(self, choice: &Choice) -> Self {
         let thinking = (!choice.reasoning.is_empty()).then(|| ContentBlock::thinking(&choice.reasoning));
         let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
@@ -61,7 +61,7 @@ impl AnthropicMessage {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ContentBlock {
-    /// Reasoning. It has no signature, for it is the model's own text.
+    /// Reasoning. The signature is empty, because the reasoning is the model's own text.
     Thinking { thinking: String, signature: String },
     /// Text.
     Text { text: String, citations: Option<Vec<Value>> },
@@ -84,17 +84,17 @@ pub(super) enum CallOrigin {
 }
 
 impl ContentBlock {
-    /// Reasoning.
+    /// Creates a block of reasoning.
     pub(super) fn thinking(thinking: &str) -> Self {
         Self::Thinking { thinking: thinking.to_owned(), signature: String::new() }
     }
 
-    /// A text.
+    /// Creates a block of text.
     pub(super) fn text(text: &str) -> Self {
         Self::Text { text: text.to_owned(), citations: None }
     }
 
-    /// A call with these arguments.
+    /// Creates the block of a call with these arguments.
     pub(super) fn call(call: &WholeToolCall, input: Value) -> Self {
         Self::ToolUse { id: call.id.clone(), name: call.name.clone(), input, caller: CallOrigin::Direct }
     }
@@ -119,7 +119,7 @@ impl From<FinishReason> for StopReason {
     }
 }
 
-/// Tokens of an answer. Cached tokens are not among the input tokens.
+/// Tokens of an answer. Input tokens do not include cached tokens.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(super) struct MessageUsage {
     input_tokens: usize,
@@ -134,7 +134,7 @@ pub(super) struct MessageUsage {
 }
 
 impl MessageUsage {
-    /// The tokens of an answer that has not begun.
+    /// Returns the tokens of an answer before its first token.
     pub(super) fn of_prompt(prompt_tokens: usize) -> Self {
         Self {
             input_tokens: prompt_tokens,
@@ -149,7 +149,7 @@ impl MessageUsage {
         }
     }
 
-    /// The tokens of a whole answer.
+    /// Returns the tokens of a complete answer.
     pub(super) fn new(summary: &Summary) -> Self {
         let cached = summary.cached_tokens.min(summary.prompt_tokens);
         Self {

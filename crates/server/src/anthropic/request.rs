@@ -31,8 +31,8 @@ pub(super) const FIELDS: &[&str] = &[
     "cache_control",
 ];
 
-/// The line that Claude Code puts in front of its instructions. It differs in each request, so that no two prompts would
-/// share their beginning.
+/// Prefix of the line that Claude Code adds before its instructions. The line differs in each request, so that prompts
+/// would share no prefix in the KV cache.
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -175,7 +175,7 @@ fn stable(system: &str) -> String {
 }
 
 impl WireTurn {
-    /// Appends the messages of a turn: the results of tools, then its text and calls.
+    /// Appends the messages of a turn: the results of tools, then the turn's text and calls.
     fn add_to(self, messages: &mut Vec<Message>, index: usize) -> Result<(), ApiError> {
         let path = format!("messages[{index}].content");
         let blocks = match self.content {

@@ -11,7 +11,7 @@ use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncode
 pub(super) struct MessageEvents {
     id: String,
     model: String,
-    /// Number of blocks that have begun.
+    /// Number of blocks that were started.
     blocks: usize,
     open: Option<OpenBlock>,
     reason: Option<FinishReason>,
@@ -25,7 +25,7 @@ enum OpenBlock {
 }
 
 impl MessageEvents {
-    /// An answer that has not begun.
+    /// Creates the encoder of a new answer.
     pub(super) fn new(id: String, model: String) -> Self {
         Self { id, model, blocks: 0, open: None, reason: None }
     }

@@ -1,7 +1,8 @@
-//! Connections: HTTP over a client's byte stream, with a limit on every wait, and an end that loses no running answer.
+//! Connections: HTTP over a client's byte stream. Every wait has a time limit, and running answers are finished at a
+//! shutdown.
 //!
-//! A connection ends when its deadline has passed, which exists only while no request is active. A request that has begun is
-//! limited where it waits: the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]).
+//! A connection ends when its deadline has passed. There is a deadline only while no request is active. During an
+//! active request, the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
 
 mod state;
 mod stream;
@@ -32,15 +33,15 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Maximum number of concurrent requests of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 64;
 
-/// Interval of the pings that find out dead HTTP/2 clients, and the time for their answers.
+/// Interval of the pings that detect disconnected HTTP/2 clients, and the maximum time for a reply.
 const PING: Duration = Duration::from_secs(20);
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, router: Router) {
     let router = TowerToHyperService::new(router);
     let shared = state.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        // Begun here, because the client's bytes may end before the answer is polled for the first time.
+        // The request begins here, because the client's input may end before the answer is polled for the first time.
         let active = shared.begin(request.version(), !request.body().is_end_stream());
         request.extensions_mut().insert(shared.clone());
         let router = router.clone();

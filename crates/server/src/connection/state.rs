@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::limits::Limits;
 
-/// Time for the last bytes of an answer after its request has ended, when the server stops.
+/// Time to send the last bytes of an answer after its request has ended, when the server stops.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// State of a connection. Clones share it.
@@ -24,7 +24,7 @@ struct Shared {
     /// Becomes true at shutdown.
     stopped: watch::Receiver<bool>,
     phase: Mutex<Phase>,
-    /// Signals another deadline.
+    /// Signals that the deadline has changed.
     changed: Notify,
 }
 
@@ -32,15 +32,15 @@ struct Shared {
 struct Phase {
     /// Number of requests whose answers are not complete.
     active: usize,
-    /// End of the connection unless a request is active.
+    /// Time at which the connection ends, unless a request is active.
     deadline: Instant,
-    /// No byte of the next request has arrived.
+    /// True if no byte of the next request has arrived.
     is_quiet: bool,
-    /// Requests and answers overlap (HTTP/2).
+    /// True if requests and answers overlap (HTTP/2).
     is_multiplexed: bool,
-    /// The last request has arrived completely.
+    /// True if the last request has arrived completely.
     is_complete: bool,
-    /// The answer to the last request has begun.
+    /// True if the answer to the last request has begun.
     is_answered: bool,
     is_stopping: bool,
 }
@@ -60,7 +60,7 @@ impl ConnectionState {
         Self(Arc::new(Shared { limits, stopped, phase: Mutex::new(phase), changed: Notify::new() }))
     }
 
-    /// Returns the state of a request's connection. A router without a listener, as in tests, has none.
+    /// Returns the state of a request's connection; `None` for a router without a listener, as in tests.
     pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get()
     }
@@ -123,7 +123,7 @@ impl ConnectionState {
         phase.active > 0 && !phase.is_answered
     }
 
-    /// Gives a connection without an active request no more time than its last bytes need.
+    /// Shortens the deadline of a connection without an active request to the time for its last bytes.
     pub(super) fn stop(&self) {
         let mut phase = self.0.phase.lock();
         phase.is_stopping = true;
@@ -138,7 +138,7 @@ impl ConnectionState {
         self.0.changed.notify_one();
     }
 
-    /// Returns the end of the connection unless another request comes; `None` while one is active.
+    /// Returns the time at which the connection ends without another request; `None` while a request is active.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let phase = self.0.phase.lock();
         (phase.active == 0).then_some(phase.deadline)
@@ -160,11 +160,11 @@ impl ConnectionState {
     }
 }
 
-/// A request from its head to the end of its answer.
+/// An active request, from the arrival of its head to the end of its answer.
 pub(super) struct ActiveRequest(ConnectionState);
 
 impl ActiveRequest {
-    /// Records that the answer begins.
+    /// Records that the answer has begun.
     pub(super) fn answer(&self) {
         self.0.0.phase.lock().is_answered = true;
     }
@@ -192,7 +192,7 @@ mod tests {
         (ConnectionState::new(Limits::standard(), stopped), stop)
     }
 
-    /// Returns the time that a connection has left.
+    /// Returns the remaining time of a connection.
     fn left(state: &ConnectionState) -> Option<Duration> {
         state.deadline().map(|deadline| deadline - Instant::now())
     }
@@ -203,7 +203,7 @@ mod tests {
         let Limits { head, idle, .. } = *state.limits();
         let first = state.deadline().unwrap();
         assert!(left(&state) <= Some(head));
-        // Bytes do not prolong the head.
+        // Further bytes of the head do not extend its deadline.
         state.bytes_received();
         assert_eq!(state.deadline(), Some(first));
         let request = state.begin(Version::HTTP_11, false);

@@ -1,5 +1,5 @@
-//! The bytes of a connection, with a limit on writes. A client that has closed its sending direction gets its answer; one that
-//! has closed both is found out.
+//! The byte stream of a connection, with a time limit on writes. A client that has closed only its sending direction
+//! receives its answer; one that has closed both directions is detected.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -14,14 +14,14 @@ use tokio::{
 
 use super::state::ConnectionState;
 
-/// First byte of every answer of HTTP/1.
+/// First byte of every HTTP/1 answer.
 const FIRST: u8 = b'H';
 
 /// Interval of the checks for a client that has closed both directions.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Maximum time for reading the rest of a request that was refused. A connection that is closed with unread bytes is reset,
-/// and the client may lose the answer.
+/// Maximum time for reading the rest of a refused request. Closing a connection with unread bytes resets it, and the
+/// client may lose the answer.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// A client's byte stream, such as a TCP connection.
@@ -41,15 +41,15 @@ pub(super) struct Connection<S> {
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-/// A client that sends no more.
+/// Half-closed connection: the client has closed its sending direction.
 ///
-/// It may wait for its answer, or be gone: in TCP both look the same until something is sent. So the first byte of the answer
-/// is sent early, once: a client that is gone resets the connection.
+/// The client may wait for its answer or be gone. In TCP, both look the same until something is sent. Therefore the
+/// first byte of the answer is sent early, once: if the client is gone, it resets the connection.
 struct HalfClose {
     check: Pin<Box<Sleep>>,
-    /// The first byte of an answer was sent, and the answer follows.
+    /// True if the first byte of an answer was sent and the rest was not.
     is_ahead: bool,
-    /// A first byte was sent early.
+    /// True if a first byte was sent early on this connection.
     was_ahead: bool,
 }
 
@@ -64,21 +64,21 @@ impl<S: ClientStream> Connection<S> {
         Self { stream, state, write_limit: None, half_close: None, linger: None }
     }
 
-    /// Waits while a client that sends no more gets its answer. Fails once the client is gone. Returns if there is nothing to
-    /// wait for: the connection ends, or its last request is not complete.
+    /// Waits while a half-closed client receives its answer. Fails once the client is gone. Returns if the wait is
+    /// over: the connection has no active request, or its last request is incomplete.
     fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { stream, state, half_close, write_limit, .. } = self;
         let half_close = half_close.get_or_insert_with(HalfClose::new);
         while state.is_active() {
             ready!(half_close.check.as_mut().poll(context));
             half_close.check.as_mut().reset(Instant::now() + CHECK);
-            // A request that has arrived by now is one whose reader has seen its end.
+            // If the request is complete, its reader has seen its end by now.
             if !state.is_complete() {
                 break;
             }
             let stream = Pin::new(&mut *stream);
             if half_close.was_ahead || !state.is_unanswered() || write_limit.is_some() {
-                // Sends nothing, and fails if the connection was reset.
+                // Writes no bytes, but fails if the connection was reset.
                 if let Poll::Ready(Err(error)) = stream.poll_write(context, &[]) {
                     return Poll::Ready(Err(error));
                 }
@@ -90,7 +90,7 @@ impl<S: ClientStream> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Fails when the client has read nothing for too long.
+    /// Applies the time limit to a pending write. Fails if the client has read nothing for that time.
     fn limit<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.write_limit = None;
@@ -102,12 +102,12 @@ impl<S: ClientStream> Connection<S> {
         Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client reads nothing")))
     }
 
-    /// Returns true if the first byte of the answer was sent early.
+    /// Returns true if the first byte of the answer was sent and the rest was not.
     fn is_ahead(&self) -> bool {
         self.half_close.as_ref().is_some_and(|half_close| half_close.is_ahead)
     }
 
-    /// Writes an answer whose first byte was sent.
+    /// Writes the rest of an answer whose first byte was sent early.
     fn poll_write_rest(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Some(rest) = bytes.strip_prefix(&[FIRST]) else {
             return Poll::Ready(Err(io::Error::other("an answer does not begin as HTTP/1 does")));
@@ -123,7 +123,7 @@ impl<S: ClientStream> Connection<S> {
         Poll::Ready(Ok(written + 1))
     }
 
-    /// Reads and drops the rest of a request that was refused.
+    /// Reads and discards the rest of a refused request.
     fn poll_drain(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         let mut bytes = [0; 16 << 10];
@@ -225,7 +225,7 @@ mod tests {
     };
     use crate::limits::Limits;
 
-    /// Returns a client, and its connection with a whole request.
+    /// Returns a client, and its connection after a complete request.
     fn asked(limits: Limits) -> (DuplexStream, Connection<DuplexStream>, ActiveRequest) {
         let (client, server) = duplex(64);
         let (_, stopped) = watch::channel(false);

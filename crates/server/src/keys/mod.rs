@@ -1,7 +1,7 @@
-//! API keys of a server: who sends a request, and what a key's limits leave. Start at [`KeyRing::caller`].
+//! API keys of a server: the sender of a request, and the limits of a key. Start at [`KeyRing::caller`].
 //!
-//! Keys come from the store's key file, which is read again when it changes, and from the options of the server. Secrets are
-//! compared by their hashes, each in constant time, and all of them.
+//! Keys come from the store's key file, which is read again when it changes, and from the server's options. Secrets are
+//! compared by their hashes, in constant time and with every key.
 
 mod rate;
 
@@ -20,11 +20,11 @@ use crate::error::ApiError;
 /// The sender of a request.
 #[derive(Clone)]
 pub(crate) enum Caller {
-    /// Any program that can connect, where no key is needed.
+    /// Any program that can connect, if no key is required.
     Keyless,
     /// The holder of a key.
     Key(Arc<KeyState>),
-    /// A caller without the key that is needed.
+    /// Caller without a required key.
     Stranger,
 }
 
@@ -62,11 +62,11 @@ impl Caller {
 /// Requests that need a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPolicy {
-    /// All of them.
+    /// All requests.
     Always,
-    /// All of them once there is a key.
+    /// All requests as soon as there is a key.
     IfAny,
-    /// None. Requests with a key have its rights.
+    /// No request. Requests with a key have its rights.
     Never,
 }
 
@@ -74,13 +74,13 @@ pub(crate) enum KeyPolicy {
 pub(crate) struct KeyRing {
     gateway: Gateway,
     policy: KeyPolicy,
-    /// Downloads and compiles that callers other than admins may start.
+    /// Downloads and compiles that requests of callers without admin rights may start.
     auto_pull: AutoPull,
     fixed: Vec<Arc<KeyState>>,
     file: Mutex<FileKeys>,
 }
 
-/// The keys of the key file, as it was read last.
+/// Keys of the key file when it was last read.
 struct FileKeys {
     stamp: Option<KeyFileStamp>,
     keys: Vec<Arc<KeyState>>,
@@ -107,7 +107,7 @@ impl KeyRing {
     /// Returns the sender of a request.
     ///
     /// # Errors
-    /// 401 for a secret that belongs to no key where one is needed.
+    /// 401 if a key is required and the request has no secret of a key.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let keys = self.current();
         let mut presented = secrets(headers).map(KeyHash::of).peekable();
@@ -115,7 +115,7 @@ impl KeyRing {
         for hash in presented {
             let mut found = None;
             for key in &keys {
-                // Every key is compared, so that the time tells nothing about the place of a match.
+                // Every key is compared, so that the time does not reveal the position of a match.
                 if key.hash() == hash {
                     found = Some(key.clone());
                 }
@@ -144,8 +144,8 @@ impl KeyRing {
         self.gateway.with_rights(rights)
     }
 
-    /// Returns every key. Reads the key file again if it has changed; keys that stay keep their counts. A file that cannot be
-    /// read changes nothing.
+    /// Returns every key. Reads the key file again if it has changed; unchanged keys keep their counts. If the file
+    /// cannot be read, the keys stay as they are.
     fn current(&self) -> Vec<Arc<KeyState>> {
         let mut file = self.file.lock();
         let stamp = self.gateway.key_file_stamp();
@@ -190,12 +190,12 @@ fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     [bearer, text("x-api-key"), text("api-key")].into_iter().flatten()
 }
 
-/// The error of a caller without the key that is needed.
+/// Returns the error of a caller without a required key.
 pub(crate) fn key_missing() -> ApiError {
     ApiError::unauthorized("this server needs an API key; send it as Authorization: Bearer KEY")
 }
 
-/// The error of a caller without admin rights.
+/// Returns the error of a caller without admin rights.
 pub(crate) fn admins_only(path: &str) -> ApiError {
     let message = format!("{path} needs the key of an admin; `narthex key add NAME --admin` creates one");
     ApiError::plain(StatusCode::FORBIDDEN, message).with_code("admin_only")

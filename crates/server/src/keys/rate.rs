@@ -1,7 +1,8 @@
 //! Limits of a key: requests and tokens per minute as token buckets, and concurrent requests.
 //!
-//! A bucket holds a minute's budget and refills evenly. Tokens are charged when an answer ends, so a long answer can empty its
-//! bucket below zero; the next request then waits until it is positive again.
+//! The capacity of a bucket is the budget of one minute, and it refills evenly. Tokens are charged when an answer ends,
+//! so a long answer can make the level of its bucket negative; the next request then waits until the level is positive
+//! again.
 
 use std::{
     num::NonZeroU32,
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::error::ApiError;
 
-/// Time in which an empty bucket fills.
+/// Time in seconds in which an empty bucket fills.
 const MINUTE: f64 = 60.0;
 
 /// A budget per minute.
@@ -26,7 +27,7 @@ const MINUTE: f64 = 60.0;
 struct Bucket {
     capacity: f64,
     level: f64,
-    /// Time of the level.
+    /// Time at which `level` was computed.
     at: Instant,
 }
 
@@ -42,7 +43,7 @@ impl Bucket {
         self.at = self.at.max(now);
     }
 
-    /// Returns the wait until the bucket holds `level`, or `None` if it does.
+    /// Returns the time until the bucket reaches `level`; `None` if it has reached it.
     fn wait_for(&self, level: f64) -> Option<Duration> {
         let missing = level.min(self.capacity) - self.level;
         (missing > 0.0).then(|| Duration::from_secs_f64(missing * MINUTE / self.capacity))
@@ -52,7 +53,7 @@ impl Bucket {
         self.level.max(0.0) as u64
     }
 
-    /// Returns the time until the bucket is full, in whole seconds as clients read it: `12s`.
+    /// Returns the time until the bucket is full, rounded up to seconds, in the format of the headers: `12s`.
     fn reset(&self) -> String {
         let wait = self.wait_for(self.capacity).unwrap_or_default();
         format!("{}s", wait.as_secs_f64().ceil())
@@ -83,7 +84,7 @@ impl Drop for Permit {
 }
 
 impl KeyState {
-    /// A key that has sent no request yet.
+    /// Creates the state of a key without requests.
     pub(crate) fn new(key: ApiKey, rights: Rights, now: Instant) -> Self {
         let bucket = |limit: Option<NonZeroU32>| limit.map(|limit| Bucket::full(limit, now));
         let (requests, tokens) =
@@ -104,7 +105,7 @@ impl KeyState {
         self.rights.clone()
     }
 
-    /// Returns whether this is the state of a key with these limits.
+    /// Returns whether this is the state of `key` with the same limits.
     pub(crate) fn is_of(&self, key: &ApiKey) -> bool {
         self.key == *key
     }
@@ -112,7 +113,7 @@ impl KeyState {
     /// Counts a request.
     ///
     /// # Errors
-    /// 429 with the wait if a limit is reached. Such a request counts for nothing.
+    /// 429 with the wait if a limit is reached. A refused request is not counted.
     pub(crate) fn start(self: &Arc<Self>, now: Instant) -> Result<Permit, ApiError> {
         let mut counts = self.counts.lock();
         let KeyCounts { requests, tokens, running } = &mut *counts;
@@ -197,7 +198,7 @@ mod tests {
         Arc::new(KeyState::new(key, Rights::default(), now))
     }
 
-    /// The wait in seconds that a refused request is given.
+    /// Returns the wait of a refused request in seconds.
     fn wait(outcome: Result<Permit, ApiError>) -> u64 {
         outcome.err().unwrap().retry_after().unwrap()
     }
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(wait(key.start(at(10))), 20);
         key.start(at(30)).unwrap();
         assert_eq!(wait(key.start(at(31))), 29);
-        // A minute holds no more than its budget, however long nothing came.
+        // However long the key was unused, the bucket holds at most the budget of one minute.
         drop((key.start(at(1000)).unwrap(), key.start(at(1000)).unwrap()));
         assert_eq!(wait(key.start(at(1000))), 30);
     }
@@ -241,7 +242,7 @@ mod tests {
         let running = key.start(now).unwrap();
         assert_eq!(wait(key.start(now)), 1);
         drop(running);
-        // The refused request did not count.
+        // The refused request was not counted.
         key.start(now).unwrap();
     }
 

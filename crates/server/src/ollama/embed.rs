@@ -1,4 +1,4 @@
-//! `POST /api/embed`, and `POST /api/embeddings`, its first form.
+//! `POST /api/embed`, and its older form `POST /api/embeddings`.
 
 use std::time::Instant;
 
@@ -42,7 +42,7 @@ pub(crate) struct PromptEmbedBody {
 
 impl FromBody for EmbedBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        // The options concern generation and Ollama's own runtime.
+        // `options` applies to generation and to Ollama's own runtime, so it is not read.
         body::read_body(body, &[&["model", "input", "truncate", "dimensions", "options", "keep_alive"]])
     }
 }

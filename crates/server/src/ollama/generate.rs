@@ -1,4 +1,4 @@
-//! `POST /api/generate`: an answer to a prompt, through the chat template or without it.
+//! `POST /api/generate`: an answer to a prompt, with or without the chat template.
 
 use axum::{
     Json,

@@ -65,7 +65,7 @@ struct AnswerEnd {
 }
 
 impl AnswerEnd {
-    /// The end of an answer that loaded a model and generated nothing.
+    /// Returns the end of an answer that only loaded a model.
     fn loaded() -> Self {
         Self {
             done_reason: "load",
@@ -95,9 +95,9 @@ impl AnswerEnd {
     }
 }
 
-/// Part of a line that differs between endpoints.
+/// The part of a line that differs between endpoints.
 pub(crate) trait LineContent: Serialize + Send + 'static {
-    /// Returns the content of a text and calls.
+    /// Creates the content from a text and calls.
     fn new(text: String, calls: &[WholeToolCall]) -> Self;
 
     /// Returns the content with reasoning.
@@ -176,7 +176,7 @@ pub(super) struct AnswerLines<C> {
 }
 
 impl<C: LineContent> AnswerLines<C> {
-    /// Lines of an answer by a model.
+    /// Creates the lines of an answer by a model.
     pub(super) fn new(model: String) -> Self {
         Self { model, choice: Choice::default(), content: std::marker::PhantomData }
     }
@@ -192,7 +192,7 @@ impl<C: LineContent> AnswerLines<C> {
         }
     }
 
-    /// Returns the answer to a request without a prompt, which loads its model.
+    /// Returns the answer to a request that only loads the model.
     pub(super) fn loaded(self) -> AnswerLine<C> {
         self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::loaded()))
     }

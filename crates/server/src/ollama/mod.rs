@@ -1,5 +1,5 @@
-//! Ollama's protocol: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`, `/api/pull`, `/api/ps`,
-//! `/api/tags` and `/api/version`.
+//! Ollama's protocol: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`, `/api/pull`,
+//! `/api/ps`, `/api/tags` and `/api/version`.
 
 pub(crate) mod chat;
 pub(crate) mod embed;

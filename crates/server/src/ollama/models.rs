@@ -19,7 +19,7 @@ use crate::{
     error::ApiError,
 };
 
-/// Time at which a loaded model leaves: never by itself.
+/// Expiry time of a loaded model. Models do not expire.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Facts about a model.
@@ -30,7 +30,7 @@ struct ModelDetails {
     format: &'static str,
     family: String,
     families: Vec<String>,
-    /// Number of parameters, as `135M`.
+    /// Number of parameters, such as `135M`.
     parameter_size: String,
     /// Weight scheme.
     quantization_level: String,
@@ -51,7 +51,7 @@ impl ModelDetails {
     }
 }
 
-/// Returns a number of parameters as `135M` or `1.7B`.
+/// Formats a number of parameters, such as `135M` or `1.7B`.
 fn parameter_size(parameters: u64) -> String {
     match parameters {
         0..1_000_000_000 => format!("{}M", parameters.div_ceil(1_000_000)),
@@ -116,7 +116,7 @@ struct LoadedModelEntry {
     digest: String,
     details: ModelDetails,
     expires_at: &'static str,
-    /// Bytes in the memory of a device; 0 if the model runs on the CPU.
+    /// Bytes in the memory of a GPU or NPU; 0 if the model runs on the CPU.
     size_vram: u64,
     context_length: usize,
     /// Device, as in `--providers`.
@@ -176,7 +176,7 @@ pub(crate) struct ShownModel {
     parameters: String,
     template: String,
     details: ModelDetails,
-    /// Facts by GGUF's names.
+    /// Facts about the model, with GGUF's names.
     model_info: BTreeMap<String, Value>,
     /// `completion`, `tools`, `thinking`, `embedding`.
     capabilities: Vec<&'static str>,
@@ -219,7 +219,7 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
     })
 }
 
-/// Returns the family of an architecture; imports have none.
+/// Returns the family of an architecture; `None` for imports.
 fn family(architecture: &Structure) -> Option<String> {
     let family = match architecture {
         Structure::Decoder(decoder) => decoder.family,

@@ -32,7 +32,7 @@ impl Think {
     }
 }
 
-/// Options that change an answer.
+/// Options with an effect on the answer.
 #[derive(Debug, Default, Deserialize)]
 struct AnswerOptions {
     num_predict: Option<i64>,
@@ -48,7 +48,7 @@ struct AnswerOptions {
     frequency_penalty: Option<f32>,
 }
 
-/// Their names.
+/// Names of these options.
 const ANSWER: &[&str] = &[
     "num_predict",
     "temperature",
@@ -63,7 +63,7 @@ const ANSWER: &[&str] = &[
     "frequency_penalty",
 ];
 
-/// Options of Ollama's own runtime. The server's settings take their place.
+/// Options of Ollama's own runtime. They are ignored in favour of the server's settings.
 const RUNTIME: &[&str] = &[
     "num_ctx",
     "num_batch",
@@ -86,7 +86,7 @@ const RUNTIME: &[&str] = &[
     "draft_num_predict",
 ];
 
-/// Options that are ignored if they have the value that changes nothing.
+/// Options that are ignored if they have this value, which has no effect.
 const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
 
 /// Fields of a body that `/api/chat` and `/api/generate` share.
@@ -99,7 +99,7 @@ pub(super) struct AnswerFields {
 }
 
 impl AnswerFields {
-    /// Returns the options of the answer, and notes fields that are ignored.
+    /// Returns the options of the answer, and adds ignored fields to `ignored`.
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for options that Narthex does not know.
@@ -138,7 +138,7 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut Ignored) -> Result<Ge
 impl AnswerOptions {
     fn into_gateway(self) -> GenerateOptions {
         let standard = GenerateOptions::api_defaults();
-        // Negative numbers stand for no limit.
+        // A negative number means no limit.
         let count = |value: Option<i64>| value.and_then(|value| usize::try_from(value).ok());
         GenerateOptions {
             max_tokens: count(self.num_predict),

@@ -25,10 +25,10 @@ use crate::{
     error::ApiError,
 };
 
-/// Delay before a client should ask again while other pulls run.
+/// Delay before a client should try again while other pulls run.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Maximum number of lines that wait for their client. Further ones are left out.
+/// Maximum number of lines that wait for the client. Further lines are dropped.
 const MAX_LINES: usize = 64;
 
 /// Body of the request.
@@ -50,13 +50,13 @@ impl FromBody for PullBody {
 pub(crate) struct PullLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
-    /// Part of the work that `completed` and `total` count.
+    /// Part of the work to which `completed` and `total` apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
     /// Bytes of the part.
     #[serde(skip_serializing_if = "Option::is_none")]
     total: Option<u64>,
-    /// Bytes of the part that are done.
+    /// Completed bytes of the part.
     #[serde(skip_serializing_if = "Option::is_none")]
     completed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,17 +76,17 @@ impl PullLine {
     }
 
     fn bytes(&self) -> Bytes {
-        // Strings and numbers are always JSON.
+        // Serialising strings and numbers to JSON cannot fail.
         let mut line = serde_json::to_vec(self).unwrap_or_default();
         line.push(b'\n');
         line.into()
     }
 }
 
-/// Turns progress into lines.
+/// Converts progress to lines.
 struct LineSink {
     lines: mpsc::Sender<PullLine>,
-    /// Bytes of the stages under way.
+    /// Total bytes of the running stages, by name.
     totals: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -121,13 +121,13 @@ impl LineSink {
 impl ProgressSink for LineSink {
     fn event(&self, progress: Progress) {
         if let Some(line) = self.line(progress) {
-            // A slow client misses lines; the work does not wait for it.
+            // If the client is slow, lines are dropped, so that the work does not wait.
             let _ = self.lines.try_send(line);
         }
     }
 }
 
-/// A pull under way. Dropping it cancels the pull.
+/// A running pull. Dropping it cancels the pull.
 struct RunningPull {
     lines: mpsc::Receiver<PullLine>,
     job: Option<JoinHandle<Result<(), ApiError>>>,
@@ -135,7 +135,7 @@ struct RunningPull {
 }
 
 impl RunningPull {
-    /// Starts a pull of a model that the caller may fetch.
+    /// Starts the pull of a model, within the caller's rights.
     async fn start(app: &App, model: String) -> Result<Self, ApiError> {
         let (gateway, name) = (app.gateway.clone(), model.clone());
         app.shared.jobs.run(move || gateway.check_obtainable(&name)).await?;
@@ -164,7 +164,7 @@ impl RunningPull {
         Some(PullLine::end(&self.outcome().await?))
     }
 
-    /// Waits for the end; `None` if it was waited for before.
+    /// Waits for the end of the pull; `None` if the outcome was already returned.
     async fn outcome(&mut self) -> Option<Result<(), ApiError>> {
         let ended = self.job.take()?.await;
         Some(ended.unwrap_or_else(|_| Err(ApiError::panicked())))

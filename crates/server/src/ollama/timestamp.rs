@@ -1,20 +1,20 @@
-//! Times as in RFC 3339.
+//! Times in the format of RFC 3339.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::openai;
 
-/// Returns the current time.
+/// Returns the current time in this format.
 pub(super) fn now() -> String {
     rfc_3339(openai::now())
 }
 
-/// Returns a time.
+/// Formats a time.
 pub(super) fn of(time: SystemTime) -> String {
     rfc_3339(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// Returns a time in seconds since 1970. The date follows Howard Hinnant's `civil_from_days`.
+/// Formats a time in seconds since 1970. The date follows Howard Hinnant's `civil_from_days`.
 fn rfc_3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let z = days + 719_468;

@@ -35,7 +35,7 @@ use crate::{
     sse,
 };
 
-/// Fields of a body beside [`Sampling::FIELDS`].
+/// Fields of a body in addition to [`Sampling::FIELDS`].
 const FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -115,7 +115,7 @@ pub(crate) struct ParsedChat {
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
     ignored: Ignored,
-    /// Parameters that a model that does not reason ignores.
+    /// Parameters of reasoning, which have no effect on a model that does not reason.
     of_reasoning: Vec<&'static str>,
 }
 
@@ -210,8 +210,8 @@ fn message(choice: &Choice) -> Value {
     message
 }
 
-/// Adds the reason of the end. An answer with a malformed call has `stop_reason` as well, a field that vLLM has added to the
-/// API, because `finish_reason` has no value for it.
+/// Adds the finish reason. An answer with a malformed call also gets `stop_reason`, an extension of the API by vLLM,
+/// because `finish_reason` has no value for this case.
 fn add_finish(choice: &mut Value, finish: Option<FinishReason>) {
     choice["finish_reason"] = finish.map(finish_reason).into();
     if finish == Some(FinishReason::MalformedCall) {

@@ -33,13 +33,13 @@ const OBJECT: &str = "text_completion";
 /// Maximum number of alternatives per token.
 const MAX_LOGPROBS: usize = 5;
 
-/// Default maximum of tokens, as in OpenAI's API.
+/// Default maximum number of generated tokens, as in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
 
-/// Fields of a body beside [`Sampling::FIELDS`].
+/// Fields of a body in addition to [`Sampling::FIELDS`].
 const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -151,7 +151,7 @@ fn complete_choice(index: usize, choice: &Choice, with_logprobs: bool) -> Value 
     })
 }
 
-/// Log-probabilities as parallel lists, with the offset of each token in the text in characters.
+/// Returns log-probabilities as parallel lists, with the offset of each token in the text in characters.
 fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     let offsets: Vec<usize> = tokens
         .iter()

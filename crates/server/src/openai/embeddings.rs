@@ -42,7 +42,7 @@ enum Format {
     Base64,
 }
 
-/// `truncate`: a flag, or the end to cut, as in other servers.
+/// `truncate`: a flag, or the end that is cut off, as in other servers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected true, false, \"END\" or \"NONE\"")]
 enum Truncate {

@@ -1,4 +1,4 @@
-//! `POST /v1/fill`: masked tokens, predicted by a masked language model, or a continuation of the text.
+//! `POST /v1/fill`: predictions for masked tokens by a masked language model, or a continuation of the text.
 
 use axum::{Json, response::Response};
 use narthex_gateway::{

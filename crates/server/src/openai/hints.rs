@@ -1,4 +1,5 @@
-//! Parameters that change no answer here. With a value that asks for nothing else they are ignored, and a header names them.
+//! Parameters without effect in Narthex. They are ignored if their value requires nothing, and a header lists their
+//! names.
 
 use std::{borrow::Cow, fmt};
 
@@ -25,7 +26,7 @@ pub(crate) const NAMES: &[&str] = &[
     "verbosity",
 ];
 
-/// Returns true if a hint with this value changes nothing.
+/// Returns true if a hint with this value has no effect.
 fn is_neutral(name: &str, value: &Value) -> bool {
     match name {
         "add_generation_prompt" => *value == true,
@@ -39,14 +40,14 @@ fn is_neutral(name: &str, value: &Value) -> bool {
 /// The hints of a body.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    /// Those that were ignored.
+    /// Hints that were ignored.
     ignored: Ignored,
-    /// The first one that asks for something.
+    /// First hint with a value that would require an effect.
     refused: Option<&'static str>,
 }
 
 impl Hints {
-    /// Returns those that were ignored, or refuses one that asks for something.
+    /// Returns the ignored hints, or the error of one that would require an effect.
     pub(crate) fn check(self) -> Result<Ignored, ApiError> {
         self.refused.map_or(Ok(self.ignored), |name| Err(ApiError::unsupported(name)))
     }

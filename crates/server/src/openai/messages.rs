@@ -1,4 +1,4 @@
-//! Messages of a conversation in OpenAI's JSON, tool calls and results among them.
+//! Messages of a conversation in OpenAI's JSON, including tool calls and their results.
 
 use std::{borrow::Cow, fmt};
 
@@ -35,7 +35,7 @@ enum WireRole {
     User,
     Assistant,
     Tool,
-    /// The result of a tool in the API's first form.
+    /// Result of a tool in the API's older form.
     Function,
 }
 
@@ -77,7 +77,7 @@ impl JsonSchema for Content {
     }
 }
 
-/// Reads a text without a copy, as serde's untagged enums would make.
+/// Reads a text without the copy that serde's untagged enums would make.
 struct ContentVisitor;
 
 impl<'de> Visitor<'de> for ContentVisitor {
@@ -105,7 +105,7 @@ pub(crate) struct Part {
 }
 
 impl Content {
-    /// Returns the text; `path` names the content in errors.
+    /// Returns the text. `path` is the path of the content for errors.
     pub(crate) fn into_text(self, path: &str) -> Result<String, ApiError> {
         match self {
             Self::Text(text) => Ok(text),
@@ -118,7 +118,7 @@ impl Content {
 }
 
 impl Part {
-    /// Returns the text; `path` names the part in errors.
+    /// Returns the text. `path` is the path of the part for errors.
     fn into_text(self, path: &str) -> Result<String, ApiError> {
         let text = match self.r#type.as_str() {
             "text" | "input_text" | "output_text" => self.text,
@@ -157,7 +157,7 @@ impl WireFunctionCall {
 }
 
 impl WireMessage {
-    /// Returns the gateway's message; `index` is its place in errors.
+    /// Converts the message for the gateway. `index` is its index for errors.
     pub(crate) fn into_message(self, index: usize) -> Result<Message, ApiError> {
         let content = match self.content {
             None => self.refusal.unwrap_or_default(),

@@ -1,7 +1,8 @@
 //! OpenAI's protocol: one file per endpoint, and the JSON that endpoints share.
 //!
-//! Another protocol is a folder beside this one, with its own wire types and an [`EventEncoder`](crate::sse::EventEncoder)
-//! for its streams. Reading bodies, starting requests, streaming and the mapping of errors are shared and lie outside.
+//! Another protocol is a folder beside this one, with its own JSON types and an
+//! [`EventEncoder`](crate::sse::EventEncoder) for its streams. Reading bodies, starting requests, streaming and the
+//! mapping of errors are shared modules outside these folders.
 
 pub(crate) mod answer;
 pub(crate) mod chat;
@@ -37,7 +38,7 @@ use crate::{body, error::ApiError};
 const CALLER_FIELDS: &[&str] =
     &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
 
-/// Reads a body with these fields and the caller's. Other fields are refused if they ask for something.
+/// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
     body::read_body(body, &[fields, &[CALLER_FIELDS]].concat())
 }
@@ -53,12 +54,12 @@ pub(crate) struct CompletionHeader {
 }
 
 impl CompletionHeader {
-    /// A header with a new id and the current time.
+    /// Creates a header with a new id and the current time.
     pub(crate) fn new(id_prefix: &str, model: String) -> Self {
         Self { id: new_id(id_prefix), created: now(), model }
     }
 
-    /// Returns an object of this type that has the header's fields alone.
+    /// Returns an object of this type that has only the header's fields.
     pub(crate) fn object(&self, object: &str) -> Value {
         json!({
             "id": self.id,
@@ -70,7 +71,7 @@ impl CompletionHeader {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -82,8 +83,9 @@ pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length" tells clients that it
-/// is incomplete. Clients know no reason for a malformed tool call either, so it is "stop", as in vLLM and llama.cpp.
+/// Returns the value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length" tells
+/// clients that it is incomplete. There is no reason for a malformed tool call either; it is "stop", as in vLLM and
+/// llama.cpp.
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop | FinishReason::MalformedCall => "stop",
@@ -92,7 +94,7 @@ pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Value of `usage`.
+/// Returns the value of `usage`.
 pub(crate) fn usage(summary: &Summary) -> Value {
     json!({
         "prompt_tokens": summary.prompt_tokens,
@@ -107,14 +109,14 @@ pub(crate) fn usage(summary: &Summary) -> Value {
     })
 }
 
-/// `usage` of a request that generates nothing.
+/// `usage` of a request without generation.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 pub(crate) struct PromptUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
 
-/// Returns the usage of a request that generates nothing.
+/// Returns the usage of a request without generation.
 pub(crate) fn usage_of_prompt(tokens: usize) -> PromptUsage {
     PromptUsage { prompt_tokens: tokens, total_tokens: tokens }
 }

@@ -27,7 +27,7 @@ pub(crate) struct ModelObject {
     id: String,
     /// `model`.
     object: &'static str,
-    /// Time of the package in seconds since 1970; 0 if the model is not installed.
+    /// Creation time of the package in seconds since 1970; 0 if the model is not installed.
     created: u64,
     /// `narthex`.
     owned_by: &'static str,
@@ -36,10 +36,10 @@ pub(crate) struct ModelObject {
     root: Option<String>,
     /// Task: `chat`, `text`, `embedding`, `rerank`, `answer`, `masked` or `other`.
     kind: &'static str,
-    /// Endpoints of `/v1` that answer for the model, and `tools`.
+    /// Endpoints of `/v1` that the model supports, and `tools`.
     capabilities: Vec<&'static str>,
     installed: bool,
-    /// Maximum number of tokens, of an installed model.
+    /// Maximum number of tokens, for an installed model.
     context_length: Option<usize>,
 }
 
@@ -77,7 +77,7 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
     }
 }
 
-/// Lists the usable models: those installed, those that are fetched on first use, and aliases of either.
+/// Lists the usable models: installed ones, those that are fetched on first use, and aliases of both.
 pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
     let gateway = app.gateway.clone();
     let (models, aliases) = app
@@ -98,7 +98,7 @@ pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
     Ok(Json(ModelList { object: "list", data }))
 }
 
-/// Returns one model, by any name that a request may use.
+/// Returns one model, by any name that is valid in requests.
 pub(crate) async fn retrieve(
     app: App,
     id: Result<Path<String>, PathRejection>,

@@ -78,20 +78,20 @@ impl Sampling {
         self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
     }
 
-    /// Returns the limit of the answer; llama.cpp's clients write -1 for none.
+    /// Returns the maximum number of tokens. -1, which llama.cpp's clients send, means no limit.
     fn max_tokens(&self) -> Option<usize> {
         let predicted = self.n_predict.and_then(|tokens| usize::try_from(tokens).ok());
         self.max_completion_tokens.or(self.max_tokens).or(predicted)
     }
 
-    /// Returns the gateway's options. The gateway checks ranges.
+    /// Returns the gateway's options. The gateway checks their ranges.
     pub(crate) fn options(&self, logprobs: Option<usize>) -> Result<GenerateOptions, ApiError> {
         let standard = GenerateOptions::api_defaults();
         Ok(GenerateOptions {
             max_tokens: self.max_tokens(),
             temperature: self.temperature.unwrap_or(standard.temperature),
             top_p: self.top_p.unwrap_or(standard.top_p),
-            // Other servers write -1 for all.
+            // -1 means all tokens, as in other servers.
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(standard.top_k),
             min_p: self.min_p.unwrap_or(standard.min_p),
             typical_p: self.typical_p.unwrap_or(standard.typical_p),
@@ -100,7 +100,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
             logit_bias: self.logit_bias()?,
-            // Negative seeds are valid: only the bits count.
+            // Negative seeds are valid; the bits are used.
             seed: self.seed.map(|seed| seed as u64),
             stop: match &self.stop {
                 None => Vec::new(),

@@ -1,7 +1,7 @@
 //! The forms of `prompt` and `input`: a text, a list of tokens, or a list of either.
 //!
-//! They are read element by element. Serde's untagged enums would keep every element as a value of its own first, which takes
-//! a hundred times the memory of the tokens.
+//! Lists are read element by element. Serde's untagged enums would first store every element as a generic value, which
+//! takes a hundred times the memory of the tokens.
 
 use std::{borrow::Cow, fmt};
 
@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 use serde_json::json;
 
-/// Texts and token lists, at most `MAX`.
+/// At most `MAX` texts and token lists.
 #[derive(Debug)]
 pub(crate) struct Prompts<const MAX: usize>(pub(crate) Vec<Prompt>);
 

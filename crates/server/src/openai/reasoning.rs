@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Parameters of reasoning in OpenAI's API and in those of other local servers.
+/// Parameters of reasoning in OpenAI's API and in the APIs of other local servers.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct ReasoningOptions {
     reasoning_effort: Option<Effort>,
@@ -28,7 +28,7 @@ pub(crate) enum Effort {
 }
 
 impl Effort {
-    /// Returns the budget in tokens: those of Gemini's models, which OpenAI's levels stand for there.
+    /// Returns the budget in tokens: the one that Gemini's API assigns to each of OpenAI's levels.
     fn budget(self) -> Option<usize> {
         match self {
             Self::None => Some(0),
@@ -39,7 +39,7 @@ impl Effort {
         }
     }
 
-    /// Returns the gateway's settings. Templates that know levels see this one.
+    /// Returns the gateway's settings. Templates that support levels receive this one.
     pub(crate) fn settings(self) -> ReasoningSettings {
         let thinking = if self == Self::None { Thinking::Off } else { Thinking::On };
         let variables = Map::from_iter([("reasoning_effort".to_owned(), json!(self))]);
@@ -58,7 +58,7 @@ impl ReasoningOptions {
         "chat_template_kwargs",
     ];
 
-    /// Returns the names of the parameters that change nothing for a model that does not reason.
+    /// Returns the names of the given parameters, which have no effect on a model that does not reason.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         let given = [
             ("reasoning_effort", self.reasoning_effort.is_some()),
@@ -68,8 +68,8 @@ impl ReasoningOptions {
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
     }
 
-    /// Returns the gateway's settings. A switch of the template counts more than the effort; other servers write a budget of
-    /// -1 for none.
+    /// Returns the gateway's settings. A switch of the template takes precedence over the effort. A budget of -1 means
+    /// no limit, as in other servers.
     pub(crate) fn settings(self) -> ReasoningSettings {
         let mut settings = self.reasoning_effort.map_or_else(ReasoningSettings::default, Effort::settings);
         if let Some(budget) = self.thinking_budget {

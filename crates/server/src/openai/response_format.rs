@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) enum ResponseFormat {
     /// Any text.
     Text,
-    /// A JSON object; some servers take its schema here.
+    /// A JSON object. Some servers accept its schema here.
     JsonObject {
         /// JSON schema.
         schema: Option<Value>,
@@ -23,7 +23,7 @@ pub(crate) enum ResponseFormat {
     },
 }
 
-/// A schema with a name, which changes nothing here. It is enforced whether `strict` is set or not.
+/// A schema with a name, which is ignored. The schema is always enforced, even without `strict`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct NamedSchema {
     schema: Option<Value>,

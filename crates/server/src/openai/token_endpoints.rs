@@ -1,4 +1,4 @@
-//! `POST /tokenize`, `/detokenize` and `/apply-template`, as llama.cpp and vLLM have them.
+//! `POST /tokenize`, `/detokenize` and `/apply-template`, as in llama.cpp and vLLM.
 
 use axum::Json;
 use narthex_gateway::request::{ChatRequest, GenerateOptions, ReasoningSettings, ToolSettings};
@@ -37,7 +37,7 @@ pub(crate) struct TokenList {
     count: usize,
 }
 
-/// Answer of `/detokenize`: the text, under llama.cpp's name and vLLM's.
+/// Answer of `/detokenize`: the text, in the fields of both llama.cpp and vLLM.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenText {
     content: String,
@@ -107,7 +107,7 @@ pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<J
     Ok(Json(TokenText { content: text.clone(), prompt: text }))
 }
 
-/// Returns the prompt that a conversation becomes.
+/// Returns the prompt of a conversation.
 pub(crate) async fn apply_template(
     app: App,
     body: Body<TokenizeBody>,

@@ -51,7 +51,7 @@ pub(crate) struct FunctionName {
 }
 
 impl WireTool {
-    /// Returns the gateway's tool; `index` is its place in errors.
+    /// Converts the tool for the gateway. `index` is its index for errors.
     pub(crate) fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
         let path = format!("tools[{index}]");
         let Some(function) = self.function.filter(|_| self.r#type == "function") else {

@@ -1,11 +1,11 @@
-//! Schemas of answers that handlers write field by field. A test validates answers of a server against them.
+//! Schemas of answers that handlers build field by field. A test validates answers of a server against them.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
-/// Declares types that stand for schemas.
+/// Declares types that represent schemas.
 macro_rules! schemas {
     ($($(#[$doc:meta])* $name:ident = $schema:expr;)*) => {$(
         $(#[$doc])*
@@ -23,7 +23,7 @@ macro_rules! schemas {
     )*};
 }
 
-/// Returns the schema of an object with these fields, of which all but the ones of a nullable type are required.
+/// Returns the schema of an object with these fields. Every field is required, except those made by `optional`.
 fn object(fields: Value) -> Schema {
     let mut schema = Schema::default();
     let is_required = |field: &Value| field.get("optional").is_none();
@@ -174,7 +174,7 @@ schemas! {
         "tokens": optional(list(filling())),
         "usage": prompt_usage(),
     });
-    /// Answer of `/health`. Callers without the key that is needed see the status alone.
+    /// Answer of `/health`. Callers without a required key receive only the status.
     HealthReport = json!({
         "status": {"enum": ["ok", "degraded"]},
         "version": optional(string()),

@@ -1,7 +1,7 @@
 //! The document of the API at `/openapi.json`, generated from the types of bodies and answers.
 //!
-//! An [`Operation`] is a route with its types. The router and the document are made from the same list, so that no route is
-//! left out.
+//! An [`Operation`] is a route with its types. The router and the document are built from the same list, so that every
+//! route is documented.
 
 pub(crate) mod answers;
 
@@ -43,7 +43,7 @@ enum AnswerSchema {
 }
 
 impl Operation {
-    /// An operation with an answer of this type.
+    /// Creates an operation with an answer of this type.
     pub(crate) fn json<T: JsonSchema>(
         method: &'static str,
         path: &'static str,
@@ -54,7 +54,7 @@ impl Operation {
         Self { path, handler, method, summary, bodies: Vec::new(), answer, stream: None }
     }
 
-    /// An operation that reads nothing and answers with a text of this media type.
+    /// Creates an operation without a body whose answer is a text of this media type.
     pub(crate) fn text(
         path: &'static str,
         handler: MethodRouter,
@@ -65,7 +65,7 @@ impl Operation {
         Self { path, handler, method: "get", summary, bodies: Vec::new(), answer, stream: None }
     }
 
-    /// Adds a type whose fields the body has.
+    /// Adds a type whose fields are in the body.
     pub(crate) fn body<T: JsonSchema>(mut self) -> Self {
         self.bodies.push(schema_of::<T>);
         self
@@ -156,7 +156,7 @@ fn parameter(name: &str) -> Value {
     json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
 }
 
-/// Generators for what clients send and for what they receive.
+/// Schema generators for bodies and for answers.
 struct Generators {
     bodies: SchemaGenerator,
     answers: SchemaGenerator,

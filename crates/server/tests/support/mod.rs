@@ -1,4 +1,4 @@
-//! What these tests share: a live server over tiny models on a free port, and a client that speaks raw HTTP.
+//! Shared support of these tests: a live server over tiny models on a free port, and a client that sends raw HTTP.
 
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
@@ -21,19 +21,19 @@ mod tiny;
 #[allow(unused_imports, reason = "every test file uses a part of this")]
 pub(crate) use tiny::{LONG_CONTEXT, PATIENCE, SPECIAL, Tiny, encoders::Head, eventually};
 
-/// A server that ends when it is dropped.
+/// Live server. Dropping it ends the server.
 pub(crate) struct Live {
     pub(crate) address: SocketAddr,
     signals: UnboundedSender<()>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
-/// Options of a server for this machine on a free port.
+/// Returns options of a server for this machine on a free port.
 pub(crate) fn local() -> ServeOptions {
     ServeOptions::local(0)
 }
 
-/// The address of a server; port 0 for a Unix socket.
+/// Returns the address of a server; port 0 for a Unix socket.
 fn tcp(bound: ServerAddress) -> SocketAddr {
     match bound {
         ServerAddress::Tcp(address) => address,
@@ -42,17 +42,17 @@ fn tcp(bound: ServerAddress) -> SocketAddr {
 }
 
 impl Live {
-    /// Serves a store with these settings.
+    /// Starts a server over a store with these settings.
     pub(crate) fn start(config: Config) -> Self {
         Self::with_options(config, local())
     }
 
-    /// As [`Self::start`], with options of the server.
+    /// Starts a server like [`Self::start`], with these options.
     pub(crate) fn with_options(config: Config, options: ServeOptions) -> Self {
         Self::over(Gateway::open(config).unwrap(), options)
     }
 
-    /// Serves a gateway that the test holds too.
+    /// Starts a server over a gateway that the test can also use.
     pub(crate) fn over(gateway: Gateway, options: ServeOptions) -> Self {
         let (signals, mut received) = unbounded_channel();
         let (ready, address) = mpsc::channel();
@@ -66,17 +66,17 @@ impl Live {
         Self { address, signals, thread: Some(thread) }
     }
 
-    /// Sends a signal as an operator would.
+    /// Sends a signal to the server.
     pub(crate) fn signal(&self) {
         self.signals.send(()).unwrap();
     }
 
-    /// Waits for the end that a signal has brought about.
+    /// Waits for the end of the server after a signal.
     pub(crate) fn join(mut self) {
         self.thread.take().unwrap().join().unwrap().unwrap();
     }
 
-    /// `http://…/v1`.
+    /// Returns the base URL, `http://…/v1`.
     pub(crate) fn base(&self) -> String {
         format!("http://{}/v1", self.address)
     }
@@ -94,7 +94,7 @@ impl Live {
         stream
     }
 
-    /// Sends bytes as they are; the request must ask for the connection to be closed.
+    /// Sends bytes unchanged. The request must ask the server to close the connection.
     pub(crate) fn raw(&self, request: &[u8]) -> Answer {
         let mut stream = self.connect();
         stream.write_all(request).unwrap();
@@ -103,7 +103,7 @@ impl Live {
         Answer::parse(&bytes)
     }
 
-    /// One request with headers of the caller's choice.
+    /// Sends one request with these headers.
     pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
         if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
@@ -127,25 +127,25 @@ impl Live {
         self.request("POST", path, &[("Content-Type", "application/json")], body.to_string().as_bytes())
     }
 
-    /// Begins a streamed answer.
+    /// Starts a streamed answer.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> Stream {
         let mut stream = self.connect();
         let body = body.to_string();
-        // HTTP/1.0 has no chunks, so the events come as they are.
+        // HTTP/1.0 has no chunked encoding, so the events are sent unchanged.
         let head =
             format!("POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         Stream { lines: BufReader::new(stream) }
     }
 
-    /// A sample of `/metrics`, by the beginning of its line.
+    /// Returns a sample of `/metrics`; `name` is the beginning of its line.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         let text = self.get("/metrics").text();
         let line = text.lines().find(|line| line.starts_with(name))?;
         Some(line.rsplit(' ').next()?.parse().unwrap())
     }
 
-    /// The counters of a model's engine, from `/health`.
+    /// Returns the counters of a model's engine from `/health`.
     pub(crate) fn engine(&self, model: &str) -> Value {
         let health = self.get("/health").json();
         let models = health["models"].as_array().unwrap();
@@ -155,7 +155,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // The second one does not wait for running answers.
+        // After the second signal, the server does not wait for running answers.
         let _ = self.signals.send(());
         let _ = self.signals.send(());
         if let Some(thread) = self.thread.take() {
@@ -164,7 +164,7 @@ impl Drop for Live {
     }
 }
 
-/// A whole answer.
+/// Complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -197,7 +197,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.text()))
     }
 
-    /// Checks that this is a failure in OpenAI's shape; gives its `error` object.
+    /// Checks that this is an error with this status in OpenAI's form. Returns its `error` object.
     pub(crate) fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{:?}", self.text());
         assert_eq!(self.header("content-type"), Some("application/json"));
@@ -221,20 +221,20 @@ impl Answer {
     }
 }
 
-/// A streamed answer; leaving it closes the connection.
+/// Streamed answer. Dropping it closes the connection.
 pub(crate) struct Stream {
     lines: BufReader<TcpStream>,
 }
 
 impl Stream {
-    /// The next line; `None` at the end.
+    /// Returns the next line; `None` at the end.
     fn line(&mut self) -> io::Result<Option<String>> {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line)?;
         Ok((read > 0).then(|| line.trim_end().to_owned()))
     }
 
-    /// The data of the next event; `None` at the end.
+    /// Returns the data of the next event; `None` at the end.
     pub(crate) fn data(&mut self) -> Option<String> {
         while let Some(line) = self.line().unwrap() {
             if let Some(data) = line.strip_prefix("data: ") {
@@ -244,13 +244,13 @@ impl Stream {
         None
     }
 
-    /// The next event that is a chunk.
+    /// Returns the next chunk; `None` at `[DONE]` or the end.
     pub(crate) fn chunk(&mut self) -> Option<Value> {
         let data = self.data()?;
         (data != "[DONE]").then(|| serde_json::from_str(&data).unwrap())
     }
 
-    /// Every chunk that is left; the stream must end with `[DONE]`.
+    /// Returns all remaining chunks. The stream must end with `[DONE]`.
     pub(crate) fn rest(mut self) -> Vec<Value> {
         let mut chunks = Vec::new();
         loop {
@@ -264,17 +264,17 @@ impl Stream {
     }
 }
 
-/// The text of chat chunks, in order.
+/// Returns the concatenated text of chat chunks.
 pub(crate) fn text_of(chunks: &[Value]) -> String {
     chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect()
 }
 
-/// A `logit_bias` under which no token ends an answer.
+/// Returns a `logit_bias` that suppresses all tokens that end an answer.
 pub(crate) fn unending() -> Value {
     SPECIAL.iter().map(|token| (token.to_string(), json!(-100))).collect()
 }
 
-/// A greedy chat request that no stop token ends.
+/// Returns a greedy chat request that no stop token ends.
 pub(crate) fn chat(model: &str, max_tokens: usize) -> Value {
     json!({
         "model": model, "messages": [{"role": "user", "content": "the cat"}], "max_tokens": max_tokens,
@@ -282,7 +282,7 @@ pub(crate) fn chat(model: &str, max_tokens: usize) -> Value {
     })
 }
 
-/// The same request with other or further fields.
+/// Returns the request with changed or added fields.
 pub(crate) fn with(mut request: Value, fields: Value) -> Value {
     let fields = fields.as_object().unwrap().clone();
     request.as_object_mut().unwrap().extend(fields);

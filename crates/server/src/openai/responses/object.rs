@@ -73,7 +73,7 @@ struct OutputTokens {
     reasoning_tokens: usize,
 }
 
-/// Settings of a request, which its response repeats.
+/// Settings of a request that its response repeats.
 #[derive(Debug, Clone, Default, Deserialize, Serialize, JsonSchema)]
 pub(crate) struct ResponseSettings {
     instructions: Option<String>,
@@ -94,7 +94,7 @@ pub(crate) struct ResponseSettings {
 }
 
 impl ResponseSettings {
-    /// Returns the settings with the defaults of those that the request left out.
+    /// Fills in the defaults of settings that the request left out.
     pub(super) fn with_defaults(mut self) -> Self {
         self.metadata.get_or_insert_default();
         self.parallel_tool_calls.get_or_insert(true);
@@ -127,7 +127,7 @@ pub(crate) enum OutputItem {
         role: &'static str,
         content: Vec<OutputPart>,
     },
-    /// Reasoning: the model's own text, and no summary.
+    /// Reasoning: the model's own text, without a summary.
     Reasoning { id: String, summary: Vec<Value>, content: Vec<ReasoningPart> },
     /// A call of a function.
     FunctionCall {
@@ -157,31 +157,31 @@ pub(crate) enum ReasoningPart {
 }
 
 impl ReasoningPart {
-    /// A part with a text.
+    /// Creates a part with a text.
     pub(super) fn text(text: &str) -> Self {
         Self::ReasoningText { text: text.to_owned() }
     }
 }
 
 impl OutputPart {
-    /// A part with a text.
+    /// Creates a part with a text.
     pub(super) fn text(text: &str) -> Self {
         Self::OutputText { text: text.to_owned(), annotations: Vec::new(), logprobs: Vec::new() }
     }
 }
 
 impl OutputItem {
-    /// A message with this content.
+    /// Creates a message with this content.
     pub(super) fn message(id: &str, content: Vec<OutputPart>, status: ResponseStatus) -> Self {
         Self::Message { id: id.to_owned(), status, role: "assistant", content }
     }
 
-    /// Reasoning with this content.
+    /// Creates an item of reasoning with this content.
     pub(super) fn reasoning(id: &str, content: Vec<ReasoningPart>) -> Self {
         Self::Reasoning { id: id.to_owned(), summary: Vec::new(), content }
     }
 
-    /// A call.
+    /// Creates the item of a call.
     pub(super) fn call(id: &str, call: &WholeToolCall, status: ResponseStatus) -> Self {
         let WholeToolCall { id: call_id, name, arguments } = call.clone();
         Self::FunctionCall { id: id.to_owned(), call_id, name, arguments, status }
@@ -205,7 +205,7 @@ impl OutputItem {
     }
 }
 
-/// Returns a call's arguments, as a text if they are not JSON.
+/// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
 pub(super) fn arguments_value(arguments: String) -> Value {
     serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
 }
@@ -222,7 +222,7 @@ pub(super) fn output_items(choice: &Choice) -> Vec<OutputItem> {
 }
 
 impl ResponseObject {
-    /// A response that has not begun.
+    /// Creates a response without output.
     pub(super) fn new(id: String, created_at: u64, model: String, settings: ResponseSettings) -> Self {
         Self {
             id,
@@ -238,7 +238,7 @@ impl ResponseObject {
         }
     }
 
-    /// Returns the response with its output and its end.
+    /// Completes the response with its output, its status and its usage.
     pub(super) fn complete(
         self,
         output: Vec<OutputItem>,

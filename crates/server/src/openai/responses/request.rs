@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{error::ApiError, ignored::Ignored};
 
-/// Names of the fields. Some change no answer here.
+/// Names of the fields. Some have no effect in Narthex.
 pub(super) const FIELDS: &[&str] = &[
     "model",
     "input",
@@ -159,10 +159,10 @@ impl Item {
     }
 }
 
-/// Tools that OpenAI's servers run. A model without them answers as one that does not call them.
+/// Tools that run on OpenAI's servers. They are ignored, as if the model did not call them.
 const HOSTED_TOOLS: [&str; 2] = ["web_search", "web_search_preview"];
 
-/// Conversation of a body without the turns before it, and its options.
+/// Conversation in a body, without earlier turns, and its options.
 pub(super) struct InputRequest {
     /// Instructions, which are not part of the conversation.
     pub(super) instructions: Option<Message>,
@@ -190,7 +190,7 @@ impl ResponseTool {
 }
 
 impl ResponsesBody {
-    /// Returns the gateway's request, and names what it leaves out.
+    /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
     pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {

@@ -1,6 +1,6 @@
-//! Stored responses: in memory, in limited number and size. The oldest leave first.
+//! Stored responses: in memory, with limits on their number and size. The oldest are evicted first.
 //!
-//! A response holds the turns of its conversation, which it shares with the responses before it. Only the key that made a
+//! A response holds the turns of its conversation and shares them with earlier responses. Only the key that created a
 //! response can read it.
 
 use std::{
@@ -31,7 +31,7 @@ pub(crate) struct ResponseStore {
     max_bytes: usize,
 }
 
-/// Bytes that a value takes, until it is dropped.
+/// Bytes that a stored value is charged with until it is dropped.
 struct Charge {
     all: Arc<AtomicUsize>,
     bytes: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Turn {
     _charge: Charge,
 }
 
-/// Turns of a conversation, oldest first.
+/// Turns of a conversation, the oldest first.
 pub(crate) type Turns = Vec<Arc<Turn>>;
 
 struct StoredResponse {
@@ -156,7 +156,7 @@ mod tests {
             add(&store, id, store.turns(None, "a").unwrap_or_default());
         }
         assert!(store.get(None, "a").is_none());
-        // The turn of a response that left stays with the ones after it.
+        // The turn of an evicted response is kept by the responses after it.
         assert_eq!(messages(&store.turns(None, "b").unwrap()).count(), 2);
         assert!(store.remove(None, "b") && !store.remove(None, "b"));
         assert!(store.remove(None, "c"));

@@ -12,7 +12,7 @@ use crate::{reply::WholeToolCall, sse::EventEncoder};
 
 /// Encodes an answer as output items: a message, and one item for each call.
 pub(super) struct ResponseEvents {
-    /// The response, until it ends.
+    /// The response; `None` after its end.
     form: Option<ResponseForm>,
     sequence: u64,
     /// Complete items.
@@ -34,7 +34,7 @@ enum OpenKind {
 }
 
 impl ResponseEvents {
-    /// A response that has not begun.
+    /// Creates the encoder of a new response.
     pub(super) fn new(form: ResponseForm) -> Self {
         Self { form: Some(form), sequence: 0, output: Vec::new(), open: None, reason: None }
     }
