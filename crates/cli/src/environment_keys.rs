@@ -8,7 +8,7 @@ use narthex_gateway::{
 
 use crate::input_file;
 
-/// Returns the keys that the environment names. An error names the variable, never its value.
+/// Returns the keys in the environment's variables. An error contains the name of the variable, never its value.
 pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<ApiKey>> {
     let variable = |name: &str| get(name).filter(|value| !value.trim().is_empty());
     let mut keys = Vec::new();

@@ -1,4 +1,4 @@
-//! Small files that arguments and variables name.
+//! Small files whose paths are in arguments or environment variables.
 
 use std::{fs::File, io::Read, path::Path};
 

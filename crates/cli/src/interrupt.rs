@@ -1,6 +1,6 @@
-//! Ctrl-C and SIGTERM: the first cancels the running job, the second ends the process at once. While a command waits for
-//! input, the first ends the process too. A job that has not stopped within a second, because an operator or a vendor's
-//! compiler runs that nothing can interrupt, is ended with the process; the store is made for that.
+//! Ctrl-C and SIGTERM: the first signal cancels the running job, the second ends the process at once. While a command
+//! waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`], because ONNX
+//! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this.
 
 use std::{
     io::{BufRead, stdin},
@@ -28,12 +28,12 @@ const GRACE: Duration = Duration::from_millis(900);
 /// Set while a program runs in the foreground, which receives Ctrl-C itself.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Leaves Ctrl-C to a program that runs in the foreground.
+/// Disables the handling of Ctrl-C while a program runs in the foreground, which receives the signal itself.
 pub(crate) fn leave_to_child() {
     IN_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// The flag that Ctrl-C sets.
+/// Returns the signal that Ctrl-C sets.
 pub(crate) fn cancel() -> &'static Cancel {
     CANCEL.get_or_init(Cancel::new)
 }
@@ -50,7 +50,7 @@ pub(crate) fn install() {
             exit_at_once();
         }
         flag.cancel();
-        // A failure to start the thread leaves the second signal.
+        // If the thread cannot be started, a second signal still ends the process.
         let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(end_after_grace);
     });
     if let Err(error) = installed {
@@ -58,7 +58,7 @@ pub(crate) fn install() {
     }
 }
 
-/// Ends the process if the interrupted job still runs after the grace.
+/// Ends the process if the interrupted job still runs after [`GRACE`].
 fn end_after_grace() {
     thread::sleep(GRACE);
     if pressed() && !SERVING.load(Ordering::Relaxed) {
@@ -66,12 +66,12 @@ fn end_after_grace() {
     }
 }
 
-/// Leaves it to the server to stop after a signal.
+/// Lets the server stop by itself after a signal.
 pub(crate) fn leave_to_server() {
     SERVING.store(true, Ordering::Relaxed);
 }
 
-/// Turns a write beyond the limit on the size of files into an error, in place of the end of the process.
+/// Ignores SIGXFSZ, so that a write beyond the limit on file sizes is an error instead of the end of the process.
 #[cfg(unix)]
 #[allow(unsafe_code, reason = "only the C library can ignore a signal")]
 fn ignore_file_size_signal() {
@@ -82,14 +82,14 @@ fn ignore_file_size_signal() {
 #[cfg(not(unix))]
 fn ignore_file_size_signal() {}
 
-/// Ends the process without running destructors, because a running operator must not lose its library.
+/// Ends the process without running destructors, because a running operator must not have its library unloaded.
 #[allow(unsafe_code, reason = "only the C library can end a process without destructors")]
 fn exit_at_once() -> ! {
     // SAFETY: `_exit` has no preconditions and does not return.
     unsafe { libc::_exit(130) }
 }
 
-/// Reads the input of a command before its job starts.
+/// Reads the input of a command before its job starts. Meanwhile, a signal ends the process.
 pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     WAITING.store(true, Ordering::Relaxed);
     let input = read();
@@ -102,7 +102,7 @@ pub(crate) fn lines() -> anyhow::Result<Vec<String>> {
     input(|| stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
 }
 
-/// Resets a Ctrl-C that stopped one answer, so that the conversation continues.
+/// Resets a Ctrl-C that stopped one answer, so that the conversation continues. Returns true if there was one.
 pub(crate) fn take() -> bool {
     COUNT.swap(0, Ordering::Relaxed) > 0
 }

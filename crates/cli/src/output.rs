@@ -1,4 +1,4 @@
-//! Standard output that handles a closed pipe, the log on standard error, and files that are complete or absent.
+//! Standard output that tolerates a closed pipe, the log on standard error, and output files that are never incomplete.
 
 use std::{
     ffi::OsString,
@@ -17,7 +17,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// A closed standard output, which ends the process without an error.
+/// Error for a closed standard output, which ends the process with success.
 #[derive(Debug)]
 pub(crate) struct ClosedPipe;
 
@@ -29,16 +29,16 @@ impl std::fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
-/// The line with the device of a newly loaded model.
+/// Log line with the device of a newly loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceLine {
     Shown,
-    /// The command itself states the device.
+    /// Hidden, because the command itself prints the device.
     Hidden,
 }
 
-/// Sends logs to standard error: `RUST_LOG`, else by the number of `-v`. Only `RUST_LOG` and `-vv` show the modules of the
-/// program that an event comes from.
+/// Sends logs to standard error, filtered by `RUST_LOG` or else by the number of `-v`. Events show their module only
+/// with `RUST_LOG` or `-vv`.
 pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
     let level = match (verbose, devices) {
         (0, DeviceLine::Shown) => "warn,narthex::device=info",
@@ -56,7 +56,7 @@ pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
     }
 }
 
-/// Events as lines for people: warnings and errors are marked, and no module is named.
+/// Formats events for people: warnings and errors are marked, and modules are omitted.
 struct PlainLine;
 
 impl<S, N> FormatEvent<S, N> for PlainLine
@@ -80,7 +80,7 @@ where
     }
 }
 
-/// Standard error without the credentials in a text. The log writes each event at once.
+/// Standard error without credentials. Each event of the log is one write.
 struct Redacted;
 
 impl Write for Redacted {
@@ -114,16 +114,16 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
-/// A file that replaces an older one once it is complete.
+/// Output file that replaces an older one only when it is complete.
 pub(crate) struct NewFile {
     path: PathBuf,
-    /// Temporary file beside it.
+    /// Temporary file in the same folder.
     temporary: PathBuf,
     file: File,
 }
 
 impl NewFile {
-    /// Creates the temporary file, so that an unusable path fails before there is anything to write.
+    /// Creates the temporary file, so that an unusable path fails before the work for its content.
     pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
         let mut temporary = OsString::from(path);
         temporary.push(".new");
@@ -143,21 +143,21 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // An incomplete file is useless; after the rename there is none.
+        // Removes the incomplete file. After the rename it does not exist.
         let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// Prints a question to standard error; the answer follows on the same line.
+/// Prints a question to standard error without a line break, so that the answer follows on the same line.
 pub(crate) fn question(text: impl std::fmt::Display) {
     let mut stderr = io::stderr().lock();
-    // A failure is ignored: with standard error closed there is nowhere to ask.
+    // The error is ignored, because with standard error closed there is no other output.
     let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
 }
 
 /// Prints one line to standard error, without the credentials in it.
 pub(crate) fn note(line: impl std::fmt::Display) {
-    // A failure is ignored: with standard error closed there is nowhere to report it.
+    // The error is ignored, because with standard error closed there is no other output.
     let _ = writeln!(io::stderr().lock(), "{}", redact(&line.to_string()));
 }
 
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         drop(NewFile::create(&path).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "new", "it was given up");
-        // A folder cannot be replaced by a file; nothing half-written stays beside it.
+        // A folder cannot be replaced by a file, and no temporary file remains beside it.
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).unwrap();
         let error = NewFile::create(&taken).err().map(|error| error.to_string());

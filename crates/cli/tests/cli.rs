@@ -1,4 +1,4 @@
-//! The command line without a model: what it prints, where, and how it ends.
+//! The command line without a model: its output and exit codes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,7 +11,7 @@ use narthex_graph::Builder;
 use narthex_spec::{DType, dtype::Dim};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 
-/// Runs `narthex` over a store of its own, with nothing to fetch from.
+/// Runs `narthex` over a temporary store without access to the network.
 fn narthex(home: &Path, args: &[&str]) -> Output {
     command(home, args).output().unwrap()
 }
@@ -53,7 +53,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
     let launch = ["launch", "aider", "--model", "m", "--print", "--", "--yes"];
     check(&launch, 0, "aider --model openai/m --yes", "No server is running");
-    // Nothing is fetched for what cannot be made.
+    // Impossible requests fail before anything is fetched.
     let compile = ["compile", "smollm2:135m", "--target"];
     check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "not ahead of time");
     let single = [&compile[..], &["qnn:x-elite", "--scheme", "f32"]].concat();
@@ -66,7 +66,8 @@ fn exit_codes_are_those_of_the_help() {
     );
 }
 
-/// A folder with `whole.onnx`, `partly.onnx` (an Erf beside a product) and `open.onnx` (a batch of any size).
+/// Writes `whole.onnx`, `partly.onnx` (with an Erf, which the NPU does not run) and `open.onnx` (with a dynamic batch
+/// dimension) to a new folder.
 fn models() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, batch, op) in [
@@ -129,7 +130,7 @@ fn plan_needs_nothing_but_settings() {
     check(&["plan", "gemma3n:e2b"], 0, "note        Its text part", "");
     check(&["plan", "llama3.2:1b"], 0, "access      gated: accept its licence", "");
     check(&["plan", "llama3.2:1b@w4", "--json"], 0, "\"access\": \"gated\"", "");
-    // The headline is of what takes the model.
+    // The headline is about a device that runs the model.
     check(&["plan", "llama3.3:70b"], 0, "openvino:npu in w", "");
     check(&["plan", "gemma3n:e2b"], 0, "its answers differ from the CPU's by 0.126 nats", "");
     check(&["plan", "hf:owner/repo"], 4, "", "owner/repo");
@@ -158,7 +159,7 @@ fn keys_are_created_listed_and_removed() {
     let (_, list, _) = run(&["list", "--json"]);
     let keys: serde_json::Value = serde_json::from_str(&list).unwrap();
     assert!(!list.contains(secret.trim()), "{list}");
-    // An alias is stored as the model's name.
+    // An alias is stored as the name of its model.
     assert_eq!(keys[0]["limits"]["models"], serde_json::json!(["smollm2:135m"]));
     assert_eq!((&keys[0]["limits"]["concurrency"], &keys[1]["limits"]["role"]), (&4.into(), &"admin".into()));
     assert!(run(&["list"]).1.contains("boss"));
@@ -172,7 +173,7 @@ fn serving_other_machines_needs_a_key() {
     let open = ["serve", "--host", "0.0.0.0", "--port", "0", "-m", "no-such-model"];
     check(&open, 2, "", "and there is no API key");
     check(&open, 2, "", "hint: create a key with `narthex key add NAME`");
-    // With a key or without authentication the refusal is the next one.
+    // With a key or without authentication, the next check fails instead.
     check(&[&open[..], &["--insecure-no-auth"]].concat(), 3, "", "no model is called \"no-such-model\"");
     let home = tempfile::tempdir().unwrap();
     let run = |key: &str| {
@@ -189,7 +190,7 @@ fn serving_other_machines_needs_a_key() {
     check(&["serve", "--allowed-host", "http://box.lan"], 2, "", "expected a host");
 }
 
-/// A Python module `pip` for `PYTHONPATH` that runs these statements instead of a download.
+/// Writes a Python module `pip` for `PYTHONPATH` that runs these statements instead of a download.
 fn pip_module(folder: &Path, statements: &str) {
     std::fs::create_dir_all(folder.join("pip")).unwrap();
     std::fs::write(folder.join("pip/__init__.py"), "").unwrap();
@@ -249,7 +250,7 @@ fn a_killed_pull_leaves_no_child_process() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("pid");
     let written = file.display().to_string();
-    // pip has a child of its own, too.
+    // pip has a child process, which must end too.
     let statements = format!(
         "child = subprocess.Popen(['sleep', '60']); f = open({written:?} + '.new', 'w'); \
          f.write(f'{{os.getpid()}} {{child.pid}}'); f.close(); os.rename(f.name, {written:?}); child.wait()"
@@ -267,7 +268,7 @@ fn a_killed_pull_leaves_no_child_process() {
     let pids = std::fs::read_to_string(&file).unwrap();
     pull.kill().unwrap();
     pull.wait().unwrap();
-    // A process that nobody waits for stays as a zombie, which runs no more.
+    // A process without a waiting parent remains as a zombie, which does not count as running.
     let runs = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim().starts_with('Z'))
@@ -286,7 +287,7 @@ fn the_catalogue_is_a_ranking() {
     for pair in models.windows(2) {
         assert!(score(&pair[0]) >= score(&pair[1]), "{} before {}", pair[0]["name"], pair[1]["name"]);
     }
-    // What has no room stands behind what has.
+    // Models without enough memory come after those that fit.
     let fits = |model: &&serde_json::Value| model["here"]["fits"] == true;
     assert!(models.iter().skip_while(fits).all(|model| model["here"]["fits"] == false));
     check(&["list", "--help"], 0, "ranked by usefulness on this machine", "");
@@ -334,7 +335,7 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
     }
     let (code, text) = run(&["compile", "ck/lama"]);
     assert!(code == Some(3) && text.contains("no model is called \"ck/lama\""), "{text}");
-    // A name that is known goes first.
+    // A known name takes precedence over a folder of that name.
     std::fs::create_dir(home.path().join("gpt2")).unwrap();
     let (code, text) = run(&["show", "gpt2"]);
     assert!(code == Some(3) && text.contains("narthex pull gpt2"), "{text}");
@@ -343,7 +344,7 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
 #[test]
 fn near_names_are_offered() {
     check(&["pull", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
-    // Every size of a family, the smallest too.
+    // All sizes of the family are suggested, including the smallest.
     for size in ["0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] {
         check(&["pull", "qwen2.5"], 3, "", &format!("qwen2.5:{size}"));
     }
@@ -380,11 +381,11 @@ fn doctor_lists_problems_first_and_fails() {
     let (code, text) = doctor(home.path());
     let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words:?} is not in\n{text}"));
     assert_eq!(code, Some(1), "{text}");
-    // Without pip the runtime's own command cannot work.
+    // Without pip the command that installs a runtime cannot work, so pip comes first.
     assert!(place("FIX   pip: ") < place("install Python 3 with pip"), "{text}");
     assert!(place("install Python 3 with pip") < place("→ narthex runtime install cpu"), "{text}");
     assert!(text.contains("has no models yet"), "{text}");
-    // Where no store can be, no model is to be pulled into it.
+    // If the store cannot be created, the doctor does not suggest a pull.
     let file = home.path().join("file");
     std::fs::write(&file, "").unwrap();
     let (code, text) = doctor(&file.join("store"));
@@ -435,7 +436,7 @@ fn a_closed_pipe_ends_quietly() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Nobody reads: the first write finds the pipe closed.
+    // Without a reader, the first write fails with a closed pipe.
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), b"".as_slice()));

@@ -1,4 +1,4 @@
-//! `rerank`, `answer`, `fill` and `complete` over tiny models in a store of their own.
+//! `rerank`, `answer`, `fill` and `complete` over tiny models in a temporary store.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -16,7 +16,7 @@ use narthex_catalog::{runtimes, store::Store};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::Value;
 
-/// Runs `narthex` over `home` with the runtime of the prepared store; gives its standard output.
+/// Runs `narthex` over `home` with the runtime of the prepared store. Returns its standard output.
 fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
     let output = run(home, args, stdin);
     assert!(output.status.success(), "{args:?}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -38,12 +38,12 @@ fn run(home: &Path, args: &[&str], stdin: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A child that has failed already reads nothing.
+    // A child that has already failed does not read its input.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// Compiles a tiny encoder into the store at `home`; gives the path that names it.
+/// Compiles a tiny encoder into the store at `home`. Returns the path of its checkpoint, which names it.
 fn compiled(home: &Path, family: &'static str, head: Head) -> String {
     let checkpoint = home.join(family);
     std::fs::rename(Golden::read(family).checkpoint(head).keep(), &checkpoint).unwrap();

@@ -1,4 +1,4 @@
-//! `import` and `export` over tiny exports, in a store of its own.
+//! `import` and `export` over tiny exports in a temporary store.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -130,7 +130,7 @@ fn a_name_stays_with_what_it_was_given_to() {
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
     check(&other, 2, "the name tiny is taken by a model from local ");
     check(&other, 2, "`narthex rm tiny`");
-    // The same folder may come again.
+    // The same folder may be imported again.
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
     check(&["rm", "tiny", "--yes"], 0, "");
     check(&other, 0, "imported tiny");
@@ -163,7 +163,7 @@ fn data_that_is_cut_off_or_missing_is_named() {
     );
 }
 
-/// A copy of an export whose graph is changed.
+/// Copies an export with a changed graph to a new folder.
 fn changed(name: &str, change: impl FnOnce(&mut Graph)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(exports(name)).unwrap().map(Result::unwrap) {

@@ -107,7 +107,7 @@ fn packages_of_own_files_have_readable_names() {
         after.and_then(|rest| Some(rest.split_once(" (")?.0.to_owned())).unwrap_or(text)
     };
     assert_eq!(name(compile("./tiny", &[])), "local/tiny");
-    // Another spelling of the path is the same model; another folder of that name is not.
+    // Another spelling of the path is the same model; another folder with the same name is a different one.
     assert_eq!(name(compile(tiny.to_str().unwrap(), &[])), "local/tiny");
     let second = name(compile("./other/tiny", &[]));
     assert!(second.starts_with("local/tiny-"), "{second}");
@@ -154,7 +154,7 @@ fn a_job_that_nothing_can_interrupt_ends_with_the_process() {
     std::fs::write(home.path().join("pip/__init__.py"), "").unwrap();
     let sleep = format!("import time\nopen({:?}, 'w').close()\ntime.sleep(120)\n", started.to_str().unwrap());
     std::fs::write(home.path().join("pip/__main__.py"), sleep).unwrap();
-    // The doctor waits for an answer of pip.
+    // The doctor waits for the fake pip.
     let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
         .arg("doctor")
         .env("NARTHEX_HOME", home.path().join("store"))

@@ -1,4 +1,4 @@
-//! What files and the environment cannot do to the command line: hang it, kill it, or leave something half-written.
+//! Unusual files and environments: they must not make the command line hang, crash or leave incomplete files.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
@@ -13,10 +13,10 @@ use std::{
 
 use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
 
-/// The longest time that any command here may take.
+/// Maximum time of any command in these tests.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Runs `narthex` under limits of the shell, such as `ulimit -f 8`, over a store of its own.
+/// Runs `narthex` over a temporary store under limits of the shell, such as `ulimit -f 8`.
 fn narthex(home: &Path, limits: &str, args: &[&str]) -> Output {
     let mut child = Command::new("bash")
         .args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_narthex")])
@@ -52,7 +52,7 @@ fn mkfifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// A store with the tiny Llama; gives its folder and the folder of the package.
+/// Compiles the tiny Llama into a store. Returns the folder of its package.
 fn compiled(home: &Path) -> PathBuf {
     let checkpoint = home.join("tiny");
     fs::create_dir_all(&checkpoint).unwrap();
@@ -99,7 +99,7 @@ fn other_kinds_of_files_are_refused_at_once() {
     ] {
         check(&narthex(home.path(), ":", args), 9, expect);
     }
-    // The name of a package is made of names and times, so `show` opens no file.
+    // The package name of a local checkpoint is derived from file names and times, so `show` opens no file.
     check(&narthex(home.path(), ":", &["show", &gguf]), 3, "not installed");
 }
 
@@ -148,7 +148,7 @@ fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
     assert_eq!((entries("packages"), entries("tmp")), (0, 0));
     check(&limited(":"), 0, "");
     assert_eq!((entries("packages"), entries("tmp")), (1, 0));
-    // Not even the administrator may make a folder there.
+    // In this folder, even the administrator cannot create a folder.
     check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
 }
 

@@ -1,4 +1,4 @@
-//! Models on the hub, against a local stand-in. Of a plan, settings and the beginnings of files are all that is asked for.
+//! Models on the hub, with a local server in its place. A plan reads only settings and the headers of weight files.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -29,12 +29,12 @@ fn narthex(endpoint: &str, home: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// A repository of a tiny Llama in two shards; behind the tensors of the last lies what nobody asks for.
+/// Repository of a tiny Llama in two shards. The last shard has unreferenced bytes after its tensors.
 fn repo() -> Repo {
     repo_of(|folder| tiny_llama_shards(folder, 7).unwrap())
 }
 
-/// A repository of what is written to a folder.
+/// Repository of the files that `write` creates in a folder.
 fn repo_of(write: impl FnOnce(&Path)) -> Repo {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
@@ -45,7 +45,7 @@ fn repo_of(write: impl FnOnce(&Path)) -> Repo {
 fn a_hub_model_is_planned_without_its_weights() {
     let home = tempfile::tempdir().unwrap();
     let repo = repo();
-    // The model card is no part of the checkpoint.
+    // The model card is not part of the checkpoint.
     let wanted = repo.files.iter().filter(|(name, _)| *name != "README.md");
     let bytes: usize = wanted.map(|(_, bytes)| bytes.len()).sum();
     let server = HubServer::start(move |request| repo.answer(request));
@@ -59,7 +59,7 @@ fn a_hub_model_is_planned_without_its_weights() {
     let gets: Vec<String> = server.requests().into_iter().map(|request| request.path).collect();
     assert!(gets.iter().all(|path| !path.ends_with("tokenizer.json")), "{gets:?}");
     assert!(gets.iter().filter(|path| path.ends_with(".safetensors")).count() == 2, "{gets:?}");
-    // Nothing of it stays but the settings, in the hub's own cache.
+    // Only the settings remain, in the hub's own cache.
     let left = fs::read_dir(home.path().join("tmp")).unwrap().count();
     assert_eq!(left, 0);
 }

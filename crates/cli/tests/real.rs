@@ -1,4 +1,4 @@
-//! The command line with real models. `cargo xtask test` fetches them into a store and names it in `NARTHEX_HOME`.
+//! The command line with real models. `cargo xtask test` fetches them into a store and sets `NARTHEX_HOME` to it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -10,7 +10,7 @@ use std::{
 use narthex_graph::Builder;
 use narthex_spec::{DType, dtype::Dim};
 
-/// Runs `narthex` over the prepared store; nothing can be fetched, so this is a second start offline.
+/// Runs `narthex` over the prepared store without access to the network.
 fn narthex(args: &[&str], stdin: &str) -> Output {
     if std::env::var_os("NARTHEX_HOME").is_none() {
         panic!("NARTHEX_HOME names no store; `cargo xtask test` prepares one and sets it");
@@ -122,7 +122,7 @@ fn an_answer_that_is_interrupted_ends_quietly() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The first byte says that the engine computes.
+    // The first byte shows that the engine computes.
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let signal = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(signal.success());
@@ -132,7 +132,7 @@ fn an_answer_that_is_interrupted_ends_quietly() {
     assert!(!report.to_lowercase().contains("error"), "{report}");
 }
 
-/// Copies between its own standard streams and a terminal of the given program.
+/// Python program that connects its standard streams with a pseudo-terminal in which a program runs.
 #[cfg(unix)]
 const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
 
@@ -161,7 +161,7 @@ fn an_answer_in_a_conversation_stops_at_ctrl_c() {
         }
         shown[from..].to_owned()
     };
-    // The editor switches bracketed paste on for a line, and off after it.
+    // The editor switches bracketed paste on before it reads a line, and off afterwards.
     let (prompt, entered) = ("\x1b[?2004h", "\x1b[?2004l");
     wait_for(&|text| text.contains(prompt));
     keys.write_all(b"Tell me a very long story about a ship.\r").unwrap();
@@ -175,7 +175,7 @@ fn an_answer_in_a_conversation_stops_at_ctrl_c() {
 
 #[test]
 fn a_completion_takes_an_installed_model_and_ends() {
-    // The store has no base model, and none can be fetched.
+    // The store has no base model, and the network is not available.
     let (text, report) = text(&["complete", "The capital of France is"], "");
     assert!(!text.trim().is_empty() && report.contains("smollm2:135m"), "{report}");
 }

@@ -1,4 +1,4 @@
-//! `narthex serve` as a process: few file descriptors, and hostile bodies.
+//! `narthex serve` as a process: with few file descriptors, and with hostile bodies.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// A server without models that ends when it is dropped.
+/// Server without models. Dropping it ends the server.
 struct Server {
     process: Child,
     address: String,
@@ -33,7 +33,7 @@ impl Server {
             .unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
         let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
-        // The rest is read, so that the server never waits for a full pipe.
+        // Reads the rest of the output, so that the server never blocks on a full pipe.
         thread::spawn(move || lines.for_each(drop));
         let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         Self { process, address, _home: home }
@@ -45,7 +45,7 @@ impl Server {
         stream
     }
 
-    /// Sends a request; returns the answer's status.
+    /// Sends a request. Returns the status of the answer.
     fn send(&self, request: &[u8]) -> String {
         let mut stream = self.connect();
         stream.write_all(request).unwrap();
@@ -58,7 +58,7 @@ impl Server {
         self.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     }
 
-    /// Returns the maximum of the resident memory until now, in MiB.
+    /// Returns the peak resident memory so far, in MiB.
     #[cfg(target_os = "linux")]
     fn peak(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();

@@ -100,8 +100,8 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
-/// First argument of the process in which `check` runs a vendor's compiler, to survive its crashes. It is no command, so
-/// that neither help nor suggestions nor completions show it.
+/// First argument of the process in which `check` runs a vendor's compiler, so that a crash of the compiler does not
+/// end `check`. It is not a subcommand, so that help, suggestions and completions do not show it.
 pub(crate) const TRY_OUT: &str = "try-out";
 
 /// The arguments after [`TRY_OUT`].
@@ -124,7 +124,8 @@ pub(crate) struct TryOutArgs {
     pub(crate) folder: Option<PathBuf>,
 }
 
-/// Parses the target of a compile. Errors list the targets of ahead-of-time compilers, so not those of OpenVINO.
+/// Parses the target of a compile. Errors list only the targets with an ahead-of-time compiler, which excludes
+/// OpenVINO.
 fn aot_target(text: &str) -> Result<Target, String> {
     text.parse().map_err(|error: UnknownTarget| error.ahead_of_time())
 }

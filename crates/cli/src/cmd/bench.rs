@@ -22,7 +22,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;
         return if args.json { output::json(&report) } else { output::line(render::bench(&report)) };
     };
-    // An unusable report path must fail before minutes of measurements.
+    // Created before the measurement, so that an unusable path fails at once.
     let file = args.report.as_deref().map(NewFile::create).transpose()?;
     let comparison = gateway.compare(&args.model, places, options, &bars, cancel)?;
     let written = file.map_or(Ok(()), |file| file.write(&page::page(&comparison)));

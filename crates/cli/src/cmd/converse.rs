@@ -71,7 +71,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> a
     }
 }
 
-/// Reads a line with an editor of its own: an editor handles Ctrl-C as long as it exists, also during an answer.
+/// Reads a line with a new editor, because an editor handles Ctrl-C as long as it exists, even during an answer.
 fn read_line(history: &[String]) -> Result<String, ReadlineError> {
     let mut editor = DefaultEditor::new()?;
     for line in history {
@@ -98,7 +98,7 @@ fn answer(
                 AnswerEnd::Interrupted => drop(interrupt::take()),
             }
         }
-        // After /clear, a conversation that exceeded the context can continue.
+        // The conversation continues, because the user can clear a history that exceeds the context with /clear.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
             messages.pop();
             output::note(format!("error: {error}"));

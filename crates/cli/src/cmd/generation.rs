@@ -13,7 +13,7 @@ use narthex_gateway::{
 
 use crate::{args::GenerateArgs, interrupt, output, render};
 
-/// An answer that was printed.
+/// A printed answer.
 pub(super) struct PrintedAnswer {
     pub(super) text: String,
     pub(super) end: AnswerEnd,

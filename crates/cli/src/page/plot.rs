@@ -5,9 +5,9 @@ use std::fmt::Write;
 use super::escape;
 
 const WIDTH: f64 = 720.0;
-/// Left edge of bars, after their names.
+/// Left edge of the bars, to the right of their names.
 const LEFT: f64 = 230.0;
-/// Space for figures after the bars.
+/// Space to the right of the bars for their figures.
 const RIGHT: f64 = 110.0;
 const ROW: f64 = 30.0;
 const THICK: f64 = 18.0;
@@ -19,7 +19,7 @@ pub(super) struct Bar {
     pub(super) range: (f64, f64),
 }
 
-/// Returns a bar plot; a line in each bar spans minimum to maximum.
+/// Returns a bar plot as SVG. A line in each bar spans its minimum to its maximum.
 pub(super) fn bars(title: &str, bars: &[Bar]) -> String {
     let most = bars.iter().map(|bar| bar.median.max(bar.range.1)).fold(f64::MIN_POSITIVE, f64::max);
     let x = |value: f64| LEFT + (value / most).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT);

@@ -1,4 +1,4 @@
-//! The page of made-up figures, as a snapshot, and that it is well-formed and needs nothing from elsewhere.
+//! Snapshot of the page for invented figures. The page must be well-formed and must not refer to external resources.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
     }
 }
 
-/// Made-up figures of a machine with an NPU.
+/// Returns invented figures of a machine with an NPU.
 pub(crate) fn comparison() -> Comparison {
     let ran = |place: &str, factor: f64, placement, known: bool| Contender {
         place: place.parse().unwrap(),
@@ -103,7 +103,7 @@ pub(crate) fn comparison() -> Comparison {
     }
 }
 
-/// Fails where a tag is not closed in its turn, or an attribute or a text is not what XML allows.
+/// Fails if tags are not closed in order, or if an attribute or a text is not valid XML.
 fn well_formed(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     let body = page.strip_prefix("<!DOCTYPE html>\n").unwrap();

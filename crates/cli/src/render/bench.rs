@@ -89,7 +89,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
     )
 }
 
-/// Cells after the name of a device.
+/// Returns the cells after the name of a device.
 fn figure_cells(figures: &Figures) -> [Cell; 8] {
     let figure = |x: f64, digits: usize| format!("{x:.digits$}");
     let ratio = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |r| figure(r.median, 2));

@@ -31,7 +31,7 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
     table.trim_fmt()
 }
 
-/// Renders what a removal removes: `tiny (w8, w4) and its checkpoint`.
+/// Renders the parts that a removal deletes: `tiny (w8, w4) and its checkpoint`.
 pub(crate) fn removal(removal: &Removal) -> String {
     let schemes: Vec<&str> = removal.schemes.iter().map(|scheme| scheme.as_str()).collect();
     let checkpoint = if removal.checkpoint { " and its checkpoint" } else { "" };
@@ -44,7 +44,7 @@ const COLUMNS: u16 = 80;
 /// Renders the catalogue in the given order, within 80 columns.
 pub(crate) fn catalogue(models: &[RankedModel]) -> String {
     let mut table = table(&["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
-    // The few longer names take two lines.
+    // The few longer names are wrapped to two lines.
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
     for RankedModel { model, here } in models {
         let state = match model.access {

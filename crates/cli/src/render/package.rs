@@ -47,7 +47,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.push(format!("prompt       {name}{default}: {text:?}"));
     }
     let mut dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
-    // Graphs for other numbers of tokens read the same cache.
+    // Graphs for other numbers of tokens use the same KV cache.
     let kv: usize =
         dynamic.next().iter().flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {

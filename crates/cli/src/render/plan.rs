@@ -40,7 +40,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     text
 }
 
-/// `1 235 814 400`.
+/// Formats a number with thousands separators: `1 235 814 400`.
 fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -109,7 +109,7 @@ fn machine(devices: &[DeviceFit]) -> String {
     text
 }
 
-/// Renders the smallest configuration, for machines without room for any.
+/// Renders the minimum memory of a model that fits on no device of this machine.
 fn least(room: &Room, devices: &[DeviceFit]) -> String {
     let known = devices.iter().all(|device| device.memory.is_some());
     let here = if known { "No device of this machine" } else { "No device of known memory" };

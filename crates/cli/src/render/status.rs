@@ -1,4 +1,4 @@
-//! Loaded models: where they run, and the line after an answer.
+//! Loaded models: their devices, and the line after an answer.
 
 use comfy_table::Cell;
 use narthex_gateway::{
@@ -38,8 +38,8 @@ fn device_nodes(report: &PlacementReport) -> String {
     }
 }
 
-/// Lines about a model that fit no column: why it is not loaded, why it runs where it does, notes, and devices that were
-/// passed over.
+/// Returns remarks about a model that fit into no column: the reason of a failed load, the reason for its devices,
+/// notes, and devices that were passed over.
 fn remarks(model: &ModelStatus) -> Vec<String> {
     if let ModelState::Failed { reason, hint } = &model.state {
         // The reason includes the devices.
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::page::tests::comparison as made_up;
 
-    /// A model that runs on `prefill=qnn,decode=cpu`.
+    /// Returns a model that runs on `prefill=qnn,decode=cpu`, with its placement.
     fn running() -> (ModelStatus, PlacementReport) {
         let Outcome::Ran(figures) = made_up().contenders.remove(1).outcome else { panic!("it ran") };
         let status = ModelStatus {

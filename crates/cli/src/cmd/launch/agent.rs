@@ -1,4 +1,4 @@
-//! The agents: how each is started and how it learns about the server.
+//! The agents: the command that starts each, and its settings for the server.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ pub(super) struct Endpoint {
     /// `host:port`.
     pub(super) address: String,
     pub(super) model: String,
-    /// API key; any text for a server without keys.
+    /// API key; arbitrary if the server has no keys.
     pub(super) key: String,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct AgentCommand {
     pub(super) install: &'static str,
 }
 
-/// A conversation with Qwen-Agent, which has no program of its own.
+/// Python program for a conversation with Qwen-Agent, which has no command of its own.
 const QWEN_AGENT: &str = "
 import os
 from qwen_agent.agents import Assistant
@@ -51,7 +51,7 @@ while True:
 ";
 
 impl AgentCommand {
-    /// The command for an agent.
+    /// Creates the command for an agent.
     pub(super) fn new(agent: Agent, endpoint: &Endpoint) -> Self {
         let Endpoint { address, model, key } = endpoint;
         let (root, base) = (format!("http://{address}"), format!("http://{address}/v1"));
@@ -107,7 +107,7 @@ impl AgentCommand {
         }
     }
 
-    /// Returns the command as a line for a POSIX shell, with further arguments.
+    /// Returns the command as a line for a POSIX shell, followed by further arguments.
     pub(super) fn shell(&self, further: &[String]) -> String {
         let environment = self.environment.iter();
         let environment = environment.map(|Variable { name, value }| format!("{name}={}", quoted(value)));
@@ -117,7 +117,7 @@ impl AgentCommand {
     }
 }
 
-/// Returns Codex's arguments. Its settings are TOML; strings of TOML and JSON have the same form.
+/// Returns Codex's arguments. Its settings are TOML, in which strings have the same form as in JSON.
 fn codex_arguments(base: &str, model: &str) -> Vec<String> {
     let settings = [
         ("model_provider", "narthex"),
@@ -144,7 +144,7 @@ fn opencode_config(base: &str, Endpoint { model, key, .. }: &Endpoint) -> String
     json!({"model": format!("narthex/{model}"), "provider": {"narthex": provider}}).to_string()
 }
 
-/// Returns a word for a POSIX shell.
+/// Quotes a word for a POSIX shell, if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

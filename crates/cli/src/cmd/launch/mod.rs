@@ -1,5 +1,5 @@
-//! `narthex launch`: runs an agent on a model of this machine. Nothing permanent is written: the settings are arguments and
-//! environment variables of the agent's process.
+//! `narthex launch`: runs an agent on a model of this machine. Nothing permanent is written: the settings are arguments
+//! and environment variables of the agent's process.
 
 mod agent;
 mod server;
@@ -21,10 +21,10 @@ use crate::{
     interrupt, output,
 };
 
-/// Address of the server that `--print` shows if none runs.
+/// Address of the server in the output of `--print` if no server runs.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8000";
 
-/// Runs the agent, or prints how it would run.
+/// Runs the agent, or prints its environment and command.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
     let running = gateway.running_servers().into_iter().find(|server| server::tcp_address(server).is_some());
     let model = match args.model {

@@ -1,4 +1,4 @@
-//! The server of an agent: one that runs, or a new one for as long as the agent runs.
+//! The server of an agent: a running one, or a new one that ends with the agent.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -11,7 +11,7 @@ use narthex_gateway::{Gateway, RunningServer};
 
 use crate::{args::StoreArgs, interrupt, output};
 
-/// Interval between looks for a server that starts.
+/// Interval between checks whether a started server listens.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A server for an agent.
@@ -32,7 +32,7 @@ impl Drop for AgentServer {
     }
 }
 
-/// Returns the address at which this machine reaches a server; `None` for a Unix socket.
+/// Returns the address of a server for clients on this machine; `None` for a Unix socket.
 pub(super) fn tcp_address(server: &RunningServer) -> Option<String> {
     let (host, port) = server.address.rsplit_once(':')?;
     port.parse::<u16>().ok()?;
@@ -65,7 +65,7 @@ impl AgentServer {
         if store.offline {
             command.arg("--offline");
         }
-        // Ctrl-C in the terminal is for the agent.
+        // Ctrl-C in the terminal must reach only the agent.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command.spawn().context("the server cannot be started")?;
