@@ -13,7 +13,7 @@ use narthex_gateway::{
 };
 use narthex_spec::progress::Quiet;
 
-/// Sends the events of an answer to another thread. It stops the answer when nobody receives them.
+/// Sends the events of an answer to another thread. Stops the answer if the receiver is gone.
 struct Channel(mpsc::Sender<GenerationEvent>);
 
 impl GenerationSink for Channel {

@@ -79,7 +79,7 @@ impl ServerRecord {
 
 impl Drop for ServerRecord {
     fn drop(&mut self) {
-        // A file that remains is harmless, because nobody holds its lock.
+        // A file that remains is harmless, because it is not locked.
         let _ = fs::remove_file(&self.path);
     }
 }

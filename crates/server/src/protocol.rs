@@ -1,7 +1,7 @@
 //! The protocols, identified by their paths, and the form of an error in each.
 //!
 //! Handlers and access control make one kind of error, [`ApiError`](crate::error::ApiError), in OpenAI's form.
-//! [`translate_errors`] gives it the form of the protocol of its request.
+//! [`translate_errors`] converts it to the form of the request's protocol.
 
 use axum::{
     Json,

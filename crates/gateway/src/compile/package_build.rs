@@ -119,7 +119,7 @@ impl PackageBuild<'_> {
             return Ok(folder);
         }
         let resolved = reference.resolve(&library.catalog)?;
-        // Of two processes that compile the same package, the second waits and finds it.
+        // If two processes compile the same package, the second waits for the first and uses its package.
         let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
         let _lock = library.store.lock(&lock_name, *progress, cancel.flag())?;
         if let Some(folder) = self.existing() {

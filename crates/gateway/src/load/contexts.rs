@@ -201,8 +201,8 @@ fn stored(machine: &MachineFolder, key: &CacheKey) -> Result<Option<PathBuf>, St
     }
 }
 
-/// Compiles the static graphs of a device and stores their contexts. Returns the folder. Of two processes with the same
-/// request, one compiles and the other finds the contexts.
+/// Compiles the static graphs of a device and stores their contexts. Returns the folder. If two processes have the same
+/// request, one compiles and the other waits and uses its contexts.
 fn compile(
     request: &LoadRequest<'_>,
     devices: &DeviceAssignment,

@@ -11,7 +11,7 @@ use crate::report::fallback::FallbackNodes;
 /// Placement of a loaded model on devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacementReport {
-    /// Device that runs the model. Of two devices, the one for prefill or for the layers.
+    /// Device that runs the model. If there are two, the one for prefill or for the layers.
     pub device: DeviceName,
     /// Device for decode, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
