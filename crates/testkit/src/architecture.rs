@@ -1,17 +1,17 @@
-//! A small decoder architecture for tests, which change what they need.
+//! A small decoder architecture, which tests modify as needed.
 
 use narthex_spec::arch::{
     Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
 };
 
-/// A layer of four heads over two of keys, 16 elements each, and an inner width of 96.
+/// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
 pub fn layer() -> DecoderLayer {
     let attention = Attention::plain(4, 2, 16);
     let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
     DecoderLayer { attention, mlp, residual: Residual::Sequential }
 }
 
-/// A Llama of one such layer, 64 wide, with 300 tokens and a context of 256.
+/// Returns a Llama with one such layer, a hidden size of 64, 300 tokens and a context of 256.
 pub fn llama() -> DecoderArch {
     DecoderArch {
         family: Family::Llama,

@@ -1,8 +1,8 @@
 //! Tiny checkpoints as files: the same seeded weights in GGUF and in safetensors, tokenizer included.
 //!
-//! Every weight is a small integer times a power of two, so each encoding stores it without loss and the formats
-//! can be compared bit by bit. Nothing here reads a checkpoint. Start at [`tiny_llama_gguf`]; to change a file
-//! before it is written, take [`tiny_llama`] or [`tiny_bert`] and its parts.
+//! Every weight is a small integer times a power of two, so each encoding stores it without loss and the formats can be
+//! compared bit by bit. Nothing here reads a checkpoint. Start at [`tiny_llama_gguf`]; to change a file before it is
+//! written, use [`tiny_llama`] or [`tiny_bert`] and the parts that they return.
 
 mod gguf;
 mod words;
@@ -17,23 +17,23 @@ use words::CHAT_TEMPLATE;
 
 /// Hidden size of the tiny Llama and the tiny BERT.
 pub const HIDDEN: usize = 64;
-/// Their layers.
+/// Number of layers of both.
 pub const LAYERS: usize = 2;
-/// Their query heads.
+/// Number of query heads of both.
 pub const HEADS: usize = 4;
-/// Key/value heads of the Llama.
+/// Number of key/value heads of the Llama.
 pub const KV_HEADS: usize = 2;
-/// Elements per head.
+/// Elements of a head in both.
 pub const HEAD_SIZE: usize = 16;
-/// Inner width of the feed-forward parts.
+/// Inner width of the feed-forward networks in both.
 pub const INNER: usize = 96;
-/// Vocabulary entries of the Llama: three special tokens, the bytes, 41 merges.
+/// Vocabulary size of the Llama: three special tokens, 256 bytes, 41 merges.
 pub const LLAMA_VOCAB: usize = 300;
-/// The longest sequence of the Llama, in tokens.
+/// Context of the Llama, in tokens.
 pub const LLAMA_CONTEXT: usize = 256;
-/// The longest text of the BERT that its weights allow, in tokens.
+/// Maximum length of a text that the BERT's position embeddings allow, in tokens.
 pub const BERT_POSITIONS: usize = 128;
-/// The longest text of the BERT that its publisher serves, in tokens.
+/// Maximum length of a text that the BERT's publisher states, in tokens.
 pub const BERT_MAX_LENGTH: usize = 64;
 
 /// One weight of a tiny model.
@@ -50,13 +50,13 @@ pub struct TinyWeight {
     rotated: bool,
 }
 
-/// A tiny Llama as GGUF: two layers, grouped heads, tied head, byte-level BPE, ChatML; linear weights in every
-/// 4-bit, 5-bit and 8-bit block of 32, the rest plain.
+/// Returns a tiny Llama as GGUF: two layers, grouped-query attention, tied head, byte-level BPE, ChatML. The linear
+/// weights are in every type of 4-bit, 5-bit and 8-bit blocks of 32, or in F16 or BF16.
 pub fn tiny_llama_gguf(seed: u64) -> Vec<u8> {
     tiny_llama(seed).to_bytes()
 }
 
-/// The parts of [`tiny_llama_gguf`].
+/// Returns the parts of [`tiny_llama_gguf`].
 pub fn tiny_llama(seed: u64) -> Gguf {
     let mut meta = vec![
         ("general.architecture", Meta::Text("llama".into())),
@@ -76,7 +76,7 @@ pub fn tiny_llama(seed: u64) -> Gguf {
     Gguf::new(meta, tiny_llama_weights(seed).iter().map(TinyWeight::to_gguf).collect())
 }
 
-/// The parts of a tiny BERT as GGUF: the weights of [`tiny_bert_safetensors`].
+/// Returns the parts of a tiny BERT as GGUF, with the weights of [`tiny_bert_safetensors`].
 pub fn tiny_bert(seed: u64) -> Gguf {
     let mut meta = vec![
         ("general.architecture", Meta::Text("bert".into())),
@@ -97,7 +97,7 @@ fn count(value: usize) -> Meta {
     Meta::U32(value as u32)
 }
 
-/// Returns the `tokenizer.json` of the tiny Llama: byte-level BPE whose token 2 ends texts.
+/// Returns the `tokenizer.json` of the tiny Llama: byte-level BPE whose token 2 is the end-of-text token.
 pub fn tiny_tokenizer_json() -> Vec<u8> {
     words::llama_tokenizer().to_string().into_bytes()
 }
@@ -108,7 +108,7 @@ pub fn tiny_llama_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
     fs::write(folder.join("model.safetensors"), safetensors_bytes(&hf_tensors(&tiny_llama_weights(seed))))
 }
 
-/// As [`tiny_llama_safetensors`], with the weights in two shards and an index.
+/// Writes the files of [`tiny_llama_safetensors`], with the weights in two shards and an index.
 pub fn tiny_llama_shards(folder: &Path, seed: u64) -> io::Result<()> {
     write_llama_texts(folder)?;
     let tensors = hf_tensors(&tiny_llama_weights(seed));
@@ -122,7 +122,7 @@ pub fn tiny_llama_shards(folder: &Path, seed: u64) -> io::Result<()> {
     write_json(folder, "model.safetensors.index.json", &json!({"metadata": {}, "weight_map": weight_map}))
 }
 
-/// Writes a tiny BERT into `folder`: two layers, WordPiece, mean pooling, normalisation, the files of
+/// Writes a tiny BERT into `folder`: two layers, WordPiece, mean pooling, normalisation, with the files of
 /// sentence-transformers.
 pub fn tiny_bert_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
     let config = json!({
@@ -178,7 +178,7 @@ fn write_json(folder: &Path, name: &str, value: &Value) -> io::Result<()> {
     fs::write(folder.join(name), value.to_string())
 }
 
-/// The weights of the tiny Llama.
+/// Returns the weights of the tiny Llama.
 pub fn tiny_llama_weights(seed: u64) -> Vec<TinyWeight> {
     use GgufType::*;
     let mut weights = vec![
@@ -208,7 +208,7 @@ pub fn tiny_llama_weights(seed: u64) -> Vec<TinyWeight> {
     weights
 }
 
-/// The weights of the tiny BERT.
+/// Returns the weights of the tiny BERT.
 pub fn tiny_bert_weights(seed: u64) -> Vec<TinyWeight> {
     use GgufType::*;
     let vocab = words::bert_tokens().len();
@@ -259,7 +259,8 @@ pub fn tiny_bert_weights(seed: u64) -> Vec<TinyWeight> {
     weights
 }
 
-/// A weight whose elements depend on the seed and its name alone. Norms lie around one, everything else around zero.
+/// Returns a weight whose elements depend only on the seed and its name. Norms are around one, everything else around
+/// zero.
 fn weight(seed: u64, name: &str, shape: &[usize], modules: [&str; 2], kind: GgufType) -> TinyWeight {
     let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
     let seed = name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |hash, byte| {
@@ -278,7 +279,7 @@ fn weight(seed: u64, name: &str, shape: &[usize], modules: [&str; 2], kind: Gguf
     }
 }
 
-/// An integer from -8 to 7.
+/// Returns an integer from -8 to 7.
 fn next_level(rng: &mut SplitMix64) -> f32 {
     (rng.next_u64() % 16) as f32 - 8.0
 }
@@ -295,8 +296,8 @@ impl TinyWeight {
     }
 }
 
-/// Rows of `cols` elements from the order of rotated halves to that of rotated neighbours, as llama.cpp's converter
-/// permutes them.
+/// Reorders rows of `cols` elements from rotary pairs in two halves of a head to adjacent pairs, as llama.cpp's
+/// converter does.
 fn neighbours(values: &[f32], cols: usize) -> Vec<f32> {
     let rows: Vec<&[f32]> = values.chunks_exact(cols).collect();
     let half = HEAD_SIZE / 2;
@@ -309,9 +310,9 @@ fn neighbours(values: &[f32], cols: usize) -> Vec<f32> {
 /// One tensor of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HfTensor {
-    /// The file's name for it.
+    /// Name in the file.
     pub name: String,
-    /// `F32`, `F16`, `BF16`, ….
+    /// Element type: `F32`, `F16`, `BF16`, ….
     pub dtype: &'static str,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -319,7 +320,7 @@ pub struct HfTensor {
     pub bytes: Vec<u8>,
 }
 
-/// The tensors that a safetensors file of these weights has.
+/// Returns the tensors of a safetensors file with these weights.
 pub fn hf_tensors(weights: &[TinyWeight]) -> Vec<HfTensor> {
     let tensor = |weight: &TinyWeight| {
         let (dtype, kind) = match weight.kind {
@@ -333,7 +334,7 @@ pub fn hf_tensors(weights: &[TinyWeight]) -> Vec<HfTensor> {
     weights.iter().map(tensor).collect()
 }
 
-/// A safetensors file.
+/// Returns the bytes of a safetensors file.
 pub fn safetensors_bytes(tensors: &[HfTensor]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));

@@ -1,5 +1,5 @@
-//! A fake encoder. A text's vector is a hash of its tokens alone, so any mix-up within a batch changes it. The encoder checks
-//! its inputs strictly and fails on demand.
+//! A fake encoder. A text's vector is a hash of its own tokens, so any mix-up within a batch changes it. The encoder
+//! checks its inputs strictly and fails on demand.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::executor::{hash, noise};
 /// An encoder without a model.
 pub struct FakeEncoder {
     limits: EncoderLimits,
-    /// Errors of the coming runs, one entry each; `None` lets a run succeed.
+    /// Errors of the next runs, one entry each; `None` lets a run succeed.
     pub failures: VecDeque<Option<StepError>>,
 }
 
@@ -45,7 +45,7 @@ impl Encoder for FakeEncoder {
         &self.limits
     }
 
-    /// Elements lie from -1 to 1.
+    /// Returns elements from -1 to 1.
     fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         self.check(texts).map_err(|reason| StepError::BadPlan { reason })?;
         if let Some(error) = self.failures.pop_front().flatten() {

@@ -1,4 +1,4 @@
-//! A local stand-in for the model hub. Its answers are a function of the test: true, cut short, wrong or refused.
+//! A local server in place of the model hub. The test determines its answers: correct, cut short, wrong or refused.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ impl Request {
         self.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
 
-    /// Returns the length of a range that begins at 0.
+    /// Returns the length of a range that starts at 0.
     pub fn range_length(&self) -> Option<usize> {
         self.headers.get("range")?.strip_prefix("bytes=0-")?.parse::<usize>().ok().map(|last| last + 1)
     }
@@ -53,7 +53,7 @@ pub struct Reply {
     pub headers: Vec<(String, String)>,
     /// Body.
     pub body: Vec<u8>,
-    /// Content length to declare, if it is not the body's.
+    /// Value of `Content-Length`, if it differs from the body's length.
     pub declared: Option<usize>,
     /// Number of bytes of the body after which the connection is closed.
     pub cut: Option<usize>,
@@ -95,7 +95,7 @@ impl Reply {
 
 type Answer = dyn Fn(&Request) -> Reply + Send + Sync;
 
-/// A listening server; it lives as long as the process.
+/// A listening server, which runs until the process ends.
 #[derive(Debug)]
 pub struct HubServer {
     /// Address, as `http://host:port`.
@@ -107,7 +107,7 @@ impl HubServer {
     /// Starts a server.
     ///
     /// # Panics
-    /// If no port is free.
+    /// No port is free.
     pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let bound = TcpListener::bind("127.0.0.1:0").and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) = bound.unwrap_or_else(|error| panic!("no port is free: {error}"));
@@ -129,7 +129,7 @@ impl HubServer {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the starts of the ranges of all GETs for a file; 0 for whole ones.
+    /// Returns the start of the range of every GET for a file; 0 for requests without a range.
     pub fn gets(&self, ending: &str) -> Vec<usize> {
         let gets = self.requests().into_iter().filter(|request| request.is("GET", ending));
         gets.map(|request| request.range_start().unwrap_or(0)).collect()
@@ -191,7 +191,7 @@ impl Repo {
     /// Returns a repository with the files of a folder.
     ///
     /// # Errors
-    /// If a file cannot be read.
+    /// A file cannot be read.
     pub fn of_folder(folder: &Path) -> io::Result<Self> {
         let mut repo = Self { files: BTreeMap::new() };
         repo.add_folder(folder, "")?;
@@ -212,7 +212,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Returns the entity tag of a file: its SHA-256 in large-file storage, else 40 digits.
+    /// Returns the entity tag of a file: its SHA-256 in large-file storage, otherwise 40 digits.
     pub fn etag(name: &str, bytes: &[u8]) -> String {
         let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         if name.ends_with(".safetensors") || name.ends_with(".gguf") {
@@ -222,7 +222,7 @@ impl Repo {
         }
     }
 
-    /// Returns the answer of an honest hub.
+    /// Returns the correct answer to a request.
     pub fn answer(&self, request: &Request) -> Reply {
         if request.path.starts_with("/api/models/") {
             return Reply { status: 200, body: self.listing(), ..Reply::default() };
@@ -261,7 +261,7 @@ impl Repo {
     }
 }
 
-/// Returns bytes without a pattern, the same on every call.
+/// Returns pseudo-random bytes, the same on every call.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut next = || {

@@ -5,10 +5,9 @@ use narthex_engine::{
     snapshot::{RunningSequence, Snapshot},
 };
 
-/// Checks every invariant but the one about the executor.
+/// Checks every invariant except that of [`check_executor`].
 ///
-/// # Errors
-/// The first invariant that is violated.
+/// # Errors The first violated invariant.
 pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     check_slots(snapshot)?;
     let numbers: Vec<u64> =
@@ -31,7 +30,7 @@ pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     Ok(())
 }
 
-/// Each running sequence has a slot of its own, which agrees with it, and no other slot is held.
+/// Checks that each running sequence has a slot of its own with the same length, and that no other slot is held.
 fn check_slots(snapshot: &Snapshot) -> Result<(), String> {
     let mut held = vec![false; snapshot.slots.len()];
     for running in &snapshot.running {
@@ -56,11 +55,9 @@ fn check_slots(snapshot: &Snapshot) -> Result<(), String> {
     }
 }
 
-/// Compares the engine's books with the lengths that the executor holds, slot by slot. The content of retired slots is
-/// unknown.
+/// Compares the engine's lengths with those of the executor, slot by slot. The content of retired slots is unknown.
 ///
-/// # Errors
-/// The first slot that differs.
+/// # Errors The first slot that differs.
 pub fn check_executor(snapshot: &Snapshot, held: &[usize]) -> Result<(), String> {
     for (slot, (state, &found)) in snapshot.slots.iter().zip(held).enumerate() {
         let expected = state.length();

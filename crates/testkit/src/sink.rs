@@ -17,7 +17,7 @@ pub struct Recording {
     pub tokens: Vec<TokenId>,
     /// Their log-probabilities.
     pub logprobs: Vec<Option<f32>>,
-    /// Final events, of which there must be exactly one.
+    /// Final events; a correct engine sends exactly one.
     pub ends: Vec<(Finish, Usage)>,
 }
 
@@ -29,7 +29,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates a recorder that continues to the end.
+    /// Creates a recorder that never returns `Break`.
     pub fn new() -> Self {
         Self::default()
     }

@@ -45,7 +45,7 @@ impl GgufType {
             }
             Self::Q5_0 => blocks()
                 .flat_map(|block| {
-                    // Five bits count from -16, so the high bit is set from zero on.
+                    // The five bits store the level plus 16, so the high bit is set for levels from 0 on.
                     let high = high_bits(block, |level| level >= 0);
                     let low: Vec<f32> = block
                         .iter()
@@ -77,7 +77,7 @@ fn halves(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()
 }
 
-/// 4-bit levels from -8, the first half of the block in the low bits.
+/// Packs levels from -8 to 7 as 4-bit numbers; the first half of the block is in the low bits.
 fn nibbles(block: &[f32]) -> Vec<u8> {
     let quant = |x: &f32| (level(*x) + 8) as u8 & 15;
     let (low, high) = block.split_at(block.len() / 2);
@@ -106,7 +106,7 @@ pub enum Meta {
     I32s(Vec<i32>),
     /// Floats.
     F32s(Vec<f32>),
-    /// Any type by number, with the bytes that follow it.
+    /// Any type by its number, with the bytes of the value.
     Raw(u32, Vec<u8>),
 }
 
@@ -143,13 +143,13 @@ fn array(kind: u32, elements: impl ExactSizeIterator<Item = Vec<u8>>) -> Vec<u8>
 /// A tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufTensor {
-    /// The file's name for it.
+    /// Name in the file.
     pub name: String,
-    /// Row-major shape; the file has it the other way round.
+    /// Row-major shape; the file has the dimensions in reverse order.
     pub shape: Vec<usize>,
-    /// The number of its type, as in [`GgufType`].
+    /// Number of the type, as in [`GgufType`].
     pub kind: u32,
-    /// Its encoded rows.
+    /// Encoded rows.
     pub bytes: Vec<u8>,
 }
 
@@ -167,7 +167,7 @@ impl Gguf {
         Self { meta: meta.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(), tensors }
     }
 
-    /// Sets a metadata value, in its old place where it has one.
+    /// Sets a metadata value, in place if the key exists.
     pub fn set(&mut self, key: &str, value: Meta) {
         match self.meta.iter_mut().find(|(name, _)| name == key) {
             Some(entry) => entry.1 = value,
@@ -175,12 +175,12 @@ impl Gguf {
         }
     }
 
-    /// Leaves a metadata value out.
+    /// Removes a metadata value.
     pub fn unset(&mut self, key: &str) {
         self.meta.retain(|(name, _)| name != key);
     }
 
-    /// The file.
+    /// Returns the bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());

@@ -1,6 +1,6 @@
 //! The tokenizers of the tiny models: byte-level BPE and WordPiece, each as `tokenizer.json` and as GGUF metadata.
 //!
-//! Both cover all text that tests feed them: the BPE has every byte, the WordPiece every lower-case letter and digit.
+//! Both cover all texts of the tests: the BPE has every byte, the WordPiece every lower-case letter and digit.
 
 use serde_json::{Value, json};
 
@@ -12,17 +12,17 @@ pub(super) const CHAT_TEMPLATE: &str = concat!(
     r"+ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
 );
 
-/// The special tokens of the BPE; the first ones of the vocabulary.
+/// Special tokens of the BPE, at the start of the vocabulary.
 const LLAMA_SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// The merges of the BPE by rank; `Ġ` is a space.
+/// Merges of the BPE by rank; `Ġ` is a space.
 const MERGES: [&str; 41] = [
     "Ġ t", "h e", "i n", "a n", "o u", "r e", "o n", "e r", "Ġ a", "Ġt he", "Ġ s", "Ġ w", "n d", "i t",
     "e s", "o r", "e n", "Ġ c", "Ġ b", "Ġa nd", "i s", "in g", "Ġ f", "Ġ p", "a l", "e d", "Ġ m", "Ġ o",
     "a t", "Ġo f", "l l", "Ġ h", "Ġt o", "Ġ i", "Ġi n", "Ġi s", "a r", "i c", "Ġ d", "Ġc a", "Ġca t",
 ];
 
-/// The special tokens of the WordPiece; the first ones of the vocabulary.
+/// Special tokens of the WordPiece, at the start of the vocabulary.
 const BERT_SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
 /// Whole words of the WordPiece.
@@ -31,26 +31,27 @@ pub(super) const BERT_WORDS: [&str; 24] = [
     "cat", "dog", "house", "river", "runs", "sleeps", "what", "where",
 ];
 
-/// GPT-2's visible stand-in for a byte: itself where it prints, else the next character from U+0100 on.
+/// Returns GPT-2's visible characters for bytes 0 to 255: printable bytes for themselves, the next character from
+/// U+0100 on for the others.
 fn byte_characters() -> impl Iterator<Item = char> {
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut hidden = '\u{100}'..;
     (0..=u8::MAX).filter_map(move |byte| if prints(byte) { Some(char::from(byte)) } else { hidden.next() })
 }
 
-/// The vocabulary of the BPE by id.
+/// Returns the vocabulary of the BPE by id.
 pub(super) fn llama_tokens() -> Vec<String> {
     let special = LLAMA_SPECIAL.into_iter().map(str::to_owned);
     let bytes = byte_characters().map(String::from);
     special.chain(bytes).chain(MERGES.map(|merge| merge.replace(' ', ""))).collect()
 }
 
-/// The vocabulary of the WordPiece by id.
+/// Returns the vocabulary of the WordPiece by id.
 pub(super) fn bert_tokens() -> Vec<String> {
     let letters: Vec<String> = ('a'..='z').chain('0'..='9').map(String::from).collect();
     let inside = letters.iter().map(|letter| format!("##{letter}")).collect::<Vec<_>>();
     let points = ['.', ',', '!', '?', '\'', '-', ':'].map(String::from);
-    // "a" is a letter already.
+    // The word "a" is among the letters already.
     let words = BERT_WORDS.iter().filter(|word| word.len() > 1).map(|word| (*word).to_owned());
     let special = BERT_SPECIAL.into_iter().map(str::to_owned);
     special.chain(letters).chain(inside).chain(points).chain(words).collect()
@@ -75,7 +76,7 @@ pub(super) fn llama_meta() -> Vec<(&'static str, Meta)> {
 }
 
 pub(super) fn bert_meta() -> Vec<(&'static str, Meta)> {
-    // GGUF marks the beginnings of words, not their insides.
+    // GGUF marks the pieces at the start of a word, `tokenizer.json` the others.
     let spelt = |token: &String| match token.strip_prefix("##") {
         Some(inside) => inside.to_owned(),
         None if BERT_SPECIAL.contains(&token.as_str()) => token.clone(),
