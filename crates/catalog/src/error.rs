@@ -1,6 +1,6 @@
 //! Errors of the catalogue, the store and downloads, each with a next step.
 //!
-//! Messages say what was expected and what was found; [`Error::hint`] gives the next step.
+//! Messages state what was expected and what was found; [`Error::hint`] returns the next step.
 
 mod hub;
 mod pip;
@@ -27,7 +27,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// Neither `NARTHEX_HOME` nor the platform gives a folder for data.
+    /// Neither `NARTHEX_HOME` nor the platform names a folder for data.
     #[error("no folder for Narthex's data: NARTHEX_HOME is not set and this account has no home folder")]
     NoDataFolder,
     /// A built-in catalogue file is malformed, which is a defect of this build.
@@ -130,7 +130,7 @@ pub enum Error {
         expected: Sha256,
         /// Digest that was found.
         found: Sha256,
-        /// The commands that replace it.
+        /// Commands that replace it.
         repair: String,
     },
     /// An archive cannot be read.
@@ -178,7 +178,7 @@ pub enum Error {
     /// The hub or the connection to it failed.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// There are no runtime libraries for this kind of machine at all.
+    /// No runtime libraries exist for this kind of machine.
     #[error(
         "there is no ONNX Runtime package for {os} on {arch}: expected Linux x86-64 or arm64, Windows x64 or arm64, or macOS arm64"
     )]
@@ -188,7 +188,7 @@ pub enum Error {
         /// Processor architecture.
         arch: &'static str,
     },
-    /// This runtime is not made for this machine.
+    /// No wheel of this runtime exists for this machine.
     #[error("the {kind} runtime is not available for {platform}: {reason}")]
     NoRuntime {
         /// The runtime.
@@ -242,7 +242,7 @@ pub enum Error {
         /// Variable or file with the secret.
         origin: String,
     },
-    /// The system gives no random numbers.
+    /// The system returns no random numbers.
     #[error("the system gives no random numbers: {reason}")]
     NoRandomness {
         /// The system's reason.

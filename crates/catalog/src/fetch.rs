@@ -19,10 +19,10 @@ use crate::{
     store::{Staging, Store},
 };
 
-/// A checkpoint on this disk.
+/// A checkpoint on the local disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointFiles {
-    /// File or folder to compile. The folder may hold other files too.
+    /// File or folder to compile. The folder may contain other files.
     pub path: PathBuf,
     /// Origin for the manifest, such as `hub owner/repo@commit`.
     pub source: String,

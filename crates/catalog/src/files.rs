@@ -26,13 +26,13 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Error
     let replaced =
         write(&new).and_then(|()| fs::rename(&new, path).map_err(Error::io("move into place", path)));
     if replaced.is_err() {
-        // What is left is of no use; the error says why.
+        // The incomplete file is useless; the error has the reason.
         let _ = fs::remove_file(&new);
     }
     replaced
 }
 
-/// A SHA-256 under way.
+/// A SHA-256 digest being computed.
 #[derive(Default)]
 pub(crate) struct Hasher(sha2::Sha256);
 
@@ -46,7 +46,7 @@ impl Hasher {
     }
 }
 
-/// The digest of some bytes.
+/// Returns the digest of some bytes.
 pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
     let mut hasher = Hasher::default();
     hasher.update(bytes);
@@ -59,7 +59,7 @@ pub(crate) fn digest_file(path: &Path, cancel: &Cancel, seen: impl FnMut(u64)) -
     digest_open(file, path, cancel, seen)
 }
 
-/// As [`digest_file`], for a file that is open; `path` is for errors.
+/// Returns the digest of an open file, as [`digest_file`]; `path` is for errors.
 pub(crate) fn digest_open(
     mut file: File,
     path: &Path,
@@ -87,7 +87,7 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
 }
 
-/// As [`write_durably`], for a file that its owner alone may read. An older file may have another mode and is removed.
+/// Writes a file as [`write_durably`], readable only by its owner. An older file may have another mode and is removed.
 pub(crate) fn write_privately(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     remove_all(path)?;
     let mut options = fs::OpenOptions::new();
@@ -98,7 +98,7 @@ pub(crate) fn write_privately(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
 }
 
-/// Flushes a folder's list of names to the disk, where the platform can.
+/// Flushes a folder's list of names to the disk, if the platform can.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), Error> {
     if cfg!(unix) {
         File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("flush", path))?;
@@ -121,7 +121,8 @@ pub(crate) fn sync_tree(path: &Path) -> Result<(), Error> {
     sync_folder(path)
 }
 
-/// Windows flushes only through a handle that may write, and a file may be marked read-only anywhere.
+/// Flushes a file to the disk. It is opened for writing, as Windows requires for this. A file marked read-only is
+/// opened for reading, and a refusal to flush it is ignored.
 fn sync_file(path: &Path) -> Result<(), Error> {
     let opened = fs::OpenOptions::new().read(true).write(true).open(path).or_else(|_| File::open(path));
     let file = opened.map_err(Error::io("open", path))?;
@@ -131,7 +132,7 @@ fn sync_file(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Bytes of all files under `path`, 0 where it does not exist. Links are not followed.
+/// Returns the total size in bytes of all files under `path`, 0 if it does not exist. Links are not followed.
 pub(crate) fn tree_bytes(path: &Path) -> u64 {
     let Ok(meta) = fs::symlink_metadata(path) else { return 0 };
     if !meta.is_dir() {
@@ -141,7 +142,7 @@ pub(crate) fn tree_bytes(path: &Path) -> u64 {
     entries.flatten().map(|entry| tree_bytes(&entry.path())).sum()
 }
 
-/// Removes a file or a folder with all it holds; absent ones are fine.
+/// Removes a file or a folder with its contents. A missing one is not an error.
 pub(crate) fn remove_all(path: &Path) -> Result<(), Error> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
@@ -154,7 +155,7 @@ pub(crate) fn remove_all(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// A time as nanoseconds since 1970, 0 for earlier ones.
+/// Returns a time as nanoseconds since 1970, 0 for earlier ones.
 pub(crate) fn nanos(time: SystemTime) -> u128 {
     time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos())
 }

@@ -15,13 +15,11 @@ pub fn unpack(wheel: &Path, into: &Path) -> Result<usize, Error> {
     archive::unpack("w", wheel, into, &everything, &Quiet, &Cancel::new(false)).map(|files| files.len())
 }
 
-/// Reads a key file, and reads again what is written for its keys. Returns their number.
+/// Parses a key file, encodes its keys and parses the result. Returns the number of keys.
 ///
-/// # Errors
-/// The reason if the bytes are no key file.
+/// # Errors The reason if the bytes are not a key file.
 ///
-/// # Panics
-/// If the written file reads otherwise.
+/// # Panics The encoded keys differ when parsed again.
 pub fn read_keys(bytes: &[u8]) -> Result<usize, String> {
     let keys = keys::parse(bytes)?;
     assert_eq!(

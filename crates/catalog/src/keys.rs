@@ -1,7 +1,6 @@
 //! API keys: their secrets, hashes, limits, and the file that lists them. [`crate::store::Store`] reads and writes the
 //! file.
-//!
-//! A secret has 192 random bits, so its plain BLAKE3 hash cannot be searched for, and the file keeps nothing else of it.
+//! A secret has 192 random bits, so a plain BLAKE3 hash of it resists search. The file stores only the hash.
 
 use std::{collections::BTreeSet, fmt, num::NonZeroU32, time::SystemTime};
 
@@ -46,7 +45,7 @@ const MAX_SECRET: usize = 512;
 /// Version of the file format.
 const VERSION: u32 = 1;
 
-/// The secret of a key, which is shown once.
+/// Secret of a key, shown once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -110,7 +109,7 @@ pub enum KeyRole {
     Admin,
 }
 
-/// Rights and limits of a key. An empty set of models allows every model; a missing limit is none.
+/// Rights and limits of a key. An empty set of models allows every model; a missing limit means no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyLimits {
@@ -170,7 +169,7 @@ pub struct KeyFileStamp {
 /// Checks that a string can name a key.
 ///
 /// # Errors
-/// [`Error::BadKeyName`] for any but 1 to 64 letters, digits, `.`, `_` and `-`.
+/// The name is not 1 to 64 letters, digits, `.`, `_` and `-`: [`Error::BadKeyName`].
 pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=64).contains(&name.len()) && name.chars().all(inner) && !name.starts_with('-') {
@@ -190,7 +189,7 @@ struct WireKeys {
 /// Reads the bytes of a key file.
 ///
 /// # Errors
-/// The reason if the bytes are no key file.
+/// The reason if the bytes are not a key file.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<ApiKey>, String> {
     let file: WireKeys = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file.version != VERSION {
@@ -212,7 +211,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<ApiKey>, String> {
 /// Returns the bytes of a key file.
 pub(crate) fn encode(keys: Vec<ApiKey>) -> Vec<u8> {
     let file = WireKeys { version: VERSION, keys };
-    // Strings and numbers always have a JSON form.
+    // Serialising strings and numbers cannot fail.
     serde_json::to_vec_pretty(&file).unwrap_or_default()
 }
 

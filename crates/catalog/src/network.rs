@@ -4,7 +4,7 @@ use std::env;
 
 use crate::error::Error;
 
-/// Variables that forbid the network: Narthex's own, and that of the hub's tools.
+/// Variables that forbid use of the network: Narthex's own, and that of the hub's tools.
 const VARIABLES: [&str; 2] = ["NARTHEX_OFFLINE", "HF_HUB_OFFLINE"];
 
 /// Use of the network.
@@ -29,7 +29,7 @@ impl Network {
         if VARIABLES.into_iter().filter_map(get).any(is_set) { Self::CacheOnly } else { Self::Allowed }
     }
 
-    /// Refuses a download of `what` through pip where the network is not used.
+    /// Refuses a download of `what` through pip if the network must not be used.
     pub(crate) fn check_pip(self, what: &str) -> Result<(), Error> {
         match self {
             Self::Allowed => Ok(()),

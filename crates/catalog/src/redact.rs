@@ -2,17 +2,17 @@
 
 use std::borrow::Cow;
 
-/// Text in the place of a credential.
+/// Replacement for a credential.
 const HIDDEN: &str = "***";
 
-/// Words before a credential in a header.
+/// Authentication schemes of an `Authorization` header, before the credential.
 const SCHEMES: [&str; 2] = ["bearer ", "basic "];
 
-/// Starts of tokens, and the minimum number of characters after them: of the hub, and of Narthex.
+/// Prefixes of tokens with the minimum number of characters after them: tokens of the hub, and of Narthex.
 const TOKENS: [(&str, usize); 2] = [("hf_", 16), ("nx-", 32)];
 
-/// Returns a text without the credentials in it: user names and passwords of URLs (`https://user:token@host`), credentials of
-/// `Authorization` headers, tokens of the hub and API keys.
+/// Returns a text with all credentials replaced: user names and passwords of URLs (`https://user:token@host`),
+/// credentials of `Authorization` headers, tokens of the hub and API keys.
 pub fn redact(text: &str) -> Cow<'_, str> {
     let is_suspect =
         text.contains("://") || find_word(text, &SCHEMES).is_some() || find_token(text).is_some();
@@ -42,7 +42,7 @@ fn next_credential(text: &str) -> Option<Credential> {
     found.into_iter().flatten().min_by_key(|credential| credential.start)
 }
 
-/// Finds the user of a URL: the part of the authority before its last `@`.
+/// Finds the user information of a URL: the part of the authority before its last `@`.
 fn in_url(text: &str) -> Option<Credential> {
     let ends = |c: char| {
         c.is_whitespace() || c.is_control() || matches!(c, '/' | '?' | '#' | '"' | '\'' | '<' | '>')
@@ -68,7 +68,7 @@ fn in_header(text: &str) -> Option<Credential> {
     let mut from = 0;
     while let Some(start) = find_word(text.get(from..)?, &SCHEMES).map(|at| from + at) {
         let length = text.get(start..)?.find(ends).unwrap_or(text.len() - start);
-        // Prose such as "a bearer token" has words there, credentials have digits or are long.
+        // In prose such as "a bearer token" a word follows; credentials have digits or are long.
         let word = text.get(start..start + length)?;
         if word != HIDDEN && (word.len() > 20 || word.bytes().any(|byte| byte.is_ascii_digit())) {
             return Some(Credential { start, end: start + length });
@@ -78,7 +78,7 @@ fn in_header(text: &str) -> Option<Credential> {
     None
 }
 
-/// Returns the end of the first of some words in a text, whatever their case.
+/// Returns the end of the first occurrence of one of some words in a text, ignoring case.
 fn find_word(text: &str, words: &[&str]) -> Option<usize> {
     let lower = text.to_ascii_lowercase();
     words.iter().filter_map(|word| lower.find(word).map(|at| at + word.len())).min()

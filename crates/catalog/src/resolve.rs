@@ -1,8 +1,8 @@
 //! Resolution of a user's model reference to a model and its source.
 //!
-//! A reference is a catalogue name, `hf:owner/repo[/file.gguf][@revision]`, or a local path. A path differs from a name by
-//! its spelling alone, never by the files in the current folder: it begins with `.`, `~` or a root, has a backslash, or
-//! ends in the extension of a checkpoint or wheel.
+//! A reference is a catalogue name, `hf:owner/repo[/file.gguf][@revision]`, or a local path. Only the spelling
+//! distinguishes a path from a name, never the files in the current folder: a path starts with `.`, `~` or a root, has
+//! a backslash, or ends in the extension of a checkpoint or wheel.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// A reference to a model that names no file of this machine. All that a client may send.
+/// A reference to a model that is not a path of this machine. Clients may send only such references.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelId {
     /// A name or alias of the catalogue, or of an installed package.
@@ -28,7 +28,7 @@ pub enum ModelId {
     Hub(HubSource),
 }
 
-/// A user's reference to a model, which may be a path. Only people at this machine may give paths.
+/// A user's reference to a model, which may be a path. Only users of this machine may give paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelRef {
     /// A name or a repository.
@@ -42,13 +42,13 @@ pub enum ModelRef {
 pub struct CheckpointSource {
     /// Name of its package.
     pub name: ModelName,
-    /// Name of its package if another checkpoint has [`Self::name`]; only files of this machine have one.
+    /// Name of its package if a different checkpoint already has [`Self::name`]; only local files have one.
     pub exact_name: Option<ModelName>,
     /// Source of the checkpoint.
     pub source: Location,
     /// Licence, if known before the download.
     pub license: Option<String>,
-    /// Source for people, such as `hub owner/repo`.
+    /// Source as a text for display, such as `hub owner/repo`.
     pub provenance: String,
 }
 
@@ -126,10 +126,10 @@ impl ModelRef {
     }
 }
 
-/// Returns the default name of an imported folder or file: the folder's name, made safe.
+/// Returns the default name of an imported folder or file: its name with unsafe characters replaced.
 ///
 /// # Errors
-/// [`Error::LocalMissing`] for a path that does not exist.
+/// [`Error::LocalMissing`] if the path does not exist.
 pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     if !path.exists() {
         return Err(Error::LocalMissing { path: path.to_path_buf() });
@@ -171,7 +171,7 @@ fn looks_like_path(text: &str) -> bool {
         || [".gguf", ".safetensors", ".whl"].iter().any(|ending| lower.ends_with(ending))
 }
 
-/// Expands `~`, which shells leave as it is inside quotes.
+/// Expands `~`, which shells do not expand inside quotes.
 fn expand_home(text: &str) -> PathBuf {
     let rest = text.strip_prefix("~/");
     match rest.and_then(|rest| Some(directories::BaseDirs::new()?.home_dir().join(rest))) {
@@ -204,7 +204,7 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Erro
         name = format!("{name}:{}", local::safe(&hub.revision));
     }
     let provenance = Source::Hub(hub.clone()).describe();
-    // The catalogue's facts about a repository hold for every way of naming it.
+    // A tokenizer that the catalogue names for a repository is used for every reference to it.
     let tokenizer = match catalog.by_repo(&hub.repo).map(|entry| &entry.source) {
         Some(Source::Hub(known)) => known.tokenizer.clone(),
         _ => None,

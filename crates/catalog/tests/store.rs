@@ -1,4 +1,4 @@
-//! The store under kills: nothing half-written survives, at whichever point a process dies.
+//! The store when processes are killed: no incomplete folder remains, regardless of the moment of death.
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{
@@ -15,9 +15,9 @@ use narthex_catalog::{
 };
 use narthex_spec::{ModelName, Scheme, progress::Quiet};
 
-/// Where a child process of this test finds the store.
+/// Variable with the path of the store, for a child process of this test.
 const STORE: &str = "NARTHEX_TEST_STORE";
-/// What a child process of this test does before it dies.
+/// Variable with the action of a child process before it dies.
 const DEED: &str = "NARTHEX_TEST_DEED";
 
 fn name(text: &str) -> ModelName {
@@ -44,13 +44,13 @@ fn payload(store: &Store, name: &ModelName, scheme: Scheme) -> Option<String> {
     fs::read_to_string(store.package(name, scheme)?.join("graphs/model.onnx")).ok()
 }
 
-/// Names in a folder of the store; none if it is missing.
+/// Returns the names in a folder of the store; empty if it is missing.
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
-/// Runs this test binary's `dies` with a deed and waits for its death.
+/// Runs the test `dies` of this binary in a child process, with an action, and waits for its death.
 fn child(root: &Path, deed: &str) {
     let status = Command::new(env::current_exe().unwrap())
         .args(["dies", "--exact", "--nocapture", "--test-threads=1"])
@@ -61,7 +61,7 @@ fn child(root: &Path, deed: &str) {
     assert!(!status.success(), "the child must have died");
 }
 
-/// Not a test of its own: what the child processes of the other tests do.
+/// Body of the child processes of the other tests; not a test of its own.
 #[test]
 fn dies() {
     let (Some(root), Ok(deed)) = (env::var_os(STORE), env::var(DEED)) else { return };
@@ -170,11 +170,11 @@ fn a_swap_that_was_cut_in_two_is_settled() {
     install(&open(folder.path()), &model, Scheme::W8, "old");
     let package = folder.path().join("packages/a/w8");
     let aside = folder.path().join("packages/a/w8.old");
-    // Killed after the old one moved aside: it comes back.
+    // Killed after the old folder was moved aside: it is restored.
     fs::rename(&package, &aside).unwrap();
     let store = open(folder.path());
     assert_eq!(payload(&store, &model, Scheme::W8).as_deref(), Some("old"));
-    // Killed after the new one moved in: the old one goes.
+    // Killed after the new folder was moved into place: the old one is removed.
     fs::create_dir_all(aside.join("graphs")).unwrap();
     open(folder.path());
     assert!(!aside.exists());
@@ -250,7 +250,7 @@ fn only_its_user_can_read_the_store() {
     let store = Store::open(Some(root.clone())).unwrap();
     let name = "tiny".parse().unwrap();
     let staging = store.stage_package(&name, Scheme::F32).unwrap();
-    // The compiler's files have the usual mode until they are moved into place.
+    // The files of a compile have the usual mode until they are moved into place.
     fs::create_dir(staging.path().join("parts")).unwrap();
     for file in ["manifest.json", "parts/model.onnx"] {
         fs::write(staging.path().join(file), "{}").unwrap();
@@ -259,7 +259,7 @@ fn only_its_user_can_read_the_store() {
     let package = staging.commit().unwrap();
     store.machine(&package, "cpu").unwrap().write("record.json", b"{}").unwrap();
     check(&root);
-    // A store of an earlier version, with a link out of it.
+    // A store of an earlier version with open permissions, and a link that leads out of it.
     let outside = home.path().join("outside");
     fs::write(&outside, "").unwrap();
     fs::set_permissions(&outside, fs::Permissions::from_mode(0o644)).unwrap();

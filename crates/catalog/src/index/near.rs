@@ -6,10 +6,10 @@ use narthex_spec::ModelName;
 /// Maximum number of suggestions, apart from the sizes of one family.
 const LIMIT: usize = 5;
 
-/// Longest text, in bytes, that is taken for a mistyped name.
+/// Maximum length in bytes of a text that counts as a mistyped name.
 const LONGEST: usize = 80;
 
-/// Returns the names nearest to `text`, each once, among pairs of a known spelling and the name it stands for.
+/// Returns the names nearest to `text`, each once. `known` has pairs of a spelling and the name that it stands for.
 pub(super) fn nearest<'a>(
     text: &str,
     known: impl Iterator<Item = (&'a str, &'a ModelName)>,
@@ -28,7 +28,7 @@ pub(super) fn nearest<'a>(
             names.push((*name).clone());
         }
     }
-    // Of the nearest family every size is listed, also where the text names one.
+    // All sizes of the nearest family are listed, even if the text names a size.
     let nearest = names.first().map(family).map(str::to_owned);
     let same_family = |name: &&ModelName| nearest.as_deref() == Some(family(name));
     let mut sizes: Vec<ModelName> = Vec::new();
@@ -42,12 +42,12 @@ pub(super) fn nearest<'a>(
     sizes.into_iter().chain(others.into_iter().take(room)).collect()
 }
 
-/// Returns the part of a name that the sizes of a family share.
+/// Returns the part of a name that is common to the sizes of a family.
 fn family(name: &ModelName) -> &str {
     name.as_str().split(':').next().unwrap_or_default()
 }
 
-/// Returns how far apart two spellings are, or `None` if they are not near each other.
+/// Returns the distance between two spellings, or `None` if they are not similar.
 fn score(typed: &str, spelling: &str) -> Option<usize> {
     let (typed, spelling) = (alphanumeric(typed), alphanumeric(spelling));
     let length = typed.chars().count();
@@ -58,7 +58,7 @@ fn score(typed: &str, spelling: &str) -> Option<usize> {
     (distance <= length.max(3) / 3).then_some(distance)
 }
 
-/// Removes the punctuation, which people forget or mix up.
+/// Removes the punctuation, which users often forget or confuse.
 fn alphanumeric(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).collect()
 }

@@ -1,7 +1,7 @@
-//! ONNX Runtime's library where an installer or pip placed it with this program.
+//! ONNX Runtime's library that an installer or pip placed together with this program.
 //!
 //! Archives, the `.deb`, the npm package and the container have it in `lib/narthex` beside `bin`. The wheel depends on
-//! `onnxruntime`, whose library is in the same Python environment. Another version than the pinned one is not used.
+//! `onnxruntime`, whose library is in the same Python environment. Only the pinned version is used.
 
 use std::{
     env, fs,
@@ -12,12 +12,12 @@ use super::Pin;
 
 /// Returns the library that was installed with this program.
 pub(super) fn library(pin: &Pin) -> Option<PathBuf> {
-    // A tool's link leads to the environment with the program.
+    // Tools such as pipx link to the program; the library is in the environment of the link's target.
     let program = env::current_exe().ok()?.canonicalize().ok()?;
     in_prefix(program.parent()?.parent()?, pin)
 }
 
-/// Returns the library of an installation in `prefix`, which holds `bin`.
+/// Returns the library of an installation in `prefix`, which contains `bin`.
 pub(super) fn in_prefix(prefix: &Path, pin: &Pin) -> Option<PathBuf> {
     let member = Path::new(&pin.wheel.library);
     let placed = prefix.join("lib/narthex").join(member.file_name()?);
@@ -29,7 +29,7 @@ pub(super) fn in_prefix(prefix: &Path, pin: &Pin) -> Option<PathBuf> {
     site_packages(prefix).into_iter().find(is_pinned).map(|packages| packages.join(member))
 }
 
-/// Returns the folders of Python packages that may be in a prefix.
+/// Returns the folders that may contain Python packages in a prefix.
 fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let pythons = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten().map(|entry| entry.path());
     let pythons = pythons.filter(|folder| {
@@ -37,6 +37,6 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     });
     let of_python = |folder: PathBuf| ["site-packages", "dist-packages"].map(|name| folder.join(name));
     let windows = ["Lib/site-packages", "site-packages"].map(|name| prefix.join(name));
-    // `pip install --target` makes the prefix itself the folder.
+    // With `pip install --target`, the prefix itself is that folder.
     pythons.flat_map(of_python).chain(windows).chain([prefix.to_path_buf()]).collect()
 }

@@ -1,6 +1,6 @@
 //! The pinned wheel of each runtime for each platform, and the members to unpack.
 //!
-//! `runtimes.toml` is the table. Tests check that it can be read and is sound.
+//! `runtimes.toml` has the table. Tests check that it is readable and consistent.
 
 use std::sync::LazyLock;
 
@@ -24,21 +24,21 @@ pub struct Pin {
 pub struct RuntimeWheel {
     /// The platform.
     pub platform: Platform,
-    /// The platform tag that pip is given.
+    /// Platform tag for pip.
     pub tag: String,
-    /// The wheel's size.
+    /// Size of the wheel in bytes.
     pub bytes: u64,
-    /// The wheel's digest.
+    /// Digest of the wheel.
     pub sha256: Sha256,
-    /// The library to load, by its name in the wheel.
+    /// Path in the wheel of the library to load.
     pub library: String,
 }
 
-/// File names whose libraries belong to Python, not to the runtime.
+/// Prefixes of the names of libraries that only Python uses.
 const PYTHONS_OWN: &[&str] = &["onnxruntime_pybind11_state", "libDlModelToolsPy", "DlModelToolsPy"];
 
 impl RuntimeWheel {
-    /// Returns whether a member is unpacked: libraries beside or near the one to load, and licences.
+    /// Returns true if a member is unpacked: libraries in the folders of the library to load, and licences.
     pub(super) fn takes(&self, member: &str) -> bool {
         let file = member.rsplit('/').next().unwrap_or(member);
         let lower = file.to_ascii_lowercase();
@@ -55,7 +55,7 @@ impl RuntimeWheel {
         near && library && !PYTHONS_OWN.iter().any(|name| file.starts_with(name))
     }
 
-    /// The library's own folder, and the one in which repaired Linux wheels keep what they bring along.
+    /// Returns the library's own folder, and the folder in which repaired Linux wheels have their dependencies.
     fn folders(&self) -> impl Iterator<Item = String> {
         let own = self.library.rsplit_once('/').map_or("", |(folder, _)| folder);
         let top = self.library.split('/').next().unwrap_or("");
@@ -67,13 +67,13 @@ impl RuntimeWheel {
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuntimePackage {
-    /// The provider that it brings.
+    /// The provider in the runtime.
     pub ep: Ep,
     /// Name of the package.
     pub name: String,
     /// Pinned version.
     pub version: String,
-    /// Requirements of the machine beside the runtime.
+    /// The runtime's requirements on the machine.
     pub needs: Option<String>,
     /// Reason why some platforms have no wheel.
     absent: String,
@@ -83,13 +83,13 @@ pub struct RuntimePackage {
 }
 
 impl RuntimePackage {
-    /// Name of its folder in the store.
+    /// Returns the name of its folder in the store.
     pub(super) fn folder_name(&self) -> String {
         format!("{}-{}", self.ep, self.version)
     }
 }
 
-/// Finds the wheel of a provider's runtime for a platform, or the reason why it is missing.
+/// Returns the wheel of a provider's runtime for a platform, or the reason why there is none.
 pub(super) fn find(ep: Ep, platform: Platform) -> Result<Pin, &'static str> {
     let package = super::package(ep).ok_or("it comes with other software")?;
     let wheel =
@@ -104,7 +104,7 @@ struct RuntimeFile {
     runtime: Vec<RuntimePackage>,
 }
 
-/// Every runtime, in the order in which they are listed to users.
+/// All runtimes, in the order in which users see them.
 pub(super) static PACKAGES: LazyLock<Vec<RuntimePackage>> = LazyLock::new(|| {
     let file: Result<RuntimeFile, _> = toml::from_str(include_str!("../../runtimes.toml"));
     file.map_or_else(|_| Vec::new(), |file| file.runtime)

@@ -1,4 +1,4 @@
-//! Tests of the table of wheels and of installing from one.
+//! Tests of the table of wheels and of installing a wheel.
 
 use std::{collections::BTreeSet, fs};
 
@@ -95,7 +95,7 @@ fn libraries_and_licences_are_unpacked_and_pythons_own_are_not() {
     check(OpenVino, LinuxX64, "onnxruntime_ep_openvino/cache.json", true);
 }
 
-/// A small wheel, and a pin that is for it.
+/// Writes a small wheel. Returns its path and a pin with its digest.
 fn tiny(folder: &Path, members: &[(&str, &[u8])]) -> (PathBuf, Pin) {
     let wheel = folder.join("tiny.whl");
     write_wheel(&wheel, members);
@@ -123,10 +123,10 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
     assert!(info.dir.join("onnxruntime/LICENSE").is_file());
     assert!(!info.dir.join("onnxruntime/__init__.py").exists());
     assert!(wheel.is_file(), "a given wheel is left alone");
-    // Installed already: the wheel is not even looked at.
+    // For an installed runtime, the wheel is not opened.
     fs::remove_file(&wheel).unwrap();
     assert_eq!(install().unwrap(), info);
-    // A damaged one does not count as installed.
+    // A damaged runtime does not count as installed.
     fs::write(&info.library, b"el").unwrap();
     assert!(installed(&info.dir, &pin).is_none());
     remove(&store, Ep::Cpu).unwrap();

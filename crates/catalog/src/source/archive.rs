@@ -1,7 +1,7 @@
 //! Extraction of selected members of a wheel, which is a zip archive.
 //!
-//! The archive's digest has been checked, but it may still be hostile: names that leave the folder, links, and members
-//! that are larger than stated or allowed are refused.
+//! The archive's digest has been checked, but its contents are not trusted: names that leave the folder, links, and
+//! members that are larger than stated or allowed are refused.
 
 use std::{
     collections::BTreeMap,
@@ -105,7 +105,7 @@ fn chosen_members(
     Ok(chosen)
 }
 
-/// Returns whether a name stays inside the folder that it is joined to, on every platform.
+/// Returns true if a name stays inside the folder to which it is joined, on every platform.
 pub(crate) fn is_plain(name: &str) -> bool {
     check_path(name).is_ok()
 }
@@ -128,7 +128,7 @@ fn copy_member(
     loop {
         check_cancel(cancel)?;
         buffer.clear();
-        // The decompressor gives small pieces; whole chunks keep progress reports rare.
+        // The decompressor returns small pieces; collecting whole chunks keeps progress reports rare.
         let count = reader
             .by_ref()
             .take(CHUNK as u64)
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::files;
 
-    /// Writes a wheel with these members.
+    /// Writes a wheel with the given members.
     pub(crate) fn write_wheel(path: &Path, members: &[(&str, &[u8])]) {
         let mut zip = ZipWriter::new(File::create(path).unwrap());
         for (name, bytes) in members {
@@ -224,7 +224,7 @@ pub(crate) mod tests {
     fn damaged_archives_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let wheel = folder.path().join("w.whl");
-        // Digests do not compress, so a flipped byte lies in the data.
+        // Digests cannot be compressed, so the flipped byte is in the data.
         let noise: Vec<u8> = (0u32..100).flat_map(|i| files::digest(&i.to_le_bytes()).0).collect();
         write_wheel(&wheel, &[("a", &noise), ("b", b"b")]);
         let whole = fs::read(&wheel).unwrap();

@@ -1,8 +1,8 @@
 //! The model hub: listing a repository and downloading selected files into the standard cache.
 //!
-//! The cache is that of the hub's own tools (`models--owner--name/{blobs,snapshots,refs}`), so downloads are shared with
-//! them. Nothing here looks inside a file.
-//! Reading order: this file (one repository), `transfer` (one file), `client` (one request), `cache` (the layout).
+//! The cache is that of the hub's own tools (`models--owner--name/{blobs,snapshots,refs}`), so downloads are shared
+//! with them. Nothing here interprets the contents of a file. Reading order: this file (one repository), `transfer`
+//! (one file), `client` (one request), `cache` (the folder structure).
 
 mod cache;
 mod client;
@@ -50,9 +50,9 @@ pub struct HubOptions {
     pub endpoint: String,
     /// The user's token. It is sent only to the endpoint, never to a host that the endpoint redirects to.
     pub token: Option<String>,
-    /// Folder that holds `models--owner--name`.
+    /// Folder with the `models--owner--name` folders.
     pub cache: PathBuf,
-    /// Wait before the second attempt. Each further wait is twice as long.
+    /// Waiting time before the second attempt. Each further wait is twice as long.
     pub backoff: Duration,
     /// Use of the network.
     pub network: Network,
@@ -94,7 +94,7 @@ impl HubOptions {
     }
 }
 
-/// Files that describe what a model computes.
+/// Names of files that describe the computation of a model.
 const SETTINGS: &[&str] = &[
     "config.json",
     "modules.json",
@@ -109,7 +109,7 @@ pub struct Hub {
     options: HubOptions,
 }
 
-/// Selected files of a repository at one commit, on this disk.
+/// Selected files of a repository at one commit, on the local disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// File or folder to compile.
@@ -207,7 +207,7 @@ impl Hub {
         self.describe(&repo, listing.sha, names, license, cancel)
     }
 
-    /// Makes sure, before weights are downloaded, that there is a tokenizer. Where the source names a tokenizer in another
+    /// Checks, before weights are downloaded, that there is a tokenizer. If the source names a tokenizer in another
     /// repository, copies its files into the snapshot and returns their names.
     fn tokenizer(
         &self,
@@ -267,7 +267,7 @@ impl Hub {
         transfer.run(self.options.backoff, &|_| (), cancel).map(drop)
     }
 
-    /// Requests a repository's listing. Retries while the hub is busy, but not if it cannot be reached at all.
+    /// Requests a repository's listing. Retries while the hub is busy, but not if it is unreachable.
     fn listing(&self, source: &HubSource, cancel: &Cancel) -> Result<Listing, Error> {
         let url = self.client.listing_url(&source.repo, &source.revision);
         let mut wait = self.options.backoff;

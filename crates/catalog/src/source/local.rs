@@ -1,4 +1,4 @@
-//! Checkpoints that already lie on this disk, where the user keeps them. They are used in place and never changed.
+//! Checkpoints on the local disk that belong to the user. They are used in place and never changed.
 
 use std::{
     collections::BTreeMap,
@@ -40,13 +40,14 @@ pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     }
 }
 
-/// The names of a local checkpoint.
+/// Names of a local checkpoint.
 pub(crate) struct LocalName {
-    /// The name of its file or folder, made safe: `local/tiny`.
+    /// Name of its file or folder with unsafe characters replaced: `local/tiny`.
     pub(crate) short: ModelName,
-    /// The same with [`Self::version`].
+    /// The same name followed by [`Self::version`].
     pub(crate) exact: ModelName,
-    /// Eight digits that change with its path, sizes and times, so that another file of the same name is another model.
+    /// Eight hexadecimal digits that depend on its path, sizes and times, so that another file of the same name is
+    /// another model.
     pub(crate) version: String,
 }
 
@@ -67,7 +68,8 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
     Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
 }
 
-/// The letters, digits and points of a name, in lower case, at most 80; everything else becomes one `-`.
+/// Returns a name with only ASCII letters in lower case, digits, `_` and `.`, at most 80 characters; each run of others
+/// becomes one `-`.
 pub(crate) fn safe(name: &str) -> String {
     let mut safe = String::new();
     for c in name.to_lowercase().chars().take(80) {
@@ -81,7 +83,7 @@ pub(crate) fn safe(name: &str) -> String {
     if safe.is_empty() { "model".to_owned() } else { safe }
 }
 
-/// The digests of a local checkpoint's files.
+/// Returns the digests of a local checkpoint's files.
 pub(crate) fn digests(
     path: &Path,
     progress: &dyn ProgressSink,
@@ -104,7 +106,7 @@ pub(crate) fn digests(
     Ok(digests)
 }
 
-/// The files that make up a checkpoint, by name: the file itself, or the folder's files that a compiler may read.
+/// Returns the files of a checkpoint, by name: the file itself, or the folder's files that a compiler may read.
 fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     if !path.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

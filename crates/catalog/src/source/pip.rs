@@ -1,4 +1,4 @@
-//! The user's own pip, run as a process, because it is configured for the user's index, mirrors and proxies.
+//! The user's own pip, run as a process because it is configured for the user's index, mirrors and proxies.
 //!
 //! No index address appears here. Platform, interpreter and ABI tags are fixed, so that every Python downloads the same
 //! pinned file.
@@ -16,7 +16,7 @@ use narthex_spec::progress::Stage;
 
 use crate::{Cancel, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
 
-/// Time between two checks of the process, the cancel flag and the growing files.
+/// Time between two checks of the process, the cancel flag and the sizes of the files.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Python's message about a full disk, the same on every system.
@@ -28,8 +28,8 @@ const STDERR_LIMIT: usize = 8 << 10;
 /// The environment variable that names the Python to use.
 const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
 
-/// Program that runs pip and ends it with Narthex. Standard input is a pipe that nothing is written to: it ends when Narthex
-/// does, even if it is killed. pip and its children are a process group.
+/// Program that runs pip and ends it together with Narthex. Nothing is written to its standard input, a pipe that
+/// closes when Narthex ends, even if it is killed. pip and its children are a process group.
 const WATCH: &str = r#"
 import os, runpy, signal, threading
 def watch():
@@ -59,7 +59,7 @@ pub struct Pip {
     command: Vec<String>,
 }
 
-/// `python3 -m pip`.
+/// Displays the command, such as `python3 -m pip`.
 impl fmt::Display for Pip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -m pip", self.command.join(" "))
@@ -67,8 +67,8 @@ impl fmt::Display for Pip {
 }
 
 impl Pip {
-    /// Finds a Python with pip: `NARTHEX_PYTHON` alone if it is set, else `python3`, `python` and, on Windows,
-    /// `py -3`. [`Error::NoPip`] names what was tried.
+    /// Finds a Python with pip: `NARTHEX_PYTHON` alone if it is set, otherwise `python3`, `python` and, on Windows, `py
+    /// -3`. [`Error::NoPip`] lists the commands that were tried.
     pub fn find(wanted: Requirement<'_>) -> Result<Self, Error> {
         let chosen = env::var(PYTHON_VARIABLE).ok().filter(|value| !value.is_empty());
         let candidates: Vec<Vec<String>> = match chosen {
@@ -82,7 +82,7 @@ impl Pip {
         Self::first_of(candidates, wanted)
     }
 
-    /// The first of some commands that has pip.
+    /// Returns the first of some commands that has pip.
     fn first_of(candidates: Vec<Vec<String>>, wanted: Requirement<'_>) -> Result<Self, Error> {
         let tried = candidates.iter().map(|command| command.join(" ")).collect();
         let mut pips = candidates.into_iter().map(Self::from_command);
@@ -93,7 +93,7 @@ impl Pip {
         })
     }
 
-    /// Uses this program, with these first arguments, unasked.
+    /// Uses this program with these first arguments, without checking that it has pip.
     pub fn from_command(command: Vec<String>) -> Self {
         Self { command }
     }
@@ -114,7 +114,7 @@ impl Pip {
         Some(command)
     }
 
-    /// Downloads one wheel into `folder`, which must be empty, and gives its path. Its digest is not checked here.
+    /// Downloads one wheel into `folder`, which must be empty, and returns its path. Its digest is not checked here.
     ///
     /// Reports the bytes on disk to `stage`. If `cancel` is set, the process and its children are killed.
     pub fn download(
@@ -162,7 +162,7 @@ impl Pip {
         command.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"]);
         command.args(["--platform", wanted.platform]).arg("-d").arg(out);
         command.arg(format!("{}=={}", wanted.package, wanted.version));
-        // pip unpacks to its temporary folder first; inside ours, a killed download is swept with the rest.
+        // pip unpacks to its temporary folder first; inside ours, the files of a killed download are removed with it.
         command.env("TMPDIR", scratch).env("TEMP", scratch).env("TMP", scratch);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         #[cfg(unix)]
@@ -216,8 +216,8 @@ impl Drop for PipProcess {
     }
 }
 
-/// The lines of stderr that say what went wrong: the end of a traceback, else from the first one that pip marks as an
-/// error, else all. Credentials of indexes and proxies are left out.
+/// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines from the
+/// first pip error on, or else all. Credentials of indexes and proxies are removed.
 fn last_words(stderr: &str) -> String {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {

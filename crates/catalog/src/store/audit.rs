@@ -1,4 +1,4 @@
-//! The audit of a store: every file of every package, checkpoint and runtime, read and held against its digest.
+//! Audit of a store: reads every file of every package, checkpoint and runtime and compares it with its digest.
 
 use std::{
     collections::BTreeMap,
@@ -24,9 +24,9 @@ use crate::{Cancel, check_cancel, error::Error, files};
 /// Result of the audit of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedFile {
-    /// Package, checkpoint or runtime that has the file: `smollm2:135m@w8`, `runtime cpu`.
+    /// Package, checkpoint or runtime with the file: `smollm2:135m@w8`, `runtime cpu`.
     pub owner: String,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// Its state.
     #[serde(flatten)]
@@ -49,7 +49,7 @@ pub enum FileCondition {
         /// Digest that was found.
         found: Sha256,
     },
-    /// The file cannot be read, or does not list the files of its folder.
+    /// The file cannot be read, or it is a manifest or receipt that does not list the files of its folder.
     Unreadable {
         /// Reason.
         reason: String,
@@ -57,7 +57,7 @@ pub enum FileCondition {
 }
 
 impl FileCondition {
-    /// Returns whether the file is as it was recorded.
+    /// Returns true if the file has the recorded digest.
     pub fn is_intact(&self) -> bool {
         matches!(self, Self::Intact { .. })
     }
@@ -128,7 +128,7 @@ impl Store {
         Ok(results)
     }
 
-    /// Audits the files of a folder. One that is damaged is verified again at its next load.
+    /// Audits the files of a folder. If one is damaged, the next load verifies the folder again.
     fn audit_folder(
         &self,
         listed: &Listed,
@@ -162,7 +162,7 @@ impl Store {
         if found.is_empty() { Err(Error::NoPackage { name: name.clone(), scheme }) } else { Ok(found) }
     }
 
-    /// Returns the folder of every package, readable or not.
+    /// Returns the folders of all packages, readable or not.
     fn package_folders(&self) -> Vec<(PathBuf, Scheme)> {
         let models = subfolders(&self.root().join("packages"));
         let schemes = |model: &PathBuf| {
@@ -173,7 +173,7 @@ impl Store {
     }
 }
 
-/// The files that a package's manifest lists; else the package's name and the reason.
+/// Returns the files in a package's manifest, or else the package's name and the reason.
 fn package(folder: &Path, scheme: Scheme) -> Result<Listed, (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
@@ -194,7 +194,7 @@ fn package(folder: &Path, scheme: Scheme) -> Result<Listed, (String, String)> {
     Ok(Listed { owner, folder: folder.to_owned(), identity: files::digest(&bytes), files: manifest.files })
 }
 
-/// The files that a receipt lists.
+/// Returns the files in a receipt.
 fn receipt(kind: &str, folder: &Path) -> Result<Listed, AuditedFile> {
     let path = folder.join(RECEIPT_FILE);
     let kind = kind.trim_end_matches('s');
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// A store with the package `a:b` of one file and a runtime of one file.
+    /// Creates a store with the package `a:b` of one file and a runtime of one file.
     fn store(home: &Path) -> Store {
         let store = Store::open(Some(home.to_owned())).unwrap();
         let entry = FileEntry { bytes: 3, sha256: files::digest(b"abc") };

@@ -1,4 +1,5 @@
-//! The file of API keys, `keys.json`: readable by its owner alone, replaced whole, written by one process at a time.
+//! The file of API keys, `keys.json`: readable only by its owner, replaced as a whole, written by one process at a
+//! time.
 
 use std::{
     fs, io,
@@ -34,7 +35,7 @@ impl Store {
         Some(KeyFileStamp { modified: meta.modified().ok(), bytes: meta.len(), inode })
     }
 
-    /// Reads the API keys; none if there is no file.
+    /// Returns the API keys; empty if there is no file.
     ///
     /// # Errors
     /// [`Error::BadKeyFile`] if the file is malformed, [`Error::Io`] if it is unreadable.
@@ -68,7 +69,7 @@ impl Store {
     /// Removes a key.
     ///
     /// # Errors
-    /// [`Error::NoKey`] if there is none of this name.
+    /// [`Error::NoKey`] if no key has this name.
     pub fn remove_key(&self, name: &str, cancel: &Cancel) -> Result<(), Error> {
         let _lock = self.lock(FILE, &Quiet, cancel)?;
         let mut keys = self.keys()?;

@@ -22,7 +22,7 @@ pub struct Guard {
     _file: File,
 }
 
-/// Tries once.
+/// Tries to take the lock once.
 pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true);
@@ -36,7 +36,7 @@ pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
     }
 }
 
-/// Tries until it succeeds or `cancel` is set.
+/// Tries to take the lock until it succeeds or `cancel` is set.
 pub(super) fn wait(
     path: &Path,
     key: &str,

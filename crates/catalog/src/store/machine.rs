@@ -12,7 +12,7 @@ use narthex_spec::{Sha256, manifest::MANIFEST_FILE};
 use super::{Staging, Store, lock, privacy};
 use crate::{Cancel, error::Error, files};
 
-/// The longest record, in bytes.
+/// Maximum size in bytes of a record.
 const RECORD_LIMIT: u64 = 16 << 20;
 
 /// The files of one package for one device of this machine.
@@ -34,7 +34,7 @@ impl Store {
         files::remove_all(&self.of_package(folder)?)
     }
 
-    /// Returns the files that this machine keeps about the contents with this identity, whatever the device.
+    /// Returns the files that this machine keeps for the contents with this identity, for all devices.
     pub(super) fn machine_of(&self, identity: Sha256) -> MachineFolder {
         MachineFolder { store: self.clone(), path: self.root().join("machine").join(identity.to_string()) }
     }
@@ -51,23 +51,23 @@ impl Store {
 }
 
 impl MachineFolder {
-    /// A folder in it, if it is there.
+    /// Returns the path of a folder, if it exists.
     pub fn folder(&self, name: &str) -> Option<PathBuf> {
         let path = self.path.join(name);
         path.is_dir().then_some(path)
     }
 
-    /// A new folder that becomes the one called `name`, whole or not at all.
+    /// Creates a staging folder that becomes the folder `name` atomically.
     pub fn stage(&self, name: &str) -> Result<Staging, Error> {
         Staging::new(&self.store, self.path.join(name))
     }
 
-    /// Removes the folder called `name`.
+    /// Removes the folder `name`.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         files::remove_all(&self.path.join(name))
     }
 
-    /// The digest of every file in a folder, by name.
+    /// Returns the digest of every file in a folder, by name.
     pub fn digests(folder: &Path) -> Result<BTreeMap<String, Sha256>, Error> {
         let mut digests = BTreeMap::new();
         for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
@@ -78,12 +78,12 @@ impl MachineFolder {
         Ok(digests)
     }
 
-    /// The digest of a file, wherever it lies.
+    /// Returns the digest of a file in any location.
     pub fn digest(file: &Path) -> Result<Sha256, Error> {
         files::digest_file(file, &Cancel::new(false), |_| ())
     }
 
-    /// A record, if there is one.
+    /// Returns a record, or `None` if there is none.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path.join(name);
         match narthex_mmap::read(&path, RECORD_LIMIT) {
@@ -93,7 +93,7 @@ impl MachineFolder {
         }
     }
 
-    /// Writes a record in the place of an older one, whole or not at all.
+    /// Writes a record atomically. Replaces an older one.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         privacy::create_folder(&self.path)?;
         files::replace(&self.path.join(name), |new| files::write_privately(new, bytes))?;
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(machine.folder("contexts"), None);
         store.forget_machine(&package).unwrap();
         assert_eq!(machine.read("r.json").unwrap(), None);
-        // Another package has nothing of this one.
+        // Another package does not share these files.
         machine.write("r.json", b"new").unwrap();
         fs::write(package.join(MANIFEST_FILE), "two").unwrap();
         assert_eq!(store.machine(&package, "qnn:emulation").unwrap().read("r.json").unwrap(), None);

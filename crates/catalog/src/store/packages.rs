@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{error::Error, files};
 
-/// The longest manifest that is read to learn a package's name, in bytes.
+/// Maximum size in bytes of a manifest that is read for a package's name.
 pub(super) const MANIFEST_LIMIT: u64 = 64 << 20;
 
 /// A package in the store.
@@ -28,9 +28,9 @@ pub struct PackageInfo {
     pub scheme: Scheme,
     /// Its folder.
     pub dir: PathBuf,
-    /// Bytes of all its files.
+    /// Total size of its files.
     pub bytes: u64,
-    /// When it was made.
+    /// Time of its creation.
     pub created: SystemTime,
 }
 
@@ -39,12 +39,12 @@ pub struct PackageInfo {
 pub struct RemovableFolders {
     /// Packages by scheme.
     pub packages: Vec<(Scheme, PathBuf)>,
-    /// Checkpoints that the packages were made from.
+    /// Checkpoints from which the packages were made.
     pub checkpoints: Vec<PathBuf>,
 }
 
 impl RemovableFolders {
-    /// Returns the bytes of all files.
+    /// Returns the total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.folders().map(files::tree_bytes).sum()
     }
@@ -66,7 +66,7 @@ impl Store {
         self.root().join("packages").join(name.file_stem()).join(scheme.as_str())
     }
 
-    /// The folder of an installed package.
+    /// Returns the folder of an installed package; `None` if it is not installed.
     pub fn package(&self, name: &ModelName, scheme: Scheme) -> Option<PathBuf> {
         let folder = self.package_folder(name, scheme);
         folder.join(MANIFEST_FILE).is_file().then_some(folder)
@@ -91,13 +91,13 @@ impl Store {
         Ok(found)
     }
 
-    /// A new folder that becomes the package of `name` in `scheme` when it is committed.
+    /// Creates a staging folder that becomes the package of `name` in `scheme` when it is committed.
     pub fn stage_package(&self, name: &ModelName, scheme: Scheme) -> Result<Staging, Error> {
         let becomes = StagingTarget::Package { name: name.clone(), scheme };
         Staging::with_kind(self, self.package_folder(name, scheme), becomes)
     }
 
-    /// Returns what [`Self::remove`] removes; [`Error::NoPackage`] if there is nothing.
+    /// Returns the folders that [`Self::remove`] would remove, or [`Error::NoPackage`] if there are none.
     pub fn removable(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<RemovableFolders, Error> {
         let schemes = Scheme::ALL.into_iter().filter(|&other| scheme.is_none_or(|wanted| wanted == other));
         let packages: Vec<(Scheme, PathBuf)> =
@@ -109,8 +109,8 @@ impl Store {
         Ok(RemovableFolders { packages, checkpoints })
     }
 
-    /// Removes one package, or without a scheme all of a model and the checkpoint it was made from, where that lies in
-    /// the store. Gives the bytes freed; [`Error::NoPackage`] if there was nothing.
+    /// Removes one package. Without a scheme, removes all packages of a model, and the checkpoint from which they were
+    /// made if it is in the store. Returns the number of bytes freed, or [`Error::NoPackage`] if there was nothing.
     pub fn remove(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<u64, Error> {
         let mut freed = 0;
         for folder in self.removable(name, scheme)?.folders() {
@@ -120,12 +120,13 @@ impl Store {
             }
             self.discard(folder)?;
         }
-        // An empty folder is harmless, so a failure to remove it is ignored.
+        // An empty folder does no harm, so a failure to remove it is ignored.
         let _ = fs::remove_dir(self.root().join("packages").join(name.file_stem()));
         Ok(freed)
     }
 
-    /// Takes a folder out of the store in one step, then deletes it, so that a kill leaves it whole or gone.
+    /// Moves a folder out of the store in one step and then deletes it, so that after a kill it is either whole or
+    /// gone.
     pub(crate) fn discard(&self, folder: &Path) -> Result<(), Error> {
         let staging = Staging::scratch(self)?;
         let _swap = swap_lock(self)?;

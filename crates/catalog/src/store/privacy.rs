@@ -15,8 +15,8 @@ pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
     builder.create(path).map_err(Error::io("create", path))
 }
 
-/// Takes the permissions of others away from a folder of the store and all it holds. A folder that others cannot enter is
-/// left as it is, since a store becomes private once. So is a folder of another user.
+/// Removes the permissions of other users from a folder of the store and its contents. A folder that others cannot
+/// enter is skipped, since its contents were made private before. So is a folder of another user.
 #[cfg(unix)]
 pub(super) fn tighten_open(folder: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
@@ -28,7 +28,7 @@ pub(super) fn tighten_open(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Takes the permissions of others away from a file, or from a folder and all it holds. Links are not followed.
+/// Removes the permissions of other users from a file, or from a folder and its contents. Links are not followed.
 #[cfg(unix)]
 pub(super) fn tighten(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;

@@ -1,7 +1,7 @@
 //! Receipts, which list the files unpacked into a folder of the store and their origin.
 //!
-//! A receipt is written before the staging folder is renamed into place, so a folder with a receipt was complete once.
-//! [`Receipt::is_intact`] returns whether it still is.
+//! A receipt is written before the staging folder is renamed into place, so a folder with a receipt was complete at
+//! that time. [`Receipt::is_intact`] returns true if it still is.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -13,17 +13,17 @@ use crate::{error::Error, files};
 /// The receipt's file name inside the folder.
 pub(crate) const RECEIPT_FILE: &str = "receipt.json";
 
-/// The longest receipt that is read, in bytes.
+/// Maximum size in bytes of a receipt.
 const LIMIT: u64 = 4 << 20;
 
-/// The contents of a folder.
+/// List of the files of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Receipt {
-    /// The model or runtime that it was unpacked for.
+    /// The model or runtime for which it was unpacked.
     pub(crate) made_for: String,
-    /// Origin for people.
+    /// Origin as a text for display.
     pub(crate) source: String,
-    /// The archive's digest.
+    /// Digest of the archive.
     pub(crate) archive: Sha256,
     /// Its files, by path relative to the folder, with `/`.
     pub(crate) files: BTreeMap<String, FileEntry>,
@@ -48,7 +48,7 @@ impl Receipt {
         files::write_durably(&path, &text)
     }
 
-    /// Returns whether the folder belongs to a model.
+    /// Returns true if the folder belongs to a model.
     pub(crate) fn made_for(&self, name: &ModelName) -> bool {
         self.made_for == name.as_str()
     }

@@ -1,4 +1,5 @@
-//! Recovery after processes that died: their staging folders are removed, and interrupted swaps completed or undone.
+//! Recovery after processes that died: removes their staging folders, and completes or reverts interrupted
+//! replacements.
 
 use std::{
     fs, io,
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::{error::Error, files};
 
-/// Clears away leftovers. Cheap when there are none.
+/// Removes leftovers. Cheap if there are none.
 pub(super) fn recover(store: &Store) -> Result<(), Error> {
     let (staged, swapped) = (list(&store.root().join("tmp"))?, asides(store)?);
     if staged.is_empty() && swapped.is_empty() {
@@ -30,7 +31,7 @@ pub(super) fn recover(store: &Store) -> Result<(), Error> {
 /// Removes one entry of `tmp/` unless a living process holds its lock.
 fn sweep(path: &Path) -> Result<(), Error> {
     if path.extension().is_some_and(|extension| extension == "lock") {
-        // Its folder, if any, has an entry of its own; a lock file without one belongs to nobody.
+        // A lock file with a folder is handled with its folder; one without a folder is unused.
         if path.with_extension("").exists() {
             return Ok(());
         }
@@ -49,7 +50,7 @@ fn sweep(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// `x.old` becomes `x` again if no newer `x` took its place.
+/// Removes `x.old` if a newer `x` exists; otherwise renames it back to `x`.
 fn settle(old: &Path) -> Result<(), Error> {
     let target = old.with_extension("");
     if target.exists() {
@@ -68,7 +69,7 @@ fn asides(store: &Store) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// The entries of a folder; none where it does not exist or is a file.
+/// Returns the entries of a folder; empty if it does not exist or is a file.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),

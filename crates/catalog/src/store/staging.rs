@@ -14,21 +14,22 @@ use narthex_spec::manifest::MANIFEST_FILE;
 use super::{Guard, Store, lock, privacy};
 use crate::{error::Error, files};
 
-/// The lock under which staging folders are made and swept and finished ones are swapped in.
+/// Name of the lock that is held while staging folders are created or removed and while finished ones are renamed into
+/// place.
 const SWAP_LOCK: &str = "swap";
 
 /// The kind of a staged folder.
 #[derive(Debug)]
 pub(super) enum StagingTarget {
-    /// A package, which must hold a manifest.
+    /// A package, which must have a manifest.
     Package { name: narthex_spec::ModelName, scheme: narthex_spec::Scheme },
     /// Anything else.
     Plain,
 }
 
-/// A new folder under `tmp/` that becomes a folder of the store, whole or not at all.
+/// A new folder under `tmp/` that becomes a folder of the store atomically.
 ///
-/// Dropping it without [`Staging::commit`] removes it; if the process dies, the next [`Store::open`] does.
+/// Dropping it without [`Staging::commit`] removes it. If the process dies, the next [`Store::open`] removes it.
 #[derive(Debug)]
 pub struct Staging {
     store: Store,
@@ -40,12 +41,12 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// A new, empty folder that will become `target`.
+    /// Creates an empty folder that will become `target`.
     pub(crate) fn new(store: &Store, target: PathBuf) -> Result<Self, Error> {
         Self::with_kind(store, target, StagingTarget::Plain)
     }
 
-    /// A new, empty folder that is only ever dropped.
+    /// Creates an empty folder for temporary files, which is never committed.
     pub(crate) fn scratch(store: &Store) -> Result<Self, Error> {
         Self::new(store, store.root().join("tmp").join("never"))
     }
@@ -54,22 +55,23 @@ impl Staging {
         let tmp = store.folder("tmp")?;
         let id = fresh_id();
         let (path, lock_path) = (tmp.join(&id), tmp.join(format!("{id}.lock")));
-        // A sweep between the making and the locking of the lock file would take the folder for a dead process's.
+        // Without this lock, recovery in another process might find the new lock file before it is locked, and remove
+        // the folder.
         let _swap = swap_lock(store)?;
         let guard = lock::attempt(&lock_path)?;
         privacy::create_folder(&path)?;
         Ok(Self { store: store.clone(), path, lock_path, guard, target, becomes })
     }
 
-    /// The folder to fill; on the same file system as the store.
+    /// Returns the path of the folder to fill, which is on the same file system as the store.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Flushes everything to the disk and renames the folder into place, replacing an older one. Gives its new path.
+    /// Flushes everything to the disk and renames the folder into place, replacing an older one. Returns its new path.
     ///
-    /// # Errors
-    /// [`Error::NoManifest`] for a package without `manifest.json`; [`Error::Io`]. The older folder is kept then.
+    /// # Errors [`Error::NoManifest`] for a package without `manifest.json`; [`Error::Io`]. In these cases the older
+    /// folder is kept.
     pub fn commit(self) -> Result<PathBuf, Error> {
         if let StagingTarget::Package { name, scheme } = &self.becomes
             && !self.path.join(MANIFEST_FILE).is_file()
@@ -91,7 +93,7 @@ impl Staging {
             fs::rename(&self.target, &aside).map_err(Error::io("move aside", &self.target))?;
         }
         if let Err(error) = fs::rename(&self.path, &self.target) {
-            // The older folder is worth more than a second message about the disk.
+            // Restoring the older folder matters more than a second error of the disk.
             let _ = fs::rename(&aside, &self.target);
             return Err(Error::io("move into place", &self.target)(error));
         }
@@ -111,14 +113,14 @@ impl Drop for Staging {
     }
 }
 
-/// Returns the path of an older folder while a newer one takes its place.
+/// Returns the path to which an older folder is renamed while it is replaced.
 pub(super) fn aside(target: &Path) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".old");
     target.with_file_name(name)
 }
 
-/// Waits for the short critical sections of other processes.
+/// Waits for the lock of replacements, which other processes hold only briefly.
 pub(super) fn swap_lock(store: &Store) -> Result<Guard, Error> {
     let path = store.lock_path(SWAP_LOCK)?;
     loop {

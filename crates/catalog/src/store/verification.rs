@@ -1,8 +1,8 @@
 //! Verification of stored files against the digests that were recorded when they were made.
 //!
-//! Reading a large model to verify it takes seconds, so [`Store::verify_changed`] skips a file whose inode, size and times
-//! are those of its last verification. That record is small, belongs to this machine, and lies under
-//! `machine/<sha256>/verified.json`. [`verify_all`](super::audit) reads everything.
+//! Reading a large model to verify it takes seconds, so [`Store::verify_changed`] skips files whose inode, size and
+//! times are those of their last verification. The record of it is small, belongs to this machine, and is stored in
+//! `machine/<sha256>/verified.json`. The [audit](super::audit) reads all files.
 
 use std::{collections::BTreeMap, fs::Metadata, io, path::Path};
 
@@ -31,7 +31,7 @@ pub struct StoredFiles<'a> {
     pub files: &'a BTreeMap<String, FileEntry>,
     /// Title for people: `smollm2:135m@w8`.
     pub title: &'a str,
-    /// The commands that replace the folder, for errors.
+    /// Commands that replace the folder, for errors.
     pub repair: &'a str,
 }
 
@@ -41,7 +41,8 @@ struct FileState {
     inode: u64,
     bytes: u64,
     modified: u128,
-    /// Time of the last change of the file's bytes or attributes, which programs cannot set; 0 where there is none.
+    /// Time of the last change of the file's bytes or attributes, which programs cannot set; 0 if the platform has
+    /// none.
     changed: i128,
 }
 
@@ -65,7 +66,7 @@ fn inode_and_change(_: &Metadata) -> (u64, i128) {
 }
 
 impl Store {
-    /// Verifies the files that changed since their last verification, which are all of them the first time.
+    /// Verifies the files that changed since their last verification; all files the first time.
     ///
     /// # Errors
     /// [`Error::Damaged`] for a file with another digest, [`Error::Io`] for one that cannot be read, [`Error::Cancelled`].
@@ -115,7 +116,7 @@ impl StoredFiles<'_> {
     }
 }
 
-/// Returns the digest of a file, which links may not lead out of the folder.
+/// Returns the digest of a file. Links that lead out of the folder are refused.
 pub(super) fn digest(
     folder: &Path,
     name: &str,
@@ -139,7 +140,7 @@ fn read_record(record: &MachineFolder) -> BTreeMap<String, FileState> {
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Writes the record. A store that cannot be written is verified at every load.
+/// Writes the record. If the store cannot be written to, every load verifies all files.
 fn write_record(record: &MachineFolder, verified: &BTreeMap<String, FileState>) {
     let written = serde_json::to_vec(verified).map(|bytes| record.write(RECORD, &bytes));
     if let Ok(Err(error)) = written {
@@ -186,7 +187,7 @@ mod tests {
             self.home.path().join("package").join(name)
         }
 
-        /// Verifies, and returns the bytes that were to be read.
+        /// Verifies, and returns the number of bytes that had to be read.
         fn verify(&self) -> Result<u64, Error> {
             let folder = self.home.path().join("package");
             let stored = StoredFiles {

@@ -1,10 +1,10 @@
-//! The hub's standard cache, which its own tools share.
+//! The hub's standard cache, shared with the hub's own tools.
 //!
 //! ```text
 //! models--owner--name/
-//!   blobs/<etag>                   the bytes; <etag>.incomplete while they come
-//!   snapshots/<commit>/<path>      a link to the blob (a copy where links are not allowed)
-//!   refs/<revision>                the commit that a branch or tag stood for
+//!   blobs/<etag>                   the bytes; <etag>.incomplete during the download
+//!   snapshots/<commit>/<path>      a link to the blob, or a copy if links are not allowed
+//!   refs/<revision>                the commit of a branch or tag
 //! .locks/models--owner--name/<etag>.lock
 //! ```
 
@@ -18,7 +18,7 @@ use narthex_spec::Sha256;
 use super::{glob, reference::is_commit};
 use crate::{error::Error, files};
 
-/// Maximum size in bytes of a list of shards.
+/// Maximum size in bytes of an index of shards.
 const INDEX_LIMIT: u64 = 64 << 20;
 
 /// The part of the cache that belongs to one repository.
@@ -110,13 +110,13 @@ impl RepoCache {
         (configured && shards_present(&folder, &names)).then_some((commit, names))
     }
 
-    /// Returns the digest in the name of a file's blob, which blobs of the large-file storage have.
+    /// Returns the digest in the name of a file's blob; only blobs of the large-file storage have one.
     pub(super) fn digest_in_name(&self, path: &Path) -> Option<Sha256> {
         fs::read_link(path).ok()?.file_name()?.to_str()?.parse().ok()
     }
 }
 
-/// Returns whether every shard that an index names is present.
+/// Returns true if all shards in the indexes of a snapshot are present.
 fn shards_present(folder: &Path, names: &[String]) -> bool {
     let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     indices.map(|name| folder.join(name)).all(|index| {
@@ -148,7 +148,7 @@ fn link_file(relative: &Path, _blob: &Path, target: &Path) -> io::Result<()> {
 
 #[cfg(windows)]
 fn link_file(relative: &Path, blob: &Path, target: &Path) -> io::Result<()> {
-    // Links need a privilege that most accounts lack.
+    // Links require a privilege that most accounts lack.
     let relative = relative.to_string_lossy().replace('/', "\\");
     std::os::windows::fs::symlink_file(relative, target).or_else(|_| fs::copy(blob, target).map(|_| ()))
 }

@@ -17,7 +17,7 @@ use crate::error::HubError;
 /// Maximum number of redirects of one request.
 const REDIRECTS: usize = 10;
 
-/// Time without a byte after which a connection counts as broken.
+/// Time without any received byte after which a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// An HTTP client for one hub.
@@ -54,7 +54,7 @@ pub(super) struct FileMetadata {
     pub(super) bytes: Option<u64>,
 }
 
-/// A request method with its range.
+/// Method of a request, with its range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     Head,
@@ -131,7 +131,7 @@ impl Client {
         }
         let headers = response.headers();
         let etag = header(headers, "x-linked-etag").or_else(|| header(headers, "etag"));
-        // A redirect's own length is not the file's.
+        // The length of a redirect's own response is not that of the file.
         let length = if redirected { None } else { header(headers, "content-length") };
         let bytes = header(headers, "x-linked-size").or(length).and_then(|text| text.trim().parse().ok());
         Ok(FileMetadata { etag: etag.map(str::to_owned), bytes })
@@ -165,8 +165,8 @@ impl Client {
         Ok(response)
     }
 
-    /// Sends a request and follows redirects. A `HEAD` follows only those to the hub itself, whose response has the
-    /// metadata.
+    /// Sends a request and follows redirects. A `HEAD` follows only redirects to the hub itself: the metadata are in
+    /// the hub's response.
     fn send(&self, verb: Method, url: &str, what: &str) -> Result<Response<Body>, HubError> {
         let bad = |reason| HubError::BadRedirect { what: what.to_owned(), reason };
         let mut url = url.to_owned();
@@ -252,7 +252,7 @@ impl Client {
     }
 }
 
-/// Returns the certificates in `SSL_CERT_FILE`, for networks whose proxy re-signs traffic, else those of the public web.
+/// Returns the certificates in `SSL_CERT_FILE`, which networks with a re-signing proxy need, or else the built-in ones.
 fn root_certificates() -> Result<RootCerts, HubError> {
     let Some(path) = env::var("SSL_CERT_FILE").ok().filter(|path| !path.is_empty()) else {
         return Ok(RootCerts::WebPki);
@@ -277,7 +277,7 @@ fn broken(what: &str, source: ureq::Error) -> HubError {
     HubError::Broken { what: what.to_owned(), source: Box::new(source) }
 }
 
-/// Returns whether an error ended an established connection.
+/// Returns true if an error ended an established connection.
 fn was_connected(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     let standing = [
@@ -290,7 +290,7 @@ fn was_connected(error: &std::io::Error) -> bool {
     standing.contains(&error.kind())
 }
 
-/// Returns a header's text; one that is not text counts as absent.
+/// Returns a header as text; `None` if it is absent or not text.
 pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }

@@ -1,11 +1,12 @@
-//! Selection of the files that make up a checkpoint.
+//! Selection of the files of a checkpoint.
 //!
-//! The patterns are our own because `*` and a leading `!` are all that entries use.
+//! The matching is our own because entries use only `*` and a leading `!`.
 
 use super::reference::is_safe_path;
 use crate::error::HubError;
 
-/// Patterns of an entry without its own: weights at the top level, configurations, tokenizers, templates, pooling.
+/// Default patterns, for entries without their own: weights at the top level, configurations, tokenizers, templates,
+/// pooling.
 const USUAL: &[&str] = &[
     "*.safetensors",
     "*.gguf",
@@ -20,7 +21,7 @@ const USUAL: &[&str] = &[
     "!*.fp16.safetensors",
 ];
 
-/// Returns whether a file matches a pattern and none of those that begin with `!`. No patterns mean [`USUAL`].
+/// Returns true if a file matches a pattern and none of those with a leading `!`. Without patterns, [`USUAL`] applies.
 pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     let usual;
     let patterns: &[String] = if patterns.is_empty() {
@@ -35,17 +36,17 @@ pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     included.iter().any(|pattern| matches(pattern, name)) && !excluded.iter().any(excludes)
 }
 
-/// Returns whether a file holds weights that Narthex reads.
+/// Returns true if a file has weights in a format that Narthex reads.
 pub(crate) fn is_weights(name: &str) -> bool {
     is_gguf(name) || name.ends_with(".safetensors")
 }
 
-/// Returns whether a file is GGUF, by its name.
+/// Returns true if a file is GGUF, by its name.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Returns whether a checkpoint's files include a tokenizer that Narthex reads.
+/// Returns true if a checkpoint's files include a tokenizer that Narthex reads.
 pub(super) fn has_tokenizer(names: &[String]) -> bool {
     let is_tokenizer = |name: &String| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model");
     names.iter().any(|name| is_tokenizer(name) || is_gguf(name))
@@ -53,8 +54,8 @@ pub(super) fn has_tokenizer(names: &[String]) -> bool {
 
 /// Returns the files to download from a repository, sorted.
 ///
-/// GGUF files beside safetensors are skipped. A repository with only GGUF files must have exactly one, unless the user
-/// names one.
+/// GGUF files are skipped if there are safetensors. A repository with only GGUF files must have exactly one, unless the
+/// user names one.
 pub(super) fn choose<'a>(
     repo: &str,
     names: impl Iterator<Item = &'a str>,
@@ -90,7 +91,7 @@ pub(super) fn choose<'a>(
     }
 }
 
-/// Returns whether `name` matches `pattern`, in which `*` stands for any characters but `/`.
+/// Returns true if `name` matches `pattern`, in which `*` matches any characters except `/`.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };

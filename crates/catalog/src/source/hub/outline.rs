@@ -1,7 +1,7 @@
 //! A repository without its weights: its settings, and the header of each weights file, which lists the tensors. The
-//! rest of such a file is a hole: the file has its full length and takes no space.
+//! rest of such a file is a hole: the file has its full length but takes no disk space.
 //!
-//! The caller knows how long a header is. Nothing here looks inside.
+//! The caller determines the length of a header; this module does not interpret headers.
 
 use std::{
     fs::{self, File},
@@ -25,8 +25,8 @@ const MOST: u64 = 256 << 20;
 /// The index of a sharded checkpoint.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Returns the number of bytes that a file's header takes, given its name and its first bytes, or `None` once they
-/// suffice.
+/// Function that returns the number of bytes to download for a file's header, given the file's name and its first
+/// bytes. Returns `None` if the given bytes suffice.
 pub type HeaderLength<'a> = dyn Fn(&str, &[u8]) -> Option<u64> + 'a;
 
 /// Facts that a repository states about itself.
@@ -121,7 +121,7 @@ struct WeightsFile<'a> {
     size: u64,
 }
 
-/// Writes a file of `size` bytes that begins with `header` and has a hole behind it.
+/// Writes a file of `size` bytes that starts with `header`, followed by a hole.
 fn write_header(path: &Path, header: &[u8], size: u64) -> Result<(), Error> {
     let parent = path.parent().unwrap_or(path);
     fs::create_dir_all(parent).map_err(Error::io("create", parent))?;

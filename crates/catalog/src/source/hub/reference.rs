@@ -1,8 +1,8 @@
-//! Names of repositories, revisions and files on the hub, and which of them are safe in a path or URL.
+//! Names of repositories, revisions and files on the hub, with checks that they are safe in a path or URL.
 
 use crate::source::archive::is_plain;
 
-/// Returns whether a string is `owner/name`.
+/// Returns true if a string is `owner/name`.
 pub(crate) fn is_repo(text: &str) -> bool {
     let word = |part: &str| {
         let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -14,18 +14,18 @@ pub(crate) fn is_repo(text: &str) -> bool {
     text.split_once('/').is_some_and(|(owner, name)| word(owner) && word(name))
 }
 
-/// Returns whether a string can be a branch, tag or commit.
+/// Returns true if a string can be a branch, tag or commit.
 pub(crate) fn is_revision(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     text.len() <= 200 && text.chars().all(inner) && is_plain(text)
 }
 
-/// Returns whether a string is a full commit hash.
+/// Returns true if a string is a full commit hash.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Returns whether a file's path stays inside its repository's folder.
+/// Returns true if a file's path stays inside its repository's folder.
 pub(super) fn is_safe_path(text: &str) -> bool {
     text.len() <= 1000 && is_plain(text)
 }

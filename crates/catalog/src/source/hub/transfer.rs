@@ -1,7 +1,7 @@
-//! Download of one file of a repository: metadata, bytes, resumption, verification, and its place in the cache.
+//! Download of one file of a repository: metadata, bytes, resumption, verification, and the link in the cache.
 //!
-//! Bytes go to `<etag>.incomplete`, so a file that changes on the hub starts again under its new ETag. A file in the
-//! large-file storage has its SHA-256 as ETag and is refused if its bytes have another digest.
+//! Bytes are written to `<etag>.incomplete`, so a file that changes on the hub is downloaded from its start under its
+//! new ETag. A file in the large-file storage has its SHA-256 as ETag and is refused if its bytes have another digest.
 //!
 //! This is our own code because `hf-hub` 1.0 no longer resumes interrupted downloads and adds `hf-xet`.
 
@@ -60,7 +60,8 @@ impl RemoteFile {
 impl Transfer<'_> {
     /// Downloads the missing part of the file, links it into the snapshot, and returns its size.
     ///
-    /// Transient failures are retried, after `backoff` and then ever longer waits, as long as bytes arrive.
+    /// Transient failures are retried as long as bytes arrive. The first wait is `backoff`; each further one is twice
+    /// as long.
     pub(super) fn run(&self, backoff: Duration, seen: &dyn Fn(u64), cancel: &Cancel) -> Result<u64, Error> {
         let mut failures = 0;
         let mut wait = backoff;
@@ -79,7 +80,8 @@ impl Transfer<'_> {
             if length > reached {
                 wait = backoff;
             }
-            // The furthest point counts: a server that restarts every other attempt would otherwise be retried forever.
+            // Only bytes beyond the largest length so far are progress. Otherwise, attempts on a server that restarts
+            // the file every other time would never end.
             reached = reached.max(length);
             if failures >= ATTEMPTS {
                 return Err(error.into());
@@ -108,7 +110,7 @@ impl Transfer<'_> {
         let blob = self.repo.blob(etag);
         if !self.is_whole(&blob, &remote) {
             let _lock = self.lock(etag, cancel)?;
-            // Another process may have finished it while this one waited.
+            // Another process may have completed the file while this one waited.
             if !self.is_whole(&blob, &remote) {
                 self.fetch(&remote, &blob, seen, cancel)?;
             }
@@ -136,7 +138,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Downloads the file's bytes into its blob, resuming where an earlier attempt stopped.
+    /// Downloads the file's bytes into its blob, resuming after those of an earlier attempt.
     fn fetch(
         &self,
         remote: &RemoteFile,
@@ -230,7 +232,7 @@ struct PartialFile<'a> {
 }
 
 impl<'a> PartialFile<'a> {
-    /// Opens what an earlier attempt left, and empties it if it is longer than `limit` bytes.
+    /// Opens the file of an earlier attempt, or creates it, and empties it if it is longer than `limit` bytes.
     fn open(path: &'a Path, limit: u64, cancel: &Cancel) -> Result<Self, Error> {
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = options.map_err(Error::io("create", path))?;
@@ -265,14 +267,14 @@ impl<'a> PartialFile<'a> {
     }
 }
 
-/// Returns whether a response starts at the requested byte.
+/// Returns true if a response starts at the requested byte.
 fn continues(response: &Response<Body>, from: u64) -> bool {
     let start = |text: &str| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok();
     response.status().as_u16() == 206
         && header(response.headers(), "content-range").and_then(start) == Some(from)
 }
 
-/// Sleeps, and fails as soon as `cancel` is set.
+/// Sleeps for `wait`. Returns an error as soon as `cancel` is set.
 pub(super) fn pause(wait: Duration, cancel: &Cancel) -> Result<(), Error> {
     let end = Instant::now() + wait;
     loop {
