@@ -106,7 +106,7 @@ struct ClientFinding {
     failed: bool,
 }
 
-/// Runs a client and keeps the lines about its checks.
+/// Runs a client and returns the lines about its checks.
 fn finding(client: &'static str, command: &mut Command, server: &Server) -> ClientFinding {
     let mut lines = Vec::new();
     let outcome = process::each_line(command, |line| {

@@ -1,7 +1,7 @@
 //! `cargo xtask genai`: runs exports of `narthex export` in onnxruntime-genai, which must complete prompts as Narthex does.
 //!
-//! `conformance/export/genai.py` asks both sides and compares. This module prepares its Python environment and exports the
-//! model in every scheme. Both stay under `target/genai`.
+//! `conformance/export/genai.py` queries both sides and compares. This module prepares its Python environment and
+//! exports the model in every scheme. Both are kept under `target/genai`.
 
 use std::{
     fs,
@@ -68,7 +68,7 @@ fn export(session: &Session<'_>, narthex: &Path, scheme: &str, folder: &Path) ->
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
-    // An answer of one token compiles the model if the store lacks it in this scheme.
+    // A generated token requires the model, which compiles it if the store lacks it in this scheme.
     let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
     process::run(session.command(narthex).args(ask))?;
     process::run(session.command(narthex).args(["export", &format!("{MODEL}@{scheme}")]).arg(&out))?;

@@ -1,6 +1,6 @@
 //! An HTTP/1.1 client (RFC 9112) that can disconnect at any point, with one connection for each request.
 //!
-//! HTTP libraries do not send half a request, so this is our own.
+//! It is our own because HTTP libraries cannot send half a request.
 
 use std::{
     io::{Read, Write},
@@ -51,7 +51,7 @@ impl Answer {
     }
 }
 
-/// Opens a connection that sends the first line of a request and no more.
+/// Opens a connection that sends only the first line of a request.
 pub(crate) fn fall_silent(address: &str) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).context("no connection")?;
     stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\n")?;
@@ -121,7 +121,7 @@ mod tests {
                         read => asked.extend_from_slice(&piece[..read]),
                     }
                 }
-                // A disconnected client reads nothing.
+                // A client that has disconnected does not read the answer.
                 let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nx: y\r\n\r\nnone");
                 String::from_utf8(asked).unwrap()
             })

@@ -1,10 +1,11 @@
 //! `cargo xtask memory`: peak memory of compiling a large checkpoint.
 //!
 //! The generated checkpoint has the shape of a 7B Llama; it and the packages are removed afterwards. Its first file is
-//! noise. The others are sparse files, which read as zeros and take no disk space. Memory use depends on neither.
+//! noise. The others are sparse files, which read as zeros and take no disk space. Memory use does not depend on the
+//! contents.
 //!
-//! Memory that belongs to no file (`RssAnon`) is sampled every few milliseconds. The build is that of the tests:
-//! optimisation changes the time, not the memory.
+//! Anonymous memory (`RssAnon`), which is backed by no file, is sampled every few milliseconds. The build is that of
+//! the tests: optimisation affects the time, not the memory.
 
 use std::{
     fs::{self, File},
@@ -28,10 +29,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Bytes that a compile may hold in addition to three times the largest tensor.
+/// Maximum memory of a compile in bytes, in addition to three times the largest tensor.
 const BASE: u64 = 2 << 30;
 
-/// Free disk space that the checkpoint and a package need.
+/// Free disk space, in bytes, for the checkpoint and a package.
 const DISK: u64 = 14_000_000_000;
 
 const HIDDEN: usize = 4096;
@@ -56,13 +57,13 @@ struct CompileRun {
 
 /// Measured compiles and the bound that follows from the checkpoint.
 struct MemoryProfile {
-    /// Bytes of the largest tensor.
+    /// Size of the largest tensor in bytes.
     largest_tensor: u64,
     runs: Vec<CompileRun>,
 }
 
 impl MemoryProfile {
-    /// Bytes that a compile may hold.
+    /// Returns the maximum memory of a compile in bytes.
     fn bound(&self) -> u64 {
         BASE + 3 * self.largest_tensor
     }
@@ -136,7 +137,7 @@ fn peak_memory(command: &mut Command) -> anyhow::Result<u64> {
     Ok(peak)
 }
 
-/// Returns the free bytes of the disk that holds a folder.
+/// Returns the free bytes of the disk with a folder.
 fn free_bytes(folder: &Path) -> anyhow::Result<u64> {
     let output = Command::new("df").args(["-B1", "--output=avail"]).arg(folder).output();
     let text = String::from_utf8_lossy(&output.context("df cannot be started")?.stdout).into_owned();
@@ -216,7 +217,7 @@ fn write_checkpoint(folder: &Path) -> anyhow::Result<u64> {
     Ok(largest)
 }
 
-/// Writes one file; without noise its tensors are a sparse region.
+/// Writes one file. Without `noise` its tensors are a sparse region.
 fn write_shard(path: &Path, tensors: &[(String, [usize; 2])], noise: &[u8]) -> anyhow::Result<()> {
     let (mut header, mut at) = (Map::new(), 0);
     for (name, [rows, cols]) in tensors {

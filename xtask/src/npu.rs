@@ -1,7 +1,7 @@
 //! `cargo xtask npu`: checks real models under Qualcomm's HTP emulation and on WebGPU over SwiftShader.
 //!
 //! The checks themselves are ignored tests; this command runs them and collects the findings that they print. Emulation
-//! shows an NPU's arithmetic, so no times are reported.
+//! reproduces an NPU's arithmetic but not its speed, so no times are reported.
 
 use std::time::Instant;
 

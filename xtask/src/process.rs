@@ -1,4 +1,4 @@
-//! Programs: started, waited for, and their output read.
+//! Functions that start programs, wait for them and read their output.
 
 use std::{
     io::{BufRead, BufReader},
@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 
 use crate::terminal;
 
-/// Lines of a failed program's output that its error repeats.
+/// Number of last lines of a failed program's output in its error.
 const LAST_LINES: usize = 6;
 
 /// Output of a program.
@@ -80,12 +80,12 @@ pub(crate) fn each_line(command: &mut Command, mut look: impl FnMut(&str)) -> an
     Ok(())
 }
 
-/// Returns whether a program can be started and succeeds; its output is dropped.
+/// Returns true if a program can be started and succeeds. Its output is discarded.
 pub(crate) fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// Formats a command as a person would type it.
+/// Formats a command as a user would type it.
 fn shown(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
     let name = program.file_stem().unwrap_or(command.get_program()).to_string_lossy().into_owned();

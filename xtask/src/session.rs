@@ -1,4 +1,4 @@
-//! A run's store, and how it starts programs: in the workspace's root, without standard input, with telemetry off.
+//! Store of a run, and the environment of its programs: the workspace's root, no standard input, telemetry off.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use crate::{
 pub(crate) struct Session<'a> {
     /// The workspace.
     pub(crate) workspace: &'a Workspace,
-    /// The store: `NARTHEX_HOME`, else `narthex-home` in the target folder.
+    /// The store: `NARTHEX_HOME`, or else `narthex-home` in the target folder.
     pub(crate) home: PathBuf,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Session<'a> {
     pub(crate) fn new(workspace: &'a Workspace) -> anyhow::Result<Self> {
         let chosen = env::var_os("NARTHEX_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = chosen.unwrap_or_else(|| workspace.target.join("narthex-home"));
-        // Tests run in the folders of their crates, so a relative path would lead elsewhere.
+        // Tests run in the folders of their crates, where a relative path would be another folder.
         let home = std::path::absolute(&home).with_context(|| home.display().to_string())?;
         Ok(Self { workspace, home })
     }

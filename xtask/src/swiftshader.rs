@@ -1,5 +1,5 @@
 //! SwiftShader, a GPU in software, for `cargo xtask npu`: the driver from Debian's Chromium, and an ONNX Runtime with
-//! WebGPU. Both stay under `target/swiftshader`.
+//! WebGPU. Both are kept under `target/swiftshader`.
 
 use std::{
     fs,
@@ -33,10 +33,11 @@ const FILE_OPTIONS: [&str; 7] = [
 /// Debian's packages: the driver, and the library that loads drivers.
 const DEBIAN: [&str; 2] = ["chromium-common", "libvulkan1"];
 
-/// Environment variables with which a test runs on SwiftShader.
+/// Environment variables for tests on SwiftShader.
 pub(crate) type Variables = Vec<(&'static str, PathBuf)>;
 
-/// Fetches the driver and the runtime if they are missing. Returns `None` on machines without Debian's packages for x86-64.
+/// Downloads the driver and the runtime if they are missing. Returns `None` on machines without Debian's packages for
+/// x86-64.
 pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Variables>> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) || !works(session.command("apt-get").arg("-v"))
     {

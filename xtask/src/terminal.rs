@@ -7,12 +7,12 @@ use std::{
 
 /// Prints one line to standard output.
 pub(crate) fn line(line: impl Display) {
-    // A closed pipe is no reason to stop a check.
+    // A closed pipe must not stop a check.
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
 /// Prints one line to standard error.
 pub(crate) fn problem(line: impl Display) {
-    // Nobody reads a closed standard error.
+    // A closed standard error has no reader.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

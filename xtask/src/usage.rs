@@ -4,14 +4,14 @@ use std::fs;
 
 use anyhow::Context;
 
-/// Resources that a process holds at one moment.
+/// Resources of a process at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Bytes of memory that belong to no file (`RssAnon`).
+    /// Bytes of anonymous memory (`RssAnon`).
     pub(crate) anonymous: u64,
-    /// Threads.
+    /// Number of threads.
     pub(crate) threads: u64,
-    /// Open files and connections.
+    /// Number of open files and connections.
     pub(crate) files: u64,
 }
 
@@ -30,7 +30,7 @@ impl Usage {
     }
 }
 
-/// Returns the medians of each quarter of a series. They grow if a resource leaks.
+/// Returns the medians of each quarter of a series. They increase if a resource leaks.
 pub(crate) fn quarters(samples: &[Usage]) -> [Usage; 4] {
     let quarter = |index: usize| {
         let samples = &samples[index * samples.len() / 4..(index + 1) * samples.len() / 4];

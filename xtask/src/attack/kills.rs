@@ -1,4 +1,5 @@
-//! kill -9 at random moments. The next start must find a clean store: `narthex verify` passes, and nothing is half-written.
+//! `kill -9` at random moments. The next start must find a clean store: `narthex verify` passes, and no file is
+//! incomplete.
 
 use std::{
     fs,
@@ -13,10 +14,10 @@ use narthex_testkit::hub::{HubServer, Repo};
 
 use super::{Outcome, Subject, child::peak_memory, files, mutation::Random};
 
-/// Moments of each command.
+/// Number of kills of each command.
 const KILLS: usize = 50;
 
-/// Longest time until a kill.
+/// Maximum time until a kill.
 const LATEST: Duration = Duration::from_secs(5);
 
 /// A command to kill. `{}` stands for the folder of a checkpoint.
@@ -26,10 +27,10 @@ struct Victim {
     store: StoreState,
 }
 
-/// A checkpoint's repository on the local stand-in for the hub.
+/// Repository of a checkpoint on the local server in place of the hub.
 const DOWNLOAD: &str = "hf:attack/tiny";
 
-/// Time between two pieces of 8 KiB of a download, so that kills come in its midst.
+/// Pause after each piece of 8 KiB of a download, so that kills happen during it.
 const PACE: Duration = Duration::from_millis(5);
 
 /// Contents of the store at the start.
@@ -69,20 +70,20 @@ pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     VICTIMS.iter().map(|victim| bench.kill_all(victim)).collect()
 }
 
-/// Files that the victims work on.
+/// Files that the victims use.
 struct Bench<'a> {
     subject: &'a Subject<'a>,
     checkpoint: &'a Path,
     packed: &'a Path,
-    /// Address of the stand-in for the hub.
+    /// Address of the server in place of the hub.
     hub: &'a str,
 }
 
-/// The end of one victim.
+/// Result of one kill.
 struct Killed {
     peak: u64,
     finding: Option<String>,
-    /// Time of the start after the kill.
+    /// Time of the first command after the kill.
     next: Duration,
 }
 
@@ -110,7 +111,7 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    /// Runs a victim until a moment. Also returns how long it ran.
+    /// Runs a victim for the time `moment` and kills it. Also returns the time for which it ran.
     fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(Killed, Duration)> {
         let home = tempfile::tempdir()?;
         if victim.store == StoreState::Package {
@@ -143,7 +144,7 @@ impl Bench<'_> {
     }
 }
 
-/// Returns what an interrupted write left in a store that was opened since.
+/// Returns the files that an interrupted write left in a store; the store was opened again after the interruption.
 fn half_written(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![home.to_owned()];

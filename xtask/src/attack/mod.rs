@@ -27,10 +27,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Longest time that a case may take.
+/// Maximum time of a case.
 const HANG: Duration = Duration::from_secs(10);
 
-/// Memory that a process may take beyond its model, in bytes.
+/// Maximum memory of a process in addition to its model, in bytes.
 const MEMORY: u64 = 1 << 30;
 
 /// Arguments of `cargo xtask attack`.
@@ -42,7 +42,7 @@ pub(crate) struct AttackArgs {
     /// Attack this program in place of one that is built.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Seed of the mutations and of the moments.
+    /// Seed of the mutations and of the moments of kills.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) enum Attack {
     Bodies,
     /// Silent connections under a low limit on open files.
     Sockets,
-    /// Requests that wait, while the server's health is asked.
+    /// Waiting requests, while the server's health is queried.
     Waiting,
 }
 
@@ -72,9 +72,9 @@ struct Outcome {
     /// Description of the cases.
     what: String,
     cases: usize,
-    /// Longest time of a case.
+    /// Maximum time of a case.
     slowest: Duration,
-    /// Largest memory of a process, in bytes.
+    /// Peak memory of a process, in bytes.
     peak: u64,
     /// Further facts.
     note: String,
@@ -141,7 +141,7 @@ fn row(outcome: &Outcome) -> String {
     format!("| {what} | {cases} | {} | {slowest:.2} s | {peak:.0} MB | {note} |\n", findings.len())
 }
 
-/// The first findings of each outcome.
+/// Formats the first findings of each outcome.
 fn listed(outcomes: &[Outcome]) -> String {
     let first = |outcome: &Outcome| -> Vec<String> {
         outcome.findings.iter().take(5).map(|finding| format!("- {}: {finding}\n", outcome.what)).collect()

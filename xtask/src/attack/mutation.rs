@@ -1,6 +1,6 @@
 //! Seeded mutations of valid files: flipped bytes, cuts, splices and huge lengths.
 
-/// A generator of numbers (SplitMix64, Steele et al. 2014), the same on every machine.
+/// A pseudo-random generator (SplitMix64, Steele et al. 2014), the same on every machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -33,7 +33,7 @@ const TEXTS: [&str; 8] =
 pub(super) fn mutate(valid: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = valid.to_vec();
     for _ in 0..=random.below(3) {
-        // Structure comes first in most formats, so half of the places are near the beginning.
+        // Most formats have their structure at the start, so half of the positions are there.
         let reach = if random.below(2) == 0 { bytes.len().min(512) } else { bytes.len() };
         let at = random.below(reach);
         match random.below(6) {

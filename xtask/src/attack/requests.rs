@@ -22,14 +22,14 @@ use crate::fuzz::{Target, seeds};
 /// Number of requests over every route.
 const REQUESTS: usize = 1000;
 
-/// Bytes of a hostile body.
+/// Size of a hostile body in bytes.
 const BODY: usize = 32_000_000;
 
-/// Silent connections, and the server's limit on open files.
+/// Number of silent connections, and the server's limit on open files.
 const SILENT: usize = 260;
 const OPEN_FILES: &str = "ulimit -n 200";
 
-/// Requests that wait at once.
+/// Number of requests that wait at the same time.
 const WAITING: usize = 600;
 
 /// Time in which a server must start to listen.
@@ -101,7 +101,7 @@ impl Live {
         fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
     }
 
-    /// Sends bytes and reads the answer to its end, for at most [`HANG`].
+    /// Sends bytes and reads the whole answer, for at most [`HANG`].
     fn send(&self, bytes: &[u8]) -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(&self.address).context("no connection")?;
         stream.set_read_timeout(Some(HANG))?;
@@ -119,7 +119,7 @@ impl Live {
         }
     }
 
-    /// Asks for the server's health; returns the time.
+    /// Requests the server's health. Returns the time of the answer.
     fn health(&self) -> anyhow::Result<Duration> {
         let start = Instant::now();
         let answer = self.send(&self.request("GET", "/health", b""))?;
@@ -139,7 +139,7 @@ impl Live {
         [head.as_bytes(), body].concat()
     }
 
-    /// The outcome of an attack after which the server must be alive.
+    /// Returns the outcome of an attack. A server that no longer answers is a finding.
     fn outcome(mut self, what: String, cases: Cases) -> anyhow::Result<Outcome> {
         let Cases { cases, slowest, note, mut findings } = cases;
         if let Err(error) = self.health() {
@@ -197,7 +197,7 @@ pub(super) fn requests(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
                 }
                 Err(error) => cases.findings.push(format!("request {case} to {path}: {error:#}")),
             },
-            // The client leaves.
+            // The client disconnects at once.
             Form::Half(bytes) => drop(TcpStream::connect(&live.address)?.write_all(&bytes)),
         }
         cases.slowest = cases.slowest.max(start.elapsed());
@@ -309,7 +309,7 @@ pub(super) fn sockets(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![live.outcome(format!("silent connections under `{OPEN_FILES}`"), cases)?])
 }
 
-/// Keeps requests waiting and asks for the server's health.
+/// Keeps requests waiting while the server's health is queried.
 pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, "ulimit -n 4096")?;
     let body =

@@ -14,8 +14,9 @@ use crate::{
     workspace::{Workspace, cargo},
 };
 
-/// Counters for edges, their places, and the operands of comparisons. LLVM's own options, so stable Rust takes them.
-/// AddressSanitizer would need nightly; the code under test is safe Rust, and memory is limited by the targets.
+/// Counters of edges, table of their addresses, and tracing of comparison operands. They are LLVM's own options, which
+/// stable Rust accepts. AddressSanitizer would need nightly; the code under test is safe Rust, and the targets limit
+/// memory.
 const INSTRUMENTATION: [&str; 5] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",

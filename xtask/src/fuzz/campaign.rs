@@ -1,4 +1,4 @@
-//! The run of one target: starts from its seeds and its corpus, under limits, and ends with its time or a crash.
+//! One run of a target: starts from its seeds and its corpus, under limits, and ends after its time or at a crash.
 
 use std::{
     collections::BTreeSet,
@@ -132,7 +132,7 @@ impl CampaignResult {
                 .next()
                 .unwrap_or(0)
         };
-        // A target that crashes prints no final statistics, but every line counts the inputs.
+        // A target that crashes prints no final statistics, but every status line has the number of inputs.
         let counted = || {
             log.lines().rev().find_map(|line| line.strip_prefix('#')?.split_whitespace().next()?.parse().ok())
         };

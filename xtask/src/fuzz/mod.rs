@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: builds the fuzz targets, generates their seeds, runs each for a while, and prints a table.
 //!
 //! The targets are in `fuzz/`, a workspace of its own. They run in libFuzzer without cargo-fuzz or a nightly toolchain:
-//! [`build`] passes the instrumentation to stable Rust. All outputs lie under `target/fuzz`; the corpus of a run is kept
-//! there for the next one.
+//! [`build`] passes the instrumentation to stable Rust. All outputs are under `target/fuzz`. The corpus of a run is
+//! kept there for the next one.
 
 mod build;
 mod campaign;

@@ -31,7 +31,7 @@ use traffic::{CHAT, Client, EMBED, GreedyAnswers, RequestKind};
 /// Number of concurrent clients.
 const CLIENTS: u64 = 32;
 
-/// Share by which memory may grow from the second to the last quarter.
+/// Maximum growth of memory from the second to the last quarter, as a share.
 const GROWTH: f64 = 0.02;
 
 /// Time in which a server must finish the requests of disconnected clients.
@@ -150,7 +150,7 @@ fn wait_until_drained(server: &Server) -> anyhow::Result<()> {
     }
 }
 
-/// Returns whether a line of metrics counts unfinished work.
+/// Returns true if a line of metrics counts unfinished work.
 fn is_unfinished(line: &str) -> bool {
     let names = ["narthex_requests_running", "narthex_requests_waiting", "narthex_open_streams"];
     names.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0")

@@ -55,7 +55,7 @@ impl RequestKind {
     }
 }
 
-/// Kinds in the shares in which they are sent: three of ten requests are cancelled.
+/// Kinds of requests, repeated by frequency: three of ten requests are cancelled.
 const SHARES: [RequestKind; 20] = {
     use RequestKind as Kind;
     [
@@ -85,10 +85,10 @@ const SHARES: [RequestKind; 20] = {
 /// Number of different greedy requests.
 const GREEDY: usize = 24;
 
-/// Silent connections that a client keeps open.
+/// Number of silent connections that a client keeps open.
 const SILENT: usize = 3;
 
-/// Answers to the greedy requests, given to a client that was alone.
+/// Answers to the greedy requests, collected without other load.
 pub(super) struct GreedyAnswers(Vec<String>);
 
 impl GreedyAnswers {
@@ -137,7 +137,7 @@ impl Client {
         SHARES[self.below(SHARES.len())]
     }
 
-    /// Returns some words; many texts begin with the same ones.
+    /// Returns a text; many texts start with the same words.
     fn text(&mut self, most: usize) -> String {
         const WORDS: [&str; 12] =
             ["the", "cat", "river", "seven", "of", "Paris", "why", "blue", "runs", "été", "猫", "code();"];
@@ -159,7 +159,7 @@ impl Client {
         })
     }
 
-    /// Sends a request and checks the answer. Status 429 is counted and no failure.
+    /// Sends a request and checks the answer. Status 429 is counted but is not a failure.
     pub(super) fn send(
         &mut self,
         address: &str,
@@ -217,7 +217,7 @@ impl Client {
                     body[at] = self.below(256) as u8;
                 }
                 let answer = http::send(address, Request { method: "POST", path: chat, body: &body }, end)?;
-                // A changed letter of a text leaves a valid request.
+                // The request may still be valid if only a letter of a text changed.
                 if answer.status >= 500 { expect(answer, 400, "") } else { Ok(()) }
             }
             RequestKind::Status => {

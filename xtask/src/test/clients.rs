@@ -13,7 +13,7 @@ struct ScriptedClient {
     package: &'static str,
     /// Script, relative to the root.
     script: &'static str,
-    /// Path of the API that the client takes as its base.
+    /// Base path of the API for the client.
     base: &'static str,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
 /// Runs a script and returns its last line.
 ///
 /// # Errors
-/// The end of the script and the last lines of the server's log, if a check failed.
+/// The end of the script's output and the last lines of the server's log, if a check failed.
 fn run(
     session: &Session<'_>,
     environment: &VirtualEnvironment,

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: runs every check, one stage after another, from nothing but a checkout.
 //!
-//! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store with
-//! two models and the Python environment are created under the target folder and reused. Start at [`Stage`]; [`stages`]
-//! implements all but the last, [`clients`].
+//! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
+//! with two models and the Python environment are created under the target folder and reused. Start at [`Stage`];
+//! [`stages`] implements all but the last, [`clients`].
 
 mod clients;
 pub(crate) mod count;
@@ -29,7 +29,7 @@ pub(crate) struct TestArgs {
     pub(crate) only: Option<Stage>,
 }
 
-/// One step of the run, in their order.
+/// One stage of the run; the variants are in the order of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Stage {
@@ -69,7 +69,7 @@ impl From<Option<Stage>> for Selection {
 }
 
 impl Stage {
-    /// The name used with `--only`.
+    /// Returns the name used with `--only`.
     fn name(self) -> &'static str {
         self.into()
     }
@@ -81,7 +81,7 @@ impl Stage {
         }
     }
 
-    /// Describes the stage in a line.
+    /// Returns a description of the stage.
     fn about(self) -> &'static str {
         match self {
             Self::Tools => "look for the programs that the stages call",
@@ -112,8 +112,8 @@ impl Stage {
     }
 }
 
-/// Fills the store for a chore over real models. Also returns the commit, because the workspace may change while the chore
-/// runs.
+/// Fills the store for a command that uses real models. Also returns the commit, because the workspace may change while
+/// the command runs.
 pub(crate) fn prepare(workspace: &Workspace) -> anyhow::Result<(String, Session<'_>)> {
     let commit = record::commit(workspace)?;
     run(workspace, Selection::Only(Stage::Store))?;
@@ -143,7 +143,7 @@ pub(crate) fn run(workspace: &Workspace, selection: Selection) -> anyhow::Result
     Ok(())
 }
 
-/// Returns a stage's line of the summary.
+/// Returns the line of a stage in the summary.
 fn line(stage: Stage, outcome: &anyhow::Result<String>, took: Duration) -> String {
     let (word, detail) = match outcome {
         Ok(detail) => ("ok", detail.as_str()),

@@ -50,7 +50,7 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Checks that every dependency is one that `supply-chain/` lists, in that version.
+/// Checks that `supply-chain/` lists every dependency in its version.
 pub(crate) fn vet(session: &Session<'_>) -> anyhow::Result<String> {
     let program = cargo_tool(session, "cargo-vet", VET_VERSION)?;
     process::run(session.command(program).env("CARGO", cargo()).args(["vet", "--locked"]))?;

@@ -1,8 +1,8 @@
-//! Attributes that decide whether an item belongs to the product.
+//! Attributes by which an item belongs to the tests.
 
 use syn::{Attribute, ImplItem, Item, Meta, TraitItem};
 
-/// The attributes of an item of a common kind.
+/// Returns the attributes of an item.
 fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -20,7 +20,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Returns whether the attributes contain `#[cfg(test)]` or `#[test]`.
+/// Returns true if the attributes contain `#[cfg(test)]` or `#[test]`.
 pub(super) fn are_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -32,17 +32,17 @@ pub(super) fn are_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Returns whether an item is built for tests alone.
+/// Returns true if an item is built only for tests.
 pub(super) fn is_for_tests(item: &Item) -> bool {
     are_for_tests(attributes(item))
 }
 
-/// Returns whether an item of an implementation is built for tests alone.
+/// Returns true if an item of an implementation is built only for tests.
 pub(super) fn is_impl_item_for_tests(item: &ImplItem) -> bool {
     matches!(item, ImplItem::Fn(method) if are_for_tests(&method.attrs))
 }
 
-/// Returns whether an item of a trait is built for tests alone.
+/// Returns true if an item of a trait is built only for tests.
 pub(super) fn is_trait_item_for_tests(item: &TraitItem) -> bool {
     matches!(item, TraitItem::Fn(method) if are_for_tests(&method.attrs))
 }

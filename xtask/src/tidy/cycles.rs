@@ -1,8 +1,8 @@
 //! Cycles between sibling modules.
 //!
-//! Within a crate, an edge leads from a module to each module that it names by `use` or by a path. A name that an enclosing
-//! module imports or re-exports counts as a reference to the module that defines it. At each level of the module tree, a
-//! module stands for itself and everything below it.
+//! Within a crate, an edge leads from a module to each module that it names by `use` or by a path. A name that an
+//! enclosing module imports or re-exports counts as a reference to the module that defines it. At each level of the
+//! module tree, a module represents itself and everything below it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,7 +18,7 @@ use crate::{
     workspace::Package,
 };
 
-/// Imports of imports that are followed before giving up.
+/// Maximum number of imports that are followed from one name.
 const MAX_HOPS: usize = 16;
 
 /// A module's path from the root of its crate.
@@ -30,7 +30,7 @@ struct Module<'a> {
     scope: &'a Scope,
 }
 
-/// The first place at which one module names another.
+/// The first reference from one module to another.
 struct Reference<'a> {
     file: &'a str,
     name: String,
@@ -95,13 +95,13 @@ impl<'a> Tree<'a> {
         levels
     }
 
-    /// Returns the module of this crate that a path in module `from` leads to.
+    /// Returns the module of this crate to which a path in module `from` refers.
     fn target(&self, from: &[String], path: &[String]) -> Option<Path> {
         let absolute = self.absolute(from, path)?;
         Some(self.follow(from, absolute, 0))
     }
 
-    /// Returns a path from the crate's root; `None` if it leads to another crate.
+    /// Returns a path from the crate's root; `None` if it refers to another crate.
     fn absolute(&self, from: &[String], path: &[String]) -> Option<Path> {
         let (first, rest) = path.split_first()?;
         let base = match first.as_str() {
@@ -125,7 +125,7 @@ impl<'a> Tree<'a> {
         Some([base.as_slice(), rest].concat())
     }
 
-    /// Walks a path down the tree, through the imports of the modules around `from`, to the module that defines it.
+    /// Follows a path down the tree, through the imports of the modules around `from`, to the module that defines it.
     fn follow(&self, from: &[String], path: Path, hops: usize) -> Path {
         let mut depth = 0;
         while depth < path.len() && self.0.contains_key(&path[..=depth]) {
@@ -157,7 +157,7 @@ fn import<'a>(scope: &'a Scope, name: &str) -> Option<&'a Import> {
     scope.imports.iter().find(|import| import.name.as_deref() == Some(name))
 }
 
-/// Returns each set of modules that reach one another, with a shortest cycle among them.
+/// Returns each set of modules that reach one another, with a shortest cycle in it.
 fn cycles(level: &Level<'_>) -> Vec<(Vec<String>, Vec<String>)> {
     let reached: BTreeMap<&str, BTreeMap<&str, &str>> =
         level.keys().map(|name| (name.as_str(), reach(level, name))).collect();
@@ -177,7 +177,7 @@ fn cycles(level: &Level<'_>) -> Vec<(Vec<String>, Vec<String>)> {
     found
 }
 
-/// Returns every module that can be reached, and the one before it on a shortest way.
+/// Returns every reachable module, with its predecessor on a shortest path.
 fn reach<'a>(level: &'a Level<'_>, start: &'a str) -> BTreeMap<&'a str, &'a str> {
     let mut before = BTreeMap::new();
     let mut queue = VecDeque::from([start]);
@@ -192,7 +192,7 @@ fn reach<'a>(level: &'a Level<'_>, start: &'a str) -> BTreeMap<&'a str, &'a str>
     before
 }
 
-/// Returns the shortest way from a module back to itself, with the module at both ends.
+/// Returns the shortest path from a module back to itself, with the module at both ends.
 fn back(start: &str, before: &BTreeMap<&str, &str>) -> Vec<String> {
     let mut way = vec![start.to_owned()];
     let mut at = start;

@@ -1,4 +1,4 @@
-//! Checks of text files: hosts of registries, broken links, crates that the documents do not name.
+//! Checks of text files: hosts of registries, broken links, crates missing from the documents.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use crate::{
     workspace::{Package, relative},
 };
 
-/// Hosts of package registries and model hubs. Narthex reaches them through the user's own tools and settings.
+/// Hosts of package registries and model hubs. Narthex connects to them only through the user's own tools and settings.
 const HOSTS: &[&str] =
     &["huggingface.co", "hf.co", "pypi.org", "pythonhosted.org", "modelscope.cn", "crates.io", "npmjs.com"];
 
 /// Files that may name them: the hub's default endpoint, and the list above.
 const MAY_NAME_HOSTS: &[&str] = &["crates/catalog/src/source/hub.rs", "xtask/src/tidy/documents.rs"];
 
-/// Extensions of the files that are read.
+/// Extensions of the files that are checked.
 const ENDINGS: &[&str] = &["rs", "toml", "md", "py", "sh", "yml", "yaml"];
 
 /// Folders without text of the project.
@@ -31,7 +31,7 @@ const MAPS: &[&str] = &["ARCHITECTURE.md"];
 /// A text file.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// Relative to the root, with forward slashes.
+    /// Path relative to the root, with forward slashes.
     pub(crate) path: String,
     /// Its contents.
     pub(crate) text: String,
@@ -69,7 +69,7 @@ fn is_in_ci(path: &Path) -> bool {
     path.parent().and_then(Path::file_name).is_some_and(|folder| folder == ".ci")
 }
 
-/// Finds hosts that belong to the user's tools and settings.
+/// Finds hosts that only the user's tools and settings may name.
 pub(crate) fn check_hosts(document: &Document) -> Vec<Finding> {
     if MAY_NAME_HOSTS.contains(&document.path.as_str()) {
         return Vec::new();
@@ -133,7 +133,7 @@ fn resolve(folder: &str, link: &str) -> String {
     parts.join("/")
 }
 
-/// Finds crates that the documents do not name.
+/// Finds crates that the documents do not mention.
 pub(crate) fn check_maps(documents: &[Document], packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for map in MAPS {

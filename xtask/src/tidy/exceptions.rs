@@ -1,6 +1,6 @@
-//! `xtask/exceptions.toml`: accepted breaches of the rules, with their reasons.
+//! `xtask/exceptions.toml`: accepted violations of the rules, with their reasons.
 //!
-//! An exception without a reason, or one that nothing needs any more, is a finding itself.
+//! An exception that has no reason or is no longer needed is itself a finding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use serde::Deserialize;
 
 use crate::tidy::finding::{Finding, Rule, Severity};
 
-/// Where the exceptions stand, relative to the root.
+/// Path of the file, relative to the root.
 pub(crate) const FILE: &str = "xtask/exceptions.toml";
 
-/// The file's contents.
+/// Contents of the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Exceptions {
     #[serde(default, rename = "exception")]
     exceptions: Vec<Exception>,
-    /// Files that a program wrote; the rules on sources pass over them.
+    /// Generated files, to which the rules on sources do not apply.
     #[serde(default)]
     pub(crate) generated: Vec<Generated>,
-    /// Crates, by their folders, that are not held to a rule yet.
+    /// Folders of crates to which a rule does not apply yet.
     #[serde(default)]
     pending: BTreeMap<Rule, Vec<String>>,
 }
@@ -39,18 +39,18 @@ struct Exception {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Generated {
-    /// Relative to the root.
+    /// Path relative to the root.
     pub(crate) path: String,
     reason: String,
 }
 
 impl Exceptions {
-    /// Reads the file's text.
+    /// Parses the text of the file.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         toml::from_str(text).with_context(|| format!("{FILE} is not valid"))
     }
 
-    /// Takes the excused findings out, and adds a finding for every exception that is wrong or idle.
+    /// Removes the excused findings, and adds a finding for every exception that is invalid or unused.
     pub(crate) fn apply(&self, findings: Vec<Finding>) -> Vec<Finding> {
         let mut used = BTreeSet::new();
         let mut left: Vec<Finding> = findings
@@ -82,12 +82,12 @@ impl Exceptions {
         left
     }
 
-    /// Splits findings into those that count and those of crates that are not held to the rule yet.
+    /// Separates the findings that count from those of crates to which the rule does not apply yet.
     pub(crate) fn split_pending(&self, findings: Vec<Finding>) -> (Vec<Finding>, Vec<Finding>) {
         findings.into_iter().partition(|finding| self.pending_crate(finding).is_none())
     }
 
-    /// Counts the findings of each pending crate; one without any can be held to the rule.
+    /// Counts the findings of each pending crate. The rule can be applied to a crate without any.
     pub(crate) fn pending_notes(&self, pending: &[Finding]) -> Vec<String> {
         let mut notes = Vec::new();
         for (rule, folders) in &self.pending {
@@ -118,7 +118,7 @@ impl Exceptions {
             .position(|exception| exception.rule == finding.rule && exception.subject == finding.subject)
     }
 
-    /// Checks the list of generated files; `exists` returns whether there is a file at a path.
+    /// Checks the list of generated files; `exists` returns true if there is a file at a path.
     pub(crate) fn check_generated(&self, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
         let mut findings = Vec::new();
         for file in &self.generated {

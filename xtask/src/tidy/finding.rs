@@ -1,4 +1,4 @@
-//! Findings of the rules, and the weight of each.
+//! Findings of the rules, and their severity.
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ use strum::IntoStaticStr;
 pub(crate) enum Rule {
     /// Every dependency goes to a strictly lower layer.
     Layers,
-    /// Some libraries belong to one crate.
+    /// Some libraries may be used by one crate only.
     Capabilities,
     /// Every crate inherits the workspace's lints.
     Lints,
-    /// Lints that guard the design stay on.
+    /// Lints that guard the design are not switched off.
     LintEscapes,
     /// Folders and packages have the same names.
     Folders,
@@ -24,15 +24,15 @@ pub(crate) enum Rule {
     FileLines,
     /// Functions are short.
     FunctionLines,
-    /// Parameters are few, and none of them is a tuple taken apart.
+    /// Functions have few parameters, and none of them is a tuple pattern.
     Parameters,
     /// Traits are narrow.
     TraitMethods,
     /// Public functions take enums instead of flags.
     BoolParameters,
-    /// Sibling modules do not depend on each other in a circle.
+    /// Sibling modules have no cyclic dependencies.
     ModuleCycles,
-    /// A name stands for one type of a crate.
+    /// A type name is used once in a crate.
     TypeNames,
     /// Names have a meaning.
     Names,
@@ -40,50 +40,51 @@ pub(crate) enum Rule {
     Prose,
     /// Every module has docs.
     ModuleDocs,
-    /// Hosts of package registries and model hubs stand in one place.
+    /// Hosts of package registries and model hubs are named in one file.
     Hosts,
     /// The documents name every crate, and their links resolve.
     Documents,
-    /// Exceptions are needed, and each has a reason.
+    /// Exceptions are needed and have a reason.
     Exceptions,
 }
 
 impl Rule {
-    /// The name used in `exceptions.toml` and in messages.
+    /// Returns the name used in `exceptions.toml` and in messages.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// Power of an exception over a finding.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Severity {
-    /// An entry of `exceptions.toml` with a reason excuses it.
+    /// An entry of `exceptions.toml` with a reason can excuse it.
     Excusable,
-    /// Nothing excuses it.
+    /// It cannot be excused.
     Final,
 }
 
-/// One breach of a rule.
+/// One violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// The rule.
     pub(crate) rule: Rule,
-    /// The offender, in a form that stays the same when lines move: `path`, `path::name`, or `package -> package`.
+    /// Item with the violation, in a form that does not depend on line numbers: `path`, `path::name`, or `package ->
+    /// package`.
     pub(crate) subject: String,
-    /// The expectation, the fact and the next step.
+    /// Expected state, found state and next step.
     pub(crate) message: String,
-    /// Its weight.
+    /// Severity.
     pub(crate) severity: Severity,
 }
 
 impl Finding {
-    /// A finding that an exception may excuse.
+    /// Creates a finding that an exception can excuse.
     pub(crate) fn excusable(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self { rule, subject: subject.into(), message: message.into(), severity: Severity::Excusable }
     }
 
-    /// A finding that stands.
+    /// Creates a finding that cannot be excused.
     pub(crate) fn firm(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self { rule, subject: subject.into(), message: message.into(), severity: Severity::Final }
     }

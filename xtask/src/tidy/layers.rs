@@ -1,16 +1,16 @@
-//! Layers of the crates, and owners of libraries.
+//! Layers of the crates, and libraries that only some crates may use.
 //!
-//! Dependencies for tests are free: they reach no user, and Cargo itself refuses cycles.
+//! Dependencies of tests are not checked: they reach no user, and Cargo itself refuses cycles.
 
 use crate::{
     tidy::finding::{Finding, Rule},
     workspace::{DependencyKind, Package},
 };
 
-/// Position of a crate.
+/// Layer of a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layer {
-    /// Part of the product; depends on strictly lower numbers alone.
+    /// Part of the product; depends only on strictly lower numbers.
     Product(u8),
     /// For developers: no part of the product depends on it.
     Development,

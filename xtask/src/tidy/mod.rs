@@ -31,11 +31,11 @@ use crate::{
 
 /// Result of all rules.
 struct TidyResult {
-    /// Breaches that nothing excuses, in order.
+    /// Violations that are not excused, in order.
     findings: Vec<Finding>,
-    /// Breaches by crates that are not held to the rule yet.
+    /// Violations in crates to which the rule does not apply yet.
     pending: Vec<Finding>,
-    /// Remarks that are no breaches.
+    /// Remarks that are not violations.
     notes: Vec<String>,
 }
 

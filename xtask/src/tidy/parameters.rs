@@ -1,8 +1,8 @@
-//! The parameter list of a function as facts.
+//! Facts about the parameter list of a function.
 
 use syn::{FnArg, Pat, Signature, Type};
 
-/// Counts the parameters that one input stands for.
+/// Counts the parameters of one input; a tuple counts as its elements.
 pub(super) fn width(input: &FnArg) -> usize {
     fn of_type(ty: &Type) -> usize {
         match ty {
@@ -26,7 +26,7 @@ pub(super) fn width(input: &FnArg) -> usize {
     }
 }
 
-/// Returns the names in a parameter that takes a tuple apart, as `(a, b)`.
+/// Returns the names in a parameter with a tuple pattern, such as `(a, b)`.
 pub(super) fn tuple_pattern(input: &FnArg) -> Option<String> {
     fn shown(pattern: &Pat) -> String {
         match pattern {

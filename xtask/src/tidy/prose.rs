@@ -1,4 +1,4 @@
-//! The English of doc comments and string literals, as far as a program can check it.
+//! Rules on the English of doc comments and string literals, as far as a program can check it.
 
 use crate::tidy::{
     finding::{Finding, Rule},
@@ -6,13 +6,13 @@ use crate::tidy::{
     texts::{Text, TextKind},
 };
 
-/// Words that no doc comment opens with.
+/// Words with which no doc comment may open.
 const OPENINGS: &[&str] = &["What", "Who", "Whether", "Say", "Tell", "How"];
 
-/// Words that neither doc comments nor string literals contain.
+/// Words that may not occur in doc comments and string literals.
 const WORDS: &[&str] = &["told", "whoever", "mended"];
 
-/// Checks one source; tests are left out.
+/// Checks one source, without its tests.
 pub(crate) fn check(source: &Source) -> Vec<Finding> {
     if source.role == Role::Tests {
         return Vec::new();

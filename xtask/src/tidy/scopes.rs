@@ -1,4 +1,5 @@
-//! The modules of a source file as facts: the items, imports and paths of each. [`super::cycles`] draws the graph from them.
+//! Facts about the modules of a source file: the items, imports and paths of each. [`super::cycles`] builds the graph
+//! from them.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use syn::{
 
 use crate::tidy::attributes::{is_for_tests, is_impl_item_for_tests, is_trait_item_for_tests};
 
-/// One module: a file, or a `mod` with a body inside it. Items built for tests alone are left out.
+/// One module: a file, or a `mod` with a body. Items that are built only for tests are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     /// Names of the inline modules around it within the file.
@@ -19,9 +20,9 @@ pub(crate) struct Scope {
     pub(crate) items: BTreeSet<String>,
     /// Names of its structs, enums, unions, traits and type aliases, in order.
     pub(crate) types: Vec<String>,
-    /// Its imports, those in function bodies included.
+    /// Its imports, including those in function bodies.
     pub(crate) imports: Vec<Import>,
-    /// Paths of at least two segments, those in macro calls included.
+    /// Paths of at least two segments, including those in macro calls.
     pub(crate) paths: Vec<Vec<String>>,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct Scope {
 pub(crate) struct Import {
     /// The imported path; for `a::*` the path `a`.
     pub(crate) path: Vec<String>,
-    /// Name that it has here; `None` for a glob.
+    /// Local name of the import; `None` for a glob.
     pub(crate) name: Option<String>,
 }
 
@@ -102,7 +103,7 @@ impl ScopeReader {
         }
     }
 
-    /// Finds `a::b` among tokens that no one has parsed.
+    /// Finds paths such as `a::b` among unparsed tokens.
     fn read_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;

@@ -5,17 +5,17 @@ use crate::tidy::{
     source::{Function, Role, Source},
 };
 
-/// Lines of a file, tests left out, that need no excuse.
+/// Maximum number of lines of a file without tests; longer files need an exception.
 const FILE_ADVISED: usize = 400;
-/// Lines of a file, tests left out, that nothing excuses.
+/// Maximum number of lines of a file without tests, even with an exception.
 const FILE_LIMIT: usize = 700;
-/// Lines of a function's body that are advised.
+/// Advised maximum number of lines of a function's body.
 const FUNCTION_ADVISED: usize = 40;
-/// Lines of a function's body that nothing excuses.
+/// Maximum number of lines of a function's body.
 const FUNCTION_LIMIT: usize = 80;
-/// Parameters of a function; the elements of a tuple count one by one.
+/// Maximum number of parameters of a function; the elements of a tuple count one by one.
 const PARAMETER_LIMIT: usize = 6;
-/// Methods that a trait may ask of its implementations.
+/// Maximum number of required methods of a trait.
 const TRAIT_LIMIT: usize = 5;
 
 /// Checks one source.

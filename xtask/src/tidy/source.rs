@@ -1,4 +1,4 @@
-//! Rust sources as facts: lengths, names, parameters, lints that are switched off. The rules judge them.
+//! Facts about Rust sources, on which the rules are based: lengths, names, parameters, lints that are switched off.
 
 use std::{
     fs,
@@ -29,37 +29,37 @@ use crate::{
 pub(crate) enum Role {
     /// Part of a crate.
     Product,
-    /// Built for tests alone.
+    /// Only for tests.
     Tests,
 }
 
-/// Files whose modules lie beside them.
+/// Names of files whose submodules are in the same folder.
 const ROOTS: [&str; 3] = ["lib", "main", "mod"];
 
 /// One source file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Relative to the root, with forward slashes.
+    /// Path relative to the root, with forward slashes.
     pub(crate) path: String,
     /// Its purpose.
     pub(crate) role: Role,
-    /// Lines outside items that are built for tests alone.
+    /// Number of lines outside items that are built only for tests.
     pub(crate) lines: usize,
-    /// Set if it opens with `//!`.
+    /// Set if it starts with `//!`.
     pub(crate) has_docs: bool,
-    /// Its functions with a body, tests left out.
+    /// Its functions with a body, without tests.
     pub(crate) functions: Vec<Function>,
     /// Its traits.
     pub(crate) traits: Vec<Trait>,
-    /// Everything it names, tests included.
+    /// All names that it defines, including those in tests.
     pub(crate) names: Vec<Named>,
-    /// Lints that it allows or expects outside tests; in tests, `unsafe_code` alone.
+    /// Lints that it allows or expects outside tests; in tests, only `unsafe_code`.
     pub(crate) escapes: Vec<String>,
-    /// Its modules, tests left out.
+    /// Its modules, without tests.
     pub(crate) scopes: Vec<Scope>,
-    /// Its doc comments and string literals, tests left out.
+    /// Its doc comments and string literals, without tests.
     pub(crate) texts: Vec<Text>,
-    /// Modules in other files that it declares for tests alone.
+    /// Modules in other files that it declares only for tests.
     test_modules: Vec<String>,
 }
 
@@ -68,14 +68,14 @@ pub(crate) struct Source {
 pub(crate) struct Function {
     /// Its name.
     pub(crate) name: String,
-    /// Lines of its body that are neither blank nor comments.
+    /// Number of lines of its body that are neither blank nor comments.
     pub(crate) lines: usize,
-    /// For functions that other crates may call: the parameters of type `bool`.
+    /// Parameters of type `bool`, if other crates may call the function.
     pub(crate) flags: Vec<String>,
-    /// Its parameters. A receiver counts as one, a tuple as its elements. An implementation of a trait has no choice, so
-    /// its methods have none.
+    /// Number of its parameters. A receiver counts as one, a tuple as its elements. A method in an implementation of a
+    /// trait has 0, because the trait determines them.
     pub(crate) parameters: usize,
-    /// Parameters that take a tuple apart, as they are written.
+    /// Parameters with a tuple pattern, as in the source.
     pub(crate) tuples: Vec<String>,
 }
 
@@ -84,20 +84,20 @@ pub(crate) struct Function {
 pub(crate) struct Trait {
     /// Its name.
     pub(crate) name: String,
-    /// Methods without a body.
+    /// Number of methods without a body.
     pub(crate) required: usize,
 }
 
-/// A name that the source gives.
+/// A name that the source defines.
 #[derive(Debug)]
 pub(crate) struct Named {
-    /// Kind of the thing that is named.
+    /// Kind of the named item.
     pub(crate) kind: NameKind,
     /// The name.
     pub(crate) name: String,
 }
 
-/// Kinds of named things.
+/// Kinds of named items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameKind {
     /// A struct, enum, trait or alias.
@@ -124,7 +124,7 @@ pub(crate) fn read_all(root: &Path, packages: &[Package]) -> anyhow::Result<Vec<
     };
     let mut sources: Vec<Source> =
         files.iter().map(|path| read(path, role)).collect::<anyhow::Result<_>>()?;
-    // A parent says which of its modules are for tests, so their files are read again under that role.
+    // Only the parent file declares that a module is for tests, so such files are read again under that role.
     let for_tests: Vec<String> = sources.iter().flat_map(Source::test_module_paths).collect();
     for (source, file) in sources.iter_mut().zip(&files) {
         let path = source.path.trim_end_matches(".rs").trim_end_matches("/mod");
@@ -151,7 +151,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 }
 
 impl Source {
-    /// Reads one file's text; its path says what it is for.
+    /// Parses the text of one file, whose role follows from its path.
     #[cfg(test)]
     pub(crate) fn parse(path: &str, text: &str) -> anyhow::Result<Self> {
         Self::parse_as(path, text, role(path))
@@ -190,7 +190,7 @@ impl Source {
     }
 }
 
-/// The name of a module that a file declares for tests and that lies in a file of its own.
+/// Returns the name of a module that a file declares for tests and that is in a file of its own.
 fn test_module(item: &Item) -> Option<String> {
     match item {
         Item::Mod(item) if item.content.is_none() && are_for_tests(&item.attrs) => {
@@ -211,7 +211,7 @@ fn height(item: &Item) -> usize {
     span.end().line + 1 - span.start().line
 }
 
-/// Gathers the facts of one file.
+/// Collects the facts of one file.
 struct Walk<'a> {
     text: Vec<&'a str>,
     role: Role,
@@ -240,7 +240,7 @@ impl<'a> Walk<'a> {
         self.names.push(Named { kind, name: name.to_string() });
     }
 
-    /// Visits something under its attributes, as test code where they say so.
+    /// Visits an item under its attributes, as test code if they mark it so.
     fn under(&mut self, attributes: &[Attribute], visit: impl FnOnce(&mut Self)) {
         let before = self.role;
         if are_for_tests(attributes) {
@@ -283,7 +283,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Callers that may reach a function.
+/// Possible callers of a function.
 #[derive(Clone, Copy)]
 enum CalledFrom {
     Anywhere,
@@ -339,7 +339,7 @@ impl<'ast> Visit<'ast> for Walk<'_> {
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast TraitItemFn) {
-        // The trait has counted the method itself.
+        // The method itself was counted with its trait.
         self.under(&item.attrs, |walk| visit::visit_trait_item_fn(walk, item));
     }
 

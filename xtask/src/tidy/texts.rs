@@ -1,4 +1,4 @@
-//! The doc comments and string literals of a source file as facts.
+//! Facts about the doc comments and string literals of a source file.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{

@@ -1,4 +1,4 @@
-//! Type names that one crate uses twice.
+//! Type names that occur twice in a crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +10,8 @@ use crate::{
     workspace::Package,
 };
 
-/// Finds struct, enum, union, trait and alias names that several modules of a crate define. Alternatives for different
-/// platforms stand in one module, so they count once.
+/// Finds names of structs, enums, unions, traits and aliases that several modules of a crate define. Alternatives for
+/// different platforms are in one module, so they count once.
 pub(crate) fn check(package: &Package, sources: &[Source]) -> Vec<Finding> {
     let root = format!("{}/src/", package.folder);
     let mut modules: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();

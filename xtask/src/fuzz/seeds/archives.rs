@@ -7,7 +7,7 @@ use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 use super::Input;
 
-/// Bytes of the tables in the manifests.
+/// Size in bytes of the tables in the manifests.
 const DATA: usize = 1 << 16;
 
 pub(super) fn manifests() -> Vec<Input> {
@@ -44,7 +44,7 @@ fn binding(role: Value, name: &str) -> Value {
     json!({"slot": role, "name": name, "dtype": "f32", "shape": ["batch", 64]})
 }
 
-/// A manifest with what both kinds share.
+/// Returns a manifest with the fields that both kinds have.
 fn manifest(architecture: Value, graph: Value, tables: Value) -> Value {
     let digest = "0".repeat(64);
     json!({
@@ -146,7 +146,8 @@ fn zip(members: &[(&str, &[u8])], method: CompressionMethod) -> anyhow::Result<V
     Ok(zip.finish()?.into_inner())
 }
 
-/// The archive with other bytes `at` bytes into its last record, which says where its directory lies.
+/// Returns the archive with other bytes at offset `at` of its end record, which has the position of the central
+/// directory.
 fn in_end_record(archive: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     const END_RECORD: usize = 22;
     let mut archive = archive.to_vec();

@@ -1,6 +1,6 @@
 //! Checkpoints: GGUF files, safetensors folders, and the small files beside safetensors.
 //!
-//! Tensors are left out: targets put zeros in their place, so that mutations meet what is parsed.
+//! Tensors are left out: the targets replace them by zeros, so that mutations affect only the parsed parts.
 
 use std::{fs, path::Path};
 
@@ -16,7 +16,7 @@ use super::Input;
 /// Alignment of the tensors in the files of the testkit.
 const ALIGNMENT: usize = 32;
 
-/// Hidden size of the Llama in blocks of 256.
+/// Hidden size of the Llama with blocks of 256.
 const WIDE: usize = 256;
 
 pub(super) fn gguf() -> Vec<Input> {
@@ -31,10 +31,10 @@ pub(super) fn gguf() -> Vec<Input> {
     inputs
 }
 
-/// Bytes of tensors that a header has behind it.
+/// Number of bytes of tensors that follow a header.
 const KEPT: usize = 64;
 
-/// A file up to just behind where its tensors begin.
+/// Returns a file up to a few bytes after the start of its tensors.
 fn header(file: &Gguf) -> Vec<u8> {
     let mut bytes = file.to_bytes();
     let data = file
@@ -45,7 +45,7 @@ fn header(file: &Gguf) -> Vec<u8> {
     bytes
 }
 
-/// The Llama with rows long enough for blocks of 256, in each of their three types.
+/// Returns the Llama with rows long enough for blocks of 256, in all three types of such blocks.
 fn super_blocks() -> Gguf {
     let mut file = tiny_llama(1);
     file.set("llama.embedding_length", Meta::U32(WIDE as u32));
@@ -70,7 +70,7 @@ fn super_blocks() -> Gguf {
     file
 }
 
-/// The Llama with pieces and scores instead of merges.
+/// Returns the Llama with pieces and scores instead of merges.
 fn sentence_piece() -> Gguf {
     let mut file = tiny_llama(1);
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
@@ -93,7 +93,7 @@ fn sentence_piece() -> Gguf {
     file
 }
 
-/// The Llama with rotary factors, a window and numbers given per layer.
+/// Returns the Llama with rotary factors, a window and numbers given per layer.
 fn scaled() -> Gguf {
     let mut file = tiny_llama(1);
     file.set("llama.rope.scaling.type", Meta::Text("linear".into()));
@@ -164,12 +164,12 @@ pub(super) fn safetensors() -> anyhow::Result<Vec<Input>> {
     ])
 }
 
-/// A header behind its length.
+/// Returns a header preceded by its length.
 fn safetensors_header(json: &str) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
 }
 
-/// The named files of a folder that `make` fills; safetensors without their tensors.
+/// Reads the named files of a folder that `make` fills; safetensors without their tensors.
 fn read(
     make: fn(&Path, u64) -> std::io::Result<()>,
     names: &[&'static str],
@@ -191,7 +191,7 @@ fn read(
     Ok(files)
 }
 
-/// Every small file that is read.
+/// Names of all small files that are parsed.
 const CONFIGS: [&str; 8] = [
     "config.json",
     "tokenizer.json",
@@ -247,7 +247,7 @@ fn with(files: &[(&'static str, Vec<u8>)], name: &str, json: &Value) -> Vec<(&'s
     files.iter().map(replaced).collect()
 }
 
-/// A tokenizer of another kind than those of the tiny models, with parts that those leave out.
+/// Returns a tokenizer of another kind than those of the tiny models, with parts that those omit.
 fn unigram() -> Value {
     json!({
         "added_tokens": [

@@ -1,6 +1,7 @@
-//! Existing ONNX exports: the tiny ones that other exporters made, and numbers, names and depths that are absurd.
+//! Existing ONNX exports: the tiny ones that other exporters wrote, and variants with extreme numbers, names and
+//! depths.
 //!
-//! Weights are left out: the target has a data file of zeros in their place, so that mutations meet what is parsed.
+//! Weights are left out: the target has a data file of zeros for them, so that mutations affect only the parsed parts.
 
 use std::{fs, path::Path};
 
@@ -10,16 +11,16 @@ use serde_json::{Value, json};
 
 use super::Input;
 
-/// Where the exports lie, beside this package.
+/// Folder of the exports, relative to this package.
 const EXPORTS: &str = "../crates/compile/tests/goldens/import";
 
-/// The data file of the target, and its bytes.
+/// Name of the target's data file, and its size in bytes.
 pub(super) const DATA: (&str, u64) = ("model.onnx.data", 128 << 10);
 
-/// Constants of at least this many bytes are left out.
+/// Minimum size in bytes of constants that are left out.
 const LARGE: usize = 512;
 
-/// The exports, and the files of each that are read; where a name has a folder, the target has none.
+/// Exports, and the files of each that are parsed. A folder in a name is removed for the target.
 const FILES: [(&str, &[&str]); 6] = [
     ("genai-cpu", &["genai_config.json", "model.onnx"]),
     ("genai-dml", &["genai_config.json", "model.onnx"]),
@@ -66,7 +67,7 @@ pub(super) fn seeds() -> anyhow::Result<Vec<Input>> {
     Ok(inputs)
 }
 
-/// The files of an export by their names without folders, and its tokenizer.
+/// Reads the files of an export, named without folders, and its tokenizer.
 fn read(export: &str, files: &[&'static str]) -> anyhow::Result<Files> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(EXPORTS).join(export);
     let file = |name: &&'static str| {
@@ -78,7 +79,7 @@ fn read(export: &str, files: &[&'static str]) -> anyhow::Result<Files> {
     files.iter().chain(&["tokenizer.json", "tokenizer_config.json"]).map(file).collect()
 }
 
-/// A graph whose large constants lie in the target's data file.
+/// Returns a graph whose large constants are in the target's data file.
 fn without_weights(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut graph = Graph::decode(bytes)?;
     for constant in &mut graph.initializers {

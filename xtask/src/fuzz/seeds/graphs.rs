@@ -22,12 +22,12 @@ pub(super) fn onnx() -> Vec<Input> {
         Input::bomb("length", [&field(7)[..], &varint(u64::MAX >> 1), b"x"].concat()),
         Input::bomb("nodes", message(7, &message(1, &[]).repeat(8_000))),
         Input::bomb("initializers", message(7, &message(5, &[]).repeat(8_000))),
-        // A group, which protobuf has given up, begins and begins and never ends.
+        // A deprecated protobuf group is opened again and again and never closed.
         Input::bomb("groups", varint(99 << 3 | 3).repeat(5000)),
     ]
 }
 
-/// A graph with a node of each kind of attribute and every form of constant.
+/// Returns a graph with a node for each kind of attribute and with every form of constant.
 fn sample() -> Graph {
     let mut b = Builder::new("sample", &[("", 20), ("com.microsoft", 1)]);
     let x = b.input("x", DType::F32, &["batch".into(), 4usize.into()]);
@@ -58,7 +58,7 @@ fn with(change: impl FnOnce(&mut Graph)) -> Vec<u8> {
     graph.encode()
 }
 
-/// A number as protobuf writes it.
+/// Encodes a number as a varint of protobuf.
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while number >= 0x80 {
@@ -69,7 +69,7 @@ fn varint(mut number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The key of a field that has a length.
+/// Encodes the key of a length-delimited field.
 fn field(number: u64) -> Vec<u8> {
     varint(number << 3 | 2)
 }

@@ -1,7 +1,7 @@
 //! Seeds of the targets: valid files of every kind, and bombs with extreme lengths, counts or depths.
 //!
-//! All are generated deterministically, except for the exports, which lie in `crates/compile`. Start at [`of`]. If a parser
-//! reads several files, one input contains them all, each after its name (see [`Input::files`]).
+//! All are generated deterministically, except for the exports, which are in `crates/compile`. Start at [`of`]. If a
+//! parser reads several files, one input contains them all, each after its name (see [`Input::files`]).
 
 mod archives;
 mod checkpoints;
@@ -42,7 +42,8 @@ pub(crate) struct Input {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Marks the start of each file in an input with several; its name and a newline follow. `fuzz/src/scratch.rs` parses it.
+/// Marker of the start of each file in an input with several files; the name and a newline follow it.
+/// `fuzz/src/scratch.rs` parses it.
 const MARK: &[u8] = b"\xff\xfe\xff";
 
 impl Input {

@@ -1,8 +1,8 @@
-//! SentencePiece models: one of each kind that is read, and lengths and numbers of pieces that are absurd.
+//! SentencePiece models: one of each supported kind, and extreme lengths and numbers of pieces.
 
 use super::Input;
 
-/// A field that has a length: its tag, the length in five bytes, the content.
+/// Encodes a length-delimited field: its tag, the length in five bytes, the content.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     bytes.extend(varint(content.len()));
@@ -10,7 +10,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A number as five bytes of seven bits.
+/// Encodes a number as a varint of five bytes.
 fn varint(number: usize) -> [u8; 5] {
     [0, 7, 14, 21, 28].map(|shift| (number >> shift) as u8 & 0x7F | if shift < 28 { 0x80 } else { 0 })
 }
@@ -20,7 +20,7 @@ fn piece(text: &str, score: f32, kind: u8) -> Vec<u8> {
     field(1, &[field(1, text.as_bytes()), score, vec![0x18, kind]].concat())
 }
 
-/// A model of some letters, with a piece of every type.
+/// Returns a model of a few letters, with a piece of every type.
 fn model(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
     let kinds = [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("  ", 4), ("<x>", 5), ("<0x0A>", 6)];
     let letters = ["▁", "t", "h", "e", "n", "d", "he", "the", "en", "▁the", "▁e", "▁en", "▁end"];
@@ -31,7 +31,7 @@ fn model(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// BPE, and byte fallback.
+/// Trainer settings: BPE with byte fallback.
 const BPE: &[u8] = &[0x18, 2, 0x98, 2, 1];
 
 pub(super) fn seeds() -> Vec<Input> {

@@ -1,4 +1,4 @@
-//! Bodies of requests; every endpoint reads each of them.
+//! Bodies of requests; every endpoint parses each of them.
 
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ fn valid() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Bodies with tools and schemas, and those of the other protocols.
+/// Returns bodies with tools and schemas, and those of the other protocols.
 fn agents() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     vec![

@@ -1,4 +1,4 @@
-//! Chat templates: the forms that publishers write, in our own words.
+//! Chat templates in the forms that publishers use, written for this project.
 
 use super::Input;
 

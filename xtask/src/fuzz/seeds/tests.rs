@@ -1,4 +1,4 @@
-//! Valid seeds are accepted by what they are for, and no bomb harms it.
+//! Checks that parsers accept the valid seeds and survive the bombs.
 
 use std::fs;
 
@@ -15,10 +15,11 @@ use narthex_text::{
 
 use super::*;
 
-/// Bytes of zeros that stand for tensors, as in `fuzz/src/scratch.rs`.
+/// Number of zero bytes in place of the tensors, as in `fuzz/src/scratch.rs`.
 const ROOM: u64 = 512 << 10;
 
-/// Holds each seed of a target against the outcome that its kind promises. Some bombs are files in order.
+/// Checks that every valid seed of a target is accepted. A bomb may be accepted or refused, since some bombs are valid
+/// files.
 fn check(target: Target, accepts: impl Fn(&[u8]) -> Result<(), String>) {
     let inputs = of(target).unwrap();
     assert!(inputs.iter().any(|input| input.kind == SeedKind::Valid));
@@ -40,7 +41,7 @@ fn shown<T>(result: Result<T, impl std::fmt::Display>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.to_string())
 }
 
-/// The files of an input, as `fuzz/src/scratch.rs` takes them apart.
+/// Writes the files of an input to a folder, as `fuzz/src/scratch.rs` does.
 fn unpack(bytes: &[u8], folder: &Path) {
     let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(MARK)).collect();
     for (at, start) in starts.iter().enumerate() {
@@ -93,7 +94,7 @@ fn safetensors() {
     });
 }
 
-/// Puts zeros behind a safetensors header, as many as it states.
+/// Extends a safetensors file by as many zeros as its header states.
 fn lengthen(path: &Path) {
     let bytes = fs::read(path).unwrap();
     let (true, Some(length)) = (path.extension().is_some_and(|e| e == "safetensors"), bytes.first_chunk())

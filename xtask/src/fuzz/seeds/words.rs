@@ -1,4 +1,4 @@
-//! Words that a target's parser knows, which mutations would seldom find.
+//! Words of a target's format that mutations would seldom find.
 
 use crate::fuzz::Target;
 
@@ -264,7 +264,7 @@ const MANIFEST: &[&str] = &[
     "\"encoder\"",
 ];
 
-/// The words of a target, in the form of libFuzzer's dictionaries.
+/// Returns the words of a target, in the form of libFuzzer's dictionaries.
 pub(crate) fn of(target: Target) -> String {
     let lists: &[&[&str]] = match target {
         Target::Gguf => &[GGUF],
@@ -272,7 +272,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::HfConfig => &[JSON, CONFIG],
         Target::Onnx => &[&["com.microsoft", "location", "offset", "length"]],
         Target::Template => &[TEMPLATE],
-        // The kinds of models are told by fields that have numbers instead of names.
+        // The settings of a model are numbered fields, so their encoded bytes are the words.
         Target::Pieces => &[&["▁", "<unk>", "<0x0A>", "\x18\x01", "\x18\x02"]],
         Target::Import => &[JSON, CONFIG, EXPORT],
         Target::Request => &[JSON, REQUEST],
