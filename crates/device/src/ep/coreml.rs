@@ -1,7 +1,7 @@
-//! The Apple Neural Engine through CoreML, which stands inside of the ONNX Runtime for macOS.
+//! The Apple Neural Engine through CoreML, a provider that is part of the ONNX Runtime for macOS.
 //!
-//! ONNX Runtime offers no device of it, so it is asked for by name. It has no `MatMulNBits`: of a package's graphs it
-//! can take those alone whose weights are half precision.
+//! ONNX Runtime offers no device for it, so sessions select the provider by name. It has no `MatMulNBits`, so of a
+//! package's graphs it can run only those with half-precision weights.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub struct CoreMlOptions {
 impl CoreMlOptions {
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
         let mut entries = vec![
-            // The older format, NeuralNetwork, knows neither half precision nor most operators.
+            // The older format, NeuralNetwork, lacks half precision and most operators.
             ("ModelFormat", "MLProgram".to_owned()),
             ("MLComputeUnits", "CPUAndNeuralEngine".to_owned()),
             ("RequireStaticInputShapes", "1".to_owned()),
@@ -29,7 +29,7 @@ impl CoreMlOptions {
     }
 }
 
-/// The Neural Engine of this machine.
+/// Returns this machine's Neural Engine.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) != ("macos", "aarch64") {
         let platform = facts.platform();

@@ -1,8 +1,8 @@
-//! ONNX Runtime's own CPU kernels: always there, without options.
+//! ONNX Runtime's own CPU kernels, available on every machine, without options.
 
 use super::Device;
 
-/// The device.
+/// Returns the CPU as a device.
 pub(super) fn device() -> Device {
     Device::Cpu
 }

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs through CUDA: a provider library that lies beside an ONNX Runtime built for it.
+//! NVIDIA GPUs through CUDA: a provider library in the folder of an ONNX Runtime that is built for it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,30 +7,30 @@ use narthex_spec::Ep;
 use super::{Device, DeviceSignature, Facts, Refusal};
 use crate::inventory::AcceleratorKind;
 
-/// The Linux driver through which the GPU is reached.
+/// Linux driver of the GPU.
 const DRIVER: &str = "nvidia";
 
 const GPU: DeviceSignature =
     DeviceSignature { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };
 
-/// Options of the provider.
+/// Returns the options of the provider.
 pub(super) fn entries() -> Vec<(&'static str, String)> {
     vec![
-        // Products of single-precision numbers in TensorFloat-32 are faster, and keep ten bits of each factor.
+        // Single-precision products in TensorFloat-32 are faster, with ten bits of mantissa for each factor.
         ("use_tf32", "1".to_owned()),
-        // Doubling, its default, would take up to twice what a model needs.
+        // By default the arena doubles its size, which would take up to twice the memory that a model needs.
         ("arena_extend_strategy", "kSameAsRequested".to_owned()),
     ]
 }
 
-/// The provider's library, beside the ONNX Runtime that is built for it.
+/// Returns the path of the provider's library, next to the ONNX Runtime `core` that is built for it.
 pub(super) fn beside(core: &Path) -> PathBuf {
     let windows = core.extension().is_some_and(|extension| extension == "dll");
     let name = if windows { "onnxruntime_providers_cuda.dll" } else { "libonnxruntime_providers_cuda.so" };
     core.with_file_name(name)
 }
 
-/// An NVIDIA GPU of this machine.
+/// Returns this machine's NVIDIA GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
         let platform = facts.platform();

@@ -1,24 +1,24 @@
-//! GPUs on Windows through DirectML, which stands inside of an ONNX Runtime of its own, version 1.24.
+//! GPUs on Windows through DirectML, a provider that is part of an ONNX Runtime of its own, version 1.24.
 //!
-//! Windows ML is a copy of ONNX Runtime with DirectML in it, and a catalogue out of which the system downloads vendors'
-//! plugins. Its library can be named with `ORT_DYLIB_PATH` (DirectML is seen by its own library beside it); the catalogue is
-//! not asked, so that plugins come as runtimes of ours, or AMD's by the variable that names it.
+//! Windows ML is a copy of ONNX Runtime with DirectML, and a catalogue from which the system downloads vendors'
+//! plugins. `ORT_DYLIB_PATH` can name its library; DirectML is then detected by its own library in the same folder. The
+//! catalogue is not used: plugins come as Narthex's runtimes, or, for AMD, from a variable with the library's path.
 
 use narthex_spec::Ep;
 
 use super::{Device, Facts, GpuPreference, Refusal};
 
-/// The messages of a lost GPU, in lower case: Direct3D's results for a device that was removed, hangs or was reset. ONNX
-/// Runtime turns them into exceptions without a code of their own (microsoft/onnxruntime#26648).
+/// Messages for a lost GPU, in lower case: Direct3D's codes for a device that was removed, hangs or was reset. ONNX
+/// Runtime turns them into exceptions without an error code of their own (microsoft/onnxruntime#26648).
 pub(super) const LOSSES: &[&str] = &["887a0005", "887a0006", "887a0007"];
 
-/// DirectML's own library, which lies beside an ONNX Runtime that is built for it.
+/// DirectML's own library, in the folder of an ONNX Runtime that is built for it.
 pub(super) const SYSTEM: &str = "DirectML.dll";
 
 /// Options of the provider.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DirectMlOptions {
-    /// GPU to take if there are several.
+    /// GPU to choose if there are several.
     pub preference: GpuPreference,
 }
 
@@ -36,7 +36,7 @@ impl DirectMlOptions {
     }
 }
 
-/// A GPU of this machine.
+/// Returns this machine's GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.os != "windows" {
         let platform = facts.platform();

@@ -14,25 +14,25 @@ const VITISAI_LIBRARY: &str = "NARTHEX_VITISAI_LIBRARY";
 /// Facts that decide which devices a machine has; empty by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// The system, as `std::env::consts::OS` has it.
+    /// Operating system, as `std::env::consts::OS`.
     pub os: String,
-    /// The processor's architecture, as `std::env::consts::ARCH` has it.
+    /// Architecture of the processor, as `std::env::consts::ARCH`.
     pub arch: String,
-    /// The processor's name.
+    /// Name of the processor.
     pub processor: String,
     /// Accelerators whose drivers are loaded.
     pub accelerators: Vec<Accelerator>,
-    /// Their drivers, and those that Windows keeps, with their versions.
+    /// Drivers of the accelerators with their versions; on Windows, drivers of all NPUs and GPUs in the registry.
     pub drivers: Vec<Driver>,
     /// Installed libraries of providers.
     pub libraries: BTreeMap<Ep, PathBuf>,
-    /// Providers that are installed and cannot come into this process's ONNX Runtime, each with the reason.
+    /// Installed providers that cannot be loaded into this process's ONNX Runtime, each with the reason.
     pub elsewhere: BTreeMap<Ep, Refusal>,
 }
 
 impl Facts {
-    /// Returns the facts of this machine, with these installed libraries. AMD's library is part of no runtime, so
-    /// `NARTHEX_VITISAI_LIBRARY` names it.
+    /// Returns the facts of this machine, with these installed libraries. AMD's library is not part of any runtime; its
+    /// path is in `NARTHEX_VITISAI_LIBRARY`.
     pub fn here(mut libraries: BTreeMap<Ep, PathBuf>) -> Self {
         if let Some(path) = std::env::var_os(VITISAI_LIBRARY).filter(|path| !path.is_empty()) {
             libraries.entry(Ep::VitisAi).or_insert_with(|| PathBuf::from(path));
@@ -49,7 +49,8 @@ impl Facts {
         }
     }
 
-    /// The installed library of a provider, or the refusal that says how to install it or have it loaded.
+    /// Returns the installed library of a provider, or a refusal with the command that installs it or the way to load
+    /// it.
     pub(super) fn library(&self, ep: Ep) -> Result<PathBuf, Refusal> {
         if let Some(refusal) = self.elsewhere.get(&ep) {
             return Err(refusal.clone());
@@ -61,13 +62,13 @@ impl Facts {
         })
     }
 
-    /// As [`Self::library`], for a device whose driver only Linux lists. If nothing else shows the device either, the
-    /// machine may lack the runtime or the device itself, and the device counts as absent.
+    /// Returns the library as [`Self::library`], for a device whose driver only Linux lists. If nothing else indicates
+    /// the device either, the machine may lack the runtime or the device itself, and the device counts as absent.
     pub(super) fn library_of(&self, ep: Ep, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.library(ep).map_err(|refusal| self.unseen(refusal, what))
     }
 
-    /// The library of AMD's provider, which has to be named.
+    /// Returns the path of AMD's provider library, which the user has to set.
     pub(super) fn vitisai_library(&self, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
@@ -89,7 +90,7 @@ impl Facts {
         Refusal { cause: Cause::Absent, reason, ..refusal }
     }
 
-    /// Returns whether the processor's name implies a device, or the system knows a driver for it.
+    /// Returns true if the processor's name implies a device, or the system has a driver for it.
     fn shows(&self, what: &DeviceSignature) -> bool {
         let named = |text: &str, names: &[&str]| {
             let text = text.to_ascii_lowercase();
@@ -99,8 +100,9 @@ impl Facts {
         named(&self.processor, what.processors) || self.drivers.iter().any(driver)
     }
 
-    /// Refuses a machine on which none of these drivers is loaded. Only Linux lists them; elsewhere a device is known once
-    /// its provider is loaded, so a machine is refused only if the processor is another vendor's.
+    /// Refuses a machine on which none of these drivers is loaded. Only Linux lists loaded drivers. On other systems a
+    /// device is known only once its provider is loaded, so a machine is refused only if its processor is of another
+    /// vendor than `of`.
     pub(super) fn driven(&self, what: &str, drivers: &[&str], of: Option<Vendor>) -> Result<(), Refusal> {
         if self.os == "linux" {
             let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));
@@ -117,7 +119,7 @@ impl Facts {
         }
     }
 
-    /// Maker of the processor, if its name says.
+    /// Returns the vendor in the processor's name, if any.
     pub(super) fn vendor(&self) -> Option<Vendor> {
         let name = self.processor.to_ascii_lowercase();
         [("intel", Vendor::Intel), ("amd", Vendor::Amd)]
@@ -125,7 +127,7 @@ impl Facts {
             .find_map(|(word, vendor)| name.contains(word).then_some(vendor))
     }
 
-    /// `Linux on x86-64`, for sentences.
+    /// Returns the platform as a phrase, such as `Linux on x86-64`.
     pub(super) fn platform(&self) -> String {
         let os = match self.os.as_str() {
             "linux" => "Linux",
@@ -142,19 +144,19 @@ impl Facts {
     }
 }
 
-/// Signs of a device that Windows does not list. Names are in lower case.
+/// Signs of a device that Windows does not list among its accelerators. Names are in lower case.
 pub(super) struct DeviceSignature {
-    /// In a sentence.
+    /// Name of the device in messages.
     pub(super) name: &'static str,
-    /// Its kind.
+    /// Kind of device.
     pub(super) kind: AcceleratorKind,
-    /// Parts of the names of processors that have it.
+    /// Parts of the names of processors with the device.
     pub(super) processors: &'static [&'static str],
-    /// Parts of its driver's name.
+    /// Parts of the driver's name.
     pub(super) drivers: &'static [&'static str],
 }
 
-/// A maker of x86-64 processors.
+/// Vendor of x86-64 processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Vendor {
     Intel,
@@ -166,25 +168,25 @@ pub(super) enum Vendor {
 pub struct Refusal {
     /// Kind of the reason.
     pub cause: Cause,
-    /// The reason, in plain words.
+    /// Reason in plain words.
     pub reason: String,
-    /// The next step, if there is one.
+    /// Next step, if there is one.
     pub fix: Option<String>,
 }
 
-/// Kind of reason against a device.
+/// Kind of a reason against a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The machine has no such device.
     Absent,
     /// The device may be there, but its runtime is not installed.
     NotInstalled,
-    /// The device is there and did not take the model.
+    /// The device is present but refused the model.
     Refused,
 }
 
 impl Refusal {
-    /// The machine has no such device.
+    /// Returns the refusal of a device that the machine does not have.
     pub(super) fn absent(reason: impl Into<String>) -> Self {
         Self { cause: Cause::Absent, reason: reason.into(), fix: None }
     }

@@ -1,4 +1,4 @@
-//! The devices that graphs are loaded on: one file per provider, each with its options as types.
+//! The devices on which graphs are loaded: one file per provider, each with its options as types.
 //!
 //! A provider's library is registered with the runtime once, by `Runtime::register`; a [`Device`] then holds the options
 //! of a session.
@@ -32,32 +32,32 @@ pub use webgpu::WebGpuOptions;
 /// A device that ONNX Runtime offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrtDevice {
-    /// Its execution provider, by ONNX Runtime's name.
+    /// Execution provider, by ONNX Runtime's name.
     pub ep: String,
     /// `CPU`, `GPU` or `NPU`.
     pub hardware: &'static str,
-    /// Its maker.
+    /// Vendor.
     pub vendor: String,
-    /// The provider's own name of it, if the provider drives several: OpenVINO's `CPU`, `GPU.0`, `NPU`.
+    /// Name of the device within its provider, if the provider drives several: OpenVINO's `CPU`, `GPU.0`, `NPU`.
     pub unit: Option<String>,
 }
 
 /// Choice of a GPU if there are several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuPreference {
-    /// The fastest one.
+    /// The fastest GPU.
     #[default]
     HighPerformance,
-    /// The most economical one.
+    /// The GPU with the lowest power consumption.
     LowPower,
 }
 
-/// A device that a graph is loaded on, with the provider's options.
+/// A device on which a graph is loaded, with the provider's options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
-    /// ONNX Runtime's own CPU kernels, and nothing else.
+    /// ONNX Runtime's own CPU provider.
     Cpu,
-    /// A Hexagon NPU; on a machine without one, Qualcomm's emulation of it.
+    /// A Hexagon NPU, or Qualcomm's emulation of one on a machine without it.
     Qnn(QnnOptions),
     /// A device of OpenVINO.
     OpenVino(OpenVinoOptions),
@@ -67,14 +67,15 @@ pub enum Device {
     CoreMl(CoreMlOptions),
     /// A GPU on Windows.
     DirectMl(DirectMlOptions),
-    /// An NVIDIA GPU.
+    /// An NVIDIA GPU, through CUDA.
     Cuda,
-    /// A GPU.
+    /// Any GPU, through WebGPU.
     WebGpu(WebGpuOptions),
 }
 
 impl Device {
-    /// The device's name. HTP emulation has that of the NPU, since only the plugin knows which of the two runs.
+    /// Returns the device's name. HTP emulation has the name of the NPU, since only the plugin knows which of the two
+    /// runs.
     pub fn name(&self) -> DeviceName {
         match self {
             Self::Cpu => DeviceName::Cpu,
@@ -88,19 +89,20 @@ impl Device {
         }
     }
 
-    /// The provider.
+    /// Returns the execution provider.
     pub fn ep(&self) -> Ep {
         self.name().ep()
     }
 
-    /// Options that decide the outcome of a compile for this device, by the provider's own names; not paths of files.
+    /// Returns the options that affect the result of a compile for this device, by the provider's own names, without
+    /// paths of files.
     pub fn settings(&self) -> BTreeMap<String, String> {
         let mut device = self.clone();
         if let Some(cache) = device.cache() {
             *cache = None;
         }
         if let Self::Qnn(options) = &mut device {
-            // Clocks and priorities change no outcome.
+            // Clocks and priorities do not affect the result.
             let NpuOptions { vtcm_mb, .. } = options.npu;
             (options.power, options.npu) = (Power::Burst, NpuOptions { vtcm_mb, ..NpuOptions::default() });
         }
@@ -108,8 +110,8 @@ impl Device {
         options.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
-    /// The folder in which the provider keeps compiled graphs from one load to the next; `None` for a provider that keeps
-    /// none.
+    /// Returns the setting for the folder in which the provider keeps compiled graphs between loads; `None` for a
+    /// provider without such a folder.
     pub fn cache(&mut self) -> Option<&mut Option<PathBuf>> {
         match self {
             Self::OpenVino(OpenVinoOptions { cache, .. })
@@ -119,7 +121,7 @@ impl Device {
         }
     }
 
-    /// The device with the clocks of a preset, and of several GPUs the one that suits it.
+    /// Returns the device with the clocks of a power preset. If there are several GPUs, the preset also selects one.
     #[must_use]
     pub fn with_power(mut self, power: Power) -> Self {
         match &mut self {
@@ -134,10 +136,9 @@ impl Device {
         self
     }
 
-    /// The device with settings of an NPU, which a CPU or GPU ignores.
+    /// Returns the device with settings of an NPU, which a CPU or GPU ignores.
     ///
-    /// # Errors
-    /// A [`Refusal`] by an NPU of another maker, which has no such settings.
+    /// # Errors A [`Refusal`] for an NPU of another vendor, which has no such settings.
     pub fn with_npu_options(mut self, wanted: NpuOptions) -> Result<Self, Refusal> {
         if let Self::Qnn(options) = &mut self {
             options.npu = wanted;
@@ -152,7 +153,7 @@ impl Device {
         Ok(self)
     }
 
-    /// The provider's options, by its own names.
+    /// Returns the provider's options, by its own names.
     pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Cpu => Vec::new(),
@@ -166,7 +167,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::options`], for one graph of a package, by whose name a provider may keep what it compiles.
+    /// Returns the provider's options for one graph of a package. A provider may store compiled graphs under the
+    /// graph's name.
     pub(crate) fn options_for(&self, graph: &Path) -> Vec<(&'static str, String)> {
         let mut entries = self.options();
         if let Self::VitisAi(options) = self {
@@ -175,8 +177,8 @@ impl Device {
         entries
     }
 
-    /// Further options that make the provider write to `folder` which nodes it refuses and why; empty for a provider
-    /// without such a trace.
+    /// Returns further options by which the provider writes to `folder` the nodes that it refuses and the reasons;
+    /// empty for a provider without such a trace.
     pub(crate) fn trace_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::trace_to(folder),
@@ -184,7 +186,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::trace_to`], and the graph in each form that it takes on its way to the provider's compiler.
+    /// Returns further options for the trace of [`Device::trace_to`], and for each form that the graph has on its way
+    /// to the provider's compiler.
     pub(crate) fn write_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::write_to(folder),
@@ -192,7 +195,7 @@ impl Device {
         }
     }
 
-    /// Further options that make a [control](Self::control) write its form of the graph to `folder`.
+    /// Returns further options by which a [control](Self::control) writes its form of the graph to `folder`.
     pub(crate) fn form_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::form_to(folder),
@@ -200,7 +203,7 @@ impl Device {
         }
     }
 
-    /// The provider's backend that accepts every valid graph and runs none, if it has one.
+    /// Returns the provider's backend that accepts every valid graph and runs none, if it has one.
     pub(crate) fn control(&self) -> Option<Self> {
         match self {
             Self::Qnn(options) => options.control().map(Self::Qnn),
@@ -208,7 +211,7 @@ impl Device {
         }
     }
 
-    /// The provider's backend that records each call and runs nothing, if it has one.
+    /// Returns the provider's backend that records each call and runs nothing, if it has one.
     pub(crate) fn saver(&self) -> Option<Self> {
         match self {
             Self::Qnn(options) => options.saver().map(Self::Qnn),
@@ -216,11 +219,12 @@ impl Device {
         }
     }
 
-    /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
-    /// where the provider drives several kinds. Only ever one, since most providers refuse more.
+    /// Returns the index of this device among those that ONNX Runtime offers: one of the same provider and, for
+    /// OpenVINO, of the same unit. If several match, the expected kind of hardware is preferred. The session gets a
+    /// single device, since most providers refuse several.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {
         let name = self.ep().ort_name();
-        // Software that stands in for an NPU runs on the processor.
+        // A stand-in for an NPU is software on the processor.
         let hardware = match self.name().kind() {
             DeviceKind::Npu => "NPU",
             DeviceKind::Gpu => "GPU",
@@ -232,12 +236,12 @@ impl Device {
             _ => true,
         };
         let own = offered.iter().enumerate().filter(|(_, device)| device.ep == name && unit(device));
-        // Emulation is offered as a CPU, so the kind of hardware decides only where there is a choice.
+        // Emulation is offered as a CPU, so the kind of hardware only orders the candidates.
         own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
     }
 
-    /// The provider's short name, for those that may stand inside of ONNX Runtime and be offered as no device: CoreML
-    /// never is, and WebGPU is not where the system knows of no GPU but a driver that is made of software.
+    /// Returns the provider's short name, for providers that may be part of ONNX Runtime without offering a device.
+    /// CoreML never offers one; WebGPU offers none if the system's only GPU driver is in software.
     pub(crate) fn by_name(&self) -> Option<&'static str> {
         match self {
             Self::CoreMl(_) => Some("CoreML"),
@@ -248,11 +252,11 @@ impl Device {
     }
 }
 
-/// Returns the device behind a name, ready to be opened.
+/// Returns the device with a name, ready to be opened.
 ///
 /// # Errors
-/// [`Refusal`] if the machine lacks the device or its runtime. A library that fails to load is noticed only when it is
-/// registered.
+/// [`Refusal`] if the machine lacks the device or its runtime. A library that cannot be loaded is noticed only when it
+/// is registered.
 pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
     match name {
         DeviceName::Cpu => Ok(cpu::device()),
@@ -273,11 +277,11 @@ pub(crate) enum ProviderSource {
     Builtin,
     /// The provider is loaded from this library.
     Library(PathBuf),
-    /// The provider works only in an ONNX Runtime of its own, which is another one.
+    /// The provider works only in an ONNX Runtime of its own, and `core` is another one.
     OtherRuntime,
 }
 
-/// Returns the source of a provider, whose library is `library`, for the ONNX Runtime `core`.
+/// Returns the source of a provider with the library `library` for the ONNX Runtime `core`.
 pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSource {
     match ep {
         Ep::Cuda if library == core => ProviderSource::Library(cuda::beside(core)),
@@ -287,7 +291,8 @@ pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSo
     }
 }
 
-/// Returns whether the ONNX Runtime at `core` includes a provider that works in no other, judging by its folder.
+/// Returns true if the ONNX Runtime at `core` includes a provider that works in no other one, judging by the files in
+/// its folder.
 pub fn comes_with(ep: Ep, core: &Path) -> bool {
     match ep {
         Ep::Cuda => cuda::beside(core).is_file(),
@@ -296,15 +301,15 @@ pub fn comes_with(ep: Ep, core: &Path) -> bool {
     }
 }
 
-/// Returns whether a provider's message says that its device was lost, so that opening the model again may help. For
-/// errors that have no code in ONNX Runtime. Messages do not name their provider, so all tables are searched.
+/// Returns true if a provider's error message states that its device was lost, so that reopening the model may help.
+/// Used for errors without a code in ONNX Runtime. Messages do not name their provider, so all tables are searched.
 pub fn is_loss(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let tables = [qnn::LOSSES, directml::LOSSES, openvino::LOSSES, webgpu::LOSSES];
     tables.into_iter().flatten().any(|words| message.contains(words))
 }
 
-/// The path of a library beside a provider's own.
+/// Returns the path of a library in the folder of another one.
 fn beside(library: &Path, name: &str) -> String {
     library.with_file_name(name).to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Intel NPUs and GPUs through the OpenVINO plugin, version 1.8, and its CPU device, which stands in for them in tests.
+//! Intel NPUs and GPUs through the OpenVINO plugin, version 1.8, and its CPU device, which replaces them in tests.
 //!
 //! The plugin offers one ONNX Runtime device for each device of OpenVINO. Precision, hints and cache are set through
 //! `load_config`; the plugin ignores the options that earlier versions had for these.
@@ -11,20 +11,20 @@ use serde_json::{Map, Value};
 use super::{Device, DeviceSignature, Facts, Refusal, Vendor};
 use crate::inventory::AcceleratorKind;
 
-/// The messages of a lost device, in lower case: Level Zero's `ZE_RESULT_ERROR_DEVICE_LOST`, which OpenVINO passes on in
+/// Messages for a lost device, in lower case: Level Zero's `ZE_RESULT_ERROR_DEVICE_LOST`, which OpenVINO includes in
 /// the text of an exception without a code.
 pub(super) const LOSSES: &[&str] = &["error_device_lost"];
 
-/// The Linux driver through which the NPU is reached.
+/// Linux driver of the NPU.
 const NPU_DRIVER: &str = "intel_vpu";
 
-/// The Linux drivers of Intel graphics.
+/// Linux drivers of Intel graphics.
 const GPU_DRIVERS: [&str; 2] = ["i915", "xe"];
 
 const NPU: DeviceSignature = DeviceSignature {
     name: "Intel NPU",
     kind: AcceleratorKind::Npu,
-    // Every Core Ultra has one, and Windows calls it `Intel(R) AI Boost`.
+    // Every Core Ultra has an NPU, which Windows calls `Intel(R) AI Boost`.
     processors: &["core(tm) ultra"],
     drivers: &["intel"],
 };
@@ -37,12 +37,12 @@ const GPU: DeviceSignature =
 pub struct OpenVinoOptions {
     /// Device that runs the graph.
     pub device: OpenVinoDevice,
-    /// Folder for compiled graphs, kept from one load to the next; `None` keeps none.
+    /// Folder for compiled graphs, kept between loads; `None` keeps none.
     pub cache: Option<PathBuf>,
 }
 
 impl OpenVinoOptions {
-    /// Options without a folder for compiled graphs.
+    /// Returns options without a folder for compiled graphs.
     pub fn new(device: OpenVinoDevice) -> Self {
         Self { device, cache: None }
     }
@@ -50,7 +50,7 @@ impl OpenVinoOptions {
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
         let (precision, mode) = match self.device {
             OpenVinoDevice::Npu | OpenVinoDevice::Gpu => ("f16", None),
-            // The CPU stands in for the others in tests, so that it must not quantise activations on the way.
+            // The CPU replaces the other devices in tests, so it must not quantise activations on its own.
             OpenVinoDevice::Cpu => ("f32", Some("ACCURACY")),
         };
         let cache = self.cache.as_ref().map(|folder| folder.to_string_lossy());
@@ -67,7 +67,7 @@ impl OpenVinoOptions {
     }
 }
 
-/// OpenVINO's name of a device.
+/// Returns OpenVINO's name of a device.
 fn ov_name(device: OpenVinoDevice) -> &'static str {
     match device {
         OpenVinoDevice::Npu => "NPU",
@@ -76,14 +76,14 @@ fn ov_name(device: OpenVinoDevice) -> &'static str {
     }
 }
 
-/// Returns whether the plugin's name of a device means this one. A machine with several GPUs numbers them: `GPU.0`,
-/// `GPU.1`.
+/// Returns true if the plugin's name of a unit refers to this device. On a machine with several GPUs they are numbered:
+/// `GPU.0`, `GPU.1`.
 pub(super) fn is_unit(device: OpenVinoDevice, unit: &str) -> bool {
     let name = ov_name(device);
     unit.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// A device of OpenVINO on this machine.
+/// Returns a device of OpenVINO on this machine.
 pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
         let platform = facts.platform();
@@ -100,7 +100,7 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
             facts.driven(GPU.name, &GPU_DRIVERS, None)?;
             facts.library_of(Ep::OpenVino, &GPU)?;
         }
-        // The plugin offers no hardware but Intel's, though OpenVINO itself runs on any x86-64 processor.
+        // The plugin offers only Intel's hardware, though OpenVINO itself runs on any x86-64 processor.
         OpenVinoDevice::Cpu if facts.vendor().is_some_and(|vendor| vendor != Vendor::Intel) => {
             let processor = &facts.processor;
             return Err(Refusal::absent(format!(

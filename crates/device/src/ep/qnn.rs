@@ -1,7 +1,7 @@
 //! Qualcomm's Hexagon NPUs through the QNN plugin, version 2.7.
 //!
-//! On x86-64 the plugin's compiler makes the same graphs for a named chip, and its emulator runs them: results are those
-//! of the NPU's arithmetic, times are not.
+//! On x86-64 the plugin's compiler produces the same graphs for a named chip, and its emulator runs them: results are
+//! those of the NPU's arithmetic, but times are not meaningful.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +9,20 @@ use narthex_spec::{Ep, NpuOptions, Power, QnnChip};
 
 use super::{Device, Facts, Refusal, beside};
 
-/// The Linux driver through which the NPU is reached.
+/// Linux driver of the NPU.
 const DRIVER: &str = "fastrpc";
 
-/// The messages of a lost NPU, in lower case. ONNX Runtime's code for them is that of other failures too. After a restart
-/// of the NPU's subsystem (SSR): `NPU crashed. SSR detected …`, `NPU crashed again after SSR recovery.`, and
+/// Messages for a lost NPU, in lower case. ONNX Runtime uses the same error code for other failures. After a restart of
+/// the NPU's subsystem (SSR) they are `NPU crashed. SSR detected …`, `NPU crashed again after SSR recovery.`, and
 /// QNN_COMMON_ERROR_SYSTEM_COMMUNICATION, as `Error code: 1007` or `…, Code: 1007`.
 pub(super) const LOSSES: &[&str] = &["npu crashed", "qnn_common_error_system_communication", "code: 1007"];
 
 /// Options of the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QnnOptions {
-    /// The HTP backend's library.
+    /// Library of the HTP backend.
     pub backend: PathBuf,
-    /// The chips that graphs are compiled for; an empty list means the machine's own NPU.
+    /// Chips for which graphs are compiled; an empty list means the machine's own NPU.
     pub chips: Vec<QnnChip>,
     /// Preset of the NPU's clocks while a graph runs.
     pub power: Power,
@@ -34,7 +34,7 @@ pub struct QnnOptions {
 struct Preset {
     /// QNN's name of the performance mode.
     mode: &'static str,
-    /// Microseconds that a call may wait for the NPU to wake.
+    /// Maximum time in microseconds for which a call waits for the NPU to wake up.
     rpc_latency: u32,
 }
 
@@ -47,7 +47,7 @@ fn preset(power: Power) -> Preset {
 }
 
 impl QnnOptions {
-    /// The options for some chips, with the libraries beside the plugin's.
+    /// Returns the options for some chips, with the HTP backend in the plugin's folder.
     pub fn new(plugin: &Path, chips: &[QnnChip]) -> Self {
         let name = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
         Self {
@@ -58,12 +58,12 @@ impl QnnOptions {
         }
     }
 
-    /// The backend that writes graphs down in QNN's own form, where its library lies beside the other's.
+    /// Returns options with the backend that writes graphs in QNN's own form, if its library is in the same folder.
     pub(super) fn control(&self) -> Option<Self> {
         self.with_backend(if cfg!(windows) { "QnnIr.dll" } else { "libQnnIr.so" })
     }
 
-    /// The backend that writes down what is asked of it, where its library lies beside the other's.
+    /// Returns options with the backend that records the calls that it receives, if its library is in the same folder.
     pub(super) fn saver(&self) -> Option<Self> {
         self.with_backend(if cfg!(windows) { "QnnSaver.dll" } else { "libQnnSaver.so" })
     }
@@ -83,9 +83,9 @@ impl QnnOptions {
             ("rpc_control_latency", rpc_latency.to_string()),
             ("qnn_context_priority", priority.unwrap_or_default().as_str().to_owned()),
             ("htp_graph_finalization_optimization_mode", "3".to_owned()),
-            // Its default differs from what its documentation says, so it is always given.
+            // Always set, because the default differs from the documented one.
             ("enable_htp_fp16_precision", "1".to_owned()),
-            // Quantising at the graph's edges would otherwise go to the CPU.
+            // Otherwise the CPU would quantise the graph's inputs and outputs.
             ("offload_graph_io_quantization", "0".to_owned()),
         ];
         if !self.chips.is_empty() {
@@ -96,7 +96,7 @@ impl QnnOptions {
             entries.push(("soc_model", list(|chip| chip.spec().soc_model)));
             entries.push(("htp_arch", list(|chip| chip.spec().htp_arch)));
         }
-        // Where neither is known, the driver takes what the chip has.
+        // If neither is known, the driver uses all that the chip has.
         if let Some(vtcm) = QnnChip::shared_vtcm(&self.chips).into_iter().chain(vtcm_mb).min() {
             entries.push(("vtcm_mb", vtcm.to_string()));
         }
@@ -104,20 +104,20 @@ impl QnnOptions {
     }
 }
 
-/// The options of a trace of every node, `qnn_op_trace.json`.
+/// Returns the options for a trace of every node, `qnn_op_trace.json`.
 pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
 }
 
-/// The options of the control's form of a graph, which would lie in the process's folder without them.
+/// Returns the options for the control's form of a graph, which would otherwise be written to the current folder.
 pub(super) fn form_to(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("dump_qnn_ir_dlc", "1".to_owned()), ("dump_qnn_ir_dlc_dir", folder)]
 }
 
-/// The options of a trace, of the graph as the provider is given it, and of the graph that it composes for its backend, which
-/// is written before the backend's compiler has it.
+/// Returns the options for a trace, for the graph as the provider receives it, and for the graph that the provider
+/// composes for its backend. The last is written before the backend's compiler receives it.
 pub(super) fn write_to(folder: &Path) -> Vec<(&'static str, String)> {
     let folder_text = folder.to_string_lossy().into_owned();
     let mut entries = trace_to(folder);
@@ -130,8 +130,8 @@ pub(super) fn write_to(folder: &Path) -> Vec<(&'static str, String)> {
     entries
 }
 
-/// The chip of a processor with this name; `None` for one that this version does not know. Windows says `Snapdragon(R)
-/// X Elite - X1E80100 - …`, Linux has the chip's number or the names in the kernel's device trees.
+/// Returns the chip of a processor by its name; `None` for one that this version does not know. Windows reports
+/// `Snapdragon(R) X Elite - X1E80100 - …`; Linux reports the chip's number or the names in the kernel's device trees.
 pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
     let name = processor.to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
@@ -147,7 +147,7 @@ pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
     }
 }
 
-/// The NPU of this machine. The driver chooses the chip if the processor's name does not identify it.
+/// Returns this machine's NPU. The driver chooses the chip if the processor's name does not identify it.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "aarch64" || facts.os == "macos" {
         let platform = facts.platform();
@@ -155,7 +155,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
             "Hexagon NPUs are part of Snapdragon chips, and this is {platform}"
         )));
     }
-    // Windows lists its NPU only once the provider is loaded.
+    // Windows lists the NPU only once the provider is loaded.
     if facts.os != "windows" && !facts.accelerators.iter().any(|found| found.driver == DRIVER) {
         return Err(Refusal::absent("no Hexagon driver is loaded (expected /dev/fastrpc-cdsp)"));
     }
@@ -163,10 +163,10 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &chips)))
 }
 
-/// The emulated chip; the emulator needs one.
+/// The emulated chip; the emulator requires one.
 const EMULATED: QnnChip = QnnChip::XElite;
 
-/// Qualcomm's emulation of an NPU.
+/// Returns Qualcomm's emulation of an NPU.
 pub(super) fn probe_emulation(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) != ("linux", "x86_64") {
         let platform = facts.platform();

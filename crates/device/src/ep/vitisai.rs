@@ -1,33 +1,34 @@
-//! AMD XDNA NPUs through VitisAI, whose library comes with AMD's own Ryzen AI software and with no wheel.
+//! AMD XDNA NPUs through VitisAI. Its library is part of AMD's own Ryzen AI software and not of any wheel.
 //!
-//! The NPU takes language models only as AMD's own tool makes them (`narthex export --format quark` writes what that
-//! tool reads). Other graphs of fixed shape it takes as far as its compiler goes, and a load that is not whole fails.
+//! The NPU accepts language models only in the form of AMD's own tool (`narthex export --format quark` writes its
+//! input). Of other graphs of fixed shape it accepts the parts that its compiler supports, and a load fails unless the
+//! whole graph is accepted.
 
 use std::path::{Path, PathBuf};
 
 use super::{Device, DeviceSignature, Facts, Refusal, Vendor};
 use crate::inventory::AcceleratorKind;
 
-/// The Linux driver through which the NPU is reached.
+/// Linux driver of the NPU.
 const DRIVER: &str = "amdxdna";
 
 const NPU: DeviceSignature = DeviceSignature {
     name: "AMD XDNA NPU",
     kind: AcceleratorKind::Npu,
     processors: &["ryzen ai"],
-    // Windows calls it that, or after its maker.
+    // Windows uses this name or the vendor's.
     drivers: &["npu compute accelerator", "amd"],
 };
 
-/// The compiler's settings, where AMD's software has them beside the library.
+/// The compiler's settings file, which AMD's software may have next to the library.
 const CONFIG: &str = "vaip_config.json";
 
 /// Options of the provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VitisAiOptions {
-    /// Settings of the compiler; `None` takes those that are built in.
+    /// Settings of the compiler; `None` uses the built-in ones.
     pub config: Option<PathBuf>,
-    /// Folder for the compiled graphs of one package; `None` leaves it to the provider.
+    /// Folder for the compiled graphs of one package; `None` uses the provider's default.
     pub cache: Option<PathBuf>,
 }
 
@@ -39,19 +40,20 @@ impl VitisAiOptions {
         given.into_iter().filter_map(entry).collect()
     }
 
-    /// Returns the name under which a graph is kept, if any is. A graph compiled under another's name would be taken for it.
+    /// Returns the key under which the compiled graph is stored, if there is a folder. Keys must differ, because the
+    /// provider loads whatever is stored under a key.
     pub(super) fn key(&self, graph: &Path) -> Option<(&'static str, String)> {
         self.cache.as_ref()?;
         Some(("cache_key", graph.file_stem()?.to_string_lossy().into_owned()))
     }
 }
 
-/// The settings beside the library, if they are there.
+/// Returns the settings file next to the library, if it exists.
 fn config_beside(library: &Path) -> Option<PathBuf> {
     Some(library.with_file_name(CONFIG)).filter(|path| path.is_file())
 }
 
-/// The NPU of this machine.
+/// Returns this machine's NPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
         let platform = facts.platform();

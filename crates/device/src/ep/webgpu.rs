@@ -1,17 +1,17 @@
-//! Any GPU through WebGPU: the plugin, version 0.4, or the provider inside of an ONNX Runtime that was built with it.
+//! Any GPU through WebGPU: the plugin, version 0.4, or the provider that is part of an ONNX Runtime built with it.
 
 use narthex_spec::Ep;
 
 use super::{Device, Facts, GpuPreference, Refusal};
 use crate::inventory::AcceleratorKind;
 
-/// The messages of a lost GPU, in lower case, by Dawn and Vulkan; the provider gives no code for them.
+/// Messages for a lost GPU, in lower case, by Dawn and Vulkan; the provider has no error code for them.
 pub(super) const LOSSES: &[&str] = &["device is lost", "device lost"];
 
 /// Options of the provider.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WebGpuOptions {
-    /// GPU to take if there are several.
+    /// GPU to choose if there are several.
     pub preference: GpuPreference,
 }
 
@@ -25,7 +25,7 @@ impl WebGpuOptions {
     }
 }
 
-/// A GPU of this machine.
+/// Returns this machine's GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) == ("macos", "x86_64") {
         let platform = facts.platform();

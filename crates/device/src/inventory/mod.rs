@@ -1,7 +1,8 @@
-//! Inventory of this machine, read from the system itself: nothing is loaded, and nothing is started but by [`measured`].
+//! Inventory of this machine, read from the system itself. No library is loaded, and no program is started except by
+//! [`measured`].
 //!
-//! By hand, because sysinfo counts the machine's cores rather than those that this process may use, reads the memory limit
-//! of one control group only, and knows neither NPUs nor drivers.
+//! It is our own code because sysinfo counts the machine's cores instead of those that this process may use, reads the
+//! memory limit of one control group only, and knows neither NPUs nor drivers.
 
 mod nvidia;
 
@@ -9,21 +10,21 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::{memory, registry};
 
-/// Where Windows keeps the name of the first processor.
+/// Registry key under which Windows has the name of the first processor.
 const PROCESSOR_KEY: &str = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0";
 
-/// The processor.
+/// Processor of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpu {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Logical cores of the machine.
+    /// Number of logical cores of the machine.
     pub cores: usize,
-    /// Logical cores that this process may use, by affinity and control group.
+    /// Number of logical cores that this process may use, by affinity and control group.
     pub usable_cores: usize,
-    /// Physical cores among those that affinity allows, if the system reports them.
+    /// Number of physical cores among those that affinity allows, if the system reports them.
     pub physical_cores: Option<usize>,
-    /// Vector instruction sets that matter to inference.
+    /// Vector instruction sets that are relevant to inference.
     pub features: Vec<&'static str>,
 }
 
@@ -37,7 +38,7 @@ pub enum AcceleratorKind {
 }
 
 impl AcceleratorKind {
-    /// `npu` or `gpu`.
+    /// Returns `npu` or `gpu`.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Npu => "npu",
@@ -49,26 +50,26 @@ impl AcceleratorKind {
 /// An accelerator whose driver the system has loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accelerator {
-    /// Its kind.
+    /// Kind.
     pub kind: AcceleratorKind,
-    /// The name of its driver: `intel_vpu`, `amdxdna`, `fastrpc`, ….
+    /// Name of the driver: `intel_vpu`, `amdxdna`, `fastrpc`, ….
     pub driver: String,
-    /// Its name, in plain words.
+    /// Description in plain words.
     pub text: String,
-    /// Bytes of its own memory, if its driver reports them.
+    /// Size of its own memory in bytes, if its driver reports it.
     pub memory: Option<u64>,
 }
 
-/// A driver, by whose version its behaviour may differ.
+/// A driver with its version, on which a device's behaviour may depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
     /// Kind of device that it drives.
     pub kind: AcceleratorKind,
-    /// Its name and version, and the version of the device's firmware, if known.
+    /// Name and version, and the version of the device's firmware, if known.
     pub text: String,
 }
 
-/// The processor of this machine.
+/// Returns the processor of this machine.
 pub fn cpu() -> Cpu {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -82,7 +83,7 @@ pub fn cpu() -> Cpu {
             .or_else(|| field("Model"))
             .or_else(|| soc(Path::new("/")))
             .or_else(|| registry::text(PROCESSOR_KEY, "ProcessorNameString"))
-            // Windows sets it for every process.
+            // Windows sets this variable for every process.
             .or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok())
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: cores.max(usable_cores),
@@ -92,10 +93,10 @@ pub fn cpu() -> Cpu {
     }
 }
 
-/// Returns the names that kernel and firmware give the chip around an Arm processor, which has no name of its own: the
-/// chip's number, and the names of board and chip in the device tree. Linux is at `root`.
+/// Returns the names that kernel and firmware give an Arm chip, whose processor cores have no name: the chip's number,
+/// and the names of board and chip in the device tree. `root` is the root folder of the system.
 fn soc(root: &Path) -> Option<String> {
-    /// A device tree names a board and a chip, each perhaps twice.
+    /// Maximum number of names. A device tree names a board and a chip, each up to twice.
     const MOST: usize = 8;
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let machine = read("sys/devices/soc0/machine");
@@ -105,8 +106,8 @@ fn soc(root: &Path) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// Threads that compute: `wanted`, or where that is 0 one per physical core that this process may use. A second thread
-/// on a core has no vector unit of its own.
+/// Returns the number of compute threads: `wanted`, or if that is 0, one per physical core that this process may use. A
+/// second thread on a core would have no vector unit of its own.
 pub fn threads(wanted: usize) -> usize {
     if wanted > 0 {
         return wanted;
@@ -115,7 +116,7 @@ pub fn threads(wanted: usize) -> usize {
     physical_cores().map_or(usable, |physical| usable.min(physical.max(1)))
 }
 
-/// The physical cores behind the logical ones that this process may run on.
+/// Returns the number of physical cores of the logical ones on which this process may run.
 fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -128,9 +129,9 @@ fn physical_cores() -> Option<usize> {
     Some(places.len())
 }
 
-/// The numbers of a list such as `0-3,8`, as the kernel writes it.
+/// Parses a list of numbers in the kernel's form, such as `0-3,8`.
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
-    /// Linux runs on no more.
+    /// Maximum number of processors that Linux supports.
     const MOST: usize = 8192;
     let mut cpus = Vec::new();
     for part in text.split(',') {
@@ -176,14 +177,16 @@ fn features() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// Bytes of memory that this process may use: the machine's, or its control group's limit where that is smaller.
+/// Returns the bytes of memory that this process may use: the machine's memory, or its control group's limit if that is
+/// lower.
 pub fn memory_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Some(group_limits(&groups, Path::new("/sys/fs/cgroup")).fold(memory::installed()?, u64::min))
 }
 
-/// The memory limits of this process's control groups and of those that these are in, of the second version and of the
-/// first, where `groups` is what the kernel says of the process; cgroups(7).
+/// Returns the memory limits of this process's control groups and of all their ancestors, in both versions of control
+/// groups (cgroups(7)). `groups` is the kernel's list of the process's groups; `root` is the folder where they are
+/// mounted.
 fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
     let files = groups.lines().flat_map(move |line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -195,7 +198,8 @@ fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64
             }
             _ => None,
         };
-        // In a container the path may be that of the machine outside, which is not there; its root is.
+        // In a container the path may be that of the host, which does not exist here; then only the limit of the root
+        // group is found.
         let nested = Path::new(path.trim_start_matches('/'));
         place.into_iter().flat_map(move |(mount, file)| {
             nested.ancestors().map(move |group| mount.join(group).join(file)).collect::<Vec<_>>()
@@ -204,7 +208,7 @@ fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64
     files.filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
-/// The operating system's name and version, if it reports them.
+/// Returns the operating system's name and version, if it reports them.
 pub fn system() -> Option<String> {
     let release = fs::read_to_string("/etc/os-release").ok()?;
     let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?.trim_matches('"');
@@ -212,7 +216,7 @@ pub fn system() -> Option<String> {
     Some(kernel.map_or_else(|| name.to_owned(), |kernel| format!("{name}, kernel {}", kernel.trim())))
 }
 
-/// The accelerators whose drivers are loaded.
+/// Returns the accelerators whose drivers are loaded.
 pub fn accelerators() -> Vec<Accelerator> {
     let mut found = Vec::new();
     for (driver, text) in in_class(Path::new("/sys/class/accel"), "accel") {
@@ -237,7 +241,7 @@ pub fn accelerators() -> Vec<Accelerator> {
         let text = format!("GPU with driver {driver} ({text})");
         found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text, memory });
     }
-    // In a container NVIDIA's devices are there without a render node.
+    // In a container, NVIDIA's devices may have no render node.
     let seen = found.iter().any(|accelerator| accelerator.driver == "nvidia");
     if !seen && Path::new("/dev/nvidiactl").exists() {
         let text = "NVIDIA GPU (/dev/nvidiactl)".to_owned();
@@ -251,27 +255,27 @@ pub fn accelerators() -> Vec<Accelerator> {
     found
 }
 
-/// The accelerators, those of NVIDIA as reported by their driver's own program, memory included. The program runs if it is
-/// installed, which may take seconds.
+/// Returns the accelerators. For NVIDIA's cards the entries come from the driver's own program, with the size of their
+/// memory. If that program is installed it is run, which may take seconds.
 pub fn measured() -> Vec<Accelerator> {
     with_cards(accelerators(), nvidia::cards())
 }
 
-/// Replaces the system's entries of a vendor's cards by the vendor's own.
+/// Replaces the system's entries for a vendor's cards by the vendor's own.
 fn with_cards(mut found: Vec<Accelerator>, cards: Vec<Accelerator>) -> Vec<Accelerator> {
     found.retain(|known| cards.iter().all(|card| card.driver != known.driver));
     found.extend(cards);
     found
 }
 
-/// The drivers of these accelerators, and on Windows those of every NPU and GPU.
+/// Returns the drivers of these accelerators, and on Windows those of every NPU and GPU.
 pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
-    /// The classes of Windows' devices `ComputeAccelerator` and `Display`.
+    /// Device classes of Windows: `ComputeAccelerator` and `Display`.
     const CLASSES: [(AcceleratorKind, &str); 2] = [
         (AcceleratorKind::Npu, "{f01a9d53-3ff6-48d2-9f97-c8a7004be10c}"),
         (AcceleratorKind::Gpu, "{4d36e968-e325-11ce-bfc1-08002be10318}"),
     ];
-    /// The most drivers of a class that are looked at; their numbers may have gaps.
+    /// Number of registry entries that are tried for each class; their numbers may have gaps.
     const MOST: usize = 16;
     let mut found = drivers_at(Path::new("/"), accelerators);
     for (kind, class) in CLASSES {
@@ -286,7 +290,8 @@ pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
     found
 }
 
-/// The drivers of these accelerators, of Linux at `root`. One that is part of the kernel has the kernel's version.
+/// Returns the drivers of these accelerators on Linux, with its root folder at `root`. A driver that is part of the
+/// kernel has the kernel's version.
 fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
     let read = |path: &Path| {
         let text = fs::read_to_string(root.join(path)).ok()?;
@@ -305,12 +310,12 @@ fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
     accelerators.iter().map(version).collect()
 }
 
-/// Bytes of a graphics card's own memory, as AMD's driver reports them.
+/// Returns the size in bytes of a graphics card's own memory, as AMD's driver reports it.
 fn own_memory(card: &Path) -> Option<u64> {
     fs::read_to_string(card.join("device/mem_info_vram_total")).ok()?.trim().parse().ok()
 }
 
-/// Devices of a class whose names begin with `prefix`: driver and device path.
+/// Returns the driver and the device name of every device of a class whose name starts with `prefix`.
 fn in_class(class: &Path, prefix: &str) -> Vec<(String, String)> {
     let Ok(entries) = fs::read_dir(class) else { return Vec::new() };
     let mut devices: Vec<(String, String)> = entries

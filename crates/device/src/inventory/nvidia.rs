@@ -1,4 +1,5 @@
-//! NVIDIA's graphics cards, as their driver's own program reports them: no file of the system has the size of their memory.
+//! NVIDIA's graphics cards, as reported by the driver's own program, because no file of the system has the size of
+//! their memory.
 
 use std::{
     io::Read,
@@ -10,16 +11,16 @@ use std::{
 
 use super::{Accelerator, AcceleratorKind};
 
-/// The program that comes with the driver.
+/// Program that comes with the driver.
 const PROGRAM: &str = "nvidia-smi";
 
-/// Time limit of the program. If nothing keeps the driver loaded, the program loads it first, which takes a second or two.
+/// Time limit of the program. If the driver is not loaded, the program loads it first, which takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most bytes that are read of it; a card is a line.
+/// Maximum number of bytes of output that are read; a card takes one line.
 const MOST_BYTES: u64 = 16 << 10;
 
-/// The most characters of a card's name that are kept.
+/// Maximum number of characters of a card's name.
 const MOST_NAME: usize = 96;
 
 /// Returns the cards; empty if the program is not installed or does not answer.
@@ -28,26 +29,26 @@ pub(crate) fn cards() -> Vec<Accelerator> {
     answer.lines().filter_map(card).collect()
 }
 
-/// Returns the program's output, if it ends in time.
+/// Returns the program's output, if it ends within `patience`.
 fn ask(mut program: Command, patience: Duration) -> Option<String> {
     program.args(["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]);
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut running = RunningProgram(program.spawn().ok()?);
     let answer = running.0.stdout.take()?;
     let (sender, receiver) = mpsc::channel();
-    // A read cannot be given up, so it is left to a thread, which ends with the process.
+    // A read cannot be cancelled, so it runs on a thread of its own, which may last until the process ends.
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = answer.take(MOST_BYTES).read_to_end(&mut bytes);
-        // Nobody waits for it any more where the time is over.
+        // After the time limit there is no receiver.
         let _ = sender.send(read.is_ok().then_some(bytes));
     });
     let bytes = receiver.recv_timeout(patience).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A card by its line, such as `NVIDIA H200, 143771`: its name, and its memory in MiB or why there is no such number in
-/// brackets, as for chips that share the CPU's memory. Every other line is a message.
+/// Parses a line such as `NVIDIA H200, 143771`: the name, and the memory in MiB. If there is no such number, as for
+/// chips that share the CPU's memory, the reason is in brackets. Every other line is a message.
 fn card(line: &str) -> Option<Accelerator> {
     let (name, memory) = line.trim().rsplit_once(", ")?;
     let memory = match memory.parse::<u64>() {
@@ -65,7 +66,7 @@ struct RunningProgram(Child);
 
 impl Drop for RunningProgram {
     fn drop(&mut self) {
-        // A process that has ended already is no failure.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,5 @@
-//! Inputs and outputs of a session over memory that the caller owns, without copies and without `ort`'s values: its
-//! safe binding copies borrowed inputs, and allocates on every run.
+//! Inputs and outputs of a session in memory that the caller owns. `ort`'s safe binding is not used, because it copies
+//! borrowed inputs and allocates on every run.
 
 use std::{
     ffi::{CStr, CString},
@@ -15,26 +15,26 @@ use super::{
     value::{HostMemory, OwnedValue, Tensor, check},
 };
 
-/// Names bound to memory, for one session.
+/// Input and output names of one session, bound to memory.
 pub(crate) struct Binding {
     raw: *mut ort_sys::OrtIoBinding,
     memory: HostMemory,
-    /// Every input, where the session's device has memory of its own: ONNX Runtime copies an input there when it is
-    /// bound, and not again when it is run.
+    /// All bound inputs, if the session's device has memory of its own. ONNX Runtime copies such an input when it is
+    /// bound and not when the session runs, so every run binds it again.
     copied: Option<Vec<(CString, OwnedValue)>>,
     _not_shared: PhantomData<*mut ()>,
 }
 
-// SAFETY: ONNX Runtime's bindings have no thread of their own; they may be moved, and `&mut self` keeps use exclusive.
+// SAFETY: ONNX Runtime's bindings are not tied to a thread, so they may be moved, and `&mut self` keeps use exclusive.
 unsafe impl Send for Binding {}
 
 impl Binding {
-    /// An empty binding.
+    /// Creates an empty binding.
     pub(crate) fn new(session: &Session) -> Result<Self, StepError> {
         let copied = session.copies_inputs().then(Vec::new);
         let memory = HostMemory::new()?;
         let mut binding = Self { raw: ptr::null_mut(), memory, copied, _not_shared: PhantomData };
-        // SAFETY: the session is alive and the out-pointer is valid; what it receives is released on drop.
+        // SAFETY: the session is alive and the out-pointer is valid; the binding that it receives is released on drop.
         let status = unsafe { (ort::api().CreateIoBinding)(session.ptr(), &raw mut binding.raw) };
         check("make a binding", status)?;
         Ok(binding)
@@ -62,7 +62,7 @@ impl Binding {
     /// Binds an output by name.
     ///
     /// # Safety
-    /// As for [`Self::input`]; the memory is written by every run.
+    /// The conditions are those of [`Self::input`]; every run writes the memory.
     pub(crate) unsafe fn output(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
         let value = self.memory.value(tensor)?;
         // SAFETY: as in `input`.
@@ -70,7 +70,7 @@ impl Binding {
         check("bind an output", status)
     }
 
-    /// Binds one tensor of the device to an input and its outputs: runs read it and write it in place.
+    /// Binds one tensor on the device to an input and to outputs, so that runs read it and write it in place.
     pub(crate) fn in_place<'n>(
         &mut self,
         input: &CStr,
@@ -88,14 +88,14 @@ impl Binding {
         })
     }
 
-    /// Runs the session on what is bound.
+    /// Runs the session on the bound inputs and outputs.
     pub(crate) fn run(&mut self, session: &mut Session) -> Result<(), StepError> {
         for (name, value) in self.copied.iter().flatten() {
-            // SAFETY: as in `input`, whose promise holds for the memory that the value describes.
+            // SAFETY: as in `input`, whose caller guarantees that the memory of the value is valid.
             let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), value.0) };
             check("bind an input", status)?;
         }
-        // SAFETY: session and binding are alive and exclusively ours; no run options are given.
+        // SAFETY: session and binding are alive and used exclusively; null run options are allowed.
         let status = unsafe { (ort::api().RunWithBinding)(session.ptr(), ptr::null(), self.raw) };
         check("run the graph", status)
     }
@@ -103,7 +103,7 @@ impl Binding {
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        // SAFETY: it is null or ours, and released once.
+        // SAFETY: the pointer is null or belongs to this value, which releases it once.
         unsafe {
             if !self.raw.is_null() {
                 (ort::api().ReleaseIoBinding)(self.raw);

@@ -1,4 +1,4 @@
-//! Tensors in the memory of a session's device, for what is both read and written by every run.
+//! Tensors in the memory of a session's device, for values that every run both reads and writes.
 
 use std::{ffi::CStr, ptr};
 
@@ -12,14 +12,15 @@ use super::{
 };
 use crate::runtime::Runtime;
 
-/// The memory where a session expects one of its inputs, if that is not the host's.
+/// Memory in which a session expects one of its inputs, if it is not the host's memory.
 pub(crate) struct DeviceMemory {
     allocator: *mut ort_sys::OrtAllocator,
     host: HostMemory,
     runtime: &'static Runtime,
 }
 
-// SAFETY: ONNX Runtime's allocators may be used from any thread; `&mut` or ownership keeps use of each tensor exclusive.
+// SAFETY: ONNX Runtime's allocators may be used from any thread; `&mut` or ownership keeps use of each tensor
+// exclusive.
 unsafe impl Send for DeviceMemory {}
 
 /// A tensor in a device's memory.
@@ -28,11 +29,11 @@ pub(crate) struct DeviceTensor {
     shape: Vec<i64>,
 }
 
-// SAFETY: a value has no thread of its own.
+// SAFETY: a value is not tied to a thread.
 unsafe impl Send for DeviceTensor {}
 
 impl DeviceMemory {
-    /// The memory of the input called `name`; `None` where the host's is as good.
+    /// Returns the memory of the input `name`; `None` if it is the host's memory.
     pub(crate) fn of_input(
         runtime: &'static Runtime,
         session: &Session,
@@ -42,8 +43,8 @@ impl DeviceMemory {
         let place = names.iter().position(|own| own.as_bytes() == name.to_bytes());
         let mut infos = vec![ptr::null::<ort_sys::OrtMemoryInfo>(); names.len()];
         let api = ort::api();
-        // SAFETY: the session is alive and the list has a place for each of its inputs; what it receives belongs to the
-        // session.
+        // SAFETY: the session is alive and the list has room for all of its inputs; the received descriptions belong to
+        // the session.
         let status =
             unsafe { (api.SessionGetMemoryInfoForInputs)(session.ptr(), infos.as_mut_ptr(), infos.len()) };
         check("find a device's memory", status)?;
@@ -51,7 +52,7 @@ impl DeviceMemory {
             return Ok(None);
         };
         let mut kind = ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
-        // SAFETY: the session, to which the description belongs, is alive.
+        // SAFETY: the session is alive, and the description belongs to it.
         unsafe { (api.MemoryInfoGetDeviceType)(info, &raw mut kind) };
         if kind == ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU {
             return Ok(None);
@@ -63,7 +64,7 @@ impl DeviceMemory {
         Ok(Some(memory))
     }
 
-    /// A tensor of single precision, whose elements are whatever was there.
+    /// Allocates a single-precision tensor with undefined contents.
     pub(crate) fn tensor(&self, shape: &[i64]) -> Result<DeviceTensor, StepError> {
         let mut value = OwnedValue(ptr::null_mut());
         // SAFETY: the allocator is alive, and the executor that owns it drops the session after every tensor.
@@ -80,7 +81,7 @@ impl DeviceMemory {
         Ok(DeviceTensor { value, shape: shape.to_vec() })
     }
 
-    /// Copies a whole tensor out of the device.
+    /// Copies a whole tensor from the device.
     pub(crate) fn read(&self, tensor: &DeviceTensor) -> Result<Vec<f32>, StepError> {
         let mut elements = vec![0.0; tensor.elements()];
         let host = self.host.value(Tensor::new(&mut elements, DType::F32, &tensor.shape))?;
@@ -88,7 +89,7 @@ impl DeviceMemory {
         Ok(elements)
     }
 
-    /// Fills a whole tensor on the device.
+    /// Copies `elements` to a whole tensor on the device.
     pub(crate) fn write(&self, tensor: &mut DeviceTensor, elements: &mut [f32]) -> Result<(), StepError> {
         let host = self.host.value(Tensor::new(elements, DType::F32, &tensor.shape))?;
         self.copy(&host, &tensor.value)
@@ -96,8 +97,8 @@ impl DeviceMemory {
 
     fn copy(&self, from: &OwnedValue, to: &OwnedValue) -> Result<(), StepError> {
         let (from, mut to) = (from.0.cast_const(), to.0.cast_const());
-        // SAFETY: both values are alive, of one type and shape, and the call returns once the copy is done, since no
-        // stream is given.
+        // SAFETY: both values are alive and have the same type and shape. Without a stream, the call returns after the
+        // copy is complete.
         let status = unsafe {
             (ort::api().CopyTensors)(
                 self.runtime.environment().ptr().cast_mut(),

@@ -1,10 +1,10 @@
-//! Ends a process without what vendors' libraries do at its end.
+//! Ends a process without the exit handlers and destructors of vendors' libraries.
 //!
-//! Processes that had used Qualcomm's HTP emulation (QAIRT 2.51) and done all their work were seen to end with SIGSEGV, twice
-//! in some forty runs of one test program: their users would take success for a failure.
+//! Processes that had used Qualcomm's HTP emulation (QAIRT 2.51) and completed all their work ended with SIGSEGV, in
+//! two of about forty runs of one test program. Their users would mistake success for a failure.
 
-/// From now on a regular end of the process, with whatever status, runs nothing that was registered before: neither handlers
-/// of `atexit` nor destructors of libraries. What the C library holds back is written out.
+/// Makes a regular end of the process skip everything that was registered before this call: handlers of `atexit` and
+/// destructors of libraries. The exit status stays the same, and the C library's buffers are flushed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn without_destructors() {
     use std::{
@@ -13,22 +13,22 @@ pub(super) fn without_destructors() {
     };
 
     unsafe extern "C" {
-        /// glibc's: handlers run from the last one that was registered to the first.
+        /// glibc's function. Handlers run in the reverse order of their registration.
         fn on_exit(handler: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
     }
     extern "C" fn end(status: c_int, _: *mut c_void) {
-        // SAFETY: a null stream means all of them; the process ends here.
+        // SAFETY: a null stream means all streams; the process ends here.
         unsafe {
             libc::fflush(ptr::null_mut());
             libc::_exit(status)
         }
     }
-    // SAFETY: the handler is a function that lives as long as the process, and reads no argument. Where it cannot be
-    // registered, the process ends as it did.
+    // SAFETY: the handler is a function that lives as long as the process and does not use its argument. If it cannot
+    // be registered, the process ends as it would without it.
     unsafe { on_exit(end, ptr::null_mut()) };
 }
 
-/// There is no emulator elsewhere.
+/// Does nothing: the emulator exists only on Linux with glibc.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(super) fn without_destructors() {}
 

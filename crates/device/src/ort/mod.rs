@@ -1,4 +1,4 @@
-//! Sessions and raw bindings over memory of our own. Nothing here knows of models.
+//! Sessions, and raw bindings to the caller's memory. Nothing here knows of models.
 
 mod binding;
 mod device_memory;

@@ -1,8 +1,8 @@
-//! Keeps what vendors' libraries print away from the program's own output.
+//! Separation of the output of vendors' libraries from the program's own standard output.
 //!
-//! Qualcomm's emulator prints a line to standard output when it is loaded, where programs that read ours would find it. It
-//! says that there is no file of settings for the emulator itself, which no user has to know; whatever else a library
-//! prints goes to standard error.
+//! Qualcomm's emulator prints a line to standard output when it is loaded, which would disturb programs that parse our
+//! output. The line states that there is no settings file for the emulator itself, and is dropped. All other output of
+//! a library goes to standard error.
 
 #[cfg(target_os = "linux")]
 use std::{
@@ -12,24 +12,25 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// The line that Qualcomm's emulator prints whatever its settings are.
+/// Line that Qualcomm's emulator prints with any settings.
 #[cfg(target_os = "linux")]
 const NOTICE: &str = "# LIBNATIVE: No alternate configuration present";
 
-/// While one lives, standard output is a file in memory, for the whole process; with the last, its lines go to standard
-/// error. Other systems than Linux have no emulator, and nothing is redirected there.
+/// Redirects standard output to a file in memory while any instance lives, for the whole process. When the last one is
+/// dropped, the lines are written to standard error. On systems other than Linux, which have no emulator, nothing is
+/// redirected.
 pub(super) struct StdoutRedirect {
-    /// Counts among the users of the redirection.
+    /// True if this instance counts as a user of the redirection.
     #[cfg(target_os = "linux")]
     counts: bool,
 }
 
-/// Standard output while it is redirected.
+/// State of standard output while it is redirected.
 #[cfg(target_os = "linux")]
 struct RedirectedStdout {
     /// Number of live [`StdoutRedirect`]s.
     users: usize,
-    /// Standard output as it was.
+    /// The original standard output.
     kept: OwnedFd,
     /// The file that replaces it.
     file: File,
@@ -40,7 +41,7 @@ static REDIRECTED: Mutex<Option<RedirectedStdout>> = Mutex::new(None);
 
 #[cfg(target_os = "linux")]
 impl StdoutRedirect {
-    /// Where output cannot be redirected, nothing is changed.
+    /// Starts or joins the redirection. If output cannot be redirected, nothing is changed.
     pub(super) fn new() -> Self {
         let mut held = REDIRECTED.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *held {
@@ -70,7 +71,7 @@ impl Drop for StdoutRedirect {
 impl RedirectedStdout {
     fn begin() -> io::Result<Self> {
         let kept = io::stdout().as_fd().try_clone_to_owned()?;
-        // SAFETY: the name is a C string; the descriptor that is made is ours alone.
+        // SAFETY: the name is a C string; the new descriptor belongs only to this file.
         let file = unsafe {
             match libc::memfd_create(c"aside".as_ptr(), libc::MFD_CLOEXEC) {
                 -1 => return Err(io::Error::last_os_error()),
@@ -82,7 +83,7 @@ impl RedirectedStdout {
     }
 
     fn end(mut self) {
-        // Neither can fail with open descriptors, and there is no way to report it.
+        // Neither call can fail with open descriptors, and an error could not be reported.
         let _ = redirect(self.kept.as_fd());
         let mut bytes = Vec::new();
         let _ = self.file.rewind().and_then(|()| self.file.take(MOST_BYTES).read_to_end(&mut bytes));
@@ -93,14 +94,14 @@ impl RedirectedStdout {
     }
 }
 
-/// The most that is passed on of what was printed, in bytes.
+/// Maximum number of bytes of redirected output that are passed on.
 #[cfg(target_os = "linux")]
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Makes standard output another file, once what the C library holds back is written out.
+/// Replaces standard output by another file, after flushing the C library's buffers.
 #[cfg(target_os = "linux")]
 fn redirect(to: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: a null stream means all of them, and both descriptors are open.
+    // SAFETY: a null stream means all streams, and both descriptors are open.
     let outcome = unsafe {
         libc::fflush(std::ptr::null_mut());
         libc::dup2(to.as_raw_fd(), libc::STDOUT_FILENO)
@@ -108,7 +109,7 @@ fn redirect(to: BorrowedFd<'_>) -> io::Result<()> {
     if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The lines of what was printed, without the emulator's notice.
+/// Returns the lines of redirected output without the emulator's notice and without blank lines.
 #[cfg(target_os = "linux")]
 fn without_notice(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with(NOTICE))

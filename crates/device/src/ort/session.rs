@@ -1,4 +1,4 @@
-//! A session pinned to one device, with a record of where its nodes went.
+//! A session on one device, with a record of the placement of its nodes.
 
 use std::{
     ffi::CString,
@@ -32,47 +32,47 @@ pub(crate) struct Session {
 /// Options of a session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionOptions<'a> {
-    /// Threads of each operator on the CPU.
+    /// Number of threads of each operator on the CPU.
     pub(crate) threads: usize,
     /// The device.
     pub(crate) device: &'a Device,
     /// Use of the provider's compiled form of the graph.
     pub(crate) context: Context<'a>,
-    /// Files that the provider writes about its work.
+    /// Diagnostic files that the provider writes.
     pub(crate) writes: Writes<'a>,
-    /// Operators of the CPU.
+    /// Implementation of operators on the CPU.
     pub(crate) operators: CpuOperators,
 }
 
-/// Operators that a graph on the CPU is run with.
+/// Implementation of the operators of a graph on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CpuOperators {
-    /// Those of Narthex, where a node has one, and those of ONNX Runtime.
+    /// Narthex's operators for nodes that they support, ONNX Runtime's for the others.
     Narthex,
-    /// Those of ONNX Runtime alone.
+    /// Only ONNX Runtime's.
     OnnxRuntime,
 }
 
-/// Files that a provider writes about the graph that it compiles.
+/// Diagnostic files that a provider writes about the graph that it compiles.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Writes<'a> {
-    /// Nothing.
+    /// No files.
     Nothing,
-    /// Which nodes it takes and refuses, in this folder.
+    /// The nodes that it accepts and refuses, in this folder.
     Trace(&'a Path),
     /// The graph in the provider's own form, in this folder; for a [control](Device::control).
     Form(&'a Path),
-    /// All that it can, in this folder, and every line of its log.
+    /// Everything that it can write, in this folder, and all lines of its log.
     Everything(&'a Path),
 }
 
 impl<'a> SessionOptions<'a> {
-    /// Returns whether nodes may be replaced by operators of Narthex.
+    /// Returns true if nodes may be replaced by operators of Narthex.
     fn own_operators(&self) -> bool {
         *self.device == Device::Cpu && self.operators == CpuOperators::Narthex
     }
 
-    /// A graph on a device, compiled on the spot where the provider compiles.
+    /// Returns options for a graph on a device, compiled at the load if the provider compiles.
     pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
         Self {
             threads,
@@ -84,30 +84,30 @@ impl<'a> SessionOptions<'a> {
     }
 }
 
-/// A provider's compiled form of a graph, which is a context.
+/// Use of a context, the provider's compiled form of a graph.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Context<'a> {
-    /// It is made for this session alone, or loaded with a binary of its own.
+    /// The context is compiled for this session only, or loaded with a binary of its own.
     Own,
-    /// It is loaded, and other sessions take their graphs out of the same binary.
+    /// The context is loaded, and other sessions use graphs in the same binary.
     Shared,
-    /// It is made and written.
+    /// The context is compiled and written to files.
     Written {
-        /// The ONNX file that stands for the graph; the binary lies beside it.
+        /// The ONNX file of the context; the binary is next to it.
         path: &'a Path,
-        /// Use of a shared binary.
+        /// Sharing of the binary.
         sharing: Sharing,
     },
 }
 
-/// Use of one binary by several graphs.
+/// Sharing of one binary by several graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// It has a binary of its own.
+    /// The graph has a binary of its own.
     Alone,
-    /// More graphs follow.
+    /// The graph shares a binary, and more graphs follow.
     More,
-    /// It is the last of the graphs that share.
+    /// The graph is the last of those that share a binary.
     Last,
 }
 
@@ -116,12 +116,12 @@ fn failed<R>(what: &'static str) -> impl FnOnce(ort::Error<R>) -> DeviceError {
 }
 
 impl Context<'_> {
-    /// The settings of a session, by ONNX Runtime's names.
+    /// Returns the session settings, by ONNX Runtime's names.
     fn entries(self) -> Vec<(&'static str, String)> {
         const SHARE: &str = "ep.share_ep_contexts";
         let (path, sharing) = match self {
             Self::Own => return Vec::new(),
-            // Without it each session would load the whole binary for itself.
+            // Otherwise each session would load the whole binary.
             Self::Shared => return vec![(SHARE, "1".to_owned())],
             Self::Written { path, sharing } => (path, sharing),
         };
@@ -155,14 +155,15 @@ fn on(
         Writes::Everything(folder) => device.write_to(folder),
     };
     match (runtime.device(device), device.by_name()) {
-        // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
+        // The device is given explicitly, because a new builder prefers an NPU as soon as a plugin provider is
+        // registered.
         (Ok(offered), _) => {
             let name = device.ep().ort_name();
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
                 device.options_for(model).into_iter().chain(writes).map(prefixed).collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
-            // DirectML demands it.
+            // DirectML requires that memory patterns are disabled.
             let pattern = device.ep() != Ep::DirectMl;
             builder.with_memory_pattern(pattern).map_err(failed(what))
         }
@@ -171,7 +172,7 @@ fn on(
     }
 }
 
-/// Binds a session to a provider that stands inside of ONNX Runtime and offers no device.
+/// Binds a session to a provider that is part of ONNX Runtime and offers no device.
 fn by_name(
     mut builder: SessionBuilder,
     name: &'static str,
@@ -184,8 +185,8 @@ fn by_name(
     let values = options.iter().map(|(_, value)| text(value)).collect::<Result<Vec<_>, _>>()?;
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
     let (keys, values) = (pointers(&keys), pointers(&values));
-    // SAFETY: the builder is alive, and every string and list lives until the call is over, which copies them; its
-    // status is handed over to `ort`, which releases it.
+    // SAFETY: the builder is alive, and all strings and lists live until the end of the call, which copies them. `ort`
+    // takes ownership of the status and releases it.
     unsafe {
         let status = (ort::api().SessionOptionsAppendExecutionProvider)(
             builder.ptr_mut(),
@@ -200,7 +201,7 @@ fn by_name(
     Ok(builder)
 }
 
-/// Loads the rewritten graph of a file, whose data files lie beside the original.
+/// Loads the rewritten graph of a model file. Its external data files are in the folder of the original.
 fn rewritten(
     builder: SessionBuilder,
     own: OwnOperators,
@@ -224,13 +225,13 @@ fn rewritten(
     Ok(loaded)
 }
 
-/// A session with operators of Narthex was made. ONNX Runtime fails if two threads make the first ones at once, because
-/// both add the domain to the list of the process.
+/// True once a session with operators of Narthex has been created. ONNX Runtime fails if two threads create the first
+/// ones at the same time, because both add the operators' domain to the process's list.
 static DOMAIN_IS_KNOWN: Mutex<bool> = Mutex::new(false);
 
 impl Session {
-    /// Loads a graph for a device. Nodes that the device refuses go to the CPU and nowhere else; whether that is good
-    /// enough is the caller's to say, from the placement.
+    /// Loads a graph on a device. Nodes that the device refuses are placed on the CPU and on no other device; the
+    /// caller decides from the placement whether that is acceptable.
     pub(crate) fn open(
         runtime: &Runtime,
         model: &Path,
@@ -260,7 +261,8 @@ impl Session {
             None => builder.commit_from_file(model),
         };
         if options.device.ep() == Ep::Qnn {
-            // Each time, since libraries that were loaded meanwhile would come before it.
+            // Registered after every load; otherwise the destructors of libraries loaded in the meantime would run
+            // first.
             ending::without_destructors();
         }
         let inner = loaded.map_err(failed("load the graph"))?;
@@ -270,21 +272,23 @@ impl Session {
             let message = format!("node {} went to {}", node.name, node.ep);
             return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
-        // ONNX Runtime does not say whether a provider reads inputs from the host's memory. An extra copy is harmless.
+        // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no
+        // harm.
         Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu })
     }
 
-    /// Where its nodes went.
+    /// Returns the placement of the graph's nodes.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Returns whether inputs are copied to the device when they are bound, so that later writes are not seen.
+    /// Returns true if inputs are copied to the device when they are bound, so that the session does not see later
+    /// writes.
     pub(super) fn copies_inputs(&self) -> bool {
         self.copies_inputs
     }
 
-    /// The names of its inputs, in order.
+    /// Returns the names of its inputs, in order.
     pub(super) fn input_names(&self) -> Vec<&str> {
         self.inner.inputs().iter().map(|input| input.name()).collect()
     }

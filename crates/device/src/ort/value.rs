@@ -19,10 +19,9 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// A tensor over `elements`.
+    /// Creates a view of `elements`.
     ///
-    /// # Panics
-    /// If the shape does not describe that many elements.
+    /// # Panics The shape does not have that many elements, or the elements do not have the size of `dtype`.
     pub(crate) fn new<T: bytemuck::Pod>(elements: &mut [T], dtype: DType, shape: &'a [i64]) -> Self {
         let expected: i64 = shape.iter().product();
         assert_eq!(elements.len() as i64, expected, "a tensor of shape {shape:?}");
@@ -32,7 +31,7 @@ impl<'a> Tensor<'a> {
 }
 
 pub(super) fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {
-    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    // SAFETY: the C API has just returned the status; `ort` takes ownership of it and releases it.
     unsafe { ort::Error::result_from_status(status) }.map_err(|error| {
         let message = format!("{what}: {}", error.message());
         let lost = error.code() == ErrorCode::DeviceReset || ep::is_loss(&message);
@@ -53,16 +52,16 @@ pub(super) fn element(dtype: DType) -> Element {
     }
 }
 
-/// The host's memory, as ONNX Runtime describes it.
+/// ONNX Runtime's description of the host's memory.
 pub(super) struct HostMemory(*mut ort_sys::OrtMemoryInfo);
 
-// SAFETY: a description has no thread of its own and never changes.
+// SAFETY: a description is not tied to a thread and never changes.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
     pub(super) fn new() -> Result<Self, StepError> {
         let mut memory = Self(ptr::null_mut());
-        // SAFETY: the out-pointer is valid; what it receives is released on drop.
+        // SAFETY: the out-pointer is valid; the description that it receives is released on drop.
         let status = unsafe {
             (ort::api().CreateCpuMemoryInfo)(
                 ort_sys::OrtAllocatorType::OrtDeviceAllocator,
@@ -74,10 +73,11 @@ impl HostMemory {
         Ok(memory)
     }
 
-    /// A value over a tensor's memory, which must stay valid while the value is used.
+    /// Creates a value over a tensor's memory, which must stay valid while the value is used.
     pub(super) fn value(&self, tensor: Tensor<'_>) -> Result<OwnedValue, StepError> {
         let mut value = OwnedValue(ptr::null_mut());
-        // SAFETY: the tensor describes valid memory of that length; using it later is what callers promise.
+        // SAFETY: the tensor describes valid memory of that length; callers guarantee that it stays valid while the
+        // value is used.
         let status = unsafe {
             (ort::api().CreateTensorWithDataAsOrtValue)(
                 self.0,
@@ -97,7 +97,7 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the description is ours and released once.
+            // SAFETY: the description belongs to this value, which releases it once.
             unsafe { (ort::api().ReleaseMemoryInfo)(self.0) };
         }
     }
@@ -108,7 +108,8 @@ pub(super) struct OwnedValue(pub(super) *mut ort_sys::OrtValue);
 impl Drop for OwnedValue {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the handle is ours and released once; the memory it describes is not touched.
+            // SAFETY: the handle belongs to this value, which releases it once; the memory it describes is not
+            // accessed.
             unsafe { (ort::api().ReleaseValue)(self.0) };
         }
     }

@@ -1,7 +1,9 @@
-//! The KV cache of fixed graphs: for each slot and layer, keys `[heads, size, past]` and values `[heads, past, size]`.
+//! KV cache of graphs with fixed shapes: for each slot and layer, keys `[heads, size, past]` and values `[heads, past,
+//! size]`, where `size` is the head size and `past` the number of columns.
 //!
-//! A slot's memory is made when it is first used, for the longest past, and kept; tokens lie from column 0 on, and masks
-//! hide the rest. How many columns there are goes by the graphs that run over it: where they change, the tokens move.
+//! A slot's memory is allocated at its first use, for the longest past, and kept. Tokens start at column 0, and masks
+//! hide the unused columns. The number of columns is that of the graphs that run on the slot; when it changes, the
+//! tokens are moved.
 
 use std::ops::Range;
 
@@ -12,7 +14,7 @@ use narthex_spec::{SlotId, manifest::KvLayout};
 /// Keys and values of all slots.
 pub(super) struct StaticKvCache {
     layers: Vec<KvLayout>,
-    /// Columns at most.
+    /// Maximum number of columns.
     past: usize,
     slots: Vec<SlotCache>,
 }
@@ -20,7 +22,7 @@ pub(super) struct StaticKvCache {
 #[derive(Default)]
 struct SlotCache {
     length: usize,
-    /// Columns as the tokens lie.
+    /// Number of columns in the present arrangement.
     past: usize,
     /// Keys and values of each layer; empty until the slot is first used.
     layers: Vec<[Vec<f16>; 2]>,
@@ -41,7 +43,7 @@ impl StaticKvCache {
         Self { layers: layers.to_vec(), past, slots }
     }
 
-    /// Tokens that a slot holds.
+    /// Returns the number of tokens in a slot.
     pub(super) fn length(&self, slot: SlotId) -> usize {
         self.slots[slot.index()].length
     }
@@ -50,7 +52,7 @@ impl StaticKvCache {
         self.slots[slot.index()].length = length;
     }
 
-    /// A slot's memory, made now where it is not there yet. It stays where it is for the cache's lifetime.
+    /// Returns a slot's memory for each layer, allocated at its first use. It is not moved during the cache's lifetime.
     pub(super) fn layers(&mut self, slot: SlotId) -> Result<&mut [[Vec<f16>; 2]], StepError> {
         let held = &mut self.slots[slot.index()].layers;
         if held.is_empty() {
@@ -72,7 +74,7 @@ impl StaticKvCache {
         Ok(held)
     }
 
-    /// Lays a slot out in `past` columns, and keeps its first `held` tokens.
+    /// Rearranges a slot for `past` columns and keeps its first `held` tokens.
     pub(super) fn fit(&mut self, slot: SlotId, past: usize, held: usize) -> Result<(), StepError> {
         self.layers(slot)?;
         let slot = &mut self.slots[slot.index()];
@@ -102,7 +104,7 @@ impl StaticKvCache {
         }
     }
 
-    /// A slot's tokens in a layer, keys and values, each as `[tokens, heads, size]`.
+    /// Returns a slot's tokens in a layer, as keys and values, each `[tokens, heads, size]`.
     pub(super) fn read(&self, slot: SlotId, layer: usize, range: Range<usize>) -> [Vec<f16>; 2] {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let SlotCache { past, layers, .. } = &self.slots[slot.index()];
@@ -118,7 +120,8 @@ impl StaticKvCache {
         [keys, values]
     }
 
-    /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on; the slot's memory is there.
+    /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on. The slot's memory must be
+    /// allocated.
     pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
@@ -133,7 +136,7 @@ impl StaticKvCache {
         }
     }
 
-    /// Copies tokens to the same columns of another slot, which has been laid out for them.
+    /// Copies tokens to the same columns of another slot, which must be arranged for them ([`Self::fit`]).
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         let slots = self.slots.get_disjoint_mut([copy.from.index(), copy.to.index()]);
         let [from, to] = slots.map_err(|_| KvCopy::same_slot(copy.from))?;
@@ -153,12 +156,13 @@ impl StaticKvCache {
     }
 }
 
-/// Moves `rows` rows that begin every `from` elements to every `to` elements, and keeps the first `kept` of each.
+/// Moves `rows` rows from a distance of `from` elements to a distance of `to` elements, and keeps the first `kept`
+/// elements of each.
 fn respace(elements: &mut [f16], rows: usize, from: usize, to: usize, kept: usize) {
     let mut place =
         |row: usize| elements.copy_within(row * from..row * from + kept.min(from).min(to), row * to);
     if to > from {
-        // From the last on, no row is overwritten before it has moved.
+        // In reverse order, no row is overwritten before it has been moved.
         (0..rows).rev().for_each(&mut place);
     } else if to < from {
         (0..rows).for_each(&mut place);
@@ -188,7 +192,7 @@ mod tests {
         let (past, tokens, count, at) = (5, 4, 2, 1);
         let mut cache = StaticKvCache::new(&[LAYER], past, 1);
         cache.fit(SlotId(0), past, 0).unwrap();
-        // Each element says its head, its row and its token.
+        // Each element encodes its head, its row and its token.
         let number =
             |head: usize, row: usize, token: usize| f16::from_f32((head * 100 + row * 10 + token) as f32);
         let mut keys = Vec::new();
@@ -204,7 +208,7 @@ mod tests {
             assert_eq!(key[(head * 3 + row) * past + column], number(head, row, token));
             assert_eq!(value[(head * past + column) * 3 + row], number(head, row, token));
         }
-        // A block has the tokens first, whatever the order of the keys.
+        // Tokens are the first dimension of a block, whatever the order of the keys in the cache.
         let [keys, values] = cache.read(SlotId(0), 0, at..at + count);
         for (head, row, token) in [(0, 0, 2), (1, 2, 3), (0, 1, 3)] {
             let element = ((token - 2) * 2 + head) * 3 + row;
@@ -251,7 +255,7 @@ mod tests {
             cache.fit(slot, past, 3).unwrap();
             assert_eq!(cache.read(slot, 0, 0..3), held, "{past} columns");
         }
-        // Of a sequence that was cut back, only what is left has to fit.
+        // After a truncation, only the remaining tokens have to fit.
         cache.fit(slot, 2, 2).unwrap();
         assert_eq!(cache.read(slot, 0, 0..2), held.map(|part| part[..12].to_vec()));
     }

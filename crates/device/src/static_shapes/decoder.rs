@@ -1,4 +1,4 @@
-//! A decoder of fixed graphs: implements the engine's [`Executor`], one span after another.
+//! A decoder in graphs of fixed shapes: implements the engine's [`Executor`], one span after another.
 
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
@@ -32,38 +32,39 @@ use crate::{
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
 pub struct StaticOptions {
-    /// Slots.
+    /// Number of slots.
     pub slots: usize,
-    /// The most bytes that the KV cache may take.
+    /// Maximum size of the KV cache in bytes.
     pub kv_budget: usize,
 }
 
-/// By columns of the past, and of each by new tokens, the parts of the layers in their order.
+/// Parts of the layers in their order, by the number of past columns and then by the number of new tokens.
 type Layers = BTreeMap<usize, BTreeMap<usize, Vec<StaticGraph>>>;
 
-/// A decoder in fixed graphs, on one device or with its head on another.
+/// A decoder in graphs of fixed shapes, on one device or with its head on another.
 pub struct StaticExecutor {
     limits: Limits,
     tables: Tables,
-    /// For models with two sets of rotary factors.
+    /// Present for models with two sets of rotary factors.
     switch: Option<RopeSwitch>,
     layers: Layers,
     head: StaticGraph,
     kept: VocabSubset,
     kv: Vec<KvLayout>,
     logits: Vec<f32>,
-    /// Rows of logits that the last step gave.
+    /// Number of rows of logits of the last step.
     logits_rows: usize,
-    // Dropped after the graphs that are bound to it.
+    // Declared after the graphs that are bound to it, so that it is dropped after them.
     cache: StaticKvCache,
 }
 
 impl StaticExecutor {
-    /// Loads a package's fixed decoder on a device, or its parts on two.
+    /// Loads a package's decoder of fixed shapes on one device, or its layers and its head on two.
     ///
     /// # Errors
-    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package without one, [`DeviceError::NotWhole`] for a
-    /// graph that does not run on the device as a whole, [`DeviceError::Ort`] for one that is refused.
+    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package without such a decoder,
+    /// [`DeviceError::NotWhole`] for a graph that does not run on the device as a whole, [`DeviceError::Ort`] for a
+    /// graph that ONNX Runtime refuses.
     pub fn open<'a>(
         runtime: &Runtime,
         folder: &Path,
@@ -128,24 +129,24 @@ impl StaticExecutor {
         Ok(Self { limits, tables, switch, layers, head, kept, kv, logits, logits_rows: 0, cache })
     }
 
-    /// Where the nodes of each graph run.
+    /// Returns the placement of the nodes of each graph.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = self.layers.values().flat_map(BTreeMap::values).flatten().chain([&self.head]);
         graphs.map(StaticGraph::placement).collect()
     }
 
-    /// Tokens in a slot, where there is one.
+    /// Returns the number of tokens in a slot.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
         Ok(self.cache.length(slot))
     }
 
-    /// Columns of the shortest graphs that take `length` tokens.
+    /// Returns the number of past columns of the smallest graphs that hold `length` tokens.
     fn past_for(&self, length: usize) -> usize {
         self.layers.range(length..).next().map_or(self.limits.context, |(&past, _)| past)
     }
 
-    /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
+    /// Runs the spans of a plan. `factors` has the rotary factors of each span; it is empty for models with one set.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
         let mut row = 0;
         for (index, span) in plan.spans.iter().enumerate() {
@@ -156,7 +157,7 @@ impl StaticExecutor {
         Ok(())
     }
 
-    /// Runs one span; its logits begin at row `row`.
+    /// Runs one span. Its logits start at row `row`.
     fn run_span(
         &mut self,
         plan: &StepPlan,
@@ -165,7 +166,7 @@ impl StaticExecutor {
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
-        // A rewritten sequence keeps the tokens that it does not reach.
+        // While a sequence is computed again with other rotary factors, the slot keeps the tokens after the span.
         let held = span.at.max(self.cache.length(span.slot));
         let needed = held.max(span.at + tokens.len());
         let graphs = self.layers.range_mut(needed..).find_map(|(&past, graphs)| {
@@ -193,8 +194,9 @@ impl StaticExecutor {
     }
 }
 
-/// Sorts the parts for one number of tokens, which must have each entry of the cache once, take and give so many elements
-/// in all, and take what those before them give.
+/// Sorts the parts of the layers for one number of tokens. Checks that each entry of the cache occurs once, that the
+/// first part takes and the last part returns `elements` elements, and that each part takes the output of the one
+/// before it.
 fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
     parts.sort_by_key(|part| part.layers().start);
     let rows = parts.first().map_or(0, |first| first.output(Slot::PerLayerRows).len());
@@ -218,7 +220,8 @@ fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result
     if given == elements { Ok(()) } else { Err(DeviceError::package(expected(), given)) }
 }
 
-/// Runs the layers, part after part, and places the new keys and values; gives the hidden states of every row.
+/// Runs the layers, part after part, and writes the new keys and values to the cache. Returns the hidden states of
+/// every row.
 fn run_parts<'a>(
     parts: &'a mut [StaticGraph],
     tables: &Tables,
@@ -253,7 +256,7 @@ fn run_parts<'a>(
     Ok(parts.last().map_or(&[], |last| last.output(Slot::Hidden)))
 }
 
-/// The embedding, and the angles of every position for each pair of inputs that takes some.
+/// Opens the embedding, and the tables of angles for each pair of inputs that some graph has.
 fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tables, DeviceError> {
     let embedding = Embedding::open(folder, manifest, arch)?;
     let inputs = manifest.graphs.iter().filter(|graph| matches!(graph.part, Part::Layers { .. }));
@@ -277,7 +280,7 @@ fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tabl
     Ok(Tables { embedding, angles })
 }
 
-/// The tables of the inputs that take angles.
+/// Inputs for cosines and sines, with the roles of their tables.
 const ANGLES: [([Slot; 2], [TableRole; 2]); 2] = [
     ([Slot::Cos, Slot::Sin], SHORT),
     ([Slot::LocalCos, Slot::LocalSin], [TableRole::LocalCos, TableRole::LocalSin]),

@@ -1,4 +1,5 @@
-//! An encoder of fixed graphs: implements the engine's [`Encoder`], one text after another in the shortest bucket.
+//! An encoder in graphs of fixed shapes: implements the engine's [`Encoder`], one text after another in the smallest
+//! bucket that holds it.
 
 use std::path::Path;
 
@@ -20,28 +21,29 @@ use crate::{
     runtime::Runtime,
 };
 
-/// An encoder in fixed graphs on one device.
+/// An encoder in graphs of fixed shapes on one device.
 pub struct StaticEncoder {
     limits: EncoderLimits,
     tables: EncoderTables,
     output: Slot,
-    /// Pooling of rows into one.
+    /// Pooling of a text's rows into one row.
     pooling: Pooling,
     normalize: bool,
-    /// By length, rising.
+    /// Graphs by maximum length in tokens, in ascending order.
     buckets: Vec<(usize, StaticGraph)>,
-    /// Turns a row into logits, for a model that has them.
+    /// Graph that turns a row into logits, for models with a separate head.
     head: Option<StaticGraph>,
-    /// The graph's inputs for one token, before they are rounded.
+    /// Inputs of the graph for one token, before rounding to half precision.
     row: Vec<f32>,
     apart: Vec<f32>,
 }
 
 impl StaticEncoder {
-    /// Loads a package's fixed encoder on a device. A batch holds any number of texts; they run one after another.
+    /// Loads a package's encoder of fixed shapes on a device. A batch may have any number of texts; they run one after
+    /// another.
     ///
     /// # Errors
-    /// As for [`StaticExecutor::open`](super::StaticExecutor::open).
+    /// The errors of [`StaticExecutor::open`](super::StaticExecutor::open).
     pub fn open(
         runtime: &Runtime,
         folder: &Path,
@@ -79,7 +81,7 @@ impl StaticEncoder {
         Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
 
-    /// Where the nodes of each graph run.
+    /// Returns the placement of the nodes of each graph.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         self.buckets.iter().map(|(_, graph)| graph).chain(&self.head).map(StaticGraph::placement).collect()
     }
@@ -108,7 +110,7 @@ impl StaticEncoder {
                 Pooling::Mean => pool[..count].fill(f16::from_f32(1.0 / count as f32)),
                 Pooling::Cls => pool[0] = f16::ONE,
                 Pooling::Last => pool[count - 1] = f16::ONE,
-                // The graph compares rows, and weighs none.
+                // The graph takes the maximum of the rows and needs no weights.
                 Pooling::Max => {}
             }
         }

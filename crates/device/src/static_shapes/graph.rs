@@ -1,4 +1,5 @@
-//! A fixed graph with its inputs and outputs bound to memory of its own, and to one slot's cache at a time.
+//! A graph of fixed shapes with its inputs and outputs bound to its own memory, and its past to the cache of one slot
+//! at a time.
 
 use std::{ffi::CString, ops::Range};
 
@@ -18,14 +19,14 @@ use crate::{
     placement::GraphPlacement,
 };
 
-/// A loaded graph and its tensors. All of them are half precision.
+/// A loaded graph and its tensors, all in half precision.
 pub(super) struct StaticGraph {
-    // Dropped first: it belongs to the session and refers to the memory below.
+    // Declared first, so that it is dropped first: it belongs to the session and refers to the memory below.
     binding: Binding,
     session: Session,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
-    /// Its first entry of the cache, which has those of the whole model.
+    /// Index of its first cache entry within the whole model.
     first: usize,
     past: Vec<[(CString, Vec<i64>); 2]>,
     slot: Option<SlotId>,
@@ -59,7 +60,7 @@ impl StaticGraph {
                 let name = package::input(entry, bound.slot)?;
                 let (mut port, shape) = port(bound)?;
                 let tensor = Tensor::new(&mut port.data, DType::F16, &shape);
-                // SAFETY: the port owns its memory, never moves its elements, and is dropped with the binding.
+                // SAFETY: the port owns its memory, never moves its elements, and is dropped after the binding.
                 unsafe { binding.input(&name, tensor) }.map_err(DeviceError::binding)?;
                 inputs.push(port);
             }
@@ -87,32 +88,32 @@ impl StaticGraph {
         Ok(Self { inputs, outputs, first, past, slot: None, file: entry.file.clone(), binding, session })
     }
 
-    /// Where its nodes run.
+    /// Returns the placement of its nodes.
     pub(super) fn placement(&self) -> GraphPlacement {
         GraphPlacement { graph: self.file.clone(), placement: self.session.placement().clone() }
     }
 
-    /// Its entries of the cache, in the model's count.
+    /// Returns the indices of its cache entries within the whole model.
     pub(super) fn layers(&self) -> Range<usize> {
         self.first..self.first + self.past.len()
     }
 
-    /// The roles of its inputs, but for the past.
+    /// Returns the roles of its inputs except the past.
     pub(super) fn inputs(&self) -> impl Iterator<Item = Slot> {
         self.inputs.iter().map(|port| port.slot)
     }
 
-    /// An input's memory, to be written before a run. Empty for a role that the graph has not.
+    /// Returns the memory of an input, to be written before a run; empty if the graph has no such input.
     pub(super) fn input(&mut self, slot: Slot) -> &mut [f16] {
         self.inputs.iter_mut().find(|port| port.slot == slot).map_or(&mut [], |port| &mut port.data)
     }
 
-    /// An output's memory, written by a run. Empty for a role that the graph has not.
+    /// Returns the memory of an output, written by a run; empty if the graph has no such output.
     pub(super) fn output(&self, slot: Slot) -> &[f16] {
         self.outputs.iter().find(|port| port.slot == slot).map_or(&[], |port| &port.data)
     }
 
-    /// Runs the graph over one slot's cache.
+    /// Runs the graph on the cache of one slot.
     pub(super) fn run_over(&mut self, cache: &mut StaticKvCache, slot: SlotId) -> Result<(), StepError> {
         if self.slot != Some(slot) {
             self.slot = None;
@@ -122,8 +123,8 @@ impl StaticGraph {
                     let part = part.get_mut(..elements).ok_or_else(|| StepError::Device {
                         message: format!("{} takes a past of {shape:?}, more than its context", self.file),
                     })?;
-                    // SAFETY: a slot's memory stays where it is as long as the cache, which its executor drops after
-                    // its graphs; it is written between runs only.
+                    // SAFETY: a slot's memory is not moved during the cache's lifetime, and the executor drops the
+                    // cache after its graphs; the memory is written only between runs.
                     unsafe { self.binding.input(name, Tensor::new(part, DType::F16, shape)) }?;
                 }
             }
@@ -132,7 +133,7 @@ impl StaticGraph {
         self.run()
     }
 
-    /// Runs a graph without a past.
+    /// Runs the graph with its present bindings; for graphs without a past.
     pub(super) fn run(&mut self) -> Result<(), StepError> {
         self.binding.run(&mut self.session)
     }

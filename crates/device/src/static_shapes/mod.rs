@@ -1,7 +1,7 @@
-//! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their own reference.
+//! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their reference.
 //!
-//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders. The graphs know neither
-//! positions nor lengths: the host writes rotary angles and masks, and keeps the cache.
+//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders. The graphs depend
+//! neither on positions nor on lengths: the host writes rotary angles and masks, and maintains the cache.
 
 mod cache;
 mod decoder;
@@ -32,8 +32,8 @@ use crate::{
     runtime::Runtime,
 };
 
-/// Value added to the score of a masked token: large enough to make its weight 0 in half precision, and small enough not
-/// to overflow it.
+/// Value added to the attention score of a masked token: large enough that its weight is 0 in half precision, and small
+/// enough that the sum does not overflow.
 const HIDDEN: f32 = -10_000.0;
 
 /// Options for loading a package's static graphs.
@@ -41,7 +41,7 @@ const HIDDEN: f32 = -10_000.0;
 pub struct GraphLoad<'a> {
     /// The device.
     pub device: &'a Device,
-    /// Threads on the CPU; 0 takes one per physical core.
+    /// Number of threads on the CPU; 0 uses one per physical core.
     pub threads: usize,
     /// Form in which each graph is loaded.
     pub form: Form<'a>,
@@ -64,18 +64,18 @@ impl<'a> From<GraphLoad<'a>> for DecoderLoad<'a> {
     }
 }
 
-/// The form in which a graph is loaded.
+/// Form in which a graph is loaded.
 #[derive(Debug, Clone, Copy)]
 pub enum Form<'a> {
-    /// As ONNX; the provider compiles it on the spot.
+    /// ONNX, which the provider compiles at the load.
     Graph,
-    /// As the contexts for this target, which the package holds.
+    /// The package's contexts for this target.
     Context(&'a Target),
-    /// As the contexts in this folder, each under its graph's file name.
+    /// Contexts in this folder, each under its graph's file name.
     Folder(&'a Path),
 }
 
-/// Loads a graph; all of it must go to the device, but for what the place grants.
+/// Loads a graph. The whole graph must be placed on the device, except for nodes that `place.rest` allows elsewhere.
 fn open(
     runtime: &Runtime,
     package: &Path,
@@ -105,7 +105,7 @@ fn file<'a>(manifest: &'a Manifest, entry: &'a GraphEntry, form: Form<'_>) -> Re
     Ok(&context.ok_or_else(missing)?.file)
 }
 
-/// The package's contexts for a target: each graph's file, and the ONNX file that stands for it.
+/// Returns the package's contexts for a target: the file name of each graph, and the path of its context's ONNX file.
 fn contexts<'a>(
     folder: &Path,
     manifest: &'a Manifest,
@@ -115,7 +115,7 @@ fn contexts<'a>(
     contexts.map(|context| Ok((context.graph.as_str(), package::path(folder, &context.file)?))).collect()
 }
 
-/// Returns how the context of a graph is loaded: contexts that name one binary share the weights in it.
+/// Returns the way to load the context of a graph: contexts that refer to the same binary share the weights in it.
 fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>, DeviceError> {
     let (mut own, mut others) = (Vec::new(), Vec::new());
     for (of, path) in contexts {
@@ -125,7 +125,7 @@ fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>,
     Ok(if own.iter().any(|own| others.contains(own)) { Context::Shared } else { Context::Own })
 }
 
-/// Returns how graphs of one package are loaded that hold contexts among other nodes.
+/// Returns the way to load two graphs of one package that contain contexts among other nodes.
 pub(crate) fn shared_by(
     folder: &Path,
     graphs: [Option<&GraphEntry>; 2],
@@ -135,7 +135,7 @@ pub(crate) fn shared_by(
     shared(&[("one", path(one)?), ("other", path(other)?)], "one")
 }
 
-/// The binaries that a file's contexts name; none for those that hold theirs.
+/// Returns the binaries to which a file's contexts refer; empty if the contexts are embedded.
 fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
     let bytes = fs::read(path)
         .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;

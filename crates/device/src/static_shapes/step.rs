@@ -1,7 +1,7 @@
 //! Inputs that the host writes for one run of a decoder's layers: embedded tokens, rotary angles and masks.
 //!
-//! A graph takes a fixed number of tokens. Fewer tokens fill its last rows, so that the last row is the last token; the rows
-//! before them are padding, which is masked and whose keys are discarded.
+//! A graph takes a fixed number of tokens. Fewer tokens fill its last rows, so that the last row is the last token. The
+//! rows before them are padding: they are masked, and their keys are discarded.
 
 use std::ops::Range;
 
@@ -14,22 +14,22 @@ use crate::{
     table::{Embedding, Table},
 };
 
-/// The tables that the host reads.
+/// Tables that the host reads.
 pub(super) struct Tables {
     pub(super) embedding: Embedding,
     pub(super) angles: Vec<AngleInputs>,
 }
 
-/// Two inputs that take cosines and sines, and the tables of these.
+/// Two inputs for cosines and sines, and their tables.
 pub(super) struct AngleInputs {
     pub(super) slots: [Slot; 2],
     pub(super) short: [Table; 2],
-    /// For sequences that are longer than the others.
+    /// Tables for long sequences, in models with two sets of rotary factors.
     pub(super) long: Option<[Table; 2]>,
 }
 
 impl AngleInputs {
-    /// The inputs, each with its table.
+    /// Returns the inputs, each with its table.
     fn of(&self, factors: RopeFactors) -> impl Iterator<Item = (Slot, &Table)> {
         let tables = match &self.long {
             Some(long) if factors == RopeFactors::Long => long,
@@ -39,14 +39,14 @@ impl AngleInputs {
     }
 }
 
-/// One run's tokens.
+/// Tokens of one run.
 #[derive(Clone, Copy)]
 pub(super) struct TokenRun<'a> {
-    /// Tokens before them.
+    /// Number of tokens before them.
     pub(super) at: usize,
-    /// Columns of the past.
+    /// Number of past columns.
     pub(super) past: usize,
-    /// Rows of the graph.
+    /// Number of rows of the graph.
     pub(super) rows: usize,
     /// The tokens; at most as many as rows.
     pub(super) tokens: &'a [TokenId],
@@ -54,7 +54,7 @@ pub(super) struct TokenRun<'a> {
     pub(super) factors: RopeFactors,
 }
 
-/// Writes the embedded tokens.
+/// Writes the embeddings of the tokens.
 pub(super) fn embed(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>) {
     let hidden = tables.embedding.width();
     let TokenRun { at, rows, tokens, .. } = run;
@@ -108,7 +108,7 @@ pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>)
     }
 }
 
-/// The columns that a row sees: of the past, and of the new tokens.
+/// Returns the columns that a row attends to: those of the past, and those of the new tokens.
 fn visible(run: TokenRun<'_>, row: usize, window: Option<usize>) -> [Range<usize>; 2] {
     let TokenRun { at, past, rows, tokens, .. } = run;
     let first = rows - tokens.len();
@@ -138,7 +138,7 @@ mod tests {
         // An empty past, no padding.
         check(0, 0, 0, None, [0..0, 10..11]);
         check(0, 3, 0, None, [0..0, 10..14]);
-        // Five tokens before, two rows of padding.
+        // Five past tokens, two rows of padding.
         check(5, 2, 2, None, [0..5, 12..13]);
         check(5, 3, 2, None, [0..5, 12..14]);
         // A window of three tokens: the token itself and two before it.
