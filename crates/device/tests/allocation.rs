@@ -1,4 +1,4 @@
-//! A decode step takes nothing from the allocator: the engine promises as much per token.
+//! A decode step allocates no memory on the host, as the engine promises for each token.
 
 mod support;
 
@@ -11,23 +11,23 @@ use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_spec::{Scheme, SlotId};
 use support::{Package, prompt, step};
 
-/// Counts what the current thread allocates.
+/// An allocator that counts the allocations of the current thread.
 struct Counting;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is passed on to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller fulfils the contract of `dealloc`, which is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

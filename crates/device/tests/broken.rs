@@ -1,4 +1,4 @@
-//! A broken package gives an error that says what is wrong; it never panics.
+//! A broken package causes an error with its cause, never a panic.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,6 +1,6 @@
-//! Bundles of graphs of fixed shapes, in the stages and with the names that AI Hub gives them: an embedding and a position
-//! processor on the CPU, layers for prompts and for tokens with a past in the NPU's own layout, a head. As plain graphs they
-//! run on the CPU; as contexts that Qualcomm's compiler made of them, under HTP emulation.
+//! Bundles of graphs of fixed shapes, with the stages and names of AI Hub: an embedding and a position processor on the
+//! CPU, layers for prompts and for single tokens with a past in the NPU's own dimension order, and a head. As plain
+//! graphs they run on the CPU; as contexts compiled by Qualcomm's compiler, under HTP emulation.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -30,25 +30,25 @@ use support::{
     prompt, relative, runtime,
 };
 
-/// The bound between HTP emulation and the CPU, as relative L2.
+/// Maximum relative L2 distance between HTP emulation and the CPU.
 const EMULATED: f32 = 0.01;
 
-/// The bound of a past in 8 bits beside one in half precision.
+/// Maximum relative L2 distance between a past in 8 bits and one in half precision.
 const QUANTISED: f32 = 0.05;
 
-/// Columns of the past, and elements of the past's steps.
+/// Number of past columns, and step size of a quantised past.
 const PAST: usize = 32;
 const STEP: f32 = 1.0 / 32.0;
 
-/// What the past consists of.
+/// Element type of the past.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Past {
     Half,
-    /// Numbers of 8 bits, 128 standing for 0.
+    /// 8-bit numbers with zero point 128.
     Quantised,
 }
 
-/// A table of the package as a constant.
+/// Returns a table of the package as a constant.
 fn table(package: &Package, role: TableRole, name: &str) -> Initializer {
     let table = package.manifest.tables.iter().find(|table| table.role == role).unwrap();
     let TableEncoding::Plain { dtype, data } = &table.encoding else { panic!("{role:?} is not plain") };
@@ -62,7 +62,7 @@ fn table(package: &Package, role: TableRole, name: &str) -> Initializer {
     }
 }
 
-/// `input_ids` to rows.
+/// Returns a graph from `input_ids` to embedding rows.
 fn embeddings(package: &Package) -> Graph {
     let mut b = Builder::new("embeddings", &[("", 17)]);
     let ids = b.input("input_ids", DType::I32, &[1_usize.into(), "sequence".into()]);
@@ -74,7 +74,7 @@ fn embeddings(package: &Package) -> Graph {
     graph
 }
 
-/// A mask of columns and positions to what is added to scores, and to angles.
+/// Returns a graph from a mask of columns and from positions to the values added to scores and to the angles.
 fn processor(package: &Package, count: usize) -> Graph {
     let columns = PAST + count;
     let mut b = Builder::new("position-processor", &[("", 19)]);
@@ -119,7 +119,8 @@ fn node(op: &str, inputs: &[&str], output: &str, attribute: (&str, Attribute)) -
     }
 }
 
-/// The layers with heads before the batch in the past, of 8 bits where that is asked for.
+/// Moves the heads before the batch in the past of a graph of layers, and quantises the past to 8 bits if `past`
+/// requires it.
 fn layers(mut graph: Graph, past: Past) -> Graph {
     let mut nodes = Vec::new();
     let turn = || ("perm", Attribute::from([1_i64, 0, 2, 3]));
@@ -169,7 +170,7 @@ fn layers(mut graph: Graph, past: Past) -> Graph {
     Graph { nodes, ..graph }
 }
 
-/// The head for so many rows.
+/// Returns the head for `rows` rows.
 fn head(mut graph: Graph, rows: usize) -> Graph {
     for value in graph.inputs.iter_mut().chain(&mut graph.outputs) {
         value.shape[1] = Dim::Fixed(rows as u64);
@@ -177,7 +178,7 @@ fn head(mut graph: Graph, rows: usize) -> Graph {
     for shape in graph.initializers.iter_mut().filter(|constant| constant.dtype == DType::I64) {
         let InitializerData::Inline(bytes) = &shape.data else { continue };
         let mut extents: Vec<u8> = bytes.to_vec();
-        // `[rows, hidden]` and `[1, rows, vocab]`.
+        // The shapes are `[rows, hidden]` and `[1, rows, vocab]`.
         let at = extents.len() - 16;
         extents[at..at + 8].copy_from_slice(&(rows as i64).to_le_bytes());
         shape.data = InitializerData::Inline(extents.into());
@@ -185,7 +186,7 @@ fn head(mut graph: Graph, rows: usize) -> Graph {
     graph
 }
 
-/// Writes the bundle of a package's fixed graphs; those for the NPU are compiled where there is a compiler.
+/// Writes the bundle of a package's fixed graphs. With a compiler, the NPU's graphs are written as contexts.
 fn bundle(package: &Package, past: Past, compiler: Option<&Device>) -> tempfile::TempDir {
     let (source, folder) = (package.folder.path(), tempfile::tempdir().unwrap());
     let mut stages = serde_json::Map::new();
@@ -271,7 +272,7 @@ fn stages_of_fixed_shapes_give_the_source_s_logits_in_any_chunks() {
         assert_eq!((imported.manifest.graphs.len(), &imported.manifest.bound), (2, &None));
         assert_eq!(imported.manifest.max_length, PAST + 1);
         let mut executor = executor(&imported, &Device::Cpu);
-        // A prompt in whole windows and parts of one, and over again behind what is kept of it.
+        // A prompt in whole windows and parts of one, twice; the second time the caches have old contents.
         for _ in 0..2 {
             for (row, expected) in logits(&mut executor, &tokens).iter().zip(&expected) {
                 let distance = relative(row, expected);

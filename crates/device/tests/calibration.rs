@@ -1,5 +1,5 @@
-//! Calibration with ONNX Runtime: what it measures is what the layers see, and what is done about it changes nothing that
-//! a model says.
+//! Calibration with ONNX Runtime: the measured values are the inputs of the layers, and scaling by them does not change
+//! a model's logits.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +14,7 @@ use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme, dtype::Di
 use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
 use support::{Package, alone, distance, prompt, runtime};
 
-/// Runs graphs on the CPU and remembers what came out; or makes the measurements up.
+/// Runs graphs on the CPU and keeps their outputs, or returns made-up measurements.
 #[derive(Default)]
 struct Runner {
     made_up: Option<fn(&Fetch) -> Vec<f32>>,
@@ -72,7 +72,7 @@ fn measurements_are_the_sums_that_they_stand_for() {
 
 #[test]
 fn scaling_changes_no_logit() {
-    // A block's channels share a divisor here, so that not even the rounding differs.
+    // The channels of a block share a divisor here, so that not even the rounding differs.
     let blocks = |fetch: &Fetch| (0..fetch.shape[0]).map(|at| 16f32.powi(at as i32 / 32)).collect();
     let runner = Runner { made_up: Some(blocks), ..Runner::default() };
     let (plain, scaled) =
@@ -94,7 +94,7 @@ fn a_split_head_matches_a_whole_one() {
         (0..fetch.shape[0]).map(size).collect()
     };
     let runner = Runner { made_up: Some(outliers), ..Runner::default() };
-    // With exact activations nothing is left that could differ but the columns themselves.
+    // With exact activations, only the columns themselves could differ.
     let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
     let (plain, split) = (llama(recipe.clone(), None), llama(recipe, Some(&runner)));
     let tokens = prompt(5, 24);

@@ -1,4 +1,4 @@
-//! Models whose device is lost and comes back, over fakes that lose it on demand.
+//! Models whose device is lost and reopened, with fakes that lose it on demand.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -38,7 +38,7 @@ fn fake(faults: &[Fault]) -> Box<dyn Executor> {
     Box::new(executor)
 }
 
-/// What an engine over an executor answers to two prompts.
+/// Returns the answers of an engine with an executor to two prompts.
 fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>)> {
     let executor = executor.into();
     let config = EngineConfig::for_limits(executor.limits());

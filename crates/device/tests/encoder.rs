@@ -1,4 +1,4 @@
-//! An encoder gives each text the same vector whatever shares its batch.
+//! An encoder returns the same vector for a text whatever else is in its batch.
 
 mod support;
 

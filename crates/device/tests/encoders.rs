@@ -1,5 +1,5 @@
-//! Every encoder family and head against what the reference implementation computed (`goldens/encoders.py`), in both
-//! variants.
+//! Every encoder family and head compared with the results of the reference implementation (`goldens/encoders.py`), in
+//! both variants.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -24,11 +24,11 @@ use support::{
     relative, runtime, texts,
 };
 
-/// The bounds as relative L2: single precision, half precision, and weights of 8 bits with exact activations.
+/// Maximum relative L2 distances: in single precision, and in half precision or 8-bit weights with exact activations.
 const SINGLE: f32 = 1e-3;
 const HALF: f32 = 0.01;
 
-/// The schemes that NPUs run.
+/// Schemes for NPUs.
 const SCHEMES: [Scheme; 3] = [Scheme::W8, Scheme::W4, Scheme::F16];
 
 fn shapes() -> FixedShapes {
@@ -55,7 +55,7 @@ fn fixed(package: &Package) -> StaticEncoder {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Each text's rows, of a run of all of them.
+/// Returns each text's rows from one run of all texts.
 fn together(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Vec<Vec<f32>> {
     let output = encoder.run(texts).unwrap();
     let (rows, mut data) = (encoder.limits().rows, output.data.as_slice());
@@ -69,7 +69,7 @@ fn together(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Vec<Vec<f32>> {
     found
 }
 
-/// Rows agree one by one; single numbers do together, for one alone may lie near zero.
+/// Compares rows one by one. Rows of a single number are compared together, because one number may be near zero.
 fn agree(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) {
     if expected.iter().all(|row| row.len() == 1) && expected.len() > 1 {
         return agree(what, &[found.concat()], &[expected.concat()], bound);
@@ -107,7 +107,7 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
             let package = package(&golden, head, scheme);
             let expected = together(&mut dynamic(&package), &texts);
             agree(&what, &together(&mut fixed(&package), &texts), &expected, HALF);
-            // A wrong weight would be far off; rounding to 8 bits is not.
+            // A wrong weight would exceed these bounds; rounding to 8 bits does not.
             match scheme {
                 Scheme::F16 => agree(&what, &expected, &reference, HALF),
                 Scheme::W8 => agree(&what, &expected, &reference, 0.1),

@@ -1,4 +1,4 @@
-//! A decoder gives the same logits however its tokens are cut into steps and wherever its rows lie.
+//! A decoder returns the same logits for any division of its tokens into steps and any position of its rows.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,14 +12,14 @@ use support::{OPTIONS, Package, alone, distance, prompt, step};
 
 const SCHEMES: [Scheme; 4] = [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4];
 
-/// Fills slots with prompts of these lengths, one step each.
+/// Fills slots with prompts of these lengths, in one step each.
 fn fill(executor: &mut narthex_device::dynamic::DynamicExecutor, lengths: &[(u32, usize)]) {
     for &(slot, length) in lengths {
         step(executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
     }
 }
 
-/// What the slot's prompt and one more token give in a fresh executor.
+/// Returns the logits after the slot's prompt and one more token in a fresh executor.
 fn expected(package: &Package, slot: u32, length: usize, token: TokenId) -> Vec<f32> {
     let mut executor = package.executor();
     step(&mut executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
@@ -38,7 +38,7 @@ fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
             .iter()
             .map(|&(slot, at)| (slot, at, &tokens[slot as usize..][..1], Wanted::Last))
             .collect();
-        // A sequence of one token takes part in the batch too.
+        // A sequence of one token is part of the batch too.
         parts.push((4, 0, &tokens[4..], Wanted::Last));
         let rows = step(&mut executor, &parts).unwrap();
         for (&(slot, length), row) in lengths.iter().zip(&rows) {

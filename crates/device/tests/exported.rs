@@ -1,5 +1,5 @@
-//! What a package gives is what its export gives. The export is imported again, which takes its graph for somebody else's;
-//! that onnxruntime-genai itself loads and runs it shows `conformance/export/genai.py`.
+//! The export of a package returns the same logits as the package. It is imported again, by which its graph is treated
+//! as another tool's. `conformance/export/genai.py` tests that onnxruntime-genai itself loads and runs it.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,13 +21,13 @@ fn exported(package: &Package, out: &Path) -> Result<(), String> {
     export::genai(&job).map_err(|error| error.to_string())
 }
 
-/// The package and its export read the same tokens and give the same logits.
+/// Checks that the package and its export return the same logits for the same tokens.
 fn check(package: &Package, what: &str) {
     let home = tempfile::tempdir().unwrap();
     let out = home.path().join("export");
     exported(package, &out).unwrap_or_else(|error| panic!("{what}: {error}"));
     let again = Package::imported(&out);
-    // What an embedding and a head share is still one.
+    // Weights that embedding and head share are still stored once.
     let bytes = |package: &Package| package.manifest.files["model.onnx.data"].bytes;
     assert!(bytes(&again) <= bytes(package), "{what}");
     assert_eq!(again.manifest.tokenizer.stop, package.manifest.tokenizer.stop, "{what}");

@@ -1,4 +1,4 @@
-//! Every decoder family gives the logits of the reference implementation, from either format, in either variant.
+//! Every decoder family returns the logits of the reference implementation, from either format, in either variant.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,17 +23,17 @@ use support::{
     relative, runtime, step,
 };
 
-/// The bound between single precision and the reference, as relative L2.
+/// Maximum relative L2 distance between single precision and the reference.
 const SINGLE: f32 = 1e-3;
 
-/// The bound between half and single precision, as relative L2.
+/// Maximum relative L2 distance between half and single precision.
 const HALF: f32 = 0.01;
 
-/// The bound between 8 bits and the reference, whose random weights make the most of small errors. What forgets a bias or
-/// divides a wrong channel is far beyond it.
+/// Maximum relative L2 distance between 8 bits and the reference, whose random weights amplify small errors. A
+/// forgotten bias or a wrongly scaled channel is far above it.
 const EIGHT_BITS: f32 = 0.2;
 
-/// What a package gives, however its tokens are cut into steps and whatever runs beside them.
+/// Checks a package's logits, for several divisions of its tokens into steps and with other sequences in the batch.
 fn check(family: &str, package: &Package, way: &str, bound: f32) {
     check_rows(family, package, way, (&logits(family), bound));
 }
@@ -49,7 +49,7 @@ fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[
     let mut executor = package.executor();
     agree(&step(&mut executor, &[(0, 0, &tokens, Wanted::All)]).unwrap(), 0, "whole");
     agree(&[alone(package, &tokens, 7)], TOKENS - 1, "in chunks");
-    // Two sequences at once, one of which is further on.
+    // Two sequences in one batch, at different positions.
     let starts = [28, 9];
     for (slot, start) in (1..).zip(starts) {
         let rows = step(&mut executor, &[(slot, 0, &tokens[..start], Wanted::Last)]).unwrap();
@@ -66,7 +66,8 @@ fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[
     copy_and_cut_back(&mut executor, |rows, first| agree(rows, first, "a copy"));
 }
 
-/// Goes on from copies of slot 0, which holds all tokens, in slot 3: windows and rotary factors are those of what is left.
+/// Continues in slot 3 from copies of slot 0, which has all tokens. Windows and rotary factors must be those of the
+/// copied length.
 fn copy_and_cut_back(executor: &mut impl Executor, agree: impl Fn(&[Vec<f32>], usize)) {
     let tokens = tokens();
     for (held, end) in [(0, 30), (9, 33), (4, 12)] {
@@ -103,7 +104,7 @@ fn a_slice_gives_the_logits_of_the_reference_s_smaller_model() {
     check_static(&package, "a sliced gemma3n", HALF);
 }
 
-/// The layers without which the reference gave `dropped.f32`.
+/// Returns the layers that the reference left out for `dropped.f32`.
 fn dropped(family: &str) -> LayerList {
     let layers = match family {
         "smollm3" => "0,2",
@@ -147,7 +148,7 @@ fn half_precision_loses_next_to_nothing() {
     }
 }
 
-/// Makes up channels of several sizes, so that all kinds of inputs are scaled.
+/// Returns made-up measurements with channels of several sizes, so that all kinds of inputs are scaled.
 struct MadeUp;
 
 impl GraphRunner for MadeUp {
@@ -169,7 +170,7 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
     }
 }
 
-/// The static graphs of a package give what its dynamic one does.
+/// Checks that the static graphs of a package return the logits of its dynamic graph.
 fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
@@ -222,9 +223,10 @@ fn several_streams_go_from_part_to_part() {
 
 #[test]
 fn a_stream_past_what_half_precision_holds_is_carried() {
-    // Each layer adds vectors whose elements are about as large as this.
+    // Elements of the vectors that each layer adds have about this size.
     let loud = ("post_feedforward_layernorm", 30_000.0);
-    // What is small beside them is rounded as they are; between several streams there are small differences of them.
+    // Small values next to them are rounded to the same precision; with several streams, small differences of large
+    // values occur.
     for (family, bound) in [("gemma3", 1.5 * HALF), ("gemma3n", 2.0 * HALF)] {
         let package = with_values(family, exact(Scheme::W8), loud);
         check_static(&package, &format!("a loud {family}"), bound);

@@ -1,4 +1,4 @@
-//! Variant B computes what variant A computes, however its tokens are cut into steps.
+//! Variant B computes the same as variant A, for any division of its tokens into steps.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -22,11 +22,11 @@ use support::{
     prompt, relative, runtime,
 };
 
-/// The bound between half and single precision, as relative L2.
+/// Maximum relative L2 distance between half and single precision.
 const HALF: f32 = 0.01;
 
-/// The bound between layers in one graph and in several, as relative L2. ONNX Runtime's CPU kernels add and norm in one
-/// operator, in single precision; between graphs, the sum is rounded to half precision.
+/// Maximum relative L2 distance between layers in one graph and in several. ONNX Runtime's CPU kernels add and
+/// normalise in one operator, in single precision; between graphs, the sum is rounded to half precision.
 const PARTED: f32 = 0.002;
 
 fn shapes() -> FixedShapes {
@@ -50,7 +50,7 @@ fn run(
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-/// Logits after every token, from variant A.
+/// Returns the logits of variant A after every token.
 fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut executor: DynamicExecutor = package.executor();
     run(&mut executor, 0, 0, tokens, Wanted::All)
@@ -102,7 +102,7 @@ fn a_sequence_moves_from_context_to_context() {
             assert!(found <= HALF, "slot {slot}, token {}: {found}", at + index);
         }
     };
-    // Two sequences take turns, so that graphs are bound to one after the other, in different contexts.
+    // Two sequences alternate, so that the graphs are bound to each in turn, with different context lengths.
     let mut at = 0;
     for length in [4, 1, 1, 1, 13, 4, 16] {
         near(&mut executor, 0, at, length);
@@ -110,7 +110,7 @@ fn a_sequence_moves_from_context_to_context() {
         near(&mut executor, 1, 0, 5);
         executor.truncate(SlotId(1), 0).unwrap();
     }
-    // What is handed over is laid out for its length, and what is cut back goes on in a shorter context.
+    // Handed-over tokens are arranged for their length, and a truncated sequence continues with a shorter context.
     let block = executor.read_kv(SlotId(0), 0..18).unwrap();
     executor.write_kv(SlotId(2), 0, &block).unwrap();
     near(&mut executor, 2, 18, 4);
@@ -142,7 +142,7 @@ fn layers_in_parts_compute_what_they_do_in_one() {
         };
         for length in [16, 1, 3, 13, 4, 1] {
             let next = &tokens[at..at + length];
-            // Two slots, so that parts are bound to one after the other.
+            // With two slots, the parts are bound to each in turn.
             let expected = run(&mut whole, 0, at, next, Wanted::All);
             let found = run(&mut divided, 0, at, next, Wanted::All);
             assert_eq!(run(&mut divided, 1, at, next, Wanted::All), found);
@@ -150,9 +150,10 @@ fn layers_in_parts_compute_what_they_do_in_one() {
             at += length;
         }
         let block = divided.read_kv(SlotId(1), 0..at).unwrap();
-        // The first part's keys and values are the whole's, to the bit; the others' go by its rounded states.
+        // Keys and values of the first part are equal to those of the whole, bit for bit. Those of the others depend on
+        // its rounded states.
         assert_eq!(whole.read_kv(SlotId(0), 0..at).unwrap().layers()[0], block.layers()[0]);
-        // What one hands over, the other goes on from.
+        // After a handover, both slots continue equally.
         let rest = &tokens[at..];
         let expected = run(&mut divided, 1, at, rest, Wanted::Last);
         divided.write_kv(SlotId(0), 0, &block).unwrap();
@@ -186,7 +187,7 @@ fn a_slot_that_is_cut_back_forgets() {
     let (kept, dropped, new) = (prompt(1, 10), prompt(2, 12), prompt(4, 9));
     run(&mut executor, 1, 0, &kept, Wanted::Nothing);
     run(&mut executor, 1, 10, &dropped, Wanted::Nothing);
-    // Another slot in between, so that the graphs are bound to it.
+    // Another slot runs in between, so that the graphs are bound to it.
     run(&mut executor, 2, 0, &dropped, Wanted::Nothing);
     executor.truncate(SlotId(1), 10).unwrap();
     let row = run(&mut executor, 1, 10, &new, Wanted::Last).remove(0);

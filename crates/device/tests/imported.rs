@@ -1,5 +1,5 @@
-//! Imported graphs give what they gave before they were imported, however their tokens are cut into steps. The exports and
-//! their logits were made by `crates/compile/tests/goldens/import/make.py`.
+//! Imported graphs return the logits that they returned before the import, for any division of their tokens into steps.
+//! The exports and their logits are those of `crates/compile/tests/goldens/import/make.py`.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,8 +26,8 @@ use support::{
     relative, runtime, step,
 };
 
-/// Decoders, with how near they come to what they gave: exactly where products are exact, and within what products of
-/// quantised activations differ by between processors elsewhere.
+/// Decoders with the maximum relative L2 distance to their original logits. It is small if products are exact; with
+/// quantised activations, products differ between processors.
 const DECODERS: [(&str, f32, Scheme); 7] = [
     ("genai-cpu", 2e-2, Scheme::W4),
     ("genai-quark", 2e-2, Scheme::W4),
@@ -42,7 +42,7 @@ fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
 }
 
-/// What a decoder gave for every token of a text.
+/// Logits of a decoder after every token of a text.
 struct Golden {
     tokens: Vec<TokenId>,
     rows: Vec<Vec<f32>>,
@@ -114,7 +114,7 @@ fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
             let distance = relative(row, &alone(text));
             assert!(distance <= 1e-3, "{name}, {} tokens: {distance}", text.len());
         }
-        // What is taken back and handed over is what was there.
+        // Truncated and handed-over contents are the original ones.
         executor.truncate(SlotId(1), 20).unwrap();
         let block = executor.read_kv(SlotId(1), 0..20).unwrap();
         executor.write_kv(SlotId(4), 0, &block).unwrap();
@@ -134,7 +134,7 @@ fn sequences_end_where_the_graph_would_change_its_rotary_factors() {
     check("transformers-js", 128);
 }
 
-/// A text's vector, from its rows.
+/// Returns a text's vector, pooled from its rows.
 fn pooled(rows: &[Vec<f32>], pooling: Pooling) -> Vec<f32> {
     let column = |column: usize| rows.iter().map(move |row| row[column]);
     let each = |of: &dyn Fn(usize) -> f32| (0..rows[0].len()).map(of).collect();

@@ -1,4 +1,4 @@
-//! Which devices recorded machines have: for every order by name what is taken, and the words of every refusal.
+//! Devices of recorded machines: the device that each named order selects, and the message of every refusal.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,8 +12,8 @@ use narthex_spec::{DeviceName, DeviceOrder, Ep, target::QnnChip};
 
 const ORDERS: [&str; 6] = ["auto", "snapdragon", "ryzen-ai", "core-ultra", "apple", "nvidia"];
 
-/// A machine as it was recorded: system, architecture, processor, and the kinds and drivers of its accelerators, which
-/// Windows has in its registry alone.
+/// A recorded machine: title; system, architecture and processor; kinds and drivers of its accelerators, which on
+/// Windows are only in the registry.
 type Machine = (&'static str, [&'static str; 3], &'static [(AcceleratorKind, &'static str)]);
 
 const NPU: AcceleratorKind = AcceleratorKind::Npu;
@@ -69,7 +69,7 @@ const MACHINES: [Machine; 12] = [
     ("plain server, Linux", ["linux", "x86_64", "Intel(R) Xeon(R) Gold 6430"], &[]),
 ];
 
-/// Turns a record into facts, with these libraries.
+/// Converts a record to facts, with these libraries.
 fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -> Facts {
     let accelerator = |&(kind, driver): &(AcceleratorKind, &str)| Accelerator {
         kind,
@@ -91,7 +91,8 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
     }
 }
 
-/// What every order takes, what it passes over before that, and what every device says on a machine.
+/// Returns the device that each order selects on a machine, and for every device whether it is available, or its
+/// refusal.
 fn tell(machine: &Machine, libraries: &[Ep]) -> String {
     let facts = facts(machine, libraries);
     let installed = if libraries.is_empty() { "no runtime" } else { "every runtime" };
@@ -104,7 +105,7 @@ fn tell(machine: &Machine, libraries: &[Ep]) -> String {
     for name in DeviceName::ALL {
         match probe(name, &facts) {
             Ok(device) => {
-                // Emulation is the NPU's own plugin, told of a chip.
+                // Emulation uses the NPU's own plugin with a given chip.
                 assert_eq!(device.ep(), name.ep());
                 writeln!(out, "  + {name}").unwrap();
             }
@@ -136,7 +137,7 @@ fn a_snapdragon_is_known_by_its_name() {
         other => panic!("{}: {other:?}", machine.0),
     };
     let found: Vec<Vec<QnnChip>> = MACHINES[..3].iter().map(chips).collect();
-    // Without a name the driver decides what suits it.
+    // If the name is unknown, the driver chooses the chip.
     assert_eq!(found, [vec![QnnChip::XElite], vec![], vec![QnnChip::XElite]]);
 }
 

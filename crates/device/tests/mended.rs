@@ -1,4 +1,4 @@
-//! What `narthex check --fix` writes computes what stood there before, on ONNX Runtime's own kernels.
+//! The graphs that `narthex check --fix` writes compute the same as the originals, on ONNX Runtime's own kernels.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -22,7 +22,7 @@ use ort::{
 };
 use support::library;
 
-/// Numbers between -1 and 1 that look like nothing in particular.
+/// Returns pseudo-random numbers between -1 and 1.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -73,7 +73,7 @@ impl Model {
     }
 }
 
-/// ONNX Runtime, without the product's pins on one device.
+/// Returns an environment of ONNX Runtime without the product's restriction to one device.
 fn environment() -> &'static Environment {
     static LOADED: OnceLock<Environment> = OnceLock::new();
     LOADED.get_or_init(|| {
@@ -82,7 +82,7 @@ fn environment() -> &'static Environment {
     })
 }
 
-/// The outputs of a graph on the CPU, for inputs that its seed decides.
+/// Returns the outputs of a graph on the CPU for pseudo-random inputs.
 fn run(path: &Path, inputs: &[(String, DType, Vec<usize>)]) -> Vec<Vec<f32>> {
     let mut session = Session::builder(environment())
         .unwrap()
@@ -109,7 +109,7 @@ fn run(path: &Path, inputs: &[(String, DType, Vec<usize>)]) -> Vec<Vec<f32>> {
     outputs.values().map(|value| value.try_extract_tensor::<f32>().unwrap().1.to_vec()).collect()
 }
 
-/// Writes a model, mends it, and compares what both compute.
+/// Writes a model, fixes it, and compares the outputs of both.
 fn check(model: Model, outputs: &[(&str, &[usize])], change: &str, bound: f32) {
     let Model { mut b, data, inputs } = model;
     for (name, shape) in outputs {
@@ -231,7 +231,7 @@ fn picked_elements() {
     let mut m = Model::new();
     let mask = m.input("mask", DType::Bool, &[2, 6]);
     let (seen, hidden) = (m.input("seen", DType::F32, &[1, 2, 3]), m.input("hidden", DType::F32, &[1, 2, 3]));
-    // Some count from the end.
+    // Negative indices count from the end.
     let places: [i64; 12] = [0, 0, 1, 5, -1, -6, 0, 3, -2, 2, 1, -1];
     let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
     let places = m.weight("places", DType::I64, &[1, 2, 3, 2], &bytes);

@@ -1,4 +1,4 @@
-//! The OpenVINO plugin over tiny models, on its CPU device, which stands in for Intel's NPU.
+//! The OpenVINO plugin over tiny models, on its CPU device in place of Intel's NPU.
 
 #![allow(
     clippy::expect_used,
@@ -25,13 +25,13 @@ use support::{
     prompt, relative, runtime,
 };
 
-/// The bound between OpenVINO and ONNX Runtime's own kernels, as relative L2.
+/// Maximum relative L2 distance between OpenVINO and ONNX Runtime's own kernels.
 const HALF: f32 = 0.01;
 
-/// The plugin's name of itself.
+/// Provider name of the plugin.
 const NAME: &str = "OpenVINOExecutionProvider";
 
-/// Registers the plugin, which offers the devices of Intel's hardware alone, on any processor.
+/// Registers the plugin. It offers only devices of Intel's hardware, but here on any processor.
 fn register() {
     static PASSED: Once = Once::new();
     PASSED.call_once(|| pass_for_intel(runtime()));
@@ -39,17 +39,17 @@ fn register() {
     runtime().register(Ep::OpenVino, &library).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Gives the processor Intel's number in ONNX Runtime's list of hardware, which is all that the plugin looks at before it
-/// offers its CPU device; OpenVINO's kernels run on any x86-64 processor.
+/// Writes Intel's vendor number into the processor's entry in ONNX Runtime's list of hardware. The plugin checks
+/// nothing else before it offers its CPU device, and OpenVINO's kernels run on any x86-64 processor.
 fn pass_for_intel(_loaded: &Runtime) {
     const INTEL: u32 = 0x8086;
     let api = ort::api();
-    // SAFETY: each status comes straight from a call, and `ort` releases it.
+    // SAFETY: the status was just returned by a call, and `ort` releases it.
     let succeeded = |status| unsafe { ort::Error::result_from_status(status) }.unwrap();
     let (mut environment, mut devices, mut count) = (ptr::null_mut(), ptr::null(), 0);
-    // SAFETY: there is one environment in a process, of which `CreateEnv` gives one more reference, and the list is its own.
-    // A piece of hardware begins with its type and its vendor's number, which is seen to before the number is written; the
-    // plugin, which reads it, is not registered yet.
+    // SAFETY: a process has one environment, to which `CreateEnv` returns one more reference, and the list belongs to
+    // it. A hardware entry starts with its type and its vendor's number, which is verified before the number is
+    // written. The plugin, which reads it, is not registered yet.
     unsafe {
         succeeded((api.CreateEnv)(
             OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING,
@@ -82,7 +82,7 @@ fn agree(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     );
 }
 
-/// Every node of every graph is OpenVINO's, in one part for each graph.
+/// Checks that every node of every graph is placed on OpenVINO, in one part for each graph.
 fn whole(placements: &[GraphPlacement]) {
     assert!(!placements.is_empty());
     for GraphPlacement { graph, placement } in placements {
@@ -119,7 +119,7 @@ fn an_encoder_runs_whole_and_agrees_with_the_cpu_provider() {
 fn its_device_is_chosen_by_name() {
     register();
     let package = Package::fixed_llama(Scheme::W8, shapes());
-    // A machine with only the stand-in has no NPU, and none is made of it.
+    // A machine with only the CPU device has no NPU, and the CPU device is not used in its place.
     let npu = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
     let error = open(&package, &npu, Form::Graph).err().expect("an NPU was found");
     assert_eq!(error.to_string(), "ONNX Runtime offers no device for the Intel NPU on this machine");
@@ -142,7 +142,7 @@ fn options_reach_the_provider() {
 #[test]
 fn what_is_written_after_binding_is_seen() {
     register();
-    // The provider has memory of its own, to which ONNX Runtime copies inputs when they are bound.
+    // The provider has its own memory, to which ONNX Runtime copies inputs when they are bound.
     let package = Package::fixed_llama(Scheme::W8, shapes());
     let mut executor = open(&package, &stand_in(), Form::Graph).unwrap();
     let first = logits(&mut executor, &prompt(6, 13));

@@ -1,4 +1,4 @@
-//! Operators of Narthex against those of ONNX Runtime that they replace, in real sessions.
+//! Operators of Narthex compared with the operators of ONNX Runtime that they replace, in real sessions.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use narthex_graph::{Attribute, Builder, Bytes, Graph, Initializer, InitializerDa
 use narthex_spec::{DType, Elements, Feed, Fetch, Scheme};
 use support::{Package, runtime};
 
-/// A sequence of pseudorandom numbers.
+/// A generator of pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ impl Random {
         (0..count).map(|_| (self.next() >> 32) as u8).collect()
     }
 
-    /// A number from -1 to 1.
+    /// Returns a number from -1 to 1.
     fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// Storage of a product's weights.
+/// Storage format of a product's weights.
 #[derive(Debug, Clone, Copy)]
 struct Storage {
     bits: usize,
@@ -47,7 +47,7 @@ struct Storage {
     half_scales: bool,
 }
 
-/// A product `[rows, inputs]` by `[outputs, inputs]`.
+/// A product of `[rows, inputs]` by `[outputs, inputs]`.
 #[derive(Debug, Clone, Copy)]
 struct Product {
     rows: usize,
@@ -70,7 +70,7 @@ fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Adds a `MatMulNBits` of `x` called `name`, whose value has this name too.
+/// Adds a `MatMulNBits` of `x`. The node and its output are called `name`.
 fn add_product(graph: &mut Graph, random: &mut Random, x: &str, name: &str, product: Product) {
     let Product { inputs, outputs, storage: Storage { bits, block, zeros, bias, half_scales }, .. } = product;
     let blocks = inputs.div_ceil(block);
@@ -116,12 +116,12 @@ fn add_product(graph: &mut Graph, random: &mut Random, x: &str, name: &str, prod
     });
 }
 
-/// An input of single precision.
+/// Returns a single-precision input.
 fn feed(name: &str, shape: &[usize], values: Vec<f32>) -> Feed {
     Feed { name: name.into(), shape: shape.to_vec(), elements: Elements::F32(values) }
 }
 
-/// The outputs of a graph with the operators of ONNX Runtime and with those of Narthex.
+/// Returns the outputs of a graph with the operators of ONNX Runtime and with those of Narthex.
 fn run_both(graph: &Graph, feeds: &[Feed], outputs: &[Fetch]) -> [Vec<Vec<f32>>; 2] {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("graph.onnx");
@@ -131,7 +131,7 @@ fn run_both(graph: &Graph, feeds: &[Feed], outputs: &[Fetch]) -> [Vec<Vec<f32>>;
     })
 }
 
-/// Fails where two outputs differ by more than a share of their greatest magnitude.
+/// Fails if two outputs differ by more than the share `share` of their greatest magnitude.
 fn assert_close(expected: &[f32], found: &[f32], share: f32, of: &dyn std::fmt::Debug) {
     let peak = expected.iter().fold(0f32, |peak, x| peak.max(x.abs()));
     let furthest = expected.iter().zip(found).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
@@ -176,7 +176,7 @@ fn products_are_those_of_onnx_runtime() {
     }
 }
 
-/// A node of ONNX that makes the value of its name.
+/// Adds a node of standard ONNX. The node and its output are called `name`.
 fn add_node(graph: &mut Graph, name: &str, op: &str, inputs: &[&str]) {
     graph.nodes.push(Node {
         name: name.into(),
@@ -267,24 +267,24 @@ fn norms_of_sums_become_parts_of_products() {
     }
 }
 
-/// Attention over a cache.
+/// A test case of attention over a cache.
 #[derive(Debug, Clone)]
 struct AttentionCase {
     heads: usize,
     kv_heads: usize,
     size: usize,
-    /// New tokens of each sequence.
+    /// Number of new tokens of each sequence.
     sequence: usize,
-    /// Past tokens of each sequence.
+    /// Number of past tokens of each sequence.
     pasts: Vec<usize>,
-    /// Tokens that the past has room for.
+    /// Number of tokens for which the past has room.
     capacity: usize,
     packed: bool,
     rotary_pairs: Option<usize>,
     more: Vec<(&'static str, Attribute)>,
 }
 
-/// A graph of one `GroupQueryAttention`.
+/// Returns a graph with one `GroupQueryAttention`.
 fn attention_graph(case: &AttentionCase) -> Graph {
     let (kv_width, width) = (case.kv_heads * case.size, case.heads * case.size);
     let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
@@ -392,7 +392,7 @@ fn attention_is_that_of_onnx_runtime() {
     let cases = [
         plain.clone(),
         AttentionCase { pasts: vec![5, 0, 7, 2], ..plain.clone() },
-        // Several parts of the keys, and more sequences than one thread writes.
+        // Keys in several blocks, and more sequences than one thread writes.
         AttentionCase {
             pasts: vec![600, 255, 256],
             capacity: 700,
@@ -417,7 +417,7 @@ fn attention_is_that_of_onnx_runtime() {
             rotary_pairs: None,
             ..plain.clone()
         },
-        // A first prompt, a later one, and one that needs more room than the past has.
+        // A first prompt, a later one, and one that exceeds the room of the past.
         AttentionCase { sequence: 70, pasts: vec![0], capacity: 128, ..plain.clone() },
         AttentionCase { sequence: 150, pasts: vec![90], capacity: 300, packed: false, ..plain.clone() },
         AttentionCase { sequence: 9, pasts: vec![0], capacity: 0, ..plain.clone() },
@@ -442,7 +442,7 @@ fn decoders_run_on_operators_of_narthex() {
             placements.iter().flat_map(|graph| &graph.placement.nodes).filter(|node| node.op == op).count()
         };
         let layers = package.manifest.graphs[0].kv.len();
-        // Queries, keys and values, the output of attention, and the head.
+        // The combined projection of queries, keys and values, the output projection, and the head.
         assert_eq!((count("Linear"), count("GatedMlp")), (2 * layers + 1, layers), "{scheme:?}");
         assert_eq!((count("MatMulNBits"), count("Sigmoid")), (0, 0), "{scheme:?}");
         assert_eq!((count("Attention"), count("GroupQueryAttention")), (layers, 0), "{scheme:?}");

@@ -1,5 +1,5 @@
-//! Each pass keeps its graphs' outputs: on the CPU, where a changed order of sums is all that differs, and under HTP
-//! emulation, where every node has its place as before.
+//! Each pass preserves its graphs' outputs: on the CPU, where only the order of sums differs, and under HTP emulation,
+//! where the placement of nodes must not change either.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -29,13 +29,13 @@ use support::{
     relative, runtime,
 };
 
-/// What a pass may change, as relative L2: the rounding of half precision in another order of sums.
+/// Maximum relative L2 distance after a pass: half-precision rounding in another order of sums.
 const REORDERED: f32 = 2e-3;
 
-/// The same where weights and products are in half precision.
+/// Maximum relative L2 distance if weights and products are in half precision.
 const HALVED: f32 = 1e-2;
 
-/// The bound between HTP emulation and the CPU, as relative L2.
+/// Maximum relative L2 distance between HTP emulation and the CPU.
 const EMULATED: f32 = 0.01;
 
 fn recipe(passes: &[Pass]) -> Recipe {
@@ -43,7 +43,7 @@ fn recipe(passes: &[Pass]) -> Recipe {
     Recipe { accuracy_level: 0, fixed: Some(shapes()), passes, ..Recipe::new(Scheme::W8) }
 }
 
-/// With weights in half precision, of which no compiler takes the products whole.
+/// Returns a recipe with half-precision weights, whose products no compiler accepts as a whole.
 fn half(passes: &[Pass]) -> Recipe {
     Recipe { scheme: Scheme::F16, ..recipe(passes) }
 }
@@ -54,18 +54,18 @@ fn bert(passes: &[Pass]) -> Package {
     Package::make(checkpoint.path().to_owned(), recipe(passes))
 }
 
-/// A package's last graph of layers.
+/// Returns a package's last graph of layers.
 fn layers(package: &Package) -> Graph {
     let graph = package.manifest.graphs.iter().rfind(|graph| !graph.file.starts_with("head")).unwrap();
     Graph::decode(&fs::read(package.folder.path().join(&graph.file)).unwrap()).unwrap()
 }
 
-/// How often operators occur in it.
+/// Returns the number of nodes with an operator in that graph.
 fn count(package: &Package, op: &str) -> usize {
     layers(package).nodes.iter().filter(|node| node.op == op).count()
 }
 
-/// Every product with a weight has become a convolution.
+/// Checks that every product with a weight has become a convolution.
 fn all_convolutions(plain: &Package, conv: &Package, what: &str) {
     let products = |package: &Package| -> Vec<String> {
         let graph = layers(package);
@@ -121,7 +121,7 @@ fn in_half_precision_every_linear_layer_becomes_a_convolution() {
     let compiled = |passes: &[Pass]| families::package("llama", Format::Safetensors, half(passes), None);
     let (plain, conv) = (compiled(&[]), compiled(&[Pass::LinearAsConv]));
     let layers = plain.manifest.graphs.iter().map(|graph| graph.kv.len()).max().unwrap();
-    // Queries, keys and values are one.
+    // Queries, keys and values are one product.
     assert_eq!((count(&plain, "Conv"), count(&conv, "Conv")), (0, 5 * layers));
     assert_eq!(count(&plain, "MatMul"), count(&conv, "MatMul") + 5 * layers);
     let tokens = families::tokens();
@@ -133,7 +133,7 @@ fn in_half_precision_every_linear_layer_becomes_a_convolution() {
 fn a_pruned_head_gives_what_the_whole_one_does_of_its_tokens_and_never_others() {
     let tokens = families::tokens();
     for family in FAMILIES {
-        // One family's head is the embedding's, the other's is not.
+        // Some families share the head with the embedding, the others have a separate one.
         let plain = ["llama", "qwen2.5"].contains(&family).then_some(Scheme::F16);
         for scheme in plain.into_iter().chain([Scheme::W8]) {
             let what = format!("{family} {scheme}");
@@ -150,7 +150,7 @@ fn a_pruned_head_gives_what_the_whole_one_does_of_its_tokens_and_never_others() 
                     assert_eq!((row.len(), never), (80, 80 - kept), "{what}");
                 }
             }
-            // The token table is the whole model's.
+            // The token table must remain that of the whole model.
             let table = |package: &Package| {
                 let table =
                     package.manifest.tables.iter().find(|table| table.role == TableRole::Token).unwrap();
@@ -179,7 +179,7 @@ fn a_list_of_kept_tokens_is_not_believed() {
     assert!(refused(&pruned).contains("a list of the tokens that are kept"));
 }
 
-/// Operators that positions or their angles are computed with.
+/// Operators that compute positions or their angles.
 const POSITION_OPERATORS: [&str; 4] = ["Sin", "Cos", "Range", "CumSum"];
 
 #[test]

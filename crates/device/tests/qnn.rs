@@ -1,4 +1,4 @@
-//! Qualcomm's compiler and its HTP emulation, over tiny models. Emulated results are those of the NPU's arithmetic.
+//! Qualcomm's compiler and its HTP emulation with tiny models. Emulated results are those of the NPU's arithmetic.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -34,7 +34,7 @@ use support::{
     prompt, relative, runtime, texts,
 };
 
-/// The bound between HTP emulation and the CPU, as relative L2.
+/// Maximum relative L2 distance between HTP emulation and the CPU.
 const EMULATED: f32 = 0.01;
 
 fn emulation(chips: &[QnnChip]) -> Device {
@@ -43,7 +43,7 @@ fn emulation(chips: &[QnnChip]) -> Device {
     Device::Qnn(QnnOptions::new(&library, chips))
 }
 
-/// Compiles every fixed graph for some chips, and enters the contexts into the package's manifest.
+/// Compiles every fixed graph for some chips, and adds the contexts to the package's manifest.
 fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Target {
     let target = Target::Qnn(chips.to_vec());
     let folder = package.folder.path();
@@ -77,7 +77,7 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
         let mut emulated = open(&package, &device, Form::Graph).unwrap();
         agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
-        // One token, eight tokens, the head: each in one part.
+        // Graphs for one token, for eight tokens and for the head, each in one part.
         let placements = emulated.placements();
         assert_eq!(placements.len(), 3);
         for GraphPlacement { graph, placement } in placements {
@@ -93,7 +93,7 @@ fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
     let tokens = prompt(6, 13);
     let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
     let mut emulated = open(&package, &emulation(&[QnnChip::XElite]), Form::Graph).unwrap();
-    // One more rounding, where one part ends and the other begins.
+    // There is one more rounding between the parts.
     agree(&logits(&mut emulated, &tokens), &expected, 2.0 * EMULATED);
     let placements = emulated.placements();
     assert_eq!(placements.len(), 5, "two parts for one token, two for eight, and the head");
@@ -103,7 +103,8 @@ fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
     }
 }
 
-/// Every family runs whole under HTP emulation, and gives what the CPU does; how far apart they are, by family.
+/// Checks that every family runs as a whole under HTP emulation and agrees with the CPU. Returns the largest relative
+/// L2 distance of each family.
 fn every_family(scheme: Scheme) -> BTreeMap<&'static str, f32> {
     let device = emulation(&[QnnChip::XElite]);
     let distance = |family| {
@@ -120,7 +121,8 @@ fn every_family(scheme: Scheme) -> BTreeMap<&'static str, f32> {
                 "{family} {scheme} {graph}"
             );
         }
-        // Of one token, the tiny Gemma 3n multiplies every rounding by three, on the CPU too; it is halves that show it.
+        // For one of the tokens, the tiny Gemma 3n triples each rounding error, on the CPU as well; this shows in half
+        // precision.
         let bound = if (family, scheme) == ("gemma3n", Scheme::F16) { 2.0 * EMULATED } else { EMULATED };
         (family, agree(&logits(&mut emulated, &tokens), &expected, bound))
     };
@@ -202,7 +204,7 @@ fn a_context_runs_in_place_of_its_graph() {
     let tokens = prompt(7, 13);
     let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
     let target = contexts(&mut package, &[QnnChip::XElite], Weights::Separate);
-    // Without the weights, nothing but the context can have been run.
+    // Without the graph files, only the contexts can run.
     for graph in &package.manifest.graphs {
         fs::remove_file(package.folder.path().join(&graph.file)).unwrap();
     }
@@ -221,7 +223,7 @@ fn one_binary_serves_all_graphs_of_one_chip() {
     assert_eq!(binaries.count(), 1);
 }
 
-/// A Llama of two layers, as wide as SmolLM2's, whose feed-forward parts are narrow.
+/// Writes a Llama of two layers, as wide as SmolLM2's, with narrow feed-forward networks.
 fn wide_llama(folder: &Path) {
     tiny_llama_safetensors(folder, 7).unwrap();
     let mut config = fs::read_to_string(folder.join("config.json")).unwrap();
@@ -244,7 +246,7 @@ fn wide_llama(folder: &Path) {
                 other => other,
             };
         }
-        // Numbers of like size and either sign, no two tensors alike.
+        // Numbers of similar size and either sign; no two tensors are equal.
         let count = tensor.shape.iter().product::<usize>() as u32;
         let mixed = |i: u32| (i.wrapping_add(seed << 20)).wrapping_mul(2_654_435_761) >> 16;
         let bytes = (0..count).flat_map(|i| [mixed(i) as u8, 0x3C | ((mixed(i) >> 8) as u8 & 0x80)]);
@@ -271,7 +273,8 @@ fn a_binary_of_several_graphs_holds_their_weights_once() {
     let binaries = files.filter(|file| file.path().extension() == Some("bin".as_ref()));
     let bytes: u64 = binaries.map(|file| file.metadata().unwrap().len()).sum();
     let ratio = bytes as f64 / weights.values().sum::<u64>() as f64;
-    // The nodes of three graphs beside few weights make 1.13 of it; what attention projects, twice, would make 1.36.
+    // The nodes of three graphs and a few weights give a ratio of 1.13; storing the attention projections twice would
+    // give 1.36.
     assert!((0.9..=1.25).contains(&ratio), "{ratio}");
 }
 
@@ -283,7 +286,7 @@ fn several_chips_share_a_file_for_each_graph() {
         let text = fs::read(package.folder.path().join(&context.file)).unwrap();
         let found = |word: &str| text.windows(word.len()).any(|part| part == word.as_bytes());
         assert!(found("is_multi_soc_ep_context"), "{}", context.file);
-        // What the provider compares with a machine: the chips' architectures, then their numbers.
+        // The provider compares these with a machine: the chips' architectures, then their numbers.
         assert!(found(":73,81,75:60,88,57:"), "{}", context.file);
     }
 }
@@ -308,7 +311,7 @@ fn a_damaged_context_is_refused() {
 
 #[test]
 fn a_graph_that_the_npu_refuses_names_its_nodes() {
-    // Variant A's attention and skip norms are no operators of the NPU, and its shapes are symbolic.
+    // The NPU does not support variant A's attention and skip norms, nor symbolic shapes.
     let package = Package::fixed_llama(Scheme::W8, shapes());
     let folder = package.folder.path();
     let (graph, context) = (folder.join("model.onnx"), folder.join("context.onnx"));
@@ -319,7 +322,7 @@ fn a_graph_that_the_npu_refuses_names_its_nodes() {
         .unwrap_err();
     let DeviceError::NotWhole { nodes, refused, .. } = &error else { panic!("{error}") };
     assert!(!refused.is_empty() && refused.len() <= *nodes, "{error}");
-    // The provider's own trace says why.
+    // The provider's own trace has the reason.
     let attention = refused.iter().find(|node| node.op == "GroupQueryAttention").unwrap();
     assert!(attention.name.starts_with("/layers.0/") && attention.reason.is_some(), "{attention:?}");
 }

@@ -1,4 +1,4 @@
-//! Providers that this process has not: each load fails with a reason, and none goes to another device.
+//! Providers that this process lacks: each load fails with a reason, and none falls back to another device.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -65,9 +65,9 @@ fn a_provider_of_another_onnx_runtime_is_not_loaded_into_this_one() {
         assert!(matches!(error, DeviceError::AlreadyLoaded { .. }), "{ep}: {error}");
         assert!(error.hint().is_some());
     }
-    // One that is said to stand inside of this one needs no library, and offers what it offers.
+    // A provider that is part of this ONNX Runtime needs no library of its own.
     runtime().register(Ep::WebGpu, &library()).unwrap();
-    // This one was not built for NVIDIA GPUs, so the library beside it is missing.
+    // This ONNX Runtime was not built for NVIDIA GPUs, so it has no provider library next to it.
     let error = runtime().register(Ep::Cuda, &library()).unwrap_err();
     assert!(matches!(&error, DeviceError::Plugin { ep: Ep::Cuda, .. }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Loading ONNX Runtime: what is refused, and that a process has one. A single test, because the order matters.
+//! Loading ONNX Runtime: refused libraries, and one library per process. A single test, because the order matters.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn one_library_and_no_telemetry() {
     fs::write(&garbage, "this is no library").unwrap();
     let missing = folder.path().join("missing.so");
 
-    // SAFETY: this is the only test of its process; no other thread reads the environment.
+    // SAFETY: this is the only test of its process, and no other thread reads the environment.
     unsafe { std::env::remove_var("ORT_DISABLE_TELEMETRY") };
     assert_eq!(Runtime::load(&library).unwrap_err(), DeviceError::TelemetryOn);
     disable_telemetry();

@@ -1,4 +1,4 @@
-//! The saver of Qualcomm's provider. It works in another folder for the while, so that its test has a process of its own.
+//! The saver of Qualcomm's provider. It changes the current folder while it runs, so its test has a process of its own.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,7 +26,7 @@ fn each_call_of_the_backend_is_written_into_the_folder() {
     b.output(&y, DType::F32, &[1, 4].map(Dim::from));
     let graph = place.path().join("graph.onnx");
     fs::write(&graph, b.finish().encode()).unwrap();
-    // As the process of a check does it: the control comes before, the compiler after.
+    // The order is that of a check's process: first the control, then the saver, then the compiler.
     assert!(control(runtime(), &device, &graph, place.path()).unwrap().is_ok());
     let before = env::current_dir().unwrap();
     save(runtime(), &device, &graph, place.path()).unwrap();

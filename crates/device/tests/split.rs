@@ -1,4 +1,4 @@
-//! Two executors joined compute what one alone computes, whichever of them ran which tokens.
+//! Two joined executors compute the same as one, whichever of them ran which tokens.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,7 +26,8 @@ use narthex_testkit::{
 };
 use support::{Package, fixed::open, prompt, relative};
 
-/// The bounds, as relative L2: half against single precision, and single against itself in other cuts.
+/// Maximum relative L2 distances: between half and single precision, and within single precision for another division
+/// into steps.
 const HALF: f32 = 0.01;
 const SINGLE: f32 = 1e-5;
 
@@ -39,7 +40,7 @@ fn split(prefill: impl Executor + 'static, decode: impl Executor + 'static, shor
     SplitExecutor::new(Box::new(prefill), Box::new(decode), SplitOptions { break_even: short }).unwrap()
 }
 
-/// Two fakes as one, and what each of them holds.
+/// Returns two fakes joined, and a view of the slots of each.
 fn fakes(short: usize) -> (SplitExecutor, [Watch; 2]) {
     let (a, b) = (FakeExecutor::new(limits()), FakeExecutor::new(limits()));
     let watches = [a.watch(), b.watch()];
@@ -62,7 +63,7 @@ fn mixed_plans_give_what_one_executor_gives_and_hand_over_once() {
         assert_eq!(watches.each_ref().map(Watch::lengths), lengths, "{spans:?}");
     };
     check(&[(0, 0, &[1, 2, 3, 4, 5], Wanted::Nothing)], [[5, 0, 0, 0], [0; 4]]);
-    // A single token brings the prompt to decode; a short prompt goes there at once.
+    // A single token moves the prompt to decode; a short prompt goes there at once.
     check(
         &[(1, 0, &[7, 8, 9], Wanted::All), (2, 0, &[1; 6], Wanted::All), (0, 5, &[6], Wanted::Last)],
         [[5, 0, 6, 0], [6, 3, 0, 0]],
@@ -134,7 +135,7 @@ fn what_an_answer_goes_on_with_is_verified_where_it_runs() {
         assert_eq!(watches.each_ref().map(|watch| watch.lengths()[0]), lengths, "{spans:?}");
     };
     check(0, &[1, 2, 3], Wanted::All, [3, 0]);
-    // A prompt of which all rows are wanted stays with prefill.
+    // A prompt whose rows are all requested stays with prefill.
     check(3, &[4, 5], Wanted::All, [5, 0]);
     check(5, &[6], Wanted::Last, [5, 6]);
     check(6, &[7, 8, 9], Wanted::All, [5, 9]);
@@ -156,16 +157,16 @@ fn a_side_that_cannot_rewind_forgets_where_the_other_knows() {
     run(&mut alone, &[(0, 0, &[1, 2, 3], Wanted::Last)]);
     let next = [(0, 3, &[8, 9][..], Wanted::Last)];
     assert_eq!(run(&mut both, &next), run(&mut alone, &next));
-    // Now prefill has most, and nobody else has what is to be kept.
+    // Now prefill has the most tokens, and no other executor has those that must be kept.
     assert_eq!(both.truncate(SlotId(0), 4), Err(StepError::CannotRewind));
     assert_eq!(watch.lengths()[0], 5);
 }
 
-/// Many requests over two fakes that fail now and then, each compared with what it gets on one fake alone.
+/// Many requests over two fakes that fail at times, each compared with its answer from a single fake.
 #[test]
 fn an_engine_over_a_split_answers_as_over_one_executor() {
     let request = |n: u32, sink: &Recorder| Request {
-        // Beginnings are shared, so that slots are cut back and used again.
+        // Prompts share prefixes, so that slots are truncated and reused.
         prompt: (0..1 + n * 7 % 40).map(|i| (n % 3 * 5 + i) % 30).collect(),
         max_tokens: 1 + n as usize % 13,
         stop: Vec::new(),
@@ -246,17 +247,17 @@ fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
     let tokens = prompt(3, 40);
     let expected = run(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]);
     let check = |mut both: SplitExecutor, bound: f32, pair: &str| {
-        // Prompt, answer, a longer part again, and a slot that is cut back in between.
+        // A prompt, an answer, another long span, and a slot that is truncated in between.
         let mut at = 0;
         for length in [13, 1, 1, 9, 1, 3, 10, 1, 1] {
             if at == 15 {
                 run(&mut both, &[(1, at, &tokens[at..at + 2], Wanted::Last)]);
                 both.truncate(SlotId(1), at).unwrap();
             }
-            // A long part in the middle goes back to prefill, which gives its last row.
+            // A long span in the middle goes back to prefill, which returns its last row.
             let wanted = if length > 8 && at > 0 { Wanted::Last } else { Wanted::All };
             let rows = run(&mut both, &[(1, at, &tokens[at..at + length], wanted)]);
-            // A slot that holds a copy goes on as the one that it was made from.
+            // A slot with a copy continues like the original.
             both.copy_kv(&KvCopy { from: SlotId(1), to: SlotId(0), tokens: at..at + length }).unwrap();
             let copied = run(&mut both, &[(0, at + length, &tokens[..2], Wanted::Last)]);
             let original = run(&mut both, &[(1, at + length, &tokens[..2], Wanted::Last)]);

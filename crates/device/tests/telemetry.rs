@@ -1,6 +1,8 @@
-//! ONNX Runtime keeps to itself: with an empty home it writes nothing there and opens no connection.
+//! ONNX Runtime sends and stores no telemetry: with an empty home folder it writes nothing there and opens no
+//! connection.
 //!
-//! The test starts itself again as a child whose home is empty and whose proxy is a socket of the parent's.
+//! The test starts itself again as a child process whose home folder is empty and whose proxy is a socket of the
+//! parent.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -22,7 +24,7 @@ use support::{Package, library, prompt, runtime, step};
 
 const CHILD: &str = "NARTHEX_TEST_CHILD";
 
-/// How long the child waits for something to happen behind its back.
+/// Time for which the child watches for sockets.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[test]
@@ -54,7 +56,7 @@ fn no_telemetry_is_written_or_sent() {
     assert!(called.is_err(), "the proxy was called by {called:?}");
 }
 
-/// Makes the environment and a session and runs it, and looks about for sockets while it lives on.
+/// Loads the runtime, runs a session, and then watches for sockets of this process.
 fn child() {
     let package = Package::llama(Scheme::W8);
     let mut executor = package.executor();
@@ -67,14 +69,14 @@ fn child() {
     }
 }
 
-/// This process's open sockets.
+/// Returns the open sockets of this process.
 fn sockets() -> Vec<String> {
     let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
     targets.map(|path| path.display().to_string()).filter(|path| path.starts_with("socket:")).collect()
 }
 
-/// Every file and folder below `folder`.
+/// Returns every file and folder below `folder`.
 fn listing(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {

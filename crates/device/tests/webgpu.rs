@@ -1,12 +1,12 @@
-//! Variant A over WebGPU, on SwiftShader, a GPU made of software: what a GPU's cache in its own memory holds, and what
-//! encoders give.
+//! Variant A over WebGPU, on SwiftShader, a GPU in software: the contents of a cache in the GPU's own memory, and the
+//! results of encoders.
 //!
-//! A process holds one ONNX Runtime, so this needs one of its own: `ORT_DYLIB_PATH` names the library of
+//! A process has one ONNX Runtime, so these tests need one of their own: `ORT_DYLIB_PATH` names the library of
 //! `onnxruntime-webgpu` 1.27.0, and `NARTHEX_SWIFTSHADER` and `VK_DRIVER_FILES` both name SwiftShader's
-//! `vk_swiftshader_icd.json`; `cargo xtask npu` sets that up.
+//! `vk_swiftshader_icd.json`; `cargo xtask npu` sets this up.
 //!
-//! Prompts are read on the CPU, or token by token: SwiftShader has subgroups of four threads, with which the attention of
-//! 1.27.0 to more than four tokens is wrong for all but single new tokens, as the canary would find.
+//! Prompts run on the CPU or token by token. SwiftShader has subgroups of four threads, with which the attention of
+//! 1.27.0 over more than four tokens is wrong unless there is a single new token; the canary would detect that.
 
 #![allow(
     clippy::expect_used,
@@ -41,10 +41,11 @@ use support::{
     library, prompt, relative, runtime, step, texts,
 };
 
-/// The bound between a GPU's kernels and the CPU's, as relative L2.
+/// Maximum relative L2 distance between a GPU's kernels and the CPU's.
 const GPU: f32 = 1e-4;
 
-/// WebGPU for one test at a time: concurrent sessions disturb each other; the gateway lets them take turns on the device.
+/// Returns the WebGPU device for one test at a time, because concurrent sessions disturb each other. In the product,
+/// the gateway lets models use the device in turn.
 fn webgpu() -> (Device, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +55,7 @@ fn webgpu() -> (Device, MutexGuard<'static, ()>) {
     (Device::WebGpu(WebGpuOptions::default()), turn)
 }
 
-/// The tiny Llama, computing with exact activations, as the GPU does.
+/// Compiles the tiny Llama with exact activations, as the GPU computes.
 fn llama(scheme: Scheme) -> Package {
     let checkpoint = tempfile::tempdir().unwrap();
     let file = checkpoint.path().join("tiny.gguf");
@@ -68,7 +69,7 @@ fn executor(package: &Package, device: &Device) -> DynamicExecutor {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Feeds both slots in turn, so that their caches grow past each other; gives every row.
+/// Runs both slots in turn, so that each cache outgrows the other at times. Returns every row.
 fn rows(executor: &mut impl Executor) -> Vec<Vec<f32>> {
     let (a, b) = (prompt(3, 30), prompt(5, 20));
     let mut rows = step(executor, &[(0, 0, &a[..3], Wanted::All)]).unwrap();
@@ -78,7 +79,7 @@ fn rows(executor: &mut impl Executor) -> Vec<Vec<f32>> {
             [(0, 3 + at, &a[3 + at..4 + at], Wanted::Last), (1, 2 + at, &b[2 + at..3 + at], Wanted::Last)];
         rows.extend(step(executor, &parts).unwrap());
     }
-    // What is taken back is read anew, in a slot whose memory was given back too.
+    // Removed tokens are run again, in a slot whose memory was released too.
     executor.truncate(SlotId(0), 5).unwrap();
     executor.truncate(SlotId(1), 0).unwrap();
     rows.extend(step(executor, &[(0, 5, &b[5..6], Wanted::Last), (1, 0, &a[..1], Wanted::Last)]).unwrap());
@@ -140,12 +141,12 @@ fn prefill_on_the_cpu_and_decode_on_the_gpu_agree_with_the_cpu() {
     }
 }
 
-/// An encoder with every node on the device.
+/// Opens an encoder and checks that every node is placed on the device.
 fn encoder(package: &Package, device: &Device) -> DynamicEncoder {
     let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
     let encoder = DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, device, &options)
         .unwrap_or_else(|error| panic!("{error}"));
-    // A provider inside of ONNX Runtime records no node; the CPU, which has the rest, does.
+    // A provider that is part of ONNX Runtime records no nodes; nodes on the CPU would be recorded.
     let fallen = encoder.placement().nodes.iter().find(|node| node.ep != device.ep());
     assert_eq!(fallen, None);
     encoder
@@ -190,7 +191,7 @@ fn minilm_on_the_gpu_gives_the_cpu_s_vectors() {
         let run = |device: &Device| encoder(&package, device).run(&texts).unwrap();
         let (found, expected) = (run(&device), run(&Device::Cpu));
         let rows = found.data.chunks_exact(found.width).zip(expected.data.chunks_exact(found.width));
-        // Both are of length 1.
+        // Both vectors have length 1.
         let cosines = rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>());
         let least = cosines.fold(f32::INFINITY, f32::min);
         assert!(least >= 0.999, "{scheme}: {least}");

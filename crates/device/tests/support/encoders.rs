@@ -1,4 +1,4 @@
-//! The tiny encoders of `goldens/encoders.py`, and what the reference computed of them.
+//! The tiny encoders of `goldens/encoders.py`, with the reference's results.
 
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -9,10 +9,10 @@ use narthex_spec::TokenId;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// The families.
+/// Names of the families.
 pub(crate) const FAMILIES: [&str; 5] = ["bert", "distilbert", "mobilebert", "roberta", "xlm-roberta"];
 
-/// What stands on a body.
+/// Head of an encoder, or the pooling of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
     Mean,
@@ -28,7 +28,7 @@ impl Head {
     pub(crate) const ALL: [Self; 7] =
         [Self::Mean, Self::Cls, Self::Max, Self::Last, Self::Score, Self::Spans, Self::Masked];
 
-    /// What it is called in `expected.json` and by sentence-transformers, for those that pool.
+    /// Returns the names of a pooling in `expected.json` and in sentence-transformers; `None` for a head.
     fn pooling(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Mean => Some(("mean", "mean_tokens")),
@@ -39,7 +39,7 @@ impl Head {
         }
     }
 
-    /// The end of the class's name.
+    /// Returns the suffix of the model's class name.
     fn class(self) -> &'static str {
         match self {
             Self::Score => "ForSequenceClassification",
@@ -50,22 +50,22 @@ impl Head {
     }
 }
 
-/// Values as a head's are served: scores are probabilities. A logit may lie near zero by itself.
+/// Returns values in the form that a head serves: scores as probabilities, since a logit may be near zero.
 pub(crate) fn served(head: Head, values: Vec<f32>) -> Vec<f32> {
     let served = |value: f32| if head == Head::Score { 1.0 / (1.0 + (-value).exp()) } else { value };
     values.into_iter().map(served).collect()
 }
 
-/// A text as the reference encoded it.
+/// An encoded text of the reference.
 pub(crate) struct Input {
     pub(crate) tokens: Vec<TokenId>,
-    /// Where the second segment begins.
+    /// Index of the second segment's first token.
     pub(crate) second: usize,
-    /// The masked tokens.
+    /// Indices of the masked tokens.
     pub(crate) asked: Vec<usize>,
 }
 
-/// A family's checkpoint and its results.
+/// A family's checkpoint and the reference's results.
 pub(crate) struct Golden {
     pub(crate) family: &'static str,
     folder: PathBuf,
@@ -88,7 +88,7 @@ impl Golden {
         Self { family, folder, expected }
     }
 
-    /// A copy whose class is the head's.
+    /// Returns a copy of the checkpoint with the class of the head.
     pub(crate) fn checkpoint(&self, head: Head) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
         for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
@@ -113,7 +113,7 @@ impl Golden {
         copy
     }
 
-    /// As [`Self::checkpoint`], with the second of two layers alone, as its first.
+    /// Returns a copy as [`Self::checkpoint`] with only the second of two layers, as its first.
     pub(crate) fn second_layer(&self, head: Head) -> TempDir {
         let copy = self.checkpoint(head);
         let (config, weights) = (copy.path().join("config.json"), copy.path().join("model.safetensors"));
@@ -142,12 +142,12 @@ impl Golden {
         copy
     }
 
-    /// The vectors of one way to pool.
+    /// Returns the vectors of one pooling.
     pub(crate) fn pooled(&self, name: &str) -> Vec<Vec<f32>> {
         self.expected["texts"].as_array().unwrap().iter().map(|text| numbers(&text[name])).collect()
     }
 
-    /// The texts of a head, and each one's rows.
+    /// Returns the texts for a head, and each one's rows.
     pub(crate) fn texts(&self, head: Head) -> (Vec<Input>, Vec<Vec<f32>>) {
         let list = |name: &str| self.expected[name].as_array().unwrap().iter();
         let input = |case: &Value| {

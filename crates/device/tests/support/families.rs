@@ -1,6 +1,6 @@
-//! The tiny checkpoints of every decoder family, and what the reference implementation makes of their tokens.
+//! The tiny checkpoints of every decoder family, and the reference implementation's logits for their tokens.
 //!
-//! They are made by `crates/checkpoint/tests/goldens/families.py`.
+//! `crates/checkpoint/tests/goldens/families.py` creates them.
 
 use std::{fs, path::PathBuf};
 
@@ -12,7 +12,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 
 use super::Package;
 
-/// The families by folder.
+/// Names of the families, which are those of their folders.
 pub(crate) const FAMILIES: [&str; 19] = [
     "llama",
     "mistral",
@@ -35,7 +35,7 @@ pub(crate) const FAMILIES: [&str; 19] = [
     "chatglm3",
 ];
 
-/// Tokens that were read.
+/// Number of tokens in each test.
 pub(crate) const TOKENS: usize = 40;
 
 const VOCAB: usize = 80;
@@ -47,12 +47,12 @@ pub(crate) enum Format {
     Gguf,
 }
 
-/// Shapes of the static variant that make it read the tokens in several steps.
+/// Returns shapes of the static variant by which the tokens take several steps.
 pub(crate) fn shapes() -> FixedShapes {
     FixedShapes { context: 48, shorter: vec![], prefill: vec![8], buckets: vec![16] }
 }
 
-/// The tokens that the reference read.
+/// Returns the tokens of the reference.
 pub(crate) fn tokens() -> Vec<TokenId> {
     (0..TOKENS as u32).map(|i| (7 * i * i + 3 * i + 5) % VOCAB as u32).collect()
 }
@@ -62,17 +62,17 @@ fn folder(family: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(goldens).join(family)
 }
 
-/// Whether a family's checkpoint comes in a format.
+/// Returns true if a family has a checkpoint in a format.
 pub(crate) fn comes_in(family: &str, format: Format) -> bool {
     format == Format::Safetensors || folder(family).join("model.gguf").is_file()
 }
 
-/// The reference's logits after each token.
+/// Returns the reference's logits after each token.
 pub(crate) fn logits(family: &str) -> Vec<Vec<f32>> {
     rows(family, "logits.f32")
 }
 
-/// The logits of a family's file, after each token.
+/// Returns the logits after each token from one of a family's files.
 pub(crate) fn rows(family: &str, file: &str) -> Vec<Vec<f32>> {
     let bytes = fs::read(folder(family).join(file)).unwrap();
     let values: Vec<f32> =
@@ -81,7 +81,7 @@ pub(crate) fn rows(family: &str, file: &str) -> Vec<Vec<f32>> {
     values.chunks_exact(VOCAB).map(<[f32]>::to_vec).collect()
 }
 
-/// A family's package, calibrated where there is a runner.
+/// Compiles a family's package, calibrated if there is a runner.
 pub(crate) fn package(
     family: &str,
     format: Format,
@@ -96,13 +96,13 @@ pub(crate) fn package(
     Package::with_runner(checkpoint.path().to_owned(), recipe, runner)
 }
 
-/// The tokens that [`pruned`] lists; beside them, it keeps the three special ones.
+/// Returns the tokens that [`pruned`] lists; it also keeps the three special ones.
 pub(crate) fn listed() -> Vec<TokenId> {
     (3..VOCAB as TokenId).filter(|token| token % 3 != 1).collect()
 }
 
-/// A family's package that gives the tokens that are listed, and the same of a whole one. No token is a single byte, for
-/// such would be kept too.
+/// Returns a family's package whose head is pruned to the listed tokens, and the same package with the whole head. No
+/// token of their tokenizer is a single byte, because single bytes would be kept as well.
 pub(crate) fn pruned(family: &str, recipe: &Recipe) -> [Package; 2] {
     let checkpoint = copy(family);
     let path = checkpoint.path().join("tokenizer.json");
@@ -119,13 +119,13 @@ pub(crate) fn pruned(family: &str, recipe: &Recipe) -> [Package; 2] {
         .map(|vocabulary| Package::of(checkpoint.path(), recipe.clone(), (None, vocabulary)))
 }
 
-/// Rows without the tokens that a pruned model never gives.
+/// Returns rows without the tokens that a pruned model never samples.
 pub(crate) fn given(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let tokens: Vec<usize> = (0..3).chain(listed().into_iter().map(|token| token as usize)).collect();
     rows.iter().map(|row| tokens.iter().map(|&token| row[token]).collect()).collect()
 }
 
-/// A copy of a family's folder.
+/// Returns a copy of a family's folder.
 fn copy(family: &str) -> tempfile::TempDir {
     let checkpoint = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -135,7 +135,7 @@ fn copy(family: &str) -> tempfile::TempDir {
     checkpoint
 }
 
-/// A family's package whose tensors with this in their name have all elements at `value`.
+/// Returns a family's package in which all elements of the tensors with `name` in their name are `value`.
 pub(crate) fn with_values(family: &str, recipe: Recipe, (name, value): (&str, f32)) -> Package {
     let checkpoint = copy(family);
     let path = checkpoint.path().join("model.safetensors");

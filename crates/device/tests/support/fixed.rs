@@ -1,4 +1,4 @@
-//! Graphs of fixed shape on a device, against the same graphs on the CPU.
+//! Graphs of fixed shapes on a device, compared with the same graphs on the CPU.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use narthex_spec::{Ep, SlotId, TokenId, recipe::FixedShapes};
 
 use super::{Package, prompt, relative, runtime};
 
-/// A plugin's library, found as the product finds it.
+/// Returns a plugin's library, located in the same way as by the product.
 pub(crate) fn plugin(kind: Ep) -> PathBuf {
     let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
     let info = runtimes::locate(&store, kind);
@@ -25,12 +25,12 @@ pub(crate) fn plugin(kind: Ep) -> PathBuf {
     info.unwrap_or_else(|| panic!("no {kind} runtime: `cargo xtask {command}` installs it")).library
 }
 
-/// Small shapes: one prefill length, one bucket.
+/// Returns small shapes: one prefill length, one bucket.
 pub(crate) fn shapes() -> FixedShapes {
     FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: vec![16] }
 }
 
-/// A package's fixed decoder.
+/// Opens a package's fixed decoder.
 pub(crate) fn open(
     package: &Package,
     device: &Device,
@@ -41,14 +41,14 @@ pub(crate) fn open(
     StaticExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
 }
 
-/// A package's fixed encoder.
+/// Opens a package's fixed encoder.
 pub(crate) fn open_encoder(package: &Package, device: &Device) -> StaticEncoder {
     let place = GraphLoad { device, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
     StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Logits after each of thirteen tokens: a whole chunk, a part of one, and single steps.
+/// Returns the logits after each of thirteen tokens, run as a whole chunk, a part of one, and single steps.
 pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let mut at = 0;
@@ -59,7 +59,7 @@ pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec
         rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
         at += length;
         if slot == 0 {
-            // The rest goes on from a copy.
+            // The remaining tokens continue from a copy.
             executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(1), tokens: 0..at }).unwrap();
         }
     }
@@ -67,7 +67,7 @@ pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec
     rows
 }
 
-/// Vectors of texts of several lengths, in one batch.
+/// Returns the vectors of texts of several lengths, run in one batch.
 pub(crate) fn vectors(encoder: &mut dyn Encoder) -> Vec<Vec<f32>> {
     let text = |n: u32| prompt(n, n as usize).iter().map(|token| token % 40).collect::<Vec<TokenId>>();
     let texts = [2, 16, 9].map(text);
@@ -76,7 +76,7 @@ pub(crate) fn vectors(encoder: &mut dyn Encoder) -> Vec<Vec<f32>> {
     output.data.chunks(output.width).map(<[f32]>::to_vec).collect()
 }
 
-/// Rows of another device's arithmetic: within `bound` of the CPU's as relative L2, and not the CPU's own. Gives the
+/// Checks rows of another device: they are within `bound` of the CPU's as relative L2, but not equal. Returns the
 /// largest distance.
 pub(crate) fn agree(found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) -> f32 {
     assert_eq!(found.len(), expected.len());
@@ -84,7 +84,8 @@ pub(crate) fn agree(found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) -> f3
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         let distance = relative(found, expected);
         assert!(distance <= bound, "row {index}: {distance}");
-        // Other arithmetic never gives every bit alike; equal bits would mean the CPU provider's own.
+        // Another device's arithmetic never gives equal bits; equal ones would mean that the CPU provider computed
+        // them.
         assert!(distance > 0.0, "row {index} is the CPU provider's");
         largest = largest.max(distance);
     }

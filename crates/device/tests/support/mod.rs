@@ -1,4 +1,4 @@
-//! What these tests share: the one runtime of a process, tiny packages, and steps in a short form.
+//! Shared parts of these tests: the one runtime of a process, tiny packages, and a short form of steps.
 
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -39,7 +39,7 @@ use narthex_spec::{
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 use tempfile::TempDir;
 
-/// A golden's texts as an encoder takes them.
+/// Returns a golden's texts as inputs of an encoder.
 pub(crate) fn texts(inputs: &[encoders::Input]) -> Vec<Text<'_>> {
     inputs.iter().map(text).collect()
 }
@@ -48,7 +48,7 @@ fn text(input: &encoders::Input) -> Text<'_> {
     Text { tokens: &input.tokens, second: input.second, asked: &input.asked }
 }
 
-/// ONNX Runtime's library, found as the product finds it.
+/// Returns the path of ONNX Runtime's library, located in the same way as by the product.
 pub(crate) fn library() -> PathBuf {
     let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
     runtimes::core_library(&store)
@@ -56,7 +56,7 @@ pub(crate) fn library() -> PathBuf {
         .expect("no ONNX Runtime: run `cargo xtask test` once, which installs it, or set ORT_DYLIB_PATH")
 }
 
-/// The runtime of this process.
+/// Returns the runtime of this process.
 pub(crate) fn runtime() -> &'static Runtime {
     static LOADED: OnceLock<&'static Runtime> = OnceLock::new();
     LOADED.get_or_init(|| {
@@ -65,14 +65,14 @@ pub(crate) fn runtime() -> &'static Runtime {
     })
 }
 
-/// A compiled package; its folder goes when it is dropped.
+/// A compiled package; its folder is removed when it is dropped.
 pub(crate) struct Package {
     pub(crate) folder: TempDir,
     pub(crate) manifest: Manifest,
 }
 
 impl Package {
-    /// What an export becomes.
+    /// Imports an export.
     pub(crate) fn imported(export: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let job = ImportJob {
@@ -87,7 +87,7 @@ impl Package {
         Self { folder, manifest }
     }
 
-    /// The tiny Llama.
+    /// Compiles the tiny Llama.
     pub(crate) fn llama(scheme: Scheme) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
         let file = checkpoint.path().join("tiny.gguf");
@@ -95,14 +95,14 @@ impl Package {
         Self::compile(file, scheme)
     }
 
-    /// The tiny BERT.
+    /// Compiles the tiny BERT.
     pub(crate) fn bert(scheme: Scheme) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
         tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
         Self::compile(checkpoint.path().to_owned(), scheme)
     }
 
-    /// The tiny Llama in both variants, computing with exact activations.
+    /// Compiles the tiny Llama in both variants, with exact activations.
     pub(crate) fn fixed_llama(scheme: Scheme, shapes: FixedShapes) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
         let file = checkpoint.path().join("tiny.gguf");
@@ -110,7 +110,7 @@ impl Package {
         Self::make(file, Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) })
     }
 
-    /// The tiny Llama in both variants, the layers of the fixed one divided into a graph each.
+    /// Compiles the tiny Llama in both variants; in the fixed one, each layer is a graph of its own.
     pub(crate) fn divided_llama(scheme: Scheme, shapes: FixedShapes) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
         let file = checkpoint.path().join("tiny.gguf");
@@ -119,7 +119,7 @@ impl Package {
         Self::make(file, Recipe { part_bytes: 1, ..recipe })
     }
 
-    /// The tiny BERT in both variants, computing with exact activations.
+    /// Compiles the tiny BERT in both variants, with exact activations.
     pub(crate) fn fixed_bert(scheme: Scheme, shapes: FixedShapes) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
         tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
@@ -135,12 +135,12 @@ impl Package {
         Self::with_runner(checkpoint, recipe, None)
     }
 
-    /// A checkpoint's package, calibrated where there is a runner.
+    /// Compiles a checkpoint, calibrated if there is a runner.
     pub(crate) fn with_runner(checkpoint: PathBuf, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
         Self::of(&checkpoint, recipe, (runner, None))
     }
 
-    /// A checkpoint's package, calibrated where there is a runner, its head pruned where there is a vocabulary.
+    /// Compiles a checkpoint, calibrated if there is a runner, with a pruned head if there is a vocabulary.
     pub(crate) fn of(
         checkpoint: &Path,
         recipe: Recipe,
@@ -168,26 +168,26 @@ impl Package {
         Self { folder, manifest }
     }
 
-    /// An executor with room for everything.
+    /// Opens an executor with enough room for all tests.
     pub(crate) fn executor(&self) -> DynamicExecutor {
         self.executor_with(&OPTIONS)
     }
 
-    /// An executor.
+    /// Opens an executor with these options.
     pub(crate) fn executor_with(&self, options: &ExecutorOptions) -> DynamicExecutor {
         DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, &Device::Cpu, options)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
-/// Room for everything.
+/// Options with enough room for all tests.
 pub(crate) const OPTIONS: ExecutorOptions =
     ExecutorOptions { threads: 1, slots: 5, kv_budget: 1 << 30, kv_step: 32, chunk: 64 };
 
-/// A span of the given slot, position and tokens.
+/// A span of a step: slot, position, tokens and requested rows of logits.
 pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], Wanted);
 
-/// Runs one step; gives its rows of logits.
+/// Runs one step. Returns its rows of logits.
 pub(crate) fn step(executor: &mut impl Executor, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
     let mut plan = StepPlan::default();
     for &(slot, at, tokens, wanted) in parts {
@@ -197,7 +197,7 @@ pub(crate) fn step(executor: &mut impl Executor, parts: &[Part<'_>]) -> Result<V
     Ok((0..logits.rows()).map(|row| logits.row(row).to_vec()).collect())
 }
 
-/// Runs a prompt in one slot of a fresh executor, in spans of at most `chunk`; gives the last row.
+/// Runs a prompt in one slot of a fresh executor, in spans of at most `chunk` tokens. Returns the last row.
 pub(crate) fn alone(package: &Package, tokens: &[TokenId], chunk: usize) -> Vec<f32> {
     let mut executor = package.executor();
     let mut last = Vec::new();
@@ -207,18 +207,18 @@ pub(crate) fn alone(package: &Package, tokens: &[TokenId], chunk: usize) -> Vec<
     last
 }
 
-/// A prompt: different for every seed.
+/// Returns a prompt that is different for every seed.
 pub(crate) fn prompt(seed: u32, length: usize) -> Vec<TokenId> {
     (0..length as u32).map(|i| (seed * 131 + i * i * 7 + i * 31 + 3) % 300).collect()
 }
 
-/// The largest difference of two rows.
+/// Returns the largest difference between elements of two rows.
 pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Relative L2 distance.
+/// Returns the relative L2 distance.
 pub(crate) fn relative(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
