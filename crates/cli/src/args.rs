@@ -263,6 +263,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().max_queue)]
     pub(crate) max_queue: usize,
 
+    /// Maximum time between two tokens of an answer while other prompts are read, in milliseconds; prompts are then read in
+    /// smaller chunks; 0 for no maximum
+    #[arg(long, default_value_t = 200, value_name = "MS")]
+    pub(crate) token_latency: u64,
+
     /// Verify several tokens of an answer in one step, if that is faster: auto, off
     #[arg(long, default_value_t = Config::standard().speculation)]
     pub(crate) speculation: Speculation,

@@ -1,5 +1,7 @@
 //! The gateway's settings from arguments, in pure functions.
 
+use std::time::Duration;
+
 use narthex_gateway::{Config, Network};
 use narthex_spec::Speculation;
 
@@ -36,6 +38,7 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
         default_model: serve.default_model.clone(),
+        token_latency: (serve.token_latency > 0).then(|| Duration::from_millis(serve.token_latency)),
         speculation: serve.speculation,
         ..config(store, Some(&serve.load))
     }
@@ -71,6 +74,8 @@ mod tests {
             "64",
             "--kv-total",
             "32",
+            "--token-latency",
+            "90",
             "--speculation",
             "off",
             "--max-models",
@@ -103,6 +108,7 @@ mod tests {
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
         assert_eq!(config.speculation, Speculation::Off);
+        assert_eq!(config.token_latency, Some(Duration::from_millis(90)));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
         assert_eq!((config.power, config.network), (Power::Saver, Network::CacheOnly));

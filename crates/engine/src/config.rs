@@ -1,5 +1,7 @@
 //! Configuration and counters of an engine, as plain values.
 
+use std::time::Duration;
+
 use narthex_spec::Speculation;
 
 use crate::executor::Limits;
@@ -23,6 +25,9 @@ pub struct EngineConfig {
     /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the rest, but always
     /// enough to advance.
     pub step_token_budget: usize,
+    /// Maximum time of a step in which answers run beside prompts, if the executor's times are known: prompts then run in
+    /// smaller chunks. `None` for no maximum.
+    pub token_latency: Option<Duration>,
     /// Verification of several tokens in one step.
     pub speculation: Speculation,
 }
@@ -38,6 +43,7 @@ impl EngineConfig {
             max_running: limits.slots,
             prefill_chunk,
             step_token_budget: prefill_chunk.saturating_add(limits.batch),
+            token_latency: None,
             speculation: Speculation::Auto,
         }
     }
@@ -49,7 +55,7 @@ impl EngineConfig {
             max_running: self.max_running.clamp(1, limits.slots.max(1)),
             prefill_chunk: self.prefill_chunk.max(1),
             step_token_budget: self.step_token_budget.max(1),
-            speculation: self.speculation,
+            ..self
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     request::{Finish, Request, SequenceHandle, SubmitError},
     sample::Scratch,
     schedule::{
+        pace::PromptPace,
         plan,
         policy::{self, Bounds, Grant},
     },
@@ -57,6 +58,7 @@ pub struct EngineLoop {
     /// Length of the n-gram whose earlier occurrence the draft follows, in tokens.
     ngram: usize,
     costs: StepCosts,
+    pace: PromptPace,
     scratch: Scratch,
     submitted: u64,
     finished: u64,
@@ -81,6 +83,7 @@ impl EngineLoop {
             draft: Vec::with_capacity(1 + MAX_WIDTH),
             ngram: 0,
             costs: StepCosts::new(),
+            pace: PromptPace::default(),
             scratch: Scratch::new(limits.vocab),
             submitted: 0,
             finished: 0,
@@ -196,6 +199,12 @@ impl EngineLoop {
     fn plan(&mut self) {
         let bounds = Bounds::new(self.device.limits(), &self.config);
         let demands = self.running.iter().map(Sequence::demand);
+        let bounds = match self.config.token_latency {
+            Some(bound) if demands.clone().any(|demand| demand == 1) => {
+                bounds.with_prompts(self.pace.tokens(bound, self.config.prefill_chunk))
+            }
+            _ => bounds,
+        };
         policy::share(demands, &bounds, self.stats.steps, &mut self.grants);
         plan::fill(&mut self.plan, &self.running, &self.grants);
         self.speculate();

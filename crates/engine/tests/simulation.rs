@@ -164,6 +164,7 @@ impl World {
             max_running: 1 + below(&mut rng, slots),
             prefill_chunk: 1 + below(&mut rng, 30),
             step_token_budget: 1 + below(&mut rng, 40),
+            token_latency: None,
             speculation: Speculation::Auto,
         };
         let mut executor = FakeExecutor::new(limits.clone());

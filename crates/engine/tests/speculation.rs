@@ -2,24 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
 use narthex_engine::{
     config::{EngineConfig, EngineStats},
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvLimits, Limits, StepError},
     request::{Finish, LogProbs, Request, Sampling},
-    supervise::SupervisedExecutor,
 };
-use narthex_spec::{SlotId, Speculation};
+use narthex_spec::Speculation;
 use narthex_testkit::{
-    executor::{FakeExecutor, Fault, Watch},
+    executor::{Clock, FakeExecutor, Fault, TimedExecutor, Watch},
     invariant,
     sink::{Recorder, Recording},
 };
@@ -215,46 +206,11 @@ fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
     assert_eq!((stats.accepted_tokens, stats.rejected_tokens), (0, 0));
 }
 
-/// An executor whose steps take a given time on a simulated clock.
-struct Timed {
-    executor: FakeExecutor,
-    time: Arc<AtomicU64>,
-    /// Microseconds of a step's first token, and of each further one.
-    costs: [u64; 2],
-}
-
-impl Executor for Timed {
-    fn limits(&self) -> &Limits {
-        self.executor.limits()
-    }
-
-    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        let [first, further] = self.costs;
-        self.time.fetch_add(first + further * (plan.tokens.len() as u64 - 1), Ordering::Relaxed);
-        self.executor.execute(plan)
-    }
-
-    fn logits(&self) -> Logits<'_> {
-        self.executor.logits()
-    }
-
-    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        self.executor.truncate(slot, len)
-    }
-
-    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
-        self.executor.copy_kv(copy)
-    }
-}
-
 /// Returns the time of an answer of 400 tokens without speculation divided by the time with it.
 fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
     let [plain, drafted] = [Speculation::Off, Speculation::Auto].map(|speculation| {
-        let time = Arc::new(AtomicU64::new(0));
-        let clock = time.clone();
-        let timed = Timed { executor: fake(looks_back), time: time.clone(), costs };
-        let supervised = SupervisedExecutor::new(Box::new(timed))
-            .timed_by(move || Duration::from_micros(clock.load(Ordering::Relaxed)));
+        let clock = Clock::default();
+        let supervised = TimedExecutor::new(fake(looks_back), clock.clone(), costs).supervised();
         let config = EngineConfig { speculation, ..EngineConfig::for_limits(&limits()) };
         let mut core = EngineLoop::new(supervised, config);
         let sink = Recorder::new();
@@ -270,7 +226,7 @@ fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
         core.submit(request).unwrap();
         while core.step() == Work::Busy {}
         assert_eq!(sink.recording().tokens.len(), 400);
-        time.load(Ordering::Relaxed) as f64
+        clock.now().as_secs_f64()
     });
     plain / drafted
 }

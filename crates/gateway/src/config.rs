@@ -62,6 +62,9 @@ pub struct Config {
     pub max_models: usize,
     /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
+    /// Maximum time between two tokens of an answer while prompts are read beside it: they are read in smaller chunks. `None`
+    /// for no maximum.
+    pub token_latency: Option<Duration>,
     /// Verification of several tokens of an answer in one step.
     pub speculation: Speculation,
     /// Maximum time that a request waits for its model to load.
@@ -94,6 +97,7 @@ impl Config {
             kv_total: 8 << 30,
             max_models: 8,
             max_queue: 64,
+            token_latency: Some(Duration::from_millis(200)),
             speculation: Speculation::Auto,
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),

@@ -4,11 +4,19 @@
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
-use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
+use narthex_engine::{
+    executor::{
+        Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+        check_truncate,
+    },
+    supervise::SupervisedExecutor,
 };
 use narthex_spec::{
     DType, SlotId, TokenId,
@@ -338,5 +346,62 @@ mod tests {
         assert_eq!(executor.truncate(SlotId(0), 2), Err(StepError::CannotRewind));
         assert_eq!(executor.truncate(SlotId(0), 2), Ok(()));
         assert!(last_row(&mut executor, &[(0, 2, &[3])]).iter().all(|x| x.is_nan()));
+    }
+}
+
+/// A clock that a test moves.
+#[derive(Debug, Clone, Default)]
+pub struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    /// Returns the time since its creation.
+    pub fn now(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// A fake executor whose steps take a fixed time on a clock.
+pub struct TimedExecutor {
+    executor: FakeExecutor,
+    clock: Clock,
+    /// Microseconds of a step's first token, and of each further one.
+    costs: [u64; 2],
+}
+
+impl TimedExecutor {
+    /// Creates an executor. `costs` are the microseconds of a step's first token, and of each further one.
+    pub fn new(executor: FakeExecutor, clock: Clock, costs: [u64; 2]) -> Self {
+        Self { executor, clock, costs }
+    }
+
+    /// Returns the executor with its clock, for an engine.
+    pub fn supervised(self) -> SupervisedExecutor {
+        let clock = self.clock.clone();
+        SupervisedExecutor::new(Box::new(self)).timed_by(move || clock.now())
+    }
+}
+
+impl Executor for TimedExecutor {
+    fn limits(&self) -> &Limits {
+        self.executor.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let [first, further] = self.costs;
+        let cost = first + further * (plan.tokens.len() as u64).saturating_sub(1);
+        self.clock.0.fetch_add(cost, Ordering::Relaxed);
+        self.executor.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.executor.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.executor.truncate(slot, len)
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        self.executor.copy_kv(copy)
     }
 }

@@ -37,12 +37,17 @@ impl EngineLoop {
         self.plan.push(slot, at, &self.draft, Wanted::All);
     }
 
-    /// Records the time of a step that has run, if it ran one sequence's next token.
+    /// Records the time of a step that has run.
     pub(super) fn record_time(&mut self) {
-        let [span] = &self.plan.spans[..] else { return };
+        let Some(time) = self.device.step_time() else { return };
         let width = self.draft.len().saturating_sub(1);
-        if let Some(time) = self.device.step_time().filter(|_| span.tokens.len() == width + 1) {
+        if let [span] = &self.plan.spans[..]
+            && span.tokens.len() == width + 1
+        {
             self.costs.record(width, time);
+        }
+        if self.draft.is_empty() {
+            self.pace.record(&self.plan, time);
         }
     }
 

@@ -2,5 +2,6 @@
 //!
 //! Only sequences with slots take part; [`engine_loop`](crate::engine_loop) assigns the slots.
 
+pub(crate) mod pace;
 pub(crate) mod plan;
 pub(crate) mod policy;

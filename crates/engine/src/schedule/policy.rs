@@ -38,6 +38,11 @@ impl Bounds {
             step: config.step_token_budget,
         }
     }
+
+    /// Bounds with a maximum number of tokens of all prompts.
+    pub(crate) fn with_prompts(self, prompts: usize) -> Self {
+        Self { prompts: self.prompts.min(prompts), ..self }
+    }
 }
 
 /// Divides the next step among the sequences. `demands` has the number of tokens that each running sequence could run,

@@ -183,6 +183,7 @@ impl Worker {
             Model::Decoder(executor) => {
                 let mut settings = EngineConfig::for_limits(executor.limits());
                 settings.max_queue = config.max_queue;
+                settings.token_latency = config.token_latency;
                 settings.speculation = config.speculation;
                 let start = Instant::now();
                 let executor = executor.timed_by(move || start.elapsed());

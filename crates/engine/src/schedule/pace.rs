@@ -1,0 +1,50 @@
+//! Number of prompt tokens in a step beside running answers, by measurement, so that the time between two tokens of an answer
+//! stays under a bound.
+
+use std::time::Duration;
+
+use crate::executor::StepPlan;
+
+/// Minimum number of prompt tokens in a step beside answers. Fewer cost almost as much time, and prompts must advance.
+const MIN_TOKENS: usize = 16;
+
+/// Share of a new measurement.
+const SHARE: f32 = 0.25;
+
+/// Measured times of steps: a constant part for the answers, and a part for each prompt token.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PromptPace {
+    /// Seconds of a step without prompts, if measured.
+    answers: Option<f32>,
+    /// Seconds of each prompt token, if measured.
+    token: Option<f32>,
+}
+
+impl PromptPace {
+    /// Records the time of a step that has run.
+    pub(crate) fn record(&mut self, plan: &StepPlan, time: Duration) {
+        let seconds = time.as_secs_f32();
+        let prompts = plan.spans.iter().map(|span| span.tokens.len()).filter(|&tokens| tokens > 1);
+        let tokens: usize = prompts.clone().sum();
+        if tokens == 0 {
+            average(&mut self.answers, seconds);
+        } else if tokens >= MIN_TOKENS {
+            let beside_answers = prompts.count() < plan.spans.len();
+            let answers = self.answers.filter(|_| beside_answers).unwrap_or(0.0);
+            average(&mut self.token, (seconds - answers).max(0.0) / tokens as f32);
+        }
+    }
+
+    /// Returns the number of prompt tokens that fit into a step of at most `bound` beside answers, at most `most`.
+    pub(crate) fn tokens(&self, bound: Duration, most: usize) -> usize {
+        let Some(token) = self.token.filter(|token| *token > 0.0) else { return most };
+        let left = bound.as_secs_f32() - self.answers.unwrap_or(0.0);
+        ((left / token) as usize).clamp(MIN_TOKENS.min(most), most)
+    }
+}
+
+/// Adds a measurement to a moving average. One slow step is the system's, several are the model's.
+fn average(value: &mut Option<f32>, found: f32) {
+    let old = value.unwrap_or(found);
+    *value = Some(old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old));
+}
