@@ -9,6 +9,7 @@ mod fuzz;
 mod genai;
 mod http;
 mod load;
+mod masks;
 mod memory;
 mod npu;
 mod peers;
@@ -67,6 +68,8 @@ enum Command {
     Genai(RecordArgs),
     /// Run frameworks for agents, OpenAI's client for Node and an API fuzzer against a server; installs 1 GB of packages.
     Clients(RecordArgs),
+    /// Measure the masks of constrained decoding over 2,000 schemas, in minutes.
+    Masks(RecordArgs),
     /// Measure the memory of a compile of a generated 7B checkpoint; takes 14 GB of disk.
     Memory(RecordArgs),
     /// Keep a server busy: no request may fail, no resource may leak.
@@ -105,6 +108,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Sanitize(args) => sanitize::run(&workspace, args),
         Command::Genai(args) => genai::run(&workspace, args),
         Command::Clients(args) => clients::run(&workspace, args),
+        Command::Masks(args) => masks::run(&workspace, args),
         Command::Memory(args) => memory::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
         Command::Peers(args) => peers::run(&workspace, &args),
@@ -154,6 +158,7 @@ mod tests {
         check("npu --record", Ok(Command::Npu(RecordArgs { record: true })));
         check("perplexity", Ok(Command::Perplexity(RecordArgs { record: false })));
         check("clients --record", Ok(Command::Clients(RecordArgs { record: true })));
+        check("masks --record", Ok(Command::Masks(RecordArgs { record: true })));
         check("memory --record", Ok(Command::Memory(RecordArgs { record: true })));
         check("fuzz --fast", Err("unexpected argument '--fast'"));
         check("nonsense", Err("unrecognized subcommand 'nonsense'"));

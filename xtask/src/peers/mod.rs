@@ -8,6 +8,7 @@
 mod llama;
 mod measurement;
 pub(crate) mod perplexity;
+mod plot;
 mod quality;
 mod report;
 mod runner;

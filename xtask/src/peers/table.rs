@@ -6,6 +6,7 @@ use anyhow::Context;
 
 use crate::{
     peers::{
+        plot,
         report::{Report, SpeedRun},
         servers::Servers,
     },
@@ -14,7 +15,7 @@ use crate::{
     workspace::{Workspace, relative},
 };
 
-/// Prints a run and writes it as JSON and as a page.
+/// Prints a run and writes it as JSON, as a page and as a plot.
 pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) -> anyhow::Result<()> {
     let page = page(report)?;
     terminal::line(format!("\n{page}"));
@@ -25,7 +26,9 @@ pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) ->
     };
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let json = serde_json::to_string_pretty(report)? + "\n";
-    for (ending, text) in [("json", &json), ("md", &page)] {
+    let plot = plot::draw(report);
+    let files = [("json", Some(&json)), ("md", Some(&page)), ("svg", plot.as_ref())];
+    for (ending, text) in files.into_iter().filter_map(|(ending, text)| Some((ending, text?))) {
         let path = folder.join(format!("{name}.{ending}"));
         fs::write(&path, text).with_context(|| path.display().to_string())?;
         terminal::line(format!("written to {}", relative(&path, &workspace.root)));
