@@ -12,13 +12,20 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, models::PassedOver, unshared_weights,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
+    models::PassedOver,
+    request::{
+        CallLimit, ChatRequest, FinishReason, GenerateOptions, Grammar, Strictness, Tool, ToolChoice,
+        ToolSettings,
+    },
+    unshared_weights,
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, Sha256, manifest::Quality, progress::Quiet,
+    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, Sha256, Speculation, manifest::Quality, progress::Quiet,
     recipe::FixedShapes,
 };
+use serde_json::{Value, json};
 use sha2::Digest;
 use support::{Tiny, ask, greedy, question};
 
@@ -215,6 +222,53 @@ fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
     let eps: Vec<Ep> = report.lines.iter().map(|line| line.ep).collect();
     assert_eq!(eps, [Ep::Qnn, Ep::Qnn, Ep::Qnn, Ep::Cpu]);
     assert!(status.passed_over.is_empty(), "{status:?}");
+}
+
+#[test]
+fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
+    let tiny = Tiny::new();
+    tiny.with_qnn();
+    let request = CompileRequest { contexts: vec![512], ..CompileRequest::new(Scheme::W8) };
+    let compiled = tiny.gateway().compile(&tiny.long_checkpoint(), &request, &Quiet, &Cancel::new());
+    let model = compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string();
+    let parameters = json!({
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}},
+        "required": ["on"],
+        "additionalProperties": false,
+    });
+    let check = |providers: &str, place: Option<&str>| {
+        let place = place.map(|place| place.parse().unwrap());
+        let config = Config { place, speculation: Speculation::Auto, ..config(&tiny, providers) };
+        let gateway = Gateway::open(config.clone()).unwrap();
+
+        let regex = Some(Grammar::Regex("(yes|no)!".to_owned()));
+        let options = GenerateOptions { grammar: regex, ..greedy(16) };
+        let answer = ask(&gateway, &model, question("the cat", options));
+        assert!(["yes!", "no!"].contains(&answer.text.as_str()), "{answer:?}");
+
+        let (description, strictness) = (None, Strictness::BestEffort);
+        let tool = Tool { name: "set".to_owned(), description, parameters: parameters.clone(), strictness };
+        let tools = ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One };
+        let question_with_tools = ChatRequest { tools, ..question("the cat", greedy(64)) };
+        let answer = ask(&gateway, &model, question_with_tools);
+        assert_eq!(answer.reason, FinishReason::ToolCalls, "{answer:?}");
+        let arguments: Value = serde_json::from_str(&answer.arguments).unwrap();
+        assert!(arguments["on"].is_boolean(), "{answer:?}");
+
+        // The answer repeats itself, so drafts are found in it.
+        let prompt = "the cat sat on the mat and slept and the cat sat on the mat and slept";
+        let first = ask(&gateway, &model, question(prompt, greedy(48)));
+        let again = ask(&gateway, &model, question(prompt, greedy(48)));
+        assert!(again.summary.cached_tokens * 2 > again.summary.prompt_tokens, "{again:?}");
+        assert_eq!(first.text, again.text);
+        drop(gateway);
+        let plain = Gateway::open(Config { speculation: Speculation::Off, ..config }).unwrap();
+        assert_eq!(ask(&plain, &model, question(prompt, greedy(48))).text, first.text);
+    };
+    check("qnn:emulation", None);
+    check("auto", Some("prefill=qnn:emulation,decode=cpu"));
+    check("auto", Some("layers=qnn:emulation,head=cpu"));
 }
 
 #[test]

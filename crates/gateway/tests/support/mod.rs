@@ -142,6 +142,11 @@ impl Tiny {
         self.gguf("tiny", LLAMA_CONTEXT).to_str().unwrap().to_owned()
     }
 
+    /// Checkpoint of the tiny Llama with [`LONG_CONTEXT`].
+    pub(crate) fn long_checkpoint(&self) -> String {
+        self.gguf("long", LONG_CONTEXT).to_str().unwrap().to_owned()
+    }
+
     /// Compiles a tiny Llama whose template begins every answer with a block of reasoning, unless it is switched off.
     pub(crate) fn thinking_chat(&self) -> String {
         let mut gguf = checkpoint::tiny_llama(SEED);
@@ -220,6 +225,8 @@ impl GenerationSink for Events {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) text: String,
+    /// Arguments of the tool calls.
+    pub(crate) arguments: String,
     pub(crate) tokens: Vec<TokenInfo>,
     pub(crate) reason: FinishReason,
     pub(crate) summary: Summary,
@@ -227,19 +234,20 @@ pub(crate) struct Answer {
 
 /// Waits for the end of an answer of one choice.
 pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
-    let (mut answer, mut infos, mut end) = (String::new(), Vec::new(), None);
+    let (mut answer, mut arguments, mut infos, mut end) = (String::new(), String::new(), Vec::new(), None);
     loop {
         match events.recv_timeout(PATIENCE).expect("an answer ends with Done or Failed") {
-            GenerationEvent::Started { .. }
-            | GenerationEvent::Reasoning { .. }
-            | GenerationEvent::ToolCall { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Reasoning { .. } => {}
+            GenerationEvent::ToolCall { delta, .. } => {
+                arguments.push_str(&delta.arguments);
+            }
             GenerationEvent::Text { text, tokens, .. } => {
                 answer.push_str(&text);
                 infos.extend(tokens);
             }
             GenerationEvent::Finished { reason, .. } => end = Some(reason),
             GenerationEvent::Done(summary) => {
-                return Answer { text: answer, tokens: infos, reason: end.unwrap(), summary };
+                return Answer { text: answer, arguments, tokens: infos, reason: end.unwrap(), summary };
             }
             GenerationEvent::Failed { message } => panic!("{message}"),
         }
