@@ -1,7 +1,8 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
-//! Nothing of the product lives here. Start at [`Command`] for the list, at [`tidy`] for the house rules, at [`mod@test`] for
-//! the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other runtimes.
+//! This crate is not part of the product. Start at [`Command`] for the list, at [`tidy`] for the house rules, at
+//! [`mod@test`] for the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other
+//! runtimes.
 
 mod attack;
 mod clients;
@@ -117,7 +118,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// Parses the words behind `cargo xtask`, for tests of the commands.
+/// Parses the words after `cargo xtask`, for tests of the commands.
 #[cfg(test)]
 fn parse(line: &str) -> Result<Command, String> {
     let words = std::iter::once("xtask").chain(line.split_whitespace());

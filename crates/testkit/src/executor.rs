@@ -23,7 +23,7 @@ use narthex_spec::{
     manifest::{KeyOrder, KeyRotation, KvLayout},
 };
 
-/// Fault that replaces a call of the executor.
+/// Fault injected into a call of the executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// No fault.
@@ -48,28 +48,28 @@ impl Fault {
     }
 }
 
-/// An executor without a model. Decoding steps do not allocate.
+/// An executor without a model. Decode steps do not allocate.
 pub struct FakeExecutor {
     limits: Limits,
     slots: Vec<Vec<TokenId>>,
     logits: Vec<f32>,
     watch: Watch,
-    /// Faults of the coming steps, one entry each.
+    /// Faults of the next steps, one entry each.
     pub faults: VecDeque<Fault>,
-    /// Faults of the coming truncations, one entry each.
+    /// Faults of the next truncations, one entry each.
     pub truncate_faults: VecDeque<Fault>,
-    /// Faults of the coming copies, one entry each.
+    /// Faults of the next copies, one entry each.
     pub copy_faults: VecDeque<Fault>,
-    /// Number of last tokens that logits depend on; all of them, unless it is set.
+    /// Number of last tokens that logits depend on; all of them by default.
     pub looks_back: usize,
 }
 
-/// A view of an executor's slots that stays valid after the executor has been moved away.
+/// A view of the lengths of an executor's slots. It stays valid after the executor has been moved.
 #[derive(Debug, Clone, Default)]
 pub struct Watch(Arc<Mutex<Vec<usize>>>);
 
 impl Watch {
-    /// Tokens in each slot.
+    /// Returns the number of tokens in each slot.
     pub fn lengths(&self) -> Vec<usize> {
         self.lock().clone()
     }
@@ -86,7 +86,7 @@ impl Watch {
 }
 
 impl FakeExecutor {
-    /// An executor with empty slots.
+    /// Creates an executor with empty slots.
     pub fn new(limits: Limits) -> Self {
         Self {
             slots: (0..limits.slots).map(|_| Vec::with_capacity(limits.context)).collect(),
@@ -100,7 +100,7 @@ impl FakeExecutor {
         }
     }
 
-    /// A view of the slots that stays when the executor is given away.
+    /// Returns a view of the slots, for use after the executor has been moved.
     pub fn watch(&self) -> Watch {
         self.watch.clone()
     }
@@ -120,7 +120,7 @@ impl FakeExecutor {
         self.check_memory(plan)
     }
 
-    /// Keeping within the budget is the caller's business, and this is where a mistake of its books shows.
+    /// Checks the KV budget. The engine has to stay within it, so an error here is an error of its accounting.
     fn check_memory(&self, plan: &StepPlan) -> Result<(), StepError> {
         let (mut rows, mut longest) = (0, 0);
         for (slot, held) in self.slots.iter().enumerate() {
@@ -158,7 +158,7 @@ impl FakeExecutor {
         StepError::Lost { message: "injected device loss of the fake executor".to_owned() }
     }
 
-    /// Leaves an extra token in a slot, as a failed step may do.
+    /// Leaves an extra token in a slot, as a failed step may do on a device.
     fn soil(&mut self, plan: &StepPlan) {
         if let Some(span) = plan.spans.first() {
             self.soil_slot(span.slot);
@@ -184,14 +184,14 @@ fn layout() -> KvLayout {
     }
 }
 
-/// FNV-1a over tokens (Fowler, Noll and Vo 1991).
+/// Returns the FNV-1a hash of tokens (Fowler, Noll and Vo 1991).
 pub(crate) fn hash(tokens: &[TokenId]) -> u64 {
     tokens.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &token| {
         (hash ^ u64::from(token).wrapping_add(1)).wrapping_mul(0x0000_0100_0000_01B3)
     })
 }
 
-/// Numbers from 0 to 1 (Knuth's linear congruential generator of 64 bits).
+/// Returns numbers in [0, 1), by Knuth's 64-bit linear congruential generator.
 pub(crate) fn noise(seed: u64) -> impl Iterator<Item = f32> {
     let next = |state: &mut u64| {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
