@@ -1,4 +1,5 @@
-//! On which device a model is loaded, and what is said of those that did not take it. NPUs are Qualcomm's HTP emulation.
+//! Choice of the device that a model is loaded on, and the reports on devices that refused it. NPUs are Qualcomm's HTP
+//! emulation.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -37,7 +38,7 @@ fn load(config: Config, model: &str) -> Result<narthex_gateway::models::ModelSta
     Gateway::open(config).unwrap().load(model, &Quiet, &Cancel::new())
 }
 
-/// Compiles the tiny Llama with graphs of fixed shape too; gives its name.
+/// Compiles the tiny Llama with static graphs in addition. Returns its name.
 fn fixed(tiny: &Tiny) -> String {
     let request = CompileRequest { contexts: vec![64], ..CompileRequest::new(Scheme::W8) };
     let compiled = tiny.gateway().compile(&tiny.checkpoint(), &request, &Quiet, &Cancel::new());
@@ -76,7 +77,7 @@ fn a_device_that_was_asked_for_is_missed_aloud() {
 fn an_order_that_ends_without_the_cpu_fails_closed() {
     let tiny = Tiny::new();
     let model = fixed(&tiny);
-    // A split asks one device that the order asks again.
+    // The split and the order both contain the same device, whose reason is reported once.
     let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
     let gateway = Gateway::open(Config { place, ..config(&tiny, "qnn:emulation") }).unwrap();
     let error = gateway.load(&model, &Quiet, &Cancel::new()).unwrap_err();
@@ -84,7 +85,7 @@ fn an_order_that_ends_without_the_cpu_fails_closed() {
     let reason = "qnn:emulation: the qnn runtime is not installed";
     assert_eq!(error.to_string().matches(reason).count(), 1, "{error}");
     assert_eq!(error.hint().as_deref(), Some("narthex runtime install qnn"));
-    // It stays so until a person mends it; the status says so device by device.
+    // The failure remains until a person fixes it. The status lists the reason of each device.
     let again = gateway.load(&model, &Quiet, &Cancel::new()).unwrap_err();
     assert!(matches!(&again, Error::LoadFailed { .. }) && again.retry_after().is_none(), "{again}");
     assert!(only(&gateway.status()[0].passed_over).announced);
@@ -112,7 +113,7 @@ fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
     assert_eq!((answer.summary.completion_tokens, answer.summary.times), (3, None));
     let status = &gateway.status()[0];
     let report = status.placement.as_ref().unwrap();
-    // Emulation is no NPU, however whole the graphs are.
+    // The emulation is not an NPU, so the NPU's share is 0 although every graph runs on it completely.
     assert_eq!((report.device, report.npu_share), (DeviceName::QnnEmulation, 0.0));
     assert_eq!(report.lines.len(), 3, "{report:?}");
     for line in &report.lines {
@@ -121,8 +122,8 @@ fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
     }
 }
 
-/// Returns the folders with files that this machine keeps for a model on a device, one for each model. Records of verified
-/// files lie beside them.
+/// Returns the folders with files that this machine stores for a model on its devices, one for each model. Records of
+/// verified files are beside them.
 fn machine_folders(tiny: &Tiny) -> Vec<PathBuf> {
     let entries = |folder: &Path| {
         let entries = fs::read_dir(folder).into_iter().flatten();
@@ -132,7 +133,7 @@ fn machine_folders(tiny: &Tiny) -> Vec<PathBuf> {
     entries(&tiny.home().join("machine")).into_iter().filter(has_devices).collect()
 }
 
-/// Returns the folder with files that this machine keeps for the model on the emulation.
+/// Returns the folder with files that this machine stores for the model on the emulation.
 fn kept(tiny: &Tiny) -> PathBuf {
     let folder = machine_folders(tiny).remove(0);
     let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -196,7 +197,8 @@ fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
         positions.len() >= 8 && positions.iter().all(|p| p["divergence"].as_f64().unwrap() < 0.01),
         "{found}"
     );
-    // Half precision on another device never gives every bit alike; no difference at all would mean the CPU.
+    // Half precision on another device always differs in some bits; a divergence of 0 would mean that the CPU ran the
+    // graph.
     assert!(positions.iter().any(|position| position["divergence"].as_f64().unwrap() > 0.0), "{found}");
     assert_eq!(found["quarantine"], serde_json::Value::Null);
     found["quarantine"] = "it gave logits that are not finite".into();
@@ -292,7 +294,7 @@ fn layers_and_head_run_where_each_is_put() {
     };
     check("layers=qnn:emulation,head=cpu", &[Ep::Qnn, Ep::Cpu]);
     check("layers=cpu,head=qnn:emulation", &[Ep::Cpu, Ep::Qnn]);
-    // Each pair was checked against the CPU by itself.
+    // Each pair of devices was compared with the CPU separately.
     let package = machine_folders(&tiny).remove(0);
     let checked = fs::read_dir(package).unwrap().flatten();
     assert_eq!(checked.filter(|device| device.path().join("verification.json").is_file()).count(), 2);
@@ -327,7 +329,7 @@ fn a_head_that_was_compiled_at_a_load_is_kept_for_the_next() {
         };
         let first = made();
         let names: Vec<&str> = first.iter().map(|(name, _)| name.as_str()).collect();
-        // What the other device runs is not compiled.
+        // Graphs for the other device are not compiled.
         assert_eq!(names, expected);
         assert_eq!(load(), Vec::<String>::new());
         assert_eq!(made(), first, "they were made again without need");
@@ -368,8 +370,8 @@ fn a_model_that_cannot_be_divided_runs_on_the_order_and_says_so() {
     assert!(passed.announced && passed.device == DeviceName::QnnEmulation, "{passed:?}");
 }
 
-/// Writes a record of made-up times for the emulation and the CPU, as if this machine had measured them under these
-/// circumstances. Spans of eleven tokens on are faster on the emulation.
+/// Writes a record of invented times for the emulation and the CPU under this cache key. From eleven tokens on, the
+/// emulation is faster.
 fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
     let cpu = serde_json::json!({
         "device": "cpu", "runtime": emulation["runtime"], "provider": "onnxruntime", "settings": {},
@@ -411,7 +413,7 @@ fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
     write_times(&tiny, &circumstances);
     let found = why().unwrap();
     assert!(found.contains("cpu reads fewer than 11 new tokens"), "{found}");
-    // Times at other clocks, or under another driver, say nothing.
+    // Times with another power preset or another provider version are not used.
     assert_eq!(why_at(Power::Saver), None);
     circumstances["provider"] = "onnxruntime-qnn 2.6.0".into();
     write_times(&tiny, &circumstances);
@@ -453,7 +455,7 @@ fn another_target_joins_the_first() {
         let own = format!("contexts/{target}/");
         both.files.keys().filter(|file| file.starts_with(&own) && file.ends_with(".bin")).count()
     };
-    // One chip's graphs share a binary; several chips' cannot.
+    // Graphs for one chip share a binary; graphs for several chips cannot.
     assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 4));
     let [cost] = &unshared_weights(&both)[..] else { panic!("of two targets one is of several chips") };
     let own = both.files.iter().filter(|(file, _)| file.starts_with("contexts/qnn-x-elite-8-gen-3-8-elite/"));
@@ -504,7 +506,7 @@ fn prefill_graphs_have_the_lengths_that_were_asked_for() {
         }
     };
     check(&[48], &[16, 8], &[8, 16]);
-    // What is there is taken where nothing else is asked.
+    // Existing graphs are kept if the request has no lengths.
     check(&[48], &[], &[8, 16]);
     check(&[48], &[32], &[32]);
 }
@@ -520,7 +522,7 @@ fn a_divided_model_has_a_context_for_each_part() {
     let (folder, manifest) = gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap();
     assert_eq!(manifest.recipe.part_bytes, 1);
     assert_eq!(manifest.contexts.len(), 5, "prefill and decode of two parts, and the head");
-    // Which binary a context names, by part.
+    // Binaries that the contexts refer to, by part.
     let mut binaries: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for context in &manifest.contexts {
         let graph = Graph::decode(&fs::read(folder.join(&context.file)).unwrap()).unwrap();
@@ -533,7 +535,7 @@ fn a_divided_model_has_a_context_for_each_part() {
     assert_eq!(parts, ["0-0.onnx", "1-1.onnx", "head"]);
     let all: BTreeSet<&String> = binaries.values().flatten().collect();
     assert!(all.len() == 3 && binaries.values().all(|part| part.len() == 1), "{binaries:?}");
-    // It answers in parts, each of which is placed as a whole.
+    // Every graph of the divided model runs completely on one device.
     let gateway = Gateway::open(config(&tiny, "qnn:emulation")).unwrap();
     ask(&gateway, manifest.name.as_str(), question("the cat", greedy(2)));
     let report = gateway.status().remove(0).placement.unwrap();
@@ -541,7 +543,7 @@ fn a_divided_model_has_a_context_for_each_part() {
         report.lines.len() == 5 && report.lines.iter().all(|line| line.compute_share == 1.0),
         "{report:?}"
     );
-    // VendorCompiler for as it is, it is found; in one piece, it is made again.
+    // An equal request reuses the package; a request for one part compiles it again.
     let again = |part_bytes| {
         let request = CompileRequest { part_bytes, ..request.clone() };
         gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1.contexts.len()
@@ -573,7 +575,7 @@ fn a_graph_that_the_npu_refuses_is_named_and_the_next_device_takes_over() {
     let file = manifest.graphs.iter().find(|graph| graph.file.contains("layers-1x")).unwrap().file.clone();
     rewrite(&folder, &file, |graph| {
         let norm = graph.nodes.iter_mut().find(|node| node.op == "SimplifiedLayerNormalization").unwrap();
-        // The sum of a row with itself has the same direction.
+        // Replaces the norm by one that adds its input to itself first, which does not change the normalised result.
         norm.op = "SkipSimplifiedLayerNormalization".to_owned();
         norm.domain = "com.microsoft".to_owned();
         norm.attributes.retain(|(name, _)| name == "epsilon");

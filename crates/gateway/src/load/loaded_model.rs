@@ -36,7 +36,7 @@ pub(crate) struct LoadedModel {
     /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
     worker: Worker,
-    /// Made for the first grammar.
+    /// Compiled for the first grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
@@ -150,7 +150,7 @@ impl LoadedModel {
         }
     }
 
-    /// Returns whether a device gave values that are not finite, so that the model must not answer any more.
+    /// Returns whether a device computed values that are not finite, after which the model must not answer.
     pub(crate) fn is_broken(&self) -> bool {
         self.monitors.iter().any(NumericsMonitor::has_failed)
     }

@@ -1,4 +1,4 @@
-//! What these tests share: a temporary store with tiny models in it, and a sink that keeps a whole answer.
+//! Shared support of these tests: a temporary store with tiny models, and a sink that collects a whole answer.
 
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -22,31 +22,31 @@ use tempfile::TempDir;
 
 use encoders::{Golden, Head};
 
-/// The seed of every tiny model's weights.
+/// Seed of the weights of every tiny model.
 const SEED: u64 = 7;
 
-/// The context of [`Tiny::long_chat`]: answers that take seconds, so that something can happen in the middle of one.
+/// Context of [`Tiny::long_chat`] in tokens. Its answers take seconds, so that a test can act in the middle of one.
 pub(crate) const LONG_CONTEXT: usize = 8192;
 
-/// ChatML with reasoning.
+/// Chat template: ChatML with reasoning.
 const THINKING_TEMPLATE: &str = concat!(
     r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}",
     r"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}",
     r"{% if enable_thinking is defined and enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}",
 );
 
-/// The special tokens of the tiny Llama, some of which end an answer.
+/// Special tokens of the tiny Llama, some of which end an answer.
 pub(crate) const SPECIAL: [u32; 3] = [0, 1, 2];
 
-/// How long anything here may take before its test fails.
+/// Maximum time for one wait of a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A store of its own; it goes when it is dropped.
+/// Temporary store, which is removed when this is dropped.
 pub(crate) struct Tiny {
     folder: TempDir,
 }
 
-/// ONNX Runtime's library, found as the product finds it.
+/// Returns the library of ONNX Runtime as the product finds it.
 fn library() -> PathBuf {
     let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
     match runtimes::core_library(&store) {
@@ -61,18 +61,18 @@ fn library() -> PathBuf {
 }
 
 impl Tiny {
-    /// An empty store.
+    /// Creates an empty store.
     pub(crate) fn new() -> Self {
         disable_telemetry();
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// The store's folder.
+    /// Returns the store's folder.
     pub(crate) fn home(&self) -> PathBuf {
         self.folder.path().join("home")
     }
 
-    /// Lets the store find the QNN runtime that the tests' own store has.
+    /// Links the QNN runtime of the tests' shared store into this store.
     #[cfg(unix)]
     pub(crate) fn with_qnn(&self) {
         let info = runtimes::locate(&Store::open(None).unwrap(), Ep::Qnn);
@@ -83,27 +83,27 @@ impl Tiny {
         std::os::unix::fs::symlink(&dir, own.join(dir.file_name().unwrap())).unwrap();
     }
 
-    /// Settings for a gateway over this store.
+    /// Returns settings for a gateway over this store.
     pub(crate) fn config(&self) -> Config {
         Config { home: Some(self.home()), runtime: Some(library()), threads: 1, ..Config::standard() }
     }
 
-    /// A gateway over this store.
+    /// Opens a gateway over this store.
     pub(crate) fn gateway(&self) -> Gateway {
         Gateway::open(self.config()).unwrap()
     }
 
-    /// Compiles the tiny Llama, with weights that no scheme has rounded; gives its name.
+    /// Compiles the tiny Llama in `f32`, so that no scheme rounds its weights. Returns its name.
     pub(crate) fn chat(&self) -> String {
         self.llama("tiny", LLAMA_CONTEXT)
     }
 
-    /// Compiles the tiny Llama with [`LONG_CONTEXT`]; gives its name.
+    /// Compiles the tiny Llama with [`LONG_CONTEXT`]. Returns its name.
     pub(crate) fn long_chat(&self) -> String {
         self.llama("long", LONG_CONTEXT)
     }
 
-    /// Compiles the tiny BERT; gives its name.
+    /// Compiles the tiny BERT. Returns its name.
     pub(crate) fn embedding(&self) -> String {
         let folder = self.folder.path().join("tiny-bert");
         fs::create_dir_all(&folder).unwrap();
@@ -111,7 +111,7 @@ impl Tiny {
         self.compile(folder)
     }
 
-    /// Compiles the tiny BERT with prompts: `query`, the default, and `none`; gives its name.
+    /// Compiles the tiny BERT with the prompts `query` (the default) and `none`. Returns its name.
     pub(crate) fn prompted_embedding(&self) -> String {
         let folder = self.folder.path().join("tiny-prompted");
         fs::create_dir_all(&folder).unwrap();
@@ -121,14 +121,14 @@ impl Tiny {
         self.compile(folder)
     }
 
-    /// Compiles a tiny encoder of a family with a head; gives its name.
+    /// Compiles a tiny encoder of a family with a head. Returns its name.
     pub(crate) fn encoder(&self, family: &'static str, head: Head) -> String {
         let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());
         fs::rename(Golden::read(family).checkpoint(head).keep(), &folder).unwrap();
         self.compile(folder)
     }
 
-    /// Imports a tiny export of the compiler's own tests; gives its name.
+    /// Imports a tiny export from the compiler's tests. Returns its name.
     pub(crate) fn import(&self, export: &str) -> String {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(export);
@@ -137,7 +137,7 @@ impl Tiny {
         imported.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }
 
-    /// The tiny Llama's checkpoint: a path for a caller that compiles it in its own way.
+    /// Returns the path of the tiny Llama's checkpoint, for tests that compile it themselves.
     pub(crate) fn checkpoint(&self) -> String {
         self.gguf("tiny", LLAMA_CONTEXT).to_str().unwrap().to_owned()
     }
@@ -175,14 +175,14 @@ impl Tiny {
         compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }
 
-    /// The folder of an installed package.
+    /// Returns the folder of an installed package.
     pub(crate) fn package(&self, model: &str) -> PathBuf {
         let name: narthex_spec::ModelName = model.parse().unwrap();
         Store::open(Some(self.home())).unwrap().package(&name, Scheme::F32).unwrap()
     }
 }
 
-/// Greedy, of exactly so many tokens, because none that ends an answer is ever the best.
+/// Returns options for a greedy answer of exactly `max_tokens` tokens. The tokens that end an answer are suppressed.
 pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         temperature: 0.0,
@@ -192,21 +192,21 @@ pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     }
 }
 
-/// One user message.
+/// Returns a chat request with one user message.
 pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
     let messages = vec![Message::new(Role::User, text.to_owned())];
     ChatRequest { messages, tools: ToolSettings::default(), reasoning: ReasoningSettings::default(), options }
 }
 
-/// A text to go on from.
+/// Returns a completion request.
 pub(crate) fn text(prompt: &str, options: GenerateOptions) -> CompletionRequest {
     CompletionRequest { prompt: Prompt::Text(prompt.to_owned()), echo: Echo::Completion, options }
 }
 
-/// Hands events over to the test's thread.
+/// Sink that sends events to the test's thread.
 pub(crate) struct Events(mpsc::Sender<GenerationEvent>);
 
-/// A sink and what it hears.
+/// Returns a sink and the receiver of its events.
 pub(crate) fn events() -> (Box<Events>, mpsc::Receiver<GenerationEvent>) {
     let (sender, receiver) = mpsc::channel();
     (Box::new(Events(sender)), receiver)
@@ -221,7 +221,7 @@ impl GenerationSink for Events {
     }
 }
 
-/// A whole answer of one choice.
+/// Complete answer of one choice.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) text: String,
@@ -232,7 +232,7 @@ pub(crate) struct Answer {
     pub(crate) summary: Summary,
 }
 
-/// Waits for the end of an answer of one choice.
+/// Waits for the end of an answer with one choice.
 pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
     let (mut answer, mut arguments, mut infos, mut end) = (String::new(), String::new(), Vec::new(), None);
     loop {
@@ -254,21 +254,21 @@ pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
     }
 }
 
-/// Asks and waits for the whole answer.
+/// Sends a chat request and waits for the whole answer.
 pub(crate) fn ask(gateway: &Gateway, model: &str, request: ChatRequest) -> Answer {
     let (sink, events) = events();
     gateway.chat(model, request, sink).unwrap_or_else(|error| panic!("{error}"));
     whole(&events)
 }
 
-/// Completes and waits for the whole text.
+/// Sends a completion request and waits for the whole text.
 pub(crate) fn complete(gateway: &Gateway, model: &str, request: CompletionRequest) -> Answer {
     let (sink, events) = events();
     gateway.complete(model, request, sink).unwrap_or_else(|error| panic!("{error}"));
     whole(&events)
 }
 
-/// Waits until `done` holds, which something else brings about.
+/// Waits until `done` returns true.
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !done() {
