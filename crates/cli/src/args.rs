@@ -7,6 +7,7 @@ mod exports;
 mod generate;
 mod keys;
 mod launch;
+mod load;
 
 use std::path::PathBuf;
 
@@ -19,11 +20,10 @@ pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
+pub(crate) use load::LoadArgs;
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
-use narthex_spec::{
-    DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation,
-};
+use narthex_spec::{DevicePlacements, Speculation};
 
 use crate::output::DeviceLine;
 
@@ -142,44 +142,6 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
-}
-
-/// Options of loading a model.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct LoadArgs {
-    /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
-    #[arg(long)]
-    pub(crate) scheme: Option<Scheme>,
-
-    /// Devices to try in order, as in qnn,directml,cpu; or a preset: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
-    #[arg(long, default_value = "auto", value_name = "ORDER")]
-    pub(crate) providers: DeviceOrder,
-
-    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices once and
-    /// selects the fastest, or the fastest pair for prefill and decode
-    #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
-    pub(crate) place: Option<PlacementChoice>,
-
-    /// NPU policy: require, prefer or off
-    #[arg(long, default_value = "prefer", value_name = "POLICY")]
-    pub(crate) npu: NpuPolicy,
-
-    /// With --npu require: minimum share of multiply-accumulates on the NPU, 0 to 1
-    #[arg(long, default_value_t = Config::standard().npu_share, value_name = "SHARE", value_parser = share)]
-    pub(crate) npu_share: f64,
-
-    /// Power preset of NPUs and GPUs: burst, balanced or saver
-    #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
-    pub(crate) power: Power,
-
-    /// Options of Qualcomm's NPUs: priority=low|normal|high, vtcm=MIB, rpc-latency=MICROSECONDS [default: normal, all of the
-    /// chip's memory, the value of the power preset]
-    #[arg(long, value_name = "NAME=VALUE,...")]
-    pub(crate) npu_option: Option<NpuOptions>,
-
-    /// Compute threads; 0 uses one per available core
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
-    pub(crate) threads: usize,
 }
 
 /// `narthex serve`.
@@ -365,19 +327,6 @@ pub(crate) enum RuntimeCommand {
     },
 }
 
-/// Parses a share.
-fn share(text: &str) -> Result<f64, String> {
-    let found = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
-    found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
-}
-
-/// Parses a number of threads. Far more threads than cores only wait for each other.
-fn threads(text: &str) -> Result<usize, String> {
-    let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
-    let found = text.parse::<usize>().ok().filter(|threads| *threads <= most);
-    found.ok_or_else(|| format!("expected 0 to {most} threads on this machine, found {text:?}"))
-}
-
 /// A further name of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelAlias {
@@ -421,8 +370,7 @@ mod tests {
 
     #[test]
     fn numbers_that_nothing_can_run_with_are_refused() {
-        assert_eq!((threads("0"), threads("8"), at_least_one("1")), (Ok(0), Ok(8), Ok(1)));
-        assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
+        assert_eq!(at_least_one("1"), Ok(1));
         assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
     }
 

@@ -22,6 +22,7 @@ pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
             npu_share: load.npu_share,
             power: load.power,
             npu_options: load.npu_option.unwrap_or_default(),
+            kv_cache_dtype: load.kv_cache_dtype,
             ..standard
         },
     }
@@ -53,7 +54,7 @@ pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use narthex_spec::{NpuPolicy, Power, Scheme};
+    use narthex_spec::{KvCacheDtype, NpuPolicy, Power, Scheme};
 
     use super::*;
     use crate::args::{Args, Command};
@@ -98,6 +99,8 @@ mod tests {
             "saver",
             "--npu-option",
             "vtcm=4,priority=high",
+            "--kv-cache-dtype",
+            "f32",
             "--place",
             "prefill=qnn,decode=cpu",
         ])
@@ -107,7 +110,7 @@ mod tests {
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
-        assert_eq!(config.speculation, Speculation::Off);
+        assert_eq!((config.speculation, config.kv_cache_dtype), (Speculation::Off, KvCacheDtype::F32));
         assert_eq!(config.token_latency, Some(Duration::from_millis(90)));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));

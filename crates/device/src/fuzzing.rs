@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use narthex_spec::{arch::Structure, manifest::Manifest};
+use narthex_spec::{KvPrecision, arch::Structure, manifest::Manifest};
 
 use crate::{
     DeviceError,
@@ -13,8 +13,14 @@ use crate::{
 };
 
 /// Options of an executor like those of the product; no thread is started.
-const OPTIONS: ExecutorOptions =
-    ExecutorOptions { threads: 1, slots: 4, kv_budget: 2 << 30, kv_step: 256, chunk: 256 };
+const OPTIONS: ExecutorOptions = ExecutorOptions {
+    threads: 1,
+    slots: 4,
+    kv_budget: 2 << 30,
+    kv_step: 256,
+    chunk: 256,
+    kv_precision: KvPrecision::Single,
+};
 
 /// Opens a package's tables and names as an executor does, and reads the first and last rows.
 ///

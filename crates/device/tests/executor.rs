@@ -6,9 +6,9 @@ mod support;
 
 use narthex_device::dynamic::ExecutorOptions;
 use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
-use narthex_spec::{Ep, Scheme, SlotId, TokenId};
+use narthex_spec::{DType, Ep, Scheme, SlotId, TokenId};
 use narthex_testkit::checkpoint::LAYERS;
-use support::{OPTIONS, Package, alone, distance, prompt, step};
+use support::{OPTIONS, Package, alone, distance, prompt, relative, step};
 
 const SCHEMES: [Scheme; 4] = [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4];
 
@@ -28,8 +28,9 @@ fn expected(package: &Package, slot: u32, length: usize, token: TokenId) -> Vec<
 
 #[test]
 fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
-    for scheme in SCHEMES {
-        let package = Package::llama(scheme);
+    let single = SCHEMES.map(|scheme| (scheme, Package::llama(scheme)));
+    let half = [(Scheme::W8, Package::llama(Scheme::W8).with_half_cache())];
+    for (scheme, package) in single.into_iter().chain(half) {
         let mut executor = package.executor();
         let lengths = [(0, 5), (1, 11), (2, 40), (3, 1)];
         fill(&mut executor, &lengths);
@@ -51,8 +52,9 @@ fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
 
 #[test]
 fn a_prompt_in_chunks_equals_a_whole_one() {
-    for scheme in [Scheme::F32, Scheme::W8] {
-        let package = Package::llama(scheme);
+    let half = Package::llama(Scheme::W8).with_half_cache();
+    let single = [Scheme::F32, Scheme::W8].map(|scheme| (scheme, Package::llama(scheme)));
+    for (scheme, package) in single.into_iter().chain([(Scheme::W8, half)]) {
         let tokens = prompt(9, 50);
         let whole = alone(&package, &tokens, 50);
         let check = |cuts: &[usize], wanted| {
@@ -114,7 +116,11 @@ fn prompts_and_single_tokens_share_a_step() {
 
 #[test]
 fn growing_keeps_what_slots_hold() {
-    let package = Package::llama(Scheme::F32);
+    check_growth(&Package::llama(Scheme::F32));
+    check_growth(&Package::llama(Scheme::F32).with_half_cache());
+}
+
+fn check_growth(package: &Package) {
     let run = |kv_step| {
         let mut executor = package.executor_with(&ExecutorOptions { kv_step, ..OPTIONS });
         fill(&mut executor, &[(0, 3), (2, 5)]);
@@ -135,7 +141,11 @@ fn growing_keeps_what_slots_hold() {
 
 #[test]
 fn any_set_of_slots_may_decode() {
-    let package = Package::llama(Scheme::W8);
+    check_sets_of_slots(&Package::llama(Scheme::W8));
+    check_sets_of_slots(&Package::llama(Scheme::W8).with_half_cache());
+}
+
+fn check_sets_of_slots(package: &Package) {
     let mut executor = package.executor();
     let mut texts: Vec<Vec<TokenId>> = (0..5).map(|slot| prompt(slot, 2 + 7 * slot as usize)).collect();
     fill(&mut executor, &[(0, 2), (1, 9), (2, 16), (3, 23), (4, 30)]);
@@ -150,7 +160,7 @@ fn any_set_of_slots_may_decode() {
         for (&slot, row) in set.iter().zip(&rows) {
             let text = &mut texts[slot as usize];
             text.push(token[0]);
-            let found = distance(row, &alone(&package, text, 64));
+            let found = distance(row, &alone(package, text, 64));
             assert!(found <= 1e-4, "round {round}, slot {slot}: {found}");
         }
     }
@@ -158,18 +168,22 @@ fn any_set_of_slots_may_decode() {
 
 #[test]
 fn a_shortened_slot_goes_on_from_there() {
-    let package = Package::llama(Scheme::F32);
+    check_shortening(&Package::llama(Scheme::F32));
+    check_shortening(&Package::llama(Scheme::F32).with_half_cache());
+}
+
+fn check_shortening(package: &Package) {
     let mut executor = package.executor();
     fill(&mut executor, &[(0, 20), (1, 4)]);
     executor.truncate(SlotId(0), 7).unwrap();
     let mut tokens = prompt(0, 7);
     tokens.extend([50, 51, 52]);
     let rows = step(&mut executor, &[(0, 7, &tokens[7..], Wanted::Last)]).unwrap();
-    assert!(distance(&rows[0], &alone(&package, &tokens, 64)) <= 1e-5);
+    assert!(distance(&rows[0], &alone(package, &tokens, 64)) <= 1e-5);
     executor.truncate(SlotId(0), 0).unwrap();
     let other = prompt(8, 15);
     let rows = step(&mut executor, &[(0, 0, &other, Wanted::Last)]).unwrap();
-    assert!(rows[0] == alone(&package, &other, 64));
+    assert!(rows[0] == alone(package, &other, 64));
     let error = executor.truncate(SlotId(1), 5).unwrap_err();
     assert!(error.to_string().contains("slot 1 holds only 4 tokens"), "{error}");
     let error = executor.truncate(SlotId(9), 0).unwrap_err();
@@ -229,6 +243,54 @@ fn the_budget_is_kept() {
     let rows =
         step(&mut executor, &[(2, 0, &prompt(2, 1), Wanted::Last), (0, 10, &[4], Wanted::Last)]).unwrap();
     assert!(distance(&rows[1], &expected(&package, 0, 10, 4)) <= 1e-5);
+}
+
+/// The index of the largest logit.
+fn best(row: &[f32]) -> TokenId {
+    (0..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best }) as TokenId
+}
+
+/// Returns the best token after a prompt and after each of 30 tokens of its answer, and their logits. The answer is given,
+/// or greedy.
+fn answer(
+    executor: &mut impl Executor,
+    tokens: &[TokenId],
+    given: Option<&[TokenId]>,
+) -> (Vec<TokenId>, Vec<Vec<f32>>) {
+    let mut rows = step(executor, &[(0, 0, tokens, Wanted::Last)]).unwrap();
+    let mut answer = vec![best(&rows[0])];
+    for at in tokens.len()..tokens.len() + 30 {
+        let last = answer.len() - 1;
+        let token = given.map_or(answer[last], |given| given[last]);
+        rows.extend(step(executor, &[(0, at, &[token], Wanted::Last)]).unwrap());
+        answer.push(best(&rows[rows.len() - 1]));
+    }
+    (answer, rows)
+}
+
+#[test]
+fn a_cache_in_half_precision_takes_half_the_memory_and_keeps_the_answers() {
+    for scheme in SCHEMES {
+        let single = Package::llama(scheme);
+        let (tokens, per_token) = (prompt(6, 40), single.executor().limits().kv.bytes_per_token);
+        let expected = answer(&mut single.executor(), &tokens, None);
+        let half = single.with_half_cache();
+        let mut executor = half.executor();
+        assert!(executor.cache_layouts().iter().all(|layer| layer.dtype == DType::F16), "{scheme}");
+        assert_eq!(executor.limits().kv.bytes_per_token * 2, per_token, "{scheme}");
+        let found = answer(&mut executor, &tokens, Some(&expected.0));
+        assert_ne!(found.1, expected.1, "{scheme}: nothing was rounded");
+        // Activations that are rounded to eight bits may round the other way.
+        let quantised = [Scheme::W8, Scheme::W4].contains(&scheme);
+        let bound = if quantised { 0.05 } else { 2e-3 };
+        assert!(quantised || found.0 == expected.0, "{scheme}: {:?}", found.0);
+        for (found, expected) in found.1.iter().zip(&expected.1) {
+            assert!(relative(found, expected) <= bound, "{scheme}: {}", relative(found, expected));
+        }
+        // A budget holds twice as many tokens.
+        let options = ExecutorOptions { kv_budget: 64 * per_token, kv_step: 16, ..OPTIONS };
+        assert_eq!(half.executor_with(&options).limits().kv.tokens_alone(256), 128, "{scheme}");
+    }
 }
 
 #[test]

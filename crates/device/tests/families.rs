@@ -14,7 +14,7 @@ use narthex_device::{
 };
 use narthex_engine::executor::{Executor, KvCopy, Wanted};
 use narthex_spec::{
-    Calibration, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme, SlotId,
+    Calibration, DType, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme, SlotId,
     manifest::{GraphEntry, Part},
 };
 use support::{
@@ -86,6 +86,17 @@ fn single_precision_gives_the_reference_s_logits() {
                 check(family, &package, &format!("{format:?}"), SINGLE);
             }
         }
+    }
+}
+
+#[test]
+fn a_cache_in_half_precision_loses_next_to_nothing() {
+    for family in FAMILIES {
+        let package = package(family, Format::Safetensors, Recipe::new(Scheme::F32), None).with_half_cache();
+        let executor = package.executor();
+        let is_half = executor.cache_layouts().iter().all(|layer| layer.dtype == DType::F16);
+        assert!(is_half, "{family}");
+        check(family, &package, "with a cache in half precision", HALF);
     }
 }
 

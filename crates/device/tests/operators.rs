@@ -447,5 +447,8 @@ fn decoders_run_on_operators_of_narthex() {
         assert_eq!((count("MatMulNBits"), count("Sigmoid")), (0, 0), "{scheme:?}");
         assert_eq!((count("Attention"), count("GroupQueryAttention")), (layers, 0), "{scheme:?}");
         assert_eq!(count("SkipSimplifiedLayerNormalization"), 0, "{scheme:?}");
+        let placements = package.with_half_cache().executor().placements();
+        let mut nodes = placements.iter().flat_map(|graph| &graph.placement.nodes);
+        assert!(nodes.all(|node| node.op != "Attention"), "{scheme:?}");
     }
 }

@@ -276,6 +276,11 @@ fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
     check(split(package.executor(), fixed(&package), 0), HALF, "dynamic to fixed");
     check(split(fixed(&package), package.executor(), 0), HALF, "fixed to dynamic");
     check(split(fixed(&package), fixed(&package), 0), HALF, "fixed to fixed");
+    let half = tiny().with_half_cache();
+    check(split(half.executor(), half.executor(), 0), HALF, "half to half");
+    check(split(half.executor(), package.executor(), 0), HALF, "half to single");
+    check(split(package.executor(), half.executor(), 0), HALF, "single to half");
+    check(split(fixed(&package), half.executor(), 0), HALF, "fixed to half");
 }
 
 #[test]
@@ -311,4 +316,5 @@ fn blocks_that_do_not_fit_are_refused_by_both_kinds() {
     };
     check(&mut package.executor());
     check(&mut fixed(&package));
+    check(&mut package.with_half_cache().executor());
 }

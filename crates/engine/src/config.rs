@@ -73,6 +73,8 @@ pub struct EngineStats {
     pub kv_used_bytes: usize,
     /// Maximum number of KV bytes in use.
     pub kv_budget_bytes: usize,
+    /// KV bytes of one token.
+    pub kv_token_bytes: usize,
     /// Prompt tokens that ran; those of a preempted sequence count again.
     pub prompt_tokens: u64,
     /// Prompt tokens that were already in a slot.

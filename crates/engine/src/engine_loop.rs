@@ -146,6 +146,7 @@ impl EngineLoop {
             slots: self.device.limits().slots,
             kv_used_bytes: self.slots.bytes(),
             kv_budget_bytes: self.device.limits().kv.budget,
+            kv_token_bytes: self.device.limits().kv.bytes_per_token,
             ..self.stats
         }
     }

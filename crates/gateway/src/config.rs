@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use narthex_catalog::network::Network;
-use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation};
+use narthex_spec::{
+    DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation,
+};
 
 /// Default minimum share of a model's work on the NPU when one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
@@ -58,6 +60,8 @@ pub struct Config {
     pub kv_budget: usize,
     /// Maximum bytes of the KV caches of all chat models together. Each one reserves its own maximum.
     pub kv_total: usize,
+    /// Element type of the KV cache on the CPU.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Maximum number of models in memory.
     pub max_models: usize,
     /// Maximum number of waiting requests of each model.
@@ -95,6 +99,7 @@ impl Config {
             slots: 8,
             kv_budget: 2 << 30,
             kv_total: 8 << 30,
+            kv_cache_dtype: KvCacheDtype::Auto,
             max_models: 8,
             max_queue: 64,
             token_latency: Some(Duration::from_millis(200)),

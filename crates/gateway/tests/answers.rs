@@ -122,10 +122,10 @@ fn an_overlong_prompt_is_refused_with_both_numbers_whichever_bound_it_breaks() {
         assert!(message.contains(&tokens.to_string()) && message.contains(&bound.to_string()), "{message}");
     };
     check(&tiny.gateway(), LLAMA_CONTEXT, LLAMA_CONTEXT);
-    // The KV budget has room for fewer tokens than the context: 2 layers, keys and values, 2 heads of 16 floats, 512
+    // The KV budget has room for fewer tokens than the context: 2 layers, keys and values, 2 heads of 16 halves, 256
     // bytes a token.
     let longer = tiny.long_chat();
-    let gateway = Gateway::open(Config { kv_budget: 512 * 300, ..tiny.config() }).unwrap();
+    let gateway = Gateway::open(Config { kv_budget: 256 * 300, ..tiny.config() }).unwrap();
     let (sink, _events) = events();
     let prompt = Prompt::Tokens(vec![5; 400]);
     let request = narthex_gateway::request::CompletionRequest { prompt, ..text("", greedy(64)) };

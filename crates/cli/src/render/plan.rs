@@ -28,6 +28,12 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     for cache in &estimate.cache {
         fact("KV cache", cached(cache));
     }
+    if estimate.cpu_token_bytes() > 0 {
+        fact(
+            "on a CPU",
+            format!("{} of KV cache per 1000 tokens, in f16", bytes(estimate.cpu_token_bytes() * 1000)),
+        );
+    }
     if estimate.npu_token_bytes > 0 {
         fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(estimate.npu_token_bytes * 1000)));
     }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{KvCopy, Limits, StepError};
+use narthex_engine::executor::{KvCopy, KvRows, Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 use super::{
@@ -69,10 +69,10 @@ impl DeviceKvCache {
         tensor: KvTensor,
         slot: SlotId,
         range: Range<usize>,
-    ) -> Result<Vec<f32>, StepError> {
+    ) -> Result<KvRows, StepError> {
         let held = &self.slots[slot.index()];
         let data = self.memory.read(&held.layers[tensor.layer][tensor.part as usize])?;
-        Ok(self.row(tensor.layer, held.capacity).read(&data, range))
+        Ok(KvRows::F32(self.row(tensor.layer, held.capacity).read(&data, range)))
     }
 
     /// Puts `[tokens, heads, head_size]` into a slot that was reserved, from token `at` on.
@@ -81,14 +81,14 @@ impl DeviceKvCache {
         tensor: KvTensor,
         slot: SlotId,
         at: usize,
-        values: impl Iterator<Item = f32>,
+        rows: &KvRows,
     ) -> Result<(), StepError> {
         let KvTensor { layer, part } = tensor;
         let row = self.row(layer, self.slots[slot.index()].capacity);
         let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];
         // Nothing before the block has to be kept where it is the first.
-        let mut data = if at == 0 { vec![0.0; row.elements()] } else { self.memory.read(tensor)? };
-        row.write(&mut data, at, values);
+        let mut data = if at == 0 { vec![0.0; row.len()] } else { self.memory.read(tensor)? };
+        row.write(&mut data, at, rows.f32s());
         self.memory.write(tensor, &mut data)
     }
 
@@ -97,8 +97,8 @@ impl DeviceKvCache {
         for layer in 0..self.layers.len() {
             for part in KvPart::BOTH {
                 let tensor = KvTensor { layer, part };
-                let values = self.read(tensor, copy.from, copy.tokens.clone())?;
-                self.write(tensor, copy.to, copy.tokens.start, values.into_iter())?;
+                let rows = self.read(tensor, copy.from, copy.tokens.clone())?;
+                self.write(tensor, copy.to, copy.tokens.start, &rows)?;
             }
         }
         Ok(())
@@ -154,7 +154,7 @@ impl DeviceKvCache {
             if held.length > 0 {
                 for (old, new) in held.layers[layer].iter().zip(&mut parts) {
                     let old = self.memory.read(old)?;
-                    let mut data = vec![0.0; new_row.elements()];
+                    let mut data = vec![0.0; new_row.len()];
                     old_row.copy(&old, new_row, &mut data, held.length);
                     self.memory.write(new, &mut data)?;
                 }

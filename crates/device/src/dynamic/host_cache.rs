@@ -1,4 +1,5 @@
-//! The KV cache in the host's memory: per layer two buffers `[rows, heads, capacity, head_size]`, past and present at once.
+//! The KV cache in the host's memory: per layer two buffers `[rows, heads, capacity, head_size]` in single or half
+//! precision, past and present at once.
 //!
 //! A slot has a row from its first token until it is emptied. All rows share one capacity. Growth moves the rows to larger
 //! buffers, without the gaps that emptied slots left. Pages of unused rows are never touched and take no memory. When slots
@@ -6,12 +7,14 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{KvCopy, Limits, StepError};
-use narthex_spec::{SlotId, manifest::KvLayout};
+use bytemuck::Pod;
+use half::f16;
+use narthex_engine::executor::{KvCopy, KvRows, Limits, StepError};
+use narthex_spec::{DType, SlotId, manifest::KvLayout};
 
 use super::{
     growth::{Growth, most_within},
-    rows::{KvTensor, RowShape},
+    rows::{KvPart, KvTensor, RowShape},
 };
 use crate::memory::Buffer;
 
@@ -37,15 +40,33 @@ pub(super) struct HostKvCache {
 }
 
 struct Layer {
-    heads: usize,
-    head_size: usize,
+    layout: KvLayout,
     /// Keys and values.
     buffers: [Buffer; 2],
 }
 
 impl Layer {
+    /// A row in elements.
     fn row(&self, capacity: usize) -> RowShape {
-        RowShape { heads: self.heads, capacity, head_size: self.head_size }
+        RowShape { heads: self.layout.heads, capacity, head_size: self.layout.head_size }
+    }
+
+    /// A row in bytes.
+    fn row_bytes(&self, capacity: usize) -> RowShape {
+        let row = self.row(capacity);
+        RowShape { head_size: row.head_size * self.layout.dtype.size(), ..row }
+    }
+
+    /// The elements of a row, which are of this type.
+    fn elements<T: Pod>(&self, part: KvPart, row: usize, capacity: usize) -> &[T] {
+        let length = self.row(capacity).len();
+        &self.buffers[part as usize].as_slice()[row * length..][..length]
+    }
+
+    /// The elements of a row, which are of this type, to write.
+    fn elements_mut<T: Pod>(&mut self, part: KvPart, row: usize, capacity: usize) -> &mut [T] {
+        let length = self.row(capacity).len();
+        &mut self.buffers[part as usize].as_mut_slice()[row * length..][..length]
     }
 }
 
@@ -59,11 +80,8 @@ struct Move {
 
 impl HostKvCache {
     pub(super) fn new(layouts: &[KvLayout], limits: &Limits, growth: Growth) -> Self {
-        let layer = |layout: &KvLayout| Layer {
-            heads: layout.heads,
-            head_size: layout.head_size,
-            buffers: [(), ()].map(|()| Buffer::EMPTY),
-        };
+        let layer =
+            |layout: &KvLayout| Layer { layout: layout.clone(), buffers: [(), ()].map(|()| Buffer::EMPTY) };
         Self {
             layers: layouts.iter().map(layer).collect(),
             limits: limits.clone(),
@@ -102,51 +120,66 @@ impl HostKvCache {
         self.generation
     }
 
-    /// Heads and head size of a layer.
-    pub(super) fn shape(&self, layer: usize) -> (usize, usize) {
-        (self.layers[layer].heads, self.layers[layer].head_size)
+    /// Shape and element type of a layer.
+    pub(super) fn layout(&self, layer: usize) -> &KvLayout {
+        &self.layers[layer].layout
     }
 
-    /// Returns some rows of a tensor.
-    pub(super) fn rows_mut(&mut self, tensor: KvTensor, rows: Range<usize>) -> &mut [f32] {
+    /// Returns the bytes of some rows of a tensor.
+    pub(super) fn rows_mut(&mut self, tensor: KvTensor, rows: Range<usize>) -> &mut [u8] {
         let layer = &mut self.layers[tensor.layer];
-        let row = layer.row(self.capacity).elements();
+        let row = layer.row_bytes(self.capacity).len();
         &mut layer.buffers[tensor.part as usize].as_mut_slice()[rows.start * row..rows.end * row]
     }
 
-    /// Writes `[heads, tokens, head_size]` to a row, at these tokens.
+    /// Writes `[heads, tokens, head_size]` to a row of a cache in single precision, at these tokens.
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
-        let shape = self.layers[tensor.layer].row(self.capacity);
-        shape.place(self.rows_mut(tensor, row..row + 1), tokens, values);
+        let layer = &mut self.layers[tensor.layer];
+        let shape = layer.row(self.capacity);
+        shape.place(layer.elements_mut(tensor.part, row, self.capacity), tokens, values);
     }
 
     /// Returns some of a slot's tokens in a tensor, as `[tokens, heads, head_size]`.
-    pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> Vec<f32> {
-        let layer = &self.layers[tensor.layer];
+    pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> KvRows {
+        let (layer, row) = (&self.layers[tensor.layer], self.row(slot));
         let shape = layer.row(self.capacity);
-        let row = &layer.buffers[tensor.part as usize].as_slice()[self.row(slot) * shape.elements()..];
-        shape.read(row, range)
+        match layer.layout.dtype {
+            DType::F16 => KvRows::F16(shape.read(layer.elements(tensor.part, row, self.capacity), range)),
+            _ => KvRows::F32(shape.read(layer.elements(tensor.part, row, self.capacity), range)),
+        }
     }
 
     /// Writes `[tokens, heads, head_size]` to a reserved row, from token `at` on.
+    ///
+    /// # Errors
+    /// [`StepError::Device`] for an element that the cache's type cannot hold.
     pub(super) fn write(
         &mut self,
         tensor: KvTensor,
         slot: SlotId,
         at: usize,
-        values: impl Iterator<Item = f32>,
-    ) {
-        let (row, shape) = (self.row(slot), self.layers[tensor.layer].row(self.capacity));
-        shape.write(self.rows_mut(tensor, row..row + 1), at, values);
+        rows: &KvRows,
+    ) -> Result<(), StepError> {
+        let (row, capacity) = (self.row(slot), self.capacity);
+        let layer = &mut self.layers[tensor.layer];
+        let shape = layer.row(capacity);
+        match layer.layout.dtype {
+            DType::F16 => {
+                let place: &mut [f16] = layer.elements_mut(tensor.part, row, capacity);
+                shape.write(place, at, rows.to_f16()?);
+            }
+            _ => shape.write(layer.elements_mut(tensor.part, row, capacity), at, rows.f32s()),
+        }
+        Ok(())
     }
 
     /// Copies tokens to the row of another slot, which was reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) {
         let (from, to) = (self.row(copy.from), self.row(copy.to));
         for layer in &mut self.layers {
-            let shape = layer.row(self.capacity);
+            let shape = layer.row_bytes(self.capacity);
             for buffer in &mut layer.buffers {
-                shape.copy_within(buffer.as_mut_slice(), from, to, &copy.tokens);
+                shape.copy_within::<u8>(buffer.as_mut_slice(), from, to, &copy.tokens);
             }
         }
     }
@@ -220,7 +253,7 @@ impl HostKvCache {
         let rows = within.min(self.limits.slots).max(occupied);
         let mut fresh = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let length = rows * layer.row(capacity).elements();
+            let length = rows * layer.row_bytes(capacity).len();
             let allocate = || Buffer::zeroed(length).ok_or_else(|| error.clone());
             fresh.push([allocate()?, allocate()?]);
         }
@@ -229,11 +262,11 @@ impl HostKvCache {
             .collect();
         moves.sort_by_key(|row| row.from);
         for (layer, mut buffers) in self.layers.iter_mut().zip(fresh) {
-            let (old_row, new_row) = (layer.row(self.capacity), layer.row(capacity));
+            let (old_row, new_row) = (layer.row_bytes(self.capacity), layer.row_bytes(capacity));
             for (old, new) in layer.buffers.iter().zip(&mut buffers) {
-                let places = new.as_mut_slice().chunks_exact_mut(new_row.elements().max(1));
+                let places = new.as_mut_slice().chunks_exact_mut(new_row.len().max(1));
                 for (row, place) in moves.iter().zip(places) {
-                    let old = &old.as_slice()[row.from * old_row.elements()..];
+                    let old = &old.as_slice::<u8>()[row.from * old_row.len()..];
                     old_row.copy(old, new_row, place, row.length);
                 }
             }
@@ -272,10 +305,10 @@ impl HostKvCache {
         let (slot_a, slot_b) = (at(a), at(b));
         let used = [slot_a, slot_b].into_iter().flatten().map(|slot| self.lengths[slot]).max().unwrap_or(0);
         for layer in &mut self.layers {
-            let shape = layer.row(self.capacity);
+            let shape = layer.row_bytes(self.capacity);
             for buffer in &mut layer.buffers {
-                let (before, after) = buffer.as_mut_slice().split_at_mut(a.max(b) * shape.elements());
-                shape.swap(&mut before[a.min(b) * shape.elements()..], after, used);
+                let (before, after) = buffer.as_mut_slice::<u8>().split_at_mut(a.max(b) * shape.len());
+                shape.swap(&mut before[a.min(b) * shape.len()..], after, used);
             }
         }
         if let Some(slot) = slot_a {
@@ -290,20 +323,16 @@ impl HostKvCache {
 #[cfg(test)]
 mod tests {
     use narthex_engine::executor::KvLimits;
-    use narthex_spec::{
-        DType,
-        manifest::{KeyOrder, KeyRotation},
-    };
+    use narthex_spec::manifest::{KeyOrder, KeyRotation};
 
     use super::*;
-    use crate::dynamic::rows::KvPart;
 
-    fn cache(slots: usize, budget: usize) -> HostKvCache {
+    fn cache(dtype: DType, slots: usize, budget: usize) -> HostKvCache {
         let layout = KvLayout {
             heads: 2,
             head_size: 3,
             window: None,
-            dtype: DType::F32,
+            dtype,
             keys: KeyRotation::After,
             order: KeyOrder::Rows,
         };
@@ -318,28 +347,39 @@ mod tests {
         cache.reserve([(id, length)].into_iter()).unwrap();
         let (row, capacity) = (cache.row(id), cache.capacity());
         for part in [KvPart::Key, KvPart::Value] {
+            let dtype = cache.layout(0).dtype;
             let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
-                    data[(head * capacity + position) * 3] = content(slot, part, head, position);
+                    let (at, x) = ((head * capacity + position) * 3, content(slot, part, head, position));
+                    match dtype {
+                        DType::F16 => bytemuck::cast_slice_mut(data)[at] = f16::from_f32(x),
+                        _ => bytemuck::cast_slice_mut(data)[at] = x,
+                    }
                 }
             }
         }
         cache.set_length(id, length);
     }
 
+    /// A number below 2048, which half precision holds.
     fn content(slot: u32, part: KvPart, head: usize, position: usize) -> f32 {
-        (slot as usize * 1000 + part as usize * 500 + head * 100 + position) as f32
+        (slot as usize * 300 + part as usize * 150 + head * 75 + position) as f32
     }
 
     fn check(cache: &mut HostKvCache, slot: u32) {
         let id = SlotId(slot);
         let (row, capacity, length) = (cache.row(id), cache.capacity(), cache.length(id));
         for part in [KvPart::Key, KvPart::Value] {
+            let dtype = cache.layout(0).dtype;
             let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
-                    let found = data[(head * capacity + position) * 3];
+                    let at = (head * capacity + position) * 3;
+                    let found = match dtype {
+                        DType::F16 => bytemuck::cast_slice::<u8, f16>(data)[at].to_f32(),
+                        _ => bytemuck::cast_slice(data)[at],
+                    };
                     assert_eq!(
                         found,
                         content(slot, part, head, position),
@@ -350,67 +390,99 @@ mod tests {
         }
     }
 
+    /// Both element types.
+    const DTYPES: [DType; 2] = [DType::F32, DType::F16];
+
     #[test]
     fn growth_and_gathering_keep_what_slots_hold() {
-        let mut c = cache(5, 1 << 20);
-        for slot in 0..5 {
-            fill(&mut c, slot, 2 + slot as usize);
-        }
-        fill(&mut c, 0, 30);
-        c.truncate(SlotId(1), 0);
-        let first = c.gather(&[SlotId(4), SlotId(0), SlotId(2)]);
-        let mut rows = [4, 0, 2].map(|slot| c.row(SlotId(slot)) - first);
-        rows.sort_unstable();
-        assert_eq!(rows, [0, 1, 2]);
-        for slot in [0, 2, 3, 4] {
-            check(&mut c, slot);
+        for dtype in DTYPES {
+            let mut c = cache(dtype, 5, 1 << 20);
+            for slot in 0..5 {
+                fill(&mut c, slot, 2 + slot as usize);
+            }
+            fill(&mut c, 0, 30);
+            c.truncate(SlotId(1), 0);
+            let first = c.gather(&[SlotId(4), SlotId(0), SlotId(2)]);
+            let mut rows = [4, 0, 2].map(|slot| c.row(SlotId(slot)) - first);
+            rows.sort_unstable();
+            assert_eq!(rows, [0, 1, 2]);
+            for slot in [0, 2, 3, 4] {
+                check(&mut c, slot);
+            }
         }
     }
 
     #[test]
     fn what_is_written_is_what_is_read_and_lies_where_the_graph_looks() {
-        let mut c = cache(3, 1 << 20);
-        fill(&mut c, 0, 3);
-        fill(&mut c, 1, 6);
-        for part in [KvPart::Key, KvPart::Value] {
-            let block = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
-            assert_eq!(block.len(), 3 * 2 * 3);
-            assert_eq!(block[(2 * 2 + 1) * 3], content(1, part, 1, 4));
-            c.write(KvTensor { layer: 0, part }, SlotId(1), 2, block.into_iter());
+        for dtype in DTYPES {
+            let mut c = cache(dtype, 3, 1 << 20);
+            fill(&mut c, 0, 3);
+            fill(&mut c, 1, 6);
+            for part in [KvPart::Key, KvPart::Value] {
+                let block = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
+                assert_eq!((block.len(), matches!(block, KvRows::F16(_))), (3 * 2 * 3, dtype == DType::F16));
+                assert_eq!(block.to_f32()[(2 * 2 + 1) * 3], content(1, part, 1, 4));
+                // Blocks of either type are taken.
+                for rows in [KvRows::F32(block.to_f32()), KvRows::F16(block.to_f16().unwrap())] {
+                    c.write(KvTensor { layer: 0, part }, SlotId(1), 2, &rows).unwrap();
+                    assert_eq!(c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5), block);
+                }
+            }
+            // Other tokens of the slot, and other slots, are as they were.
+            check(&mut c, 0);
+            check(&mut c, 1);
+            let value = KvTensor { layer: 0, part: KvPart::Value };
+            c.write(value, SlotId(1), 4, &KvRows::F32(vec![7.0; 6])).unwrap();
+            assert_eq!(c.read(value, SlotId(1), 4..5).to_f32(), [7.0; 6]);
+            assert_eq!(c.read(value, SlotId(1), 5..6).to_f32()[3], content(1, KvPart::Value, 1, 5));
         }
-        // Other tokens of the slot, and other slots, are as they were.
-        check(&mut c, 0);
-        check(&mut c, 1);
-        c.write(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 4, [7.0; 6].into_iter());
-        assert_eq!(c.read(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 4..5), [7.0; 6]);
-        assert_eq!(
-            c.read(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 5..6)[3],
-            content(1, KvPart::Value, 1, 5)
-        );
+    }
+
+    #[test]
+    fn half_precision_refuses_what_it_cannot_hold() {
+        for (dtype, fits) in [(DType::F32, true), (DType::F16, false)] {
+            let mut c = cache(dtype, 1, 1 << 20);
+            fill(&mut c, 0, 2);
+            let value = KvTensor { layer: 0, part: KvPart::Value };
+            assert_eq!(c.write(value, SlotId(0), 1, &KvRows::F32(vec![1e6; 6])).is_ok(), fits, "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn half_precision_takes_half_the_memory() {
+        let bytes = DTYPES.map(|dtype| {
+            let mut c = cache(dtype, 2, 1 << 20);
+            fill(&mut c, 0, 9);
+            let key = KvTensor { layer: 0, part: KvPart::Key };
+            c.rows_mut(key, 0..1).len()
+        });
+        assert_eq!(bytes, [2 * 12 * 3 * 4, 2 * 12 * 3 * 2]);
     }
 
     #[test]
     fn a_copy_gives_another_slot_the_same_tokens_and_changes_no_other() {
-        let mut c = cache(4, 1 << 20);
-        for (slot, length) in [(0, 9), (1, 3), (2, 5)] {
-            fill(&mut c, slot, length);
-        }
-        for (to, tokens) in [(3, 0..7), (1, 3..9)] {
-            c.reserve([(SlotId(to), tokens.end)].into_iter()).unwrap();
-            c.copy(&KvCopy { from: SlotId(0), to: SlotId(to), tokens: tokens.clone() });
-            for part in [KvPart::Key, KvPart::Value] {
-                let read = |slot| c.read(KvTensor { layer: 0, part }, SlotId(slot), tokens.clone());
-                assert_eq!(read(to), read(0));
+        for dtype in DTYPES {
+            let mut c = cache(dtype, 4, 1 << 20);
+            for (slot, length) in [(0, 9), (1, 3), (2, 5)] {
+                fill(&mut c, slot, length);
             }
-        }
-        for slot in [0, 1, 2] {
-            check(&mut c, slot);
+            for (to, tokens) in [(3, 0..7), (1, 3..9)] {
+                c.reserve([(SlotId(to), tokens.end)].into_iter()).unwrap();
+                c.copy(&KvCopy { from: SlotId(0), to: SlotId(to), tokens: tokens.clone() });
+                for part in [KvPart::Key, KvPart::Value] {
+                    let read = |slot| c.read(KvTensor { layer: 0, part }, SlotId(slot), tokens.clone());
+                    assert_eq!(read(to), read(0));
+                }
+            }
+            for slot in [0, 1, 2] {
+                check(&mut c, slot);
+            }
         }
     }
 
     #[test]
     fn little_that_is_left_takes_little() {
-        let mut c = cache(4, 1 << 20);
+        let mut c = cache(DType::F16, 4, 1 << 20);
         for (slot, length) in [(0, 60), (1, 3), (2, 5), (3, 60)] {
             fill(&mut c, slot, length);
         }
@@ -430,7 +502,7 @@ mod tests {
     #[test]
     fn what_growth_copies_is_in_proportion_to_what_is_held() {
         let copied = |budget: usize| {
-            let (mut c, mut copied) = (cache(1, budget), 0);
+            let (mut c, mut copied) = (cache(DType::F32, 1, budget), 0);
             for length in 1..=64 {
                 let before = (c.generation(), c.length(SlotId(0)));
                 if c.reserve([(SlotId(0), length)].into_iter()).is_err() {
@@ -450,7 +522,7 @@ mod tests {
     #[test]
     fn the_budget_holds_and_a_failure_changes_nothing() {
         let per_token = 48;
-        let mut c = cache(3, per_token * 16);
+        let mut c = cache(DType::F32, 3, per_token * 16);
         fill(&mut c, 0, 4);
         fill(&mut c, 1, 8);
         let error = c.reserve([(SlotId(1), 9)].into_iter()).unwrap_err();

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{KvCopy, StepError};
-use narthex_spec::{DType, SlotId};
+use narthex_engine::executor::{KvCopy, KvRows, StepError};
+use narthex_spec::{DType, SlotId, manifest::KvLayout};
 
 use super::{
     device_cache::DeviceKvCache,
@@ -89,7 +89,8 @@ impl KvCache {
         }
     }
 
-    /// Writes `[heads, tokens, head_size]` to a row of the host's memory, at these tokens.
+    /// Writes `[heads, tokens, head_size]` to a row of a cache in the host's memory and in single precision, at these
+    /// tokens.
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
         match self {
             Self::Host(cache) => cache.place(tensor, row, tokens, values),
@@ -104,7 +105,7 @@ impl KvCache {
         tensor: KvTensor,
         slot: SlotId,
         range: Range<usize>,
-    ) -> Result<Vec<f32>, StepError> {
+    ) -> Result<KvRows, StepError> {
         match self {
             Self::Host(cache) => Ok(cache.read(tensor, slot, range)),
             Self::Device(cache) => cache.read(tensor, slot, range),
@@ -117,14 +118,11 @@ impl KvCache {
         tensor: KvTensor,
         slot: SlotId,
         at: usize,
-        values: impl Iterator<Item = f32>,
+        rows: &KvRows,
     ) -> Result<(), StepError> {
         match self {
-            Self::Host(cache) => {
-                cache.write(tensor, slot, at, values);
-                Ok(())
-            }
-            Self::Device(cache) => cache.write(tensor, slot, at, values),
+            Self::Host(cache) => cache.write(tensor, slot, at, rows),
+            Self::Device(cache) => cache.write(tensor, slot, at, rows),
         }
     }
 
@@ -164,10 +162,10 @@ impl KvCache {
                         continue;
                     }
                 };
-                let (heads, head_size) = cache.shape(layer);
+                let KvLayout { heads, head_size, dtype, .. } = *cache.layout(layer);
                 let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
                 let past = cache.rows_mut(KvTensor { layer, part }, rows.clone());
-                let past = Tensor::new(past, DType::F32, &shape);
+                let past = Tensor::of_bytes(past, dtype, &shape);
                 // SAFETY: the memory stays where it is until the generation changes.
                 unsafe { binding.input(&names.past, past) }?;
                 let new_shape = [batch, heads, sequence, head_size].map(|extent| extent as i64);

@@ -18,11 +18,10 @@ mod rows;
 use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read,
-    check_truncate,
+    Executor, KvBlock, KvCopy, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read, check_truncate,
 };
 use narthex_spec::{
-    SlotId, TokenId,
+    KvPrecision, SlotId, TokenId,
     arch::Steps,
     manifest::{KvLayout, Manifest},
 };
@@ -49,6 +48,7 @@ use long_rope::LongRope;
 use names::{CacheOutput, DecoderNames};
 
 pub use options::ExecutorOptions;
+use options::bytes_per_token;
 
 pub(crate) use input::DecoderInput;
 pub(crate) use parts::DecoderParts;
@@ -94,12 +94,14 @@ impl DynamicExecutor {
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
         let parts = DecoderParts::read(package, manifest, options)?;
-        let DecoderParts { entry, mut feed, kept, steps, limits, long, names } = parts;
+        let DecoderParts { entry, mut feed, kept, steps, mut limits, long, names } = parts;
         feed.resize(limits.chunk.max(limits.batch));
         let prompt = package::prompt_graph(manifest);
         let context = static_shapes::shared_by(package, [Some(entry), prompt])?;
-        let session =
-            SessionOptions { context, ..SessionOptions::on(device, inventory::threads(options.threads)) };
+        // The graph for prompts reads the same cache, and may attend in another way.
+        let kv_precision = if prompt.is_some() { KvPrecision::Single } else { options.kv_precision };
+        let session = SessionOptions::on(device, inventory::threads(options.threads));
+        let session = SessionOptions { context, kv_precision, ..session };
         let graph = LoadedGraph::open(runtime, package, entry, names, session)?;
         let prompt = match prompt {
             Some(prompt) if prompt.kv != entry.kv => {
@@ -112,22 +114,24 @@ impl DynamicExecutor {
             None => None,
         };
         let (names, session) = (&graph.names, &graph.session);
+        let kv = graph.cache_layouts(&entry.kv);
+        limits.kv.bytes_per_token = bytes_per_token(&kv);
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // Graphs that return only new keys and values leave placing them to the host.
             Some(memory) if names.gives == CacheOutput::Present => {
-                KvCache::Device(DeviceKvCache::new(&entry.kv, &limits, memory))
+                KvCache::Device(DeviceKvCache::new(&kv, &limits, memory))
             }
             _ => {
                 let growth = if names.gives == CacheOutput::New { Growth::Eighth } else { Growth::Double };
-                KvCache::Host(HostKvCache::new(&entry.kv, &limits, growth))
+                KvCache::Host(HostKvCache::new(&kv, &limits, growth))
             }
         };
         let bound =
             |session, most| BoundGraph::new(session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {
             cache,
-            kv: entry.kv.clone(),
+            kv,
             decode: bound(session, limits.batch)?,
             prefill: bound(prompt.as_ref().map_or(session, |prompt| &prompt.session), limits.chunk)?,
             logits: vec![0.0; limits.batch * limits.vocab],
@@ -152,6 +156,11 @@ impl DynamicExecutor {
             placement: graph.session.placement().clone(),
         };
         graphs.map(placed).collect()
+    }
+
+    /// Shape and element type of each layer's cache.
+    pub fn cache_layouts(&self) -> &[KvLayout] {
+        &self.kv
     }
 
     /// Returns the number of tokens in a slot.
@@ -338,8 +347,7 @@ impl Executor for DynamicExecutor {
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {
-            let rows =
-                |part| Ok(KvRows::F32(self.cache.read(KvTensor { layer, part }, slot, range.clone())?));
+            let rows = |part| self.cache.read(KvTensor { layer, part }, slot, range.clone());
             Ok([rows(KvPart::Key)?, rows(KvPart::Value)?])
         })
     }
@@ -350,12 +358,13 @@ impl Executor for DynamicExecutor {
         self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, at, length))?;
         self.cache.reserve([(slot, length)].into_iter())?;
         for (layer, block) in block.layers().iter().enumerate() {
-            self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, block.keys.f32s())?;
-            self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, block.values.f32s())?;
+            self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
+            self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, &block.values)?;
         }
         self.cache.set_length(slot, length);
         Ok(())
     }
+
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         self.cache.reserve([(copy.to, copy.tokens.end)].into_iter())?;

@@ -1,7 +1,7 @@
 //! Bounds that a caller sets.
 
 use narthex_engine::executor::{KvLimits, Limits};
-use narthex_spec::manifest::KvLayout;
+use narthex_spec::{KvPrecision, manifest::KvLayout};
 
 use crate::error::DeviceError;
 
@@ -18,6 +18,8 @@ pub struct ExecutorOptions {
     pub kv_step: usize,
     /// Maximum number of new tokens in one span.
     pub chunk: usize,
+    /// Precision of the cache where operators of Narthex attend over it: on the CPU. Elsewhere it is the graph's.
+    pub kv_precision: KvPrecision,
 }
 
 impl ExecutorOptions {
@@ -38,11 +40,12 @@ impl ExecutorOptions {
             chunk: self.chunk.min(context),
             batch: self.slots,
             vocab,
-            kv: KvLimits {
-                bytes_per_token: kv.iter().map(KvLayout::bytes_per_token).fold(0, usize::saturating_add),
-                step: self.kv_step,
-                budget: self.kv_budget,
-            },
+            kv: KvLimits { bytes_per_token: bytes_per_token(kv), step: self.kv_step, budget: self.kv_budget },
         })
     }
+}
+
+/// Bytes of one token's keys and values in all layers, saturating.
+pub(super) fn bytes_per_token(kv: &[KvLayout]) -> usize {
+    kv.iter().map(KvLayout::bytes_per_token).fold(0, usize::saturating_add)
 }

@@ -4,11 +4,16 @@ use std::path::Path;
 
 use narthex_engine::executor::Limits;
 use narthex_spec::{
+    DType,
     arch::{ImportedDecoder, Steps, Structure},
-    manifest::{GraphEntry, Manifest},
+    manifest::{GraphEntry, KvLayout, Manifest},
 };
 
-use super::{DecoderInput, ExecutorOptions, long_rope::LongRope, names::DecoderNames};
+use super::{
+    DecoderInput, ExecutorOptions,
+    long_rope::LongRope,
+    names::{CacheNames, DecoderNames},
+};
 use crate::{
     error::DeviceError,
     ort::{Session, SessionOptions},
@@ -37,6 +42,16 @@ impl LoadedGraph {
         let session = Session::open(runtime, &package::path(package, &entry.file)?, options)?;
         let past = package::chunk(entry).map_or(usize::MAX, |(_, past)| past);
         Ok(Self { file: entry.file.clone(), names, past, session })
+    }
+
+    /// Layouts of the cache with the element types that the loaded graph takes: those of the package, unless attention
+    /// was replaced when the graph was loaded.
+    pub(super) fn cache_layouts(&self, layouts: &[KvLayout]) -> Vec<KvLayout> {
+        let loaded = |(layout, [keys, _]): (&KvLayout, &[CacheNames; 2])| {
+            let half = self.session.takes_half(&keys.past);
+            KvLayout { dtype: if half { DType::F16 } else { layout.dtype }, ..layout.clone() }
+        };
+        layouts.iter().zip(&self.names.cache).map(loaded).collect()
     }
 }
 

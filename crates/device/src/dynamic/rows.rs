@@ -20,28 +20,29 @@ pub(super) struct KvTensor {
     pub(super) part: KvPart,
 }
 
-/// The extents of a row.
+/// The extents of a row, in units of what is moved: elements, or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
     pub(super) heads: usize,
     /// Tokens that there is room for.
     pub(super) capacity: usize,
+    /// Units of one head's token.
     pub(super) head_size: usize,
 }
 
 impl RowShape {
-    /// Elements of a row.
-    pub(super) fn elements(self) -> usize {
+    /// Units of a row.
+    pub(super) fn len(self) -> usize {
         self.heads * self.capacity * self.head_size
     }
 
-    /// The first element of a head's token.
+    /// The first unit of a head's token.
     fn at(self, head: usize, token: usize) -> usize {
         (head * self.capacity + token) * self.head_size
     }
 
     /// Copies the first `tokens` tokens of a row to a row of another capacity.
-    pub(super) fn copy(self, from: &[f32], to_shape: Self, to: &mut [f32], tokens: usize) {
+    pub(super) fn copy<T: Copy>(self, from: &[T], to_shape: Self, to: &mut [T], tokens: usize) {
         let used = tokens * self.head_size;
         for head in 0..self.heads {
             let (from_at, to_at) = (self.at(head, 0), to_shape.at(head, 0));
@@ -50,8 +51,8 @@ impl RowShape {
     }
 
     /// Copies some tokens of row `from` to the same places in row `to`.
-    pub(super) fn copy_within(self, rows: &mut [f32], from: usize, to: usize, tokens: &Range<usize>) {
-        let [from, to] = [from, to].map(|row| row * self.elements());
+    pub(super) fn copy_within<T: Copy>(self, rows: &mut [T], from: usize, to: usize, tokens: &Range<usize>) {
+        let [from, to] = [from, to].map(|row| row * self.len());
         for head in 0..self.heads {
             let range = self.at(head, tokens.start)..self.at(head, tokens.end);
             rows.copy_within(from + range.start..from + range.end, to + range.start);
@@ -59,7 +60,7 @@ impl RowShape {
     }
 
     /// Returns some tokens of a row as `[tokens, heads, head_size]`.
-    pub(super) fn read(self, row: &[f32], range: Range<usize>) -> Vec<f32> {
+    pub(super) fn read<T: Copy>(self, row: &[T], range: Range<usize>) -> Vec<T> {
         let mut out = Vec::with_capacity(range.len() * self.heads * self.head_size);
         for token in range {
             for head in 0..self.heads {
@@ -70,15 +71,15 @@ impl RowShape {
     }
 
     /// Writes `[tokens, heads, head_size]` to a row, from token `at` on.
-    pub(super) fn write(self, row: &mut [f32], at: usize, values: impl Iterator<Item = f32>) {
-        for (index, value) in values.enumerate() {
+    pub(super) fn write<T>(self, row: &mut [T], at: usize, values: impl IntoIterator<Item = T>) {
+        for (index, value) in values.into_iter().enumerate() {
             let (vector, element) = (index / self.head_size, index % self.head_size);
             row[self.at(vector % self.heads, at + vector / self.heads) + element] = value;
         }
     }
 
     /// Writes `[heads, tokens, head_size]` to a row, at these tokens.
-    pub(super) fn place(self, row: &mut [f32], tokens: Range<usize>, values: &[f32]) {
+    pub(super) fn place<T: Copy>(self, row: &mut [T], tokens: Range<usize>, values: &[T]) {
         let length = tokens.len() * self.head_size;
         for (head, values) in values.chunks_exact(length.max(1)).enumerate() {
             row[self.at(head, tokens.start)..][..length].copy_from_slice(values);
@@ -86,7 +87,7 @@ impl RowShape {
     }
 
     /// Swaps the first `tokens` tokens of two rows.
-    pub(super) fn swap(self, a: &mut [f32], b: &mut [f32], tokens: usize) {
+    pub(super) fn swap<T>(self, a: &mut [T], b: &mut [T], tokens: usize) {
         let used = tokens * self.head_size;
         for head in 0..self.heads {
             let at = self.at(head, 0);

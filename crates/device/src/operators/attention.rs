@@ -3,7 +3,7 @@
 //!
 //! This file reads and checks a call; `attention_step` computes it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
 use narthex_kernels::{Attention, Mask, MatrixRef};
 use ort::{
@@ -14,11 +14,9 @@ use ort::{
 use super::{
     Shared,
     attention_step::{Angles, AttentionStep, Heads, Pasts, Present},
+    cache::CacheElement,
     call::{Call, Input},
 };
-
-/// Operator type.
-pub(super) const ATTENTION: &str = "Attention";
 
 /// Attributes, as `GroupQueryAttention` calls them.
 pub(super) const HEADS: &str = "num_heads";
@@ -28,16 +26,23 @@ pub(super) const SOFT_CAP: &str = "softcap";
 pub(super) const WINDOW: &str = "local_window_size";
 pub(super) const ROTATES: &str = "do_rotary";
 
-/// The operator.
-pub(super) struct AttentionOperator {
-    pub(super) shared: Arc<Shared>,
+/// The operator over a cache of these elements.
+pub(super) struct AttentionOperator<T> {
+    shared: Arc<Shared>,
+    element: PhantomData<T>,
 }
 
-impl Operator for AttentionOperator {
-    type Kernel<'attr> = AttentionKernel;
+impl<T> AttentionOperator<T> {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, element: PhantomData }
+    }
+}
+
+impl<T: CacheElement> Operator for AttentionOperator<T> {
+    type Kernel<'attr> = AttentionKernel<T>;
 
     fn name(&self) -> &str {
-        ATTENTION
+        T::ATTENTION
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
@@ -47,8 +52,8 @@ impl Operator for AttentionOperator {
             required(Float32),
             optional(Float32),
             optional(Float32),
-            required(Float32),
-            required(Float32),
+            required(T::TYPE),
+            required(T::TYPE),
             required(Int32),
             required(Int32),
             optional(Float32),
@@ -57,10 +62,10 @@ impl Operator for AttentionOperator {
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [(); 3].map(|()| OperatorOutput::required(TensorElementType::Float32))
+        [TensorElementType::Float32, T::TYPE, T::TYPE].map(OperatorOutput::required)
     }
 
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<AttentionKernel> {
+    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<AttentionKernel<T>> {
         let int = |name: &str| context.get::<i64>(name);
         let size = |name: &str| int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
         let float = |name: &str| context.get::<f32>(name).filter(|&value| value != 0.0);
@@ -77,29 +82,31 @@ impl Operator for AttentionOperator {
             soft_cap: float(SOFT_CAP),
             mask: size(WINDOW).map_or(Mask::Causal, Mask::Window),
             rotates: int(ROTATES) == Some(1),
+            element: PhantomData,
         })
     }
 }
 
 /// The operator in a node.
-pub(super) struct AttentionKernel {
+pub(super) struct AttentionKernel<T> {
     shared: Arc<Shared>,
     heads: Heads,
     scale: Option<f32>,
     soft_cap: Option<f32>,
     mask: Mask,
     rotates: bool,
+    element: PhantomData<T>,
 }
 
-impl Kernel for AttentionKernel {
+impl<T: CacheElement> Kernel for AttentionKernel<T> {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         Call::run(context, |call| {
             let (step, shape) = self.step(call)?;
             let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
             let out = call.output(0, &rows.map(|extent| extent as i64))?;
             let present = [shape.batch, self.heads.kv, step.capacity, shape.size].map(|extent| extent as i64);
-            let keys = call.output(1, &present)?;
-            let values = call.output(2, &present)?;
+            let keys: &mut [T] = call.output(1, &present)?;
+            let values: &mut [T] = call.output(2, &present)?;
             let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
             step.run(call, Present { keys, values, past, held: shape.held }, out)
         })
@@ -122,7 +129,7 @@ struct CallShape {
     size: usize,
 }
 
-impl AttentionKernel {
+impl<T> AttentionKernel<T> {
     /// A call's inputs but for the past, checked against each other.
     fn step<'a>(&'a self, call: &Call<'a>) -> ort::Result<(AttentionStep<'a>, CallShape)> {
         let query: Input<'a, f32> = call.input(0)?;

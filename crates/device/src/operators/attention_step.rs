@@ -5,11 +5,9 @@
 
 use std::{ops::Range, sync::OnceLock};
 
-use narthex_kernels::{
-    Attention, AttentionPart, CacheRows, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch,
-};
+use narthex_kernels::{Attention, AttentionPart, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch};
 
-use super::{Buffers, Shared, at_least, call::Call, linear::Part};
+use super::{Buffers, Shared, at_least, cache::CacheElement, call::Call, linear::Part};
 
 /// Keys of a part of one token's attention; a multiple of 64. It depends on nothing, so that results do neither.
 const PART_KEYS: usize = 256;
@@ -68,11 +66,11 @@ impl Pasts<'_> {
 }
 
 /// Keys and values `[batch, heads, capacity, size]`, and those that must be copied to them first.
-pub(super) struct Present<'a> {
-    pub(super) keys: &'a mut [f32],
-    pub(super) values: &'a mut [f32],
+pub(super) struct Present<'a, T> {
+    pub(super) keys: &'a mut [T],
+    pub(super) values: &'a mut [T],
     /// Keys and values so far, where they are other memory.
-    pub(super) past: [Option<&'a [f32]>; 2],
+    pub(super) past: [Option<&'a [T]>; 2],
     /// Tokens that the past has room for.
     pub(super) held: usize,
 }
@@ -103,19 +101,24 @@ struct PartJob {
 
 impl AttentionStep<'_> {
     /// Writes the present and the results.
-    pub(super) fn run(&self, call: &Call<'_>, present: Present<'_>, out: &mut [f32]) -> ort::Result<()> {
+    pub(super) fn run<T: CacheElement>(
+        &self,
+        call: &Call<'_>,
+        present: Present<'_, T>,
+        out: &mut [f32],
+    ) -> ort::Result<()> {
         let Present { keys, values, past, held } = present;
         let row = self.capacity * self.attention.head_size;
         if out.is_empty() {
             return Ok(());
         }
-        let write = |index: usize, present: [&mut [f32]; 2]| {
+        let write = |index: usize, present: [&mut [T]; 2]| {
             for ((present, past), new) in present.into_iter().zip(past).zip([NewPart::Key, NewPart::Value]) {
                 self.write_head(index, present, past.map(|past| self.past_of(past, held, index)), new);
             }
         };
         let heads = keys.chunks_exact_mut(row).zip(values.chunks_exact_mut(row));
-        if self.pasts.count() * self.sequence <= FEW_TOKENS && past == [None; 2] {
+        if self.pasts.count() * self.sequence <= FEW_TOKENS && past.iter().all(Option::is_none) {
             heads.enumerate().for_each(|(index, (keys, values))| write(index, [keys, values]));
         } else {
             let parts: Vec<_> = heads.map(|(keys, values)| Part::new([keys, values])).collect();
@@ -134,26 +137,36 @@ impl AttentionStep<'_> {
     }
 
     /// Past tokens of one head.
-    fn past_of<'p>(&self, past: &'p [f32], held: usize, index: usize) -> &'p [f32] {
+    fn past_of<'p, T>(&self, past: &'p [T], held: usize, index: usize) -> &'p [T] {
         let (size, tokens) = (self.attention.head_size, self.pasts.of(index / self.heads.kv));
         &past[index * held * size..][..tokens * size]
     }
 
     /// Writes a head's new keys or values behind its past, which is copied first if it is elsewhere.
-    fn write_head(&self, index: usize, present: &mut [f32], past: Option<&[f32]>, part: NewPart) {
+    fn write_head<T: CacheElement>(
+        &self,
+        index: usize,
+        present: &mut [T],
+        past: Option<&[T]>,
+        part: NewPart,
+    ) {
         let (size, (sequence, head)) = (self.attention.head_size, self.place_of(index));
         if let Some(past) = past {
             present[..past.len()].copy_from_slice(past);
         }
         let new = if part == NewPart::Key { self.key } else { self.value };
         let first = self.pasts.of(sequence);
-        for token in 0..self.sequence {
-            let row = &mut present[(first + token) * size..][..size];
-            row.copy_from_slice(&new.row(sequence * self.sequence + token)[head * size..][..size]);
-            if let (NewPart::Key, Some(angles)) = (part, &self.angles) {
-                self.rotate(angles, row, first + token);
+        let places = present[first * size..].chunks_exact_mut(size).take(self.sequence);
+        self.shared.with_buffers(|Buffers { new_row, .. }| {
+            let row = at_least(new_row, size);
+            for (token, place) in places.enumerate() {
+                row.copy_from_slice(&new.row(sequence * self.sequence + token)[head * size..][..size]);
+                if let (NewPart::Key, Some(angles)) = (part, &self.angles) {
+                    self.rotate(angles, row, first + token);
+                }
+                T::store(row, place);
             }
-        }
+        });
     }
 
     /// Sequence and head of an index.
@@ -191,7 +204,12 @@ impl AttentionStep<'_> {
     }
 
     /// Attention of one new token of each sequence.
-    fn attend_single_tokens(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+    fn attend_single_tokens<T: CacheElement>(
+        &self,
+        call: &Call<'_>,
+        cache: &Cache<'_, T>,
+        out: &mut [f32],
+    ) -> ort::Result<()> {
         let width = self.heads.group * self.attention.head_size;
         let heads = self.pasts.count() * self.heads.kv;
         if (0..self.pasts.count()).all(|sequence| self.pasts.of(sequence) < PART_KEYS) {
@@ -226,7 +244,12 @@ impl AttentionStep<'_> {
     }
 
     /// Attention of one new token of each sequence over few keys. One thread alone takes nothing from the allocator.
-    fn attend_whole_heads(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+    fn attend_whole_heads<T: CacheElement>(
+        &self,
+        call: &Call<'_>,
+        cache: &Cache<'_, T>,
+        out: &mut [f32],
+    ) -> ort::Result<()> {
         let heads = out.chunks_exact_mut(self.heads.group * self.attention.head_size);
         if self.shared.threads == 1 {
             heads.enumerate().for_each(|(index, out)| self.attend_head(cache, index, out));
@@ -241,7 +264,7 @@ impl AttentionStep<'_> {
     }
 
     /// Attention of one new token for one head of keys and values.
-    fn attend_head(&self, cache: &Cache<'_>, index: usize, out: &mut [f32]) {
+    fn attend_head<T: CacheElement>(&self, cache: &Cache<'_, T>, index: usize, out: &mut [f32]) {
         self.with_queries(index, 0..1, |queries, scratch| {
             let (cache, width) = (cache.head(index, queries.first_position + 1, self), out.len());
             let out = MatrixMut::new(out, width);
@@ -250,7 +273,12 @@ impl AttentionStep<'_> {
     }
 
     /// Attention of several new tokens of each sequence.
-    fn attend_tokens(&self, call: &Call<'_>, cache: &Cache<'_>, out: &mut [f32]) -> ort::Result<()> {
+    fn attend_tokens<T: CacheElement>(
+        &self,
+        call: &Call<'_>,
+        cache: &Cache<'_, T>,
+        out: &mut [f32],
+    ) -> ort::Result<()> {
         let width = self.heads.group * self.attention.head_size;
         let tokens = (TASK_QUERIES / self.heads.group).max(1);
         let mut tasks = Vec::new();
@@ -287,18 +315,18 @@ enum NewPart {
 }
 
 /// Keys and values of all heads, to read.
-struct Cache<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
+struct Cache<'a, T> {
+    keys: &'a [T],
+    values: &'a [T],
     /// Elements of a head.
     row: usize,
 }
 
-impl Cache<'_> {
+impl<T: CacheElement> Cache<'_, T> {
     /// The first keys and values of a head.
     fn head(&self, index: usize, tokens: usize, step: &AttentionStep<'_>) -> KeyValues<'_> {
         let [keys, values] = [self.keys, self.values]
-            .map(|all| CacheRows::F32(&all[index * self.row..][..tokens * step.attention.head_size]));
+            .map(|all| T::rows(&all[index * self.row..][..tokens * step.attention.head_size]));
         KeyValues { keys, values }
     }
 }

@@ -7,6 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use half::f16;
 use ort::{AsPointer, operator::ComputeContext};
 
 /// A call of an operator.
@@ -27,6 +28,11 @@ pub(super) trait Element: Copy {
 impl Element for f32 {
     const KIND: ort_sys::ONNXTensorElementDataType =
         ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+}
+
+impl Element for f16 {
+    const KIND: ort_sys::ONNXTensorElementDataType =
+        ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 }
 
 impl Element for i32 {
@@ -87,8 +93,12 @@ impl<'a> Call<'a> {
         Ok(self.raw_input(index)?.ok_or_else(missing)?.shape)
     }
 
-    /// An input of single precision, unless its memory is that of an output, which is then updated in place.
-    pub(super) fn unless_in_place(&self, index: usize, output: &[f32]) -> ort::Result<Option<&'a [f32]>> {
+    /// An input, unless its memory is that of an output, which is then updated in place.
+    pub(super) fn unless_in_place<T: Element>(
+        &self,
+        index: usize,
+        output: &[T],
+    ) -> ort::Result<Option<&'a [T]>> {
         let in_place = self.raw_input(index)?.is_some_and(|input| input.data == output.as_ptr().cast());
         if in_place { Ok(None) } else { Ok(Some(self.input(index)?.data)) }
     }
@@ -116,8 +126,8 @@ impl<'a> Call<'a> {
         Ok(Some(RawInput { data, kind, shape: unsafe { elements(shape, rank) } }))
     }
 
-    /// An output of single precision, which is written whole.
-    pub(super) fn output(&self, index: usize, shape: &[i64]) -> ort::Result<&'a mut [f32]> {
+    /// An output whose elements the operator declares to be of this type, and which is written whole.
+    pub(super) fn output<T: Element>(&self, index: usize, shape: &[i64]) -> ort::Result<&'a mut [T]> {
         let api = ort::api();
         let (mut value, mut data) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the context is alive during the call, every out-pointer is valid, and the shape is copied.

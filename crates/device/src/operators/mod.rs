@@ -3,10 +3,12 @@
 //! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU, because packages never change and serve every
 //! device. The weights of rewritten nodes are packed for this processor and handed to the operators directly; ONNX
 //! Runtime does not see them. `rewrite` finds the nodes, `weights` packs, `linear`, `gated` and `attention` compute,
+//! `cache` has the element types of the KV cache,
 //! and `call` is the border to ONNX Runtime, whose threads run all of it.
 
 mod attention;
 mod attention_step;
+mod cache;
 mod call;
 mod gated;
 mod linear;
@@ -19,9 +21,11 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use half::f16;
 use narthex_graph::{Bytes, Graph};
 use narthex_kernels::{Kernels, QuantizedRows, Scratch};
 use narthex_mmap::map;
+use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
 
 use attention::AttentionOperator;
@@ -47,18 +51,20 @@ pub(crate) struct OwnOperators {
 }
 
 impl OwnOperators {
-    /// Rewrites the graph of a file for the CPU; `threads` pack its weights. `None` if it has no node to replace, or
-    /// cannot be read, which is for ONNX Runtime to report.
-    pub(crate) fn of(model: &Path, threads: usize) -> Option<Self> {
+    /// Rewrites the graph of a file for the CPU; `threads` pack its weights. Attention keeps its cache in the given
+    /// precision, if all nodes that read it were replaced. `None` if it has no node to replace, or cannot be read, which
+    /// is for ONNX Runtime to report.
+    pub(crate) fn of(model: &Path, threads: usize, cache: KvPrecision) -> Option<Self> {
         let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
         let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
-        let sources = rewrite::rewrite(&mut graph)?;
+        let sources = rewrite::rewrite(&mut graph, cache)?;
         let linears = weights::pack(&sources, model.parent()?, threads)?;
         let shared = Arc::new(Shared { kernels: kernels(), linears, threads, buffers: Mutex::default() });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(AttentionOperator { shared }));
+            .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(AttentionOperator::<f16>::new(shared)));
         Some(Self { graph: graph.encode(), domain: domain.ok()? })
     }
 }
@@ -88,6 +94,7 @@ struct Buffers {
     hidden: Vec<f32>,
     queries: Vec<f32>,
     normed: Vec<f32>,
+    new_row: Vec<f32>,
 }
 
 /// The first `length` elements of a buffer, which grows if it must; their values are unspecified.

@@ -5,15 +5,17 @@
 
 use std::collections::{HashMap, HashSet};
 
+use half::f16;
 use narthex_graph::{
     Attribute, Element, Graph, Initializer, Node, graph::MICROSOFT, patch::Patch, replacement::Replacement,
 };
 use narthex_kernels::Bits;
-use narthex_spec::DType;
+use narthex_spec::{DType, KvPrecision};
 
 use super::{
     DOMAIN, VERSION,
-    attention::{ATTENTION, HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
+    attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
+    cache::{CacheElement, PAST, cache_values, halve},
     gated::{DOWN, GATE, GATED_MLP, UP},
     linear::{LINEAR, WEIGHTS},
     normed::EPSILON,
@@ -33,8 +35,9 @@ const ATTENTION_INPUTS: usize = 9;
 const TO_SINGLE: i64 = 1;
 
 /// Rewrites a graph, and returns the constants of the replaced nodes by the index that new nodes name. `None` if there
-/// is nothing to replace, or the graph cannot be written back.
-pub(super) fn rewrite(graph: &mut Graph) -> Option<Vec<LinearSource>> {
+/// is nothing to replace, or the graph cannot be written back. Attention keeps its cache in this precision, if no other
+/// node reads the cache.
+pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource>> {
     if !graph.unread.is_empty() {
         return None;
     }
@@ -50,12 +53,20 @@ pub(super) fn rewrite(graph: &mut Graph) -> Option<Vec<LinearSource>> {
     let single = products.iter().map(|(&at, &index)| (&graph.nodes[at], index));
     let single =
         single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
+    let attention: Vec<&Node> = graph.nodes.iter().filter(|node| is_attention(graph, node)).collect();
+    let halved = match precision {
+        KvPrecision::Half => cache_values(graph, &attention, &links.reads),
+        KvPrecision::Single => None,
+    };
+    let attend = if halved.is_some() { f16::ATTENTION } else { f32::ATTENTION };
     let patches: Vec<Patch> = single
         .filter_map(|(node, index)| linear_patch(node, index, links.norm_of(node, 1)))
         .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
-        .chain(graph.nodes.iter().filter_map(|node| attention_patch(graph, node)))
+        .chain(attention.iter().filter_map(|node| attention_patch(node, attend)))
         .collect();
+    let halved: HashSet<String> = halved.into_iter().flatten().map(str::to_owned).collect();
     graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
+    halve(graph, &halved);
     graph.opsets.push((DOMAIN.to_owned(), VERSION));
     remove_unread(graph);
     Some(sources)
@@ -83,10 +94,10 @@ fn push_product(replacement: &mut Replacement<'_>, mut product: Node, norm: Opti
     replacement.push(product);
 }
 
-/// The patch that replaces grouped-query attention by `narthex.Attention`, where that does the same.
-fn attention_patch(graph: &Graph, node: &Node) -> Option<Patch> {
+/// Returns whether a node is grouped-query attention that `narthex.Attention` computes too.
+fn is_attention(graph: &Graph, node: &Node) -> bool {
     if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {
-        return None;
+        return false;
     }
     let known = |(name, value): &(String, Attribute)| match name.as_str() {
         HEADS | KV_HEADS | SCALE | SOFT_CAP | WINDOW | ROTATES => true,
@@ -97,16 +108,18 @@ fn attention_patch(graph: &Graph, node: &Node) -> Option<Patch> {
         let mut inputs = graph.inputs.iter();
         inputs.any(|input| input.name == name && input.dtype == Element::from(DType::F32))
     };
-    let own = (0..ATTENTION_INPUTS).map(|at| node.input(at).unwrap_or("").to_owned());
     let more = node.inputs.iter().skip(ATTENTION_INPUTS).any(|name| !name.is_empty());
-    let cached = [3, 4].iter().all(|&at| node.input(at).is_some_and(is_single));
-    if more || !cached || !node.attributes.iter().all(known) {
-        return None;
-    }
+    let cached = PAST.iter().all(|&at| node.input(at).is_some_and(is_single));
+    !more && cached && node.attributes.iter().all(known)
+}
+
+/// The patch that replaces attention by an operator of Narthex.
+fn attention_patch(node: &Node, op: &str) -> Option<Patch> {
+    let own = (0..ATTENTION_INPUTS).map(|at| node.input(at).unwrap_or("").to_owned());
     let mut replacement = Replacement::of(node);
     let attributes = node.attributes.iter().filter(|(_, value)| !matches!(value, Attribute::Int(0)));
     replacement.push(Node {
-        op: ATTENTION.to_owned(),
+        op: op.to_owned(),
         domain: DOMAIN.to_owned(),
         inputs: own.collect(),
         attributes: attributes.cloned().collect(),

@@ -1,16 +1,17 @@
 //! A session on one device, with a record of the placement of its nodes.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     path::Path,
     sync::{Mutex, PoisonError},
 };
 
-use narthex_spec::Ep;
+use narthex_spec::{Ep, KvPrecision};
 use ort::{
     AsPointer,
     logging::LogLevel,
     session::builder::{GraphOptimizationLevel, SessionBuilder},
+    value::TensorElementType,
 };
 
 use super::{ending, redirect_stdout::StdoutRedirect};
@@ -42,6 +43,8 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) writes: Writes<'a>,
     /// Implementation of operators on the CPU.
     pub(crate) operators: CpuOperators,
+    /// Precision of the KV cache of attention that operators of Narthex compute.
+    pub(crate) kv_precision: KvPrecision,
 }
 
 /// Implementation of the operators of a graph on the CPU.
@@ -80,6 +83,7 @@ impl<'a> SessionOptions<'a> {
             context: Context::Own,
             writes: Writes::Nothing,
             operators: CpuOperators::Narthex,
+            kv_precision: KvPrecision::Single,
         }
     }
 }
@@ -255,7 +259,8 @@ impl Session {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
-        let own = options.own_operators().then(|| OwnOperators::of(model, options.threads)).flatten();
+        let (threads, precision) = (options.threads, options.kv_precision);
+        let own = options.own_operators().then(|| OwnOperators::of(model, threads, precision)).flatten();
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
             None => builder.commit_from_file(model),
@@ -291,6 +296,13 @@ impl Session {
     /// Returns the names of its inputs, in order.
     pub(super) fn input_names(&self) -> Vec<&str> {
         self.inner.inputs().iter().map(|input| input.name()).collect()
+    }
+
+    /// Returns whether an input has elements of half precision.
+    pub(crate) fn takes_half(&self, name: &CStr) -> bool {
+        let mut inputs = self.inner.inputs().iter();
+        let input = inputs.find(|input| input.name().as_bytes() == name.to_bytes());
+        input.and_then(|input| input.dtype().tensor_type()) == Some(TensorElementType::Float16)
     }
 
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {

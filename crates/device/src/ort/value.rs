@@ -28,6 +28,18 @@ impl<'a> Tensor<'a> {
         assert_eq!(size_of::<T>(), dtype.size(), "elements of {dtype:?}");
         Self { data: elements.as_mut_ptr().cast(), bytes: size_of_val(elements), dtype, shape }
     }
+
+    /// A tensor over the bytes of its elements.
+    ///
+    /// # Panics
+    /// If the shape does not describe that many bytes, or they are not aligned.
+    pub(crate) fn of_bytes(bytes: &mut [u8], dtype: DType, shape: &'a [i64]) -> Self {
+        let expected: i64 = shape.iter().product();
+        assert_eq!(bytes.len(), expected as usize * dtype.size(), "bytes of a tensor of shape {shape:?}");
+        let data: *mut u8 = bytes.as_mut_ptr();
+        assert!((data as usize).is_multiple_of(dtype.size()), "alignment of {dtype:?}");
+        Self { data: data.cast(), bytes: bytes.len(), dtype, shape }
+    }
 }
 
 pub(super) fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {

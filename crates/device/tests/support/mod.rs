@@ -31,7 +31,7 @@ use narthex_engine::{
     executor::{Executor, StepError, StepPlan, Wanted},
 };
 use narthex_spec::{
-    Recipe, Scheme, SlotId, TokenId,
+    KvPrecision, Recipe, Scheme, SlotId, TokenId,
     manifest::{Manifest, Provenance},
     progress::Quiet,
     recipe::FixedShapes,
@@ -69,6 +69,8 @@ pub(crate) fn runtime() -> &'static Runtime {
 pub(crate) struct Package {
     pub(crate) folder: TempDir,
     pub(crate) manifest: Manifest,
+    /// Precision of the executors' caches.
+    pub(crate) kv_precision: KvPrecision,
 }
 
 impl Package {
@@ -84,7 +86,7 @@ impl Package {
         let found =
             import::open(export, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
         let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
-        Self { folder, manifest }
+        Self { folder, manifest, kv_precision: KvPrecision::Single }
     }
 
     /// Compiles the tiny Llama.
@@ -165,7 +167,12 @@ impl Package {
         };
         let manifest =
             compile(job, &Quiet, &AtomicBool::new(false)).unwrap_or_else(|error| panic!("{error}"));
-        Self { folder, manifest }
+        Self { folder, manifest, kv_precision: KvPrecision::Single }
+    }
+
+    /// Returns the package with executors whose caches have half precision.
+    pub(crate) fn with_half_cache(self) -> Self {
+        Self { kv_precision: KvPrecision::Half, ..self }
     }
 
     /// Opens an executor with enough room for all tests.
@@ -175,14 +182,21 @@ impl Package {
 
     /// Opens an executor with these options.
     pub(crate) fn executor_with(&self, options: &ExecutorOptions) -> DynamicExecutor {
-        DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, &Device::Cpu, options)
+        let options = ExecutorOptions { kv_precision: self.kv_precision, ..*options };
+        DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, &Device::Cpu, &options)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
 /// Options with enough room for all tests.
-pub(crate) const OPTIONS: ExecutorOptions =
-    ExecutorOptions { threads: 1, slots: 5, kv_budget: 1 << 30, kv_step: 32, chunk: 64 };
+pub(crate) const OPTIONS: ExecutorOptions = ExecutorOptions {
+    threads: 1,
+    slots: 5,
+    kv_budget: 1 << 30,
+    kv_step: 32,
+    chunk: 64,
+    kv_precision: KvPrecision::Single,
+};
 
 /// A span of a step: slot, position, tokens and requested rows of logits.
 pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], Wanted);

@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 use narthex_device::{ep::Facts, static_shapes::Form};
 use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_spec::{
-    ProgressSink, TokenId, Variant,
+    KvCacheDtype, ProgressSink, TokenId, Variant,
     manifest::Quality,
     progress::{Stage, Unit},
 };
@@ -95,7 +95,8 @@ impl ComparedPackage<'_> {
     fn open(&self, variant: Variant) -> Result<ModelPair, Error> {
         let Self { library, key, changed, plain, progress, cancel } = *self;
         let runtime = cpu_runtime(library, progress, cancel)?;
-        let config = Arc::new(Config { slots: 1, ..(*library.config).clone() });
+        let kv_cache_dtype = KvCacheDtype::F32;
+        let config = Arc::new(Config { slots: 1, kv_cache_dtype, ..(*library.config).clone() });
         let plain = Arc::new(Package::open(key, plain)?);
         let open = |package: Arc<Package>| {
             let request = LoadRequest {

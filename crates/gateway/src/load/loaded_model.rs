@@ -213,6 +213,7 @@ fn counters(engine: &Engine) -> EngineCounters {
         slots: stats.slots,
         kv_used_bytes: stats.kv_used_bytes,
         kv_budget_bytes: stats.kv_budget_bytes,
+        kv_token_bytes: stats.kv_token_bytes,
         prompt_tokens: stats.prompt_tokens,
         cached_tokens: stats.cached_tokens,
         generated_tokens: stats.generated_tokens,

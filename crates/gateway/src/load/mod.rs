@@ -9,6 +9,7 @@ pub(crate) mod contexts;
 pub(crate) mod device_selection;
 pub(crate) mod eligibility;
 pub(crate) mod fallback;
+pub(crate) mod kv_precision;
 pub(crate) mod loaded_model;
 pub(crate) mod open_model;
 pub(crate) mod placement;

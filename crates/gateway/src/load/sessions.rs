@@ -9,7 +9,7 @@ use narthex_device::{
     static_shapes::{DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
 use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor};
-use narthex_spec::{ModelName, Variant, arch::Structure};
+use narthex_spec::{KvPrecision, ModelName, Variant, arch::Structure};
 
 use crate::{
     config::Config,
@@ -64,12 +64,19 @@ pub(crate) fn open(
     form: Form<'_>,
 ) -> Result<Sessions, Error> {
     let (runtime, folder, manifest) = (request.runtime, &request.package.folder, request.manifest());
-    let Config { slots, kv_budget, threads, .. } = *request.config;
+    let Config { slots, kv_budget, kv_cache_dtype, threads, .. } = *request.config;
     let main = &devices.main.device;
     match (variant, &manifest.architecture) {
         (Variant::Dynamic, structure) if structure.is_decoder() => {
-            let options =
-                ExecutorOptions { threads, slots, kv_budget, kv_step: KV_STEP, chunk: PREFILL_CHUNK };
+            let options = ExecutorOptions {
+                threads,
+                slots,
+                kv_budget,
+                kv_step: KV_STEP,
+                chunk: PREFILL_CHUNK,
+                // What `auto` means is decided by `kv_precision`.
+                kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::Single),
+            };
             let executor = DynamicExecutor::open(runtime, folder, manifest, main, &options)?;
             let placements = executor.placements();
             Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements })

@@ -224,6 +224,9 @@ pub struct EngineCounters {
     pub kv_used_bytes: usize,
     /// Maximum bytes of the KV cache.
     pub kv_budget_bytes: usize,
+    /// Bytes of one token in the KV cache.
+    #[serde(default)]
+    pub kv_token_bytes: usize,
     /// Prompt tokens since the load.
     pub prompt_tokens: u64,
     /// Prompt tokens that were already in the KV cache.

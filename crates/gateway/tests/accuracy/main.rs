@@ -31,7 +31,7 @@ use narthex_device::{
 };
 use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_gateway::{Cancel, CompileRequest, Config, Gateway};
-use narthex_spec::{Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
+use narthex_spec::{KvPrecision, Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
 
 /// Name of the tested decoder.
 const DECODER: &str = "smollm2:135m";
@@ -69,7 +69,16 @@ fn executor(scheme: Scheme, slots: usize) -> DynamicExecutor {
 
 /// Returns an executor over the dynamic graph of a decoder's package.
 fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize) -> DynamicExecutor {
-    let options = ExecutorOptions { threads: 0, slots, kv_budget: 1 << 30, kv_step: 256, chunk: 256 };
+    // The references are in single precision.
+    let exact = manifest.recipe.scheme == Scheme::F32;
+    let options = ExecutorOptions {
+        threads: 0,
+        slots,
+        kv_budget: 1 << 30,
+        kv_step: 256,
+        chunk: 256,
+        kv_precision: if exact { KvPrecision::Single } else { KvPrecision::Half },
+    };
     DynamicExecutor::open(runtime(), folder, manifest, device, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }

@@ -104,15 +104,20 @@ pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<Devi
         schemes: match (memory.bytes, &memory.target) {
             (None, _) => Vec::new(),
             (Some(_), Some(target)) => on_npu(estimate, target, of_cpu),
-            (Some(bytes), None) => in_memory(estimate, bytes),
+            (Some(bytes), None) => in_memory(estimate, bytes, token_bytes(estimate, memory.device)),
         },
     };
     memories.iter().map(fit).collect()
 }
 
-fn in_memory(estimate: &ModelEstimate, memory: u64) -> Vec<SchemeFit> {
+/// Returns the bytes of a token in the KV cache of a CPU or GPU.
+fn token_bytes(estimate: &ModelEstimate, device: &str) -> u64 {
+    if device == CPU { estimate.cpu_token_bytes() } else { estimate.token_bytes() }
+}
+
+fn in_memory(estimate: &ModelEstimate, memory: u64, token: u64) -> Vec<SchemeFit> {
     let fit = |found: &SchemeEstimate| {
-        let size = ModelSize { weights: found.bytes, token: estimate.token_bytes() };
+        let size = ModelSize { weights: found.bytes, token };
         let context = longest(estimate, memory.saturating_sub(RESERVED), size);
         let reason = context.is_none().then(|| short(estimate, size));
         SchemeFit { scheme: found.scheme, context, reason }
@@ -172,7 +177,7 @@ pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<R
     let smallest = estimate.schemes.iter().min_by_key(|found| found.bytes)?;
     Some(Room {
         scheme: smallest.scheme,
-        memory: needs(estimate, ModelSize { weights: smallest.bytes, token: estimate.token_bytes() }),
+        memory: needs(estimate, ModelSize { weights: smallest.bytes, token: estimate.cpu_token_bytes() }),
         context: SHORTEST.min(estimate.longest as u64),
     })
 }
@@ -214,7 +219,9 @@ mod tests {
     }
 
     fn contexts(longest: usize, memory: u64) -> Vec<Option<u64>> {
-        in_memory(&estimate(longest), memory + RESERVED).into_iter().map(|fit| fit.context).collect()
+        let estimate = estimate(longest);
+        let fits = in_memory(&estimate, memory + RESERVED, token_bytes(&estimate, "gpu"));
+        fits.into_iter().map(|fit| fit.context).collect()
     }
 
     #[test]
@@ -224,6 +231,19 @@ mod tests {
         assert_eq!(contexts(100_000, 8_100_000_000), [None, Some(4100)]);
         assert_eq!(contexts(100, 8_100_000_000), [Some(100), Some(100)]);
         assert_eq!(contexts(100_000, 1_000_000_000), [None, None]);
+    }
+
+    #[test]
+    fn a_cpu_keeps_twice_the_tokens_of_a_gpu() {
+        let of = |device| Memory {
+            device,
+            text: String::new(),
+            bytes: Some(10_000_000_000 + RESERVED),
+            target: None,
+        };
+        let found = machine(&estimate(100_000), &[of(CPU), of("gpu")]);
+        let contexts = found.iter().map(|device| device.schemes[0].context).collect::<Vec<_>>();
+        assert_eq!(contexts, [Some(4000), Some(2000)]);
     }
 
     #[test]
@@ -288,8 +308,8 @@ mod tests {
         let least = |memories: &[Memory]| least(&estimate, &machine(&estimate, memories));
         let room = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
         assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
-        assert_eq!(in_memory(&estimate, room.memory)[1].context, Some(512));
-        assert_eq!(in_memory(&estimate, room.memory - 1)[1].context, None);
+        let context = |memory: u64| in_memory(&estimate, memory, token_bytes(&estimate, CPU))[1].context;
+        assert_eq!((context(room.memory), context(room.memory - 1)), (Some(512), None));
         // There is no minimum if the CPU's memory is unknown or a device has enough memory.
         assert_eq!(least(&[device(CPU, None)]), None);
         assert_eq!(least(&[device(CPU, None), device("gpu", Some(1))]), None);

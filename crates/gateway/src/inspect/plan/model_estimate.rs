@@ -22,7 +22,7 @@ pub struct ModelEstimate {
     pub longest: usize,
     /// Figures in each scheme.
     pub schemes: Vec<SchemeEstimate>,
-    /// KV cache on CPUs and GPUs; empty for encoders.
+    /// KV cache on GPUs, and on CPUs that do not keep it in half precision; empty for encoders.
     pub cache: Vec<CacheEstimate>,
     /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,
@@ -162,9 +162,15 @@ impl ModelEstimate {
         self.schemes.iter().find(|estimate| estimate.scheme == scheme)
     }
 
-    /// Returns the bytes of a token in the KV cache on CPUs and GPUs.
+    /// Returns the bytes of a token in the KV cache on GPUs.
     pub fn token_bytes(&self) -> u64 {
         self.cache.iter().map(|cache| cache.token_bytes).sum()
+    }
+
+    /// Returns the bytes of a token in the KV cache on CPUs, in half precision.
+    pub fn cpu_token_bytes(&self) -> u64 {
+        let half = DType::F16.size() as u64;
+        self.cache.iter().map(|cache| cache.token_bytes / cache.dtype.size() as u64 * half).sum()
     }
 
     /// Returns the best scheme for one of the targets: one that runs before one that is refused, then by score.

@@ -17,7 +17,7 @@ use crate::{
     library::package::Package,
     load::{
         cache_key::{CacheKey, DeviceCache},
-        contexts, eligibility, fallback,
+        contexts, eligibility, fallback, kv_precision,
         open_model::OpenModel,
         placement,
         request::{DeviceAssignment, LoadRequest, SelectedDevice},
@@ -156,7 +156,15 @@ fn open_sessions(
         Some(compiler) if request.manifest().bound.is_none() => {
             contexts::open(request, devices, compiler, cache, notes)
         }
-        _ => sessions::open(request, devices, request.variant(main.name, head.as_ref()), Form::Graph),
+        _ => {
+            let variant = request.variant(main.name, head.as_ref());
+            let is_decoder = request.manifest().architecture.is_decoder();
+            if main.name == DeviceName::Cpu && variant == Variant::Dynamic && is_decoder {
+                kv_precision::open(request, cache, notes)
+            } else {
+                sessions::open(request, devices, variant, Form::Graph)
+            }
+        }
     };
     sessions.map_err(|error| explain(request, devices, error))
 }

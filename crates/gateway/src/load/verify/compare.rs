@@ -129,30 +129,48 @@ pub(crate) fn to_vector(values: Vec<f32>) -> Vec<f32> {
     }
 }
 
+/// Bounds of a decoder's distance from a reference.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DecoderBounds {
+    /// Maximum mean divergence, in nats.
+    pub(crate) divergence: f64,
+    /// Possessive name of the reference.
+    pub(crate) reference: &'static str,
+}
+
+impl DecoderBounds {
+    /// Bounds of a device.
+    const DEVICE: Self = Self { divergence: MEAN_DIVERGENCE, reference: "the CPU's" };
+
+    /// Returns the reason to refuse what gave these results.
+    pub(crate) fn verdict(self, positions: &[Position]) -> Option<String> {
+        let Self { divergence: most, reference } = self;
+        let mut sum = 0.0;
+        for position in positions {
+            let Some(divergence) = position.divergence else {
+                return Some(format!(
+                    "logits after {} tokens of text {} are not finite",
+                    position.at, position.text
+                ));
+            };
+            sum += divergence;
+            if !position.agrees && position.margin > MARGIN {
+                return Some(format!(
+                    "after {} tokens of text {} its best token differs from {reference}, which leads by {:.2}",
+                    position.at, position.text, position.margin
+                ));
+            }
+        }
+        let mean = sum / positions.len().max(1) as f64;
+        (mean > most).then(|| {
+            format!("its distributions differ from {reference} by {mean:.4} nats on average, above {most}")
+        })
+    }
+}
+
 /// Returns the reason to quarantine a decoder's device.
 pub(crate) fn decoder_verdict(positions: &[Position]) -> Option<String> {
-    let mut sum = 0.0;
-    for position in positions {
-        let Some(divergence) = position.divergence else {
-            return Some(format!(
-                "logits after {} tokens of text {} are not finite",
-                position.at, position.text
-            ));
-        };
-        sum += divergence;
-        if !position.agrees && position.margin > MARGIN {
-            return Some(format!(
-                "after {} tokens of text {} its best token differs from the CPU's, which leads by {:.2}",
-                position.at, position.text, position.margin
-            ));
-        }
-    }
-    let mean = sum / positions.len().max(1) as f64;
-    (mean > MEAN_DIVERGENCE).then(|| {
-        format!(
-            "its distributions differ from the CPU's by {mean:.4} nats on average, above {MEAN_DIVERGENCE}"
-        )
-    })
+    DecoderBounds::DEVICE.verdict(positions)
 }
 
 /// Returns the reason to quarantine an encoder's device.

@@ -15,7 +15,7 @@ use narthex_engine::{
     executor::{Executor, StepError, StepPlan, Wanted},
 };
 use narthex_spec::{
-    DeviceName, SlotId, TokenId,
+    DeviceName, KvCacheDtype, SlotId, TokenId,
     manifest::Part,
     progress::{Stage, Unit},
 };
@@ -99,7 +99,7 @@ pub(crate) fn check(
     tracing::info!("checking {} on {} against the CPU, once", manifest.name, name.describe());
     let title = format!("Checking {} against the CPU, once", name.describe());
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
-    let config = Config { slots: 1, ..(*request.config).clone() };
+    let config = Config { slots: 1, kv_cache_dtype: KvCacheDtype::F32, ..(*request.config).clone() };
     let reference = LoadRequest { config: config.into(), ..request.clone() };
     let variant = request.variant(name, devices.head.as_ref());
     let mut reference = sessions::open(&reference, &DeviceAssignment::cpu(), variant, Form::Graph)?.model;
@@ -211,27 +211,72 @@ pub(crate) fn compare_decoders(
     texts: &[Vec<TokenId>],
     cancel: &Cancel,
 ) -> Result<Vec<Position>, Error> {
+    let longest = device.limits().longest().min(cpu.limits().longest());
     let mut positions = Vec::new();
-    for (text, tokens) in texts.iter().enumerate() {
-        let longest = device.limits().longest().min(cpu.limits().longest()).saturating_sub(STEPS + 1).max(1);
-        let prompt = &tokens[..tokens.len().min(longest)];
-        let mut at = prompt.len().saturating_sub(1) / PIECE * PIECE;
-        cancel.check()?;
-        feed(cpu, 0, &prompt[..at])?;
-        feed(device, 0, &prompt[..at])?;
-        let mut next = prompt[at..].to_vec();
-        for _ in 0..=STEPS {
-            cancel.check()?;
-            let expected = feed(cpu, at, &next)?;
-            let found = feed(device, at, &next)?;
-            at += next.len();
-            positions.push(Position::new(text, at, &expected, &found));
-            next = vec![compare::best(&expected) as TokenId];
-        }
-        device.truncate(SLOT, 0)?;
-        cpu.truncate(SLOT, 0)?;
+    for (index, text) in texts.iter().enumerate() {
+        let answer = ReferenceAnswer::new(cpu, text, longest, cancel)?;
+        positions.extend(answer.compare(index, device, cancel)?);
     }
     Ok(positions)
+}
+
+/// Steps of a reference text with the logits that the reference returned, to be compared with another executor's.
+pub(crate) struct ReferenceAnswer {
+    /// Tokens that come before the first step.
+    before: Vec<TokenId>,
+    steps: Vec<ReferenceStep>,
+}
+
+/// New tokens, and the logits after the last of them.
+struct ReferenceStep {
+    tokens: Vec<TokenId>,
+    logits: Vec<f32>,
+}
+
+impl ReferenceAnswer {
+    /// Runs a text of at most `longest` tokens with its answer, then the reference's own next tokens one by one.
+    pub(crate) fn new(
+        reference: &mut dyn Executor,
+        text: &[TokenId],
+        longest: usize,
+        cancel: &Cancel,
+    ) -> Result<Self, Error> {
+        let longest = longest.saturating_sub(STEPS + 1).max(1);
+        let prompt = &text[..text.len().min(longest)];
+        let mut at = prompt.len().saturating_sub(1) / PIECE * PIECE;
+        cancel.check()?;
+        let before = prompt[..at].to_vec();
+        feed(reference, 0, &before)?;
+        let (mut tokens, mut steps) = (prompt[at..].to_vec(), Vec::with_capacity(STEPS + 1));
+        for _ in 0..=STEPS {
+            cancel.check()?;
+            let logits = feed(reference, at, &tokens)?;
+            at += tokens.len();
+            let next = vec![compare::best(&logits) as TokenId];
+            steps.push(ReferenceStep { tokens: std::mem::replace(&mut tokens, next), logits });
+        }
+        reference.truncate(SLOT, 0)?;
+        Ok(Self { before, steps })
+    }
+
+    /// Runs the same steps on another executor. `text` is the index of the text.
+    pub(crate) fn compare(
+        &self,
+        text: usize,
+        device: &mut dyn Executor,
+        cancel: &Cancel,
+    ) -> Result<Vec<Position>, Error> {
+        feed(device, 0, &self.before)?;
+        let (mut at, mut positions) = (self.before.len(), Vec::with_capacity(self.steps.len()));
+        for ReferenceStep { tokens, logits } in &self.steps {
+            cancel.check()?;
+            let found = feed(device, at, tokens)?;
+            at += tokens.len();
+            positions.push(Position::new(text, at, logits, &found));
+        }
+        device.truncate(SLOT, 0)?;
+        Ok(positions)
+    }
 }
 
 /// Slot of the checked sequence.

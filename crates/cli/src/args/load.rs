@@ -1,0 +1,71 @@
+//! Options of commands that load a model.
+
+use clap::Args as ClapArgs;
+use narthex_gateway::Config;
+use narthex_spec::{DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
+
+/// Options of loading a model.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LoadArgs {
+    /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
+    #[arg(long)]
+    pub(crate) scheme: Option<Scheme>,
+
+    /// Devices to try in order, as in qnn,directml,cpu; or a preset: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
+    #[arg(long, default_value = "auto", value_name = "ORDER")]
+    pub(crate) providers: DeviceOrder,
+
+    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices once and
+    /// selects the fastest, or the fastest pair for prefill and decode
+    #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
+    pub(crate) place: Option<PlacementChoice>,
+
+    /// NPU policy: require, prefer or off
+    #[arg(long, default_value = "prefer", value_name = "POLICY")]
+    pub(crate) npu: NpuPolicy,
+
+    /// With --npu require: minimum share of multiply-accumulates on the NPU, 0 to 1
+    #[arg(long, default_value_t = Config::standard().npu_share, value_name = "SHARE", value_parser = share)]
+    pub(crate) npu_share: f64,
+
+    /// Power preset of NPUs and GPUs: burst, balanced or saver
+    #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
+    pub(crate) power: Power,
+
+    /// Options of Qualcomm's NPUs: priority=low|normal|high, vtcm=MIB, rpc-latency=MICROSECONDS [default: normal, all of the
+    /// chip's memory, the value of the power preset]
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    pub(crate) npu_option: Option<NpuOptions>,
+
+    /// Compute threads; 0 uses one per available core
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
+    pub(crate) threads: usize,
+
+    /// Element type of the KV cache on the CPU: f16, f32, or auto, which is f16 if the model's answers stay the same
+    #[arg(long, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
+    pub(crate) kv_cache_dtype: KvCacheDtype,
+}
+
+/// Parses a share.
+fn share(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
+}
+
+/// Parses a number of threads. Far more threads than cores only wait for each other.
+fn threads(text: &str) -> Result<usize, String> {
+    let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
+    let found = text.parse::<usize>().ok().filter(|threads| *threads <= most);
+    found.ok_or_else(|| format!("expected 0 to {most} threads on this machine, found {text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_threads_that_no_machine_has_are_refused() {
+        assert_eq!((threads("0"), threads("8")), (Ok(0), Ok(8)));
+        assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
+    }
+}

@@ -1,0 +1,144 @@
+//! Elements of the cache that `narthex.Attention` reads and writes, and the graphs whose cache can have them.
+
+use std::collections::{HashMap, HashSet};
+
+use half::{f16, slice::HalfFloatSliceExt};
+use narthex_graph::{Element as GraphElement, Graph, Node};
+use narthex_kernels::CacheRows;
+use narthex_spec::DType;
+use ort::value::TensorElementType;
+
+use super::call::Element;
+
+/// Inputs of attention with past keys and values.
+pub(super) const PAST: [usize; 2] = [3, 4];
+
+/// Outputs of attention with present keys and values.
+const PRESENT: [usize; 2] = [1, 2];
+
+/// Element of a cache.
+pub(super) trait CacheElement: Element + Send + Sync + 'static {
+    /// Operator type of attention over such a cache.
+    const ATTENTION: &'static str;
+
+    /// Type of the tensors.
+    const TYPE: TensorElementType;
+
+    /// Rows of one head, as kernels read them.
+    fn rows(elements: &[Self]) -> CacheRows<'_>;
+
+    /// Writes a row of keys or values.
+    fn store(row: &mut [f32], out: &mut [Self]);
+}
+
+impl CacheElement for f32 {
+    const ATTENTION: &'static str = "Attention";
+    const TYPE: TensorElementType = TensorElementType::Float32;
+
+    fn rows(elements: &[Self]) -> CacheRows<'_> {
+        CacheRows::F32(elements)
+    }
+
+    fn store(row: &mut [f32], out: &mut [Self]) {
+        out.copy_from_slice(row);
+    }
+}
+
+impl CacheElement for f16 {
+    const ATTENTION: &'static str = "HalfCacheAttention";
+    const TYPE: TensorElementType = TensorElementType::Float16;
+
+    fn rows(elements: &[Self]) -> CacheRows<'_> {
+        CacheRows::F16(elements)
+    }
+
+    /// Numbers beyond half precision become its greatest: an infinity would turn every later result into NaN.
+    fn store(row: &mut [f32], out: &mut [Self]) {
+        const MOST: f32 = 65504.0;
+        row.iter_mut().filter(|x| x.is_finite()).for_each(|x| *x = x.clamp(-MOST, MOST));
+        out.convert_from_f32_slice(row);
+    }
+}
+
+/// Returns the inputs and outputs that hold keys and values, if only these attention nodes read and write them; `reads`
+/// counts the reads of each value.
+pub(super) fn cache_values<'a>(
+    graph: &Graph,
+    attention: &[&'a Node],
+    reads: &HashMap<String, usize>,
+) -> Option<HashSet<&'a str>> {
+    let mut own: HashMap<&str, usize> = HashMap::new();
+    for node in attention {
+        let past = PAST.iter().filter_map(|&at| node.input(at));
+        past.for_each(|name| *own.entry(name).or_default() += 1);
+    }
+    let present = || attention.iter().flat_map(|node| PRESENT.iter().filter_map(|&at| node.outputs.get(at)));
+    let only_here = own.iter().all(|(name, count)| reads.get(*name) == Some(count));
+    let only_returned = present()
+        .all(|name| reads.get(name) == Some(&1) && graph.outputs.iter().any(|output| output.name == *name));
+    let fits = !attention.is_empty() && only_here && only_returned;
+    fits.then(|| own.into_keys().chain(present().map(String::as_str)).collect())
+}
+
+/// Gives a graph's cache elements of half precision.
+pub(super) fn halve(graph: &mut Graph, cache: &HashSet<String>) {
+    let values = graph.inputs.iter_mut().chain(&mut graph.outputs);
+    for value in values.filter(|value| cache.contains(&value.name)) {
+        value.dtype = GraphElement::from(DType::F16);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_graph::{Builder, graph::MICROSOFT};
+
+    use super::*;
+
+    #[test]
+    fn half_precision_keeps_what_it_can() {
+        let mut row = [0.1, -2.0, 1e6, -70000.0, f32::INFINITY, f32::NAN, 1e-9];
+        let mut out = [f16::ZERO; 7];
+        f16::store(&mut row, &mut out);
+        let found = out.map(f16::to_f32);
+        assert_eq!(found[..5], [f16::from_f32(0.1).to_f32(), -2.0, 65504.0, -65504.0, f32::INFINITY]);
+        assert!(found[5].is_nan() && found[6] == 0.0, "{found:?}");
+    }
+
+    /// Attention over the cache `name`, as the graph's output.
+    fn attention(name: &str) -> Node {
+        let inputs = ["query", "key", "value"].map(str::to_owned).into_iter();
+        let past = ["key", "value"].map(|part| format!("past.{name}.{part}"));
+        Node {
+            name: name.to_owned(),
+            op: "GroupQueryAttention".to_owned(),
+            domain: MICROSOFT.to_owned(),
+            inputs: inputs.chain(past).collect(),
+            outputs: vec![name.to_owned(), format!("present.{name}.key"), format!("present.{name}.value")],
+            attributes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_cache_that_other_nodes_read_keeps_its_type() {
+        let names = ["past.a.key", "past.a.value", "present.a.key", "present.a.value"];
+        let check = |reads: [usize; 4], returned: usize, fits: bool| {
+            let mut builder = Builder::new("g", &[("", 21)]);
+            for name in names.iter().skip(2).take(returned) {
+                builder.output(name, DType::F32, &[]);
+            }
+            let graph = builder.finish();
+            let reads = names.iter().zip(reads).map(|(name, count)| ((*name).to_owned(), count)).collect();
+            let node = attention("a");
+            let found = cache_values(&graph, &[&node], &reads);
+            let expected = fits.then(|| names.into_iter().collect());
+            assert_eq!(found, expected, "{reads:?}, {returned} returned");
+        };
+        check([1, 1, 1, 1], 2, true);
+        check([2, 1, 1, 1], 2, false);
+        check([1, 2, 1, 1], 2, false);
+        check([1, 1, 2, 1], 2, false);
+        check([1, 1, 1, 1], 1, false);
+        check([1, 1, 0, 0], 0, false);
+        assert_eq!(cache_values(&Builder::new("g", &[]).finish(), &[], &HashMap::new()), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! Precision of the KV cache on the CPU. `auto` is half precision where reference texts get the same answers with it as
+//! with single precision; they run once for each package, and the outcome is stored.
+
+use narthex_device::static_shapes::Form;
+use narthex_engine::executor::Executor;
+use narthex_spec::{
+    KvCacheDtype, KvPrecision, Variant,
+    progress::{Stage, Unit},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    cache_key::{CacheKey, DeviceCache, to_json},
+    request::{DeviceAssignment, LoadRequest},
+    sessions::{self, Sessions},
+    verify::{
+        ReferenceAnswer,
+        compare::{DecoderBounds, Position},
+        reference_texts,
+    },
+};
+use crate::{config::Config, error::Error};
+
+/// Record of a comparison.
+const RECORD: &str = "kv-cache.json";
+
+/// Version of the reference texts and the bounds. Comparisons of other editions are repeated.
+const EDITION: u32 = 1;
+
+/// Bounds of a cache in half precision. Rounding keys and values moves distributions by less than a hundredth of this.
+const BOUNDS: DecoderBounds = DecoderBounds { divergence: 0.002, reference: "f32's" };
+
+/// Record of a package's comparison.
+#[derive(Debug, Serialize, Deserialize)]
+struct CacheComparison {
+    edition: u32,
+    key: CacheKey,
+    /// Reason against half precision.
+    refused: Option<String>,
+    /// Results, in the order in which they ran.
+    positions: Vec<Position>,
+}
+
+impl CacheComparison {
+    fn precision(&self) -> KvPrecision {
+        if self.refused.is_some() { KvPrecision::Single } else { KvPrecision::Half }
+    }
+}
+
+/// Opens a decoder of dynamic shapes on the CPU with the precision that the settings name or that `auto` finds. Adds the
+/// reason to `notes` if `auto` does not find half precision good enough.
+pub(crate) fn open(
+    request: &LoadRequest<'_>,
+    cache: &DeviceCache,
+    notes: &mut Vec<String>,
+) -> Result<Sessions, Error> {
+    let precision = match request.config.kv_cache_dtype.precision() {
+        Some(precision) => precision,
+        None => {
+            let found = match read_record(cache)? {
+                Some(known) => known,
+                None => compare(request, cache)?,
+            };
+            notes.extend(found.refused.as_deref().map(note));
+            found.precision()
+        }
+    };
+    open_with(request, &request.config, precision)
+}
+
+/// Compares both precisions, one model after the other in memory, and stores the outcome. It does not depend on the slots
+/// and the memory that the settings give to the cache.
+fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheComparison, Error> {
+    let title = "Comparing a KV cache of f16 with one of f32, once";
+    let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
+    let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
+    let decoder = |precision| open_with(request, &config, precision)?.model.decoder(&request.manifest().name);
+    let mut single = decoder(KvPrecision::Single)?;
+    let mut answers = Vec::new();
+    let longest = single.limits().longest();
+    for text in reference_texts(&request.package)? {
+        answers.push(ReferenceAnswer::new(&mut single, &text, longest, &request.cancel)?);
+    }
+    drop(single);
+    let mut half = decoder(KvPrecision::Half)?;
+    let mut positions = Vec::new();
+    for (index, answer) in answers.iter().enumerate() {
+        positions.extend(answer.compare(index, &mut half, &request.cancel)?);
+    }
+    let (key, refused) = (cache.key.clone(), BOUNDS.verdict(&positions));
+    let found = CacheComparison { edition: EDITION, key, refused, positions };
+    let written = to_json(&found).and_then(|bytes| Ok(cache.folder.write(RECORD, &bytes)?));
+    if let Err(error) = written {
+        tracing::warn!("the comparison of KV caches cannot be stored and will be repeated: {error}");
+    }
+    Ok(found)
+}
+
+fn note(reason: &str) -> String {
+    format!(
+        "the KV cache is kept in f32 and not in f16, because with f16 {reason}; --kv-cache-dtype f16 uses it all the same"
+    )
+}
+
+fn open_with(request: &LoadRequest<'_>, config: &Config, precision: KvPrecision) -> Result<Sessions, Error> {
+    let kv_cache_dtype = match precision {
+        KvPrecision::Half => KvCacheDtype::F16,
+        KvPrecision::Single => KvCacheDtype::F32,
+    };
+    let config = Config { kv_cache_dtype, ..config.clone() };
+    let request = LoadRequest { config: config.into(), ..request.clone() };
+    sessions::open(&request, &DeviceAssignment::cpu(), Variant::Dynamic, Form::Graph)
+}
+
+/// Reads the record of an earlier comparison, if it is still valid.
+fn read_record(cache: &DeviceCache) -> Result<Option<CacheComparison>, Error> {
+    let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
+    let record = serde_json::from_slice::<CacheComparison>(&bytes).ok();
+    let is_valid =
+        |record: &CacheComparison| record.edition == EDITION && record.key.difference(&cache.key).is_none();
+    Ok(record.filter(is_valid))
+}
