@@ -230,7 +230,7 @@ fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
 fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
     let tiny = Tiny::new();
     tiny.with_qnn();
-    let request = CompileRequest { contexts: vec![512], ..CompileRequest::new(Scheme::W8) };
+    let request = CompileRequest { contexts: vec![256], ..CompileRequest::new(Scheme::W8) };
     let compiled = tiny.gateway().compile(&tiny.long_checkpoint(), &request, &Quiet, &Cancel::new());
     let model = compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string();
     let parameters = json!({
@@ -260,13 +260,13 @@ fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
 
         // The answer repeats itself, so drafts are found in it.
         let prompt = "the cat sat on the mat and slept and the cat sat on the mat and slept";
-        let first = ask(&gateway, &model, question(prompt, greedy(48)));
-        let again = ask(&gateway, &model, question(prompt, greedy(48)));
+        let first = ask(&gateway, &model, question(prompt, greedy(24)));
+        let again = ask(&gateway, &model, question(prompt, greedy(24)));
         assert!(again.summary.cached_tokens * 2 > again.summary.prompt_tokens, "{again:?}");
         assert_eq!(first.text, again.text);
         drop(gateway);
         let plain = Gateway::open(Config { speculation: Speculation::Off, ..config }).unwrap();
-        assert_eq!(ask(&plain, &model, question(prompt, greedy(48))).text, first.text);
+        assert_eq!(ask(&plain, &model, question(prompt, greedy(24))).text, first.text);
     };
     check("qnn:emulation", None);
     check("auto", Some("prefill=qnn:emulation,decode=cpu"));
