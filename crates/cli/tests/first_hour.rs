@@ -1,6 +1,6 @@
 //! The first commands of a new user, without a model.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::{
     path::Path,
@@ -172,4 +172,23 @@ fn a_job_that_nothing_can_interrupt_ends_with_the_process() {
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_long_job_numbers_its_steps_and_ends_with_a_summary() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("tiny.gguf"), tiny_llama_gguf(7)).unwrap();
+    let compile = ["compile", "tiny.gguf", "--scheme", "f32", "--calibrate", "none"];
+    let output = narthex(home.path(), &compile);
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let [read, reading, compile, compiling, summary] = lines.as_slice() else { panic!("{text}") };
+    assert_eq!(
+        (*read, *compile),
+        ("1 of 2: Reading the checkpoint of local/tiny", "2 of 2: Compiling local/tiny in f32")
+    );
+    assert!(reading.starts_with("  Reading the checkpoint (") && reading.ends_with("kB) …"), "{text}");
+    assert!(compiling.starts_with("  Compiling local/tiny (") && compiling.ends_with("B) …"), "{text}");
+    assert!(summary.starts_with("compiled local/tiny (f32, ") && summary.ends_with(" s"), "{text}");
+    assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
 }

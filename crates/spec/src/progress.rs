@@ -1,8 +1,19 @@
 //! Progress of long jobs, as events. Only the command line displays them as bars.
 
+use std::cell::Cell;
+
 /// A progress event of a long job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
+    /// A step of a job starts. The stages that follow belong to it.
+    Step {
+        /// Its number, from 1.
+        number: usize,
+        /// Number of steps of the job.
+        of: usize,
+        /// Title for people.
+        title: String,
+    },
     /// A stage starts.
     Started {
         /// Identifier of the stage in later events, unique among the running stages.
@@ -58,6 +69,41 @@ impl<F: Fn(Progress) + Send + Sync> Sink for F {
     }
 }
 
+/// The steps of a job. Each function that takes part plans its steps before the first one begins, so that every step can
+/// state its number and the number of all. A job of a single step reports none.
+pub struct JobSteps<'a> {
+    sink: &'a dyn Sink,
+    planned: Cell<usize>,
+    begun: Cell<usize>,
+}
+
+impl<'a> JobSteps<'a> {
+    /// Creates the steps of a job, without any.
+    pub fn new(sink: &'a dyn Sink) -> Self {
+        Self { sink, planned: Cell::new(0), begun: Cell::new(0) }
+    }
+
+    /// Returns the sink of the job.
+    pub fn sink(&self) -> &'a dyn Sink {
+        self.sink
+    }
+
+    /// Adds steps that will begin.
+    pub fn plan(&self, steps: usize) {
+        self.planned.set(self.planned.get() + steps);
+    }
+
+    /// Begins a step.
+    pub fn begin(&self, title: impl Into<String>) {
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
+        let of = self.planned.get().max(number);
+        if of > 1 {
+            self.sink.event(Progress::Step { number, of, title: title.into() });
+        }
+    }
+}
+
 /// A running stage: reports `Started` on creation and `Finished` when dropped.
 pub struct Stage<'a> {
     sink: &'a dyn Sink,
@@ -81,5 +127,30 @@ impl<'a> Stage<'a> {
 impl Drop for Stage<'_> {
     fn drop(&mut self) {
         self.sink.event(Progress::Finished { stage: self.stage.clone() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn steps_number_themselves_unless_there_is_one() {
+        let seen = Mutex::new(Vec::new());
+        let sink = |event: Progress| {
+            if let Progress::Step { number, of, title } = event {
+                seen.lock().unwrap().push(format!("{number}/{of} {title}"));
+            }
+        };
+        let steps = JobSteps::new(&sink);
+        steps.plan(1);
+        steps.plan(2);
+        ["Fetch", "Compile", "Load"].into_iter().for_each(|title| steps.begin(title));
+        let single = JobSteps::new(&sink);
+        single.plan(1);
+        single.begin("Load");
+        assert_eq!(*seen.lock().unwrap(), ["1/3 Fetch", "2/3 Compile", "3/3 Load"]);
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
         });
         text.map_err(|source| Error::Io { what, source })?
     };
-    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = super::load(gateway, &args.model, &Bars::new())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
     let found = gateway.answer(&status.id(), &request, interrupt::cancel())?;
     if args.json { report(args, &found) } else { lines(args, &found) }

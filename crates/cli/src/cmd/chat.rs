@@ -12,6 +12,7 @@ use narthex_gateway::{
 use super::{
     converse::{self, first_messages},
     generation::{AnswerEnd, PrintedAnswer, options, print, print_chat, print_speed},
+    load,
 };
 use crate::{
     args::{ChatArgs, CompleteArgs, GenerateArgs},
@@ -34,7 +35,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         None if stdin().is_terminal() => None,
         given => Some(prompt(given.as_deref())?),
     };
-    let status = gateway.load(&args.model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
+    let status = load(gateway, &args.model, &Bars::unless(args.generate.quiet))?;
     if status.kind == Some(ModelKind::Text) {
         let message = format!(
             "model: {0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
@@ -60,7 +61,7 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
             installed.map_or_else(|| DEFAULT_TEXT_MODEL.to_owned(), |name| name.to_string())
         }
     };
-    let status = gateway.load(&model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
+    let status = load(gateway, &model, &Bars::unless(args.generate.quiet))?;
     let request = CompletionRequest {
         prompt: Prompt::Text(prompt),
         echo: Echo::Completion,

@@ -11,14 +11,16 @@ use crate::{
 /// Imports an export as a package.
 pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> {
     let request = ImportRequest { path: args.path, name: args.name, file: args.file };
-    let (folder, manifest) = gateway.import(&request, &Bars::new(), interrupt::cancel())?;
+    let bars = Bars::new();
+    let (folder, manifest) = gateway.import(&request, &bars, interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
     output::note(format!(
-        "imported {} ({}, {}, up to {} tokens)",
+        "imported {} ({}, {}, up to {} tokens){}",
         manifest.name,
         manifest.recipe.scheme,
         render::bytes(bytes),
-        manifest.max_length
+        manifest.max_length,
+        bars.took()
     ));
     output::line(folder.display())
 }

@@ -39,7 +39,7 @@ impl<'a> From<&'a Filling> for Token<'a> {
 /// Predicts masked tokens, or generates the requested number of tokens.
 pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
-    let model = gateway.load(&args.model, &Bars::new(), cancel)?.id();
+    let model = super::load(gateway, &args.model, &Bars::new())?.id();
     match args.generate {
         Some(tokens) => {
             let request = RefineRequest { rounds: args.rounds, ..RefineRequest::new(&args.text, tokens) };

@@ -22,10 +22,12 @@ mod serve;
 mod verify;
 mod welcome;
 
-use narthex_gateway::{Config, Drain, Gateway};
+use narthex_gateway::{Config, Drain, Gateway, models::ModelStatus};
 
 use crate::{
     args::{Args, ChatArgs, Command, TryOutArgs},
+    bars::Bars,
+    interrupt,
     settings::{bench_config, config, serve_config},
 };
 
@@ -40,6 +42,13 @@ impl Drop for OpenGateway {
 
 fn open(config: Config) -> anyhow::Result<OpenGateway> {
     Ok(OpenGateway(Gateway::open(config)?))
+}
+
+/// Loads a model, which is fetched and compiled first if it is not installed.
+fn load(gateway: &Gateway, model: &str, bars: &Bars) -> anyhow::Result<ModelStatus> {
+    let status = gateway.load(model, bars, interrupt::cancel())?;
+    bars.summarize(&format!("{model} is ready"));
+    Ok(status)
 }
 
 /// Runs a vendor's compiler on one graph, as a process of `check`.

@@ -13,10 +13,12 @@ use crate::{
 
 /// Fetches a model and compiles it.
 pub(crate) fn pull(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
-    let package = gateway.pull(&args.model, &Bars::new(), interrupt::cancel())?;
+    let bars = Bars::new();
+    let package = gateway.pull(&args.model, &bars, interrupt::cancel())?;
     output::note(format!(
-        "{} is ready: {}, {}, up to {} tokens",
+        "{} is ready{}: {}, {}, up to {} tokens",
         args.model,
+        bars.took(),
         package.scheme,
         render::bytes(package.bytes),
         package.max_length
@@ -103,13 +105,15 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         passes: Some(args.passes.iter().copied().collect()),
         part_bytes: args.part_bytes,
     };
-    let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
+    let bars = Bars::new();
+    let (folder, manifest) = gateway.compile(&args.model, &request, &bars, interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
     output::note(format!(
-        "compiled {} ({}, {})",
+        "compiled {} ({}, {}){}",
         manifest.name,
         manifest.recipe.scheme,
-        render::bytes(bytes)
+        render::bytes(bytes),
+        bars.took()
     ));
     if let (Some(&wanted), Some(shapes)) = (args.contexts.iter().max(), &manifest.recipe.fixed)
         && shapes.context < wanted

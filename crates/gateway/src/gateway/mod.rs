@@ -6,7 +6,10 @@ use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
 use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_engine::worker::Drain;
-use narthex_spec::{Ep, ProgressSink, progress::Quiet};
+use narthex_spec::{
+    Ep, ProgressSink,
+    progress::{JobSteps, Quiet},
+};
 use parking_lot::Mutex;
 
 use crate::{
@@ -342,7 +345,10 @@ impl Gateway {
         let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);
         let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };
         choice.load_early(library)?;
-        let folder = package_build::package_for_load(library, key, graphs, source, progress, cancel)?;
+        let steps = JobSteps::new(progress);
+        steps.plan(1);
+        let folder = package_build::package_for_load(library, key, graphs, source, &steps, cancel)?;
+        steps.begin(format!("Loading {}", key.name));
         let runtime = choice.load(library, progress, cancel)?;
         let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();

@@ -100,6 +100,7 @@ impl LineSink {
             ..PullLine::status(stage)
         };
         match progress {
+            Progress::Step { title, .. } => Some(PullLine::status(title)),
             Progress::Started { stage, unit: Unit::Bytes, total: Some(total) } => {
                 totals.insert(stage.clone(), total);
                 Some(part(stage, total, 0))

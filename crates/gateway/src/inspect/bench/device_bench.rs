@@ -6,7 +6,7 @@ use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
 use narthex_spec::{
     DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
-    progress::{Stage, Unit},
+    progress::{JobSteps, Stage, Unit},
 };
 
 use super::{
@@ -63,9 +63,12 @@ impl Gateway {
             };
         let reference = library.reference(split_scheme(model).0)?;
         let source = ModelSource { reference: &reference, limit: PullLimit::None };
-        let folder = package_build::package_for_load(library, &key, graphs, source, progress, cancel)?;
+        let steps = JobSteps::new(progress);
+        steps.plan(2);
+        let folder = package_build::package_for_load(library, &key, graphs, source, &steps, cancel)?;
         let runtime = choice.load(library, progress, cancel)?;
         let facts = Arc::new(choice.facts);
+        steps.begin(format!("Loading {} on every device", key.name));
         let bench = DeviceBench { library, key, folder, runtime, facts, options, progress, cancel };
         let meter = Meter::here();
         let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));
@@ -75,6 +78,7 @@ impl Gateway {
             stage.advance(number as u64 + 1);
         }
         drop(stage);
+        steps.begin("Measuring every device in turn");
         bench.run(&mut devices, meter.as_ref())?;
         bench.report(devices, meter.as_ref(), self)
     }

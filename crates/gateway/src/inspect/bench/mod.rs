@@ -14,7 +14,7 @@ use std::time::Instant;
 use narthex_engine::worker::Engine;
 use narthex_spec::{
     DeviceKind, DeviceName, PlacementChoice, ProgressSink, Scheme,
-    progress::{Stage, Unit},
+    progress::{JobSteps, Stage, Unit},
 };
 use serde::Serialize;
 
@@ -125,7 +125,10 @@ impl Gateway {
         choice.load_early(library)?;
         let reference = library.reference(split_scheme(model).0)?;
         let source = ModelSource { reference: &reference, limit: PullLimit::None };
-        package_build::package_for_load(library, &key, RequiredGraphs::Any, source, progress, cancel)?;
+        let steps = JobSteps::new(progress);
+        steps.plan(2);
+        package_build::package_for_load(library, &key, RequiredGraphs::Any, source, &steps, cancel)?;
+        steps.begin(format!("Loading {}", key.name));
         let runtime = choice.load(library, progress, cancel)?;
         let begun = Instant::now();
         let id = self.load(model, progress, cancel)?.id();
@@ -133,6 +136,7 @@ impl Gateway {
         let loaded = self.ready(&id)?;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
+        steps.begin(format!("Measuring {}", key.name));
         let rounds = measure(engine, options, progress, cancel)?;
         let gateway = overhead::measure(self, &id, &loaded, options, cancel)?;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
