@@ -8,6 +8,7 @@ mod generate;
 mod keys;
 mod launch;
 mod load;
+mod service;
 
 use std::path::PathBuf;
 
@@ -24,13 +25,14 @@ pub(crate) use load::LoadArgs;
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
+pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
 
 use crate::output::DeviceLine;
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
   0    success
-  1    failure; doctor: a problem was found
+  1    failure; doctor: a problem was found; service status: it does not run
   2    invalid usage or value
   3    model, runtime or file not found
   4    download failed
@@ -107,6 +109,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Run a coding agent on a model of this machine; nothing permanent is written
     Launch(LaunchArgs),
+    /// Run `serve` as a service, which starts at login or at boot
+    Service(ServiceArgs),
     /// Fetch a model and compile it
     Pull(ModelArgs),
     /// List installed models

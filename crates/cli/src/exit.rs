@@ -8,7 +8,7 @@ use narthex_server::ServeError;
 
 use crate::output::{self, ClosedPipe};
 
-/// A negative result of `check`, `doctor` or `verify` that was already printed.
+/// A negative result of `check`, `doctor`, `verify` or `service status` that was already printed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NegativeResult {
     /// The doctor found a problem.
@@ -19,6 +19,8 @@ pub(crate) enum NegativeResult {
     Refused,
     /// A file of the store is damaged.
     Damaged,
+    /// The service does not run.
+    Stopped,
 }
 
 impl std::fmt::Display for NegativeResult {
@@ -28,6 +30,7 @@ impl std::fmt::Display for NegativeResult {
             Self::Partial => "part of the model would run on another device",
             Self::Refused => "the model is refused",
             Self::Damaged => "a file of the store is damaged",
+            Self::Stopped => "the service does not run",
         })
     }
 }
@@ -58,7 +61,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match error.downcast_ref::<NegativeResult>() {
-        Some(NegativeResult::Problem) => return ExitCode::FAILURE,
+        Some(NegativeResult::Problem | NegativeResult::Stopped) => return ExitCode::FAILURE,
         Some(NegativeResult::Partial) => return ExitCode::from(7),
         Some(NegativeResult::Refused) => return ExitCode::from(8),
         Some(NegativeResult::Damaged) => return ExitCode::from(MALFORMED),

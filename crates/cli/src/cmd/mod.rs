@@ -19,6 +19,7 @@ mod ps;
 mod rerank;
 mod runtime;
 mod serve;
+mod service;
 mod verify;
 mod welcome;
 
@@ -76,6 +77,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
+        Command::Service(service) => service::run(&store, service.command),
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
         Command::List(list) => models::list(&plain()?.0, &list),
         Command::Show(show) => models::show(&plain()?.0, &show),

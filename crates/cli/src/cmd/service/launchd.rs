@@ -1,0 +1,70 @@
+//! The agent of launchd, which starts at login.
+
+use super::{
+    MARK,
+    definition::{ServiceDefinition, ServiceSettings, words, xml},
+};
+
+const LABEL: &str = "org.narthex.serve";
+
+/// Composes the agent and its calls.
+pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
+    let file = settings.user_home.join(format!("Library/LaunchAgents/{LABEL}.plist"));
+    let path = file.display().to_string();
+    let on_file = |text: &str| words(text).into_iter().chain([path.clone()]).collect::<Vec<_>>();
+    ServiceDefinition {
+        name: LABEL,
+        text: property_list(settings),
+        program: "launchctl",
+        probe: words("list"),
+        // Unloading an agent that is not loaded succeeds.
+        start: vec![on_file("unload"), on_file("load -w")],
+        stop: vec![on_file("unload -w")],
+        forget: Vec::new(),
+        state: words(&format!("list {LABEL}")),
+        prints_state: false,
+        advice: Some("It starts at login."),
+        file,
+    }
+}
+
+fn property_list(settings: &ServiceSettings) -> String {
+    let command = settings.command(settings.store.as_deref());
+    let command: String =
+        command.iter().map(|word| format!("    <string>{}</string>\n", xml(word))).collect();
+    let log = settings.user_home.join("Library/Logs/narthex.log").display().to_string();
+    let log = xml(&log);
+    format!(
+        r#"<?xml version="1.0" encoding="UTF-8"?>
+<!-- {MARK}; it replaces this file, and `narthex service uninstall` removes it. -->
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0">
+<dict>
+  <key>Label</key>
+  <string>{LABEL}</string>
+  <key>ProgramArguments</key>
+  <array>
+{command}  </array>
+  <key>EnvironmentVariables</key>
+  <dict>
+    <key>ORT_DISABLE_TELEMETRY</key>
+    <string>1</string>
+  </dict>
+  <key>RunAtLoad</key>
+  <true/>
+  <key>KeepAlive</key>
+  <dict>
+    <key>SuccessfulExit</key>
+    <false/>
+  </dict>
+  <key>Umask</key>
+  <integer>63</integer>
+  <key>ExitTimeOut</key>
+  <integer>60</integer>
+  <key>StandardErrorPath</key>
+  <string>{log}</string>
+</dict>
+</plist>
+"#
+    )
+}

@@ -1,0 +1,196 @@
+//! `narthex service`: the server as a service of systemd, launchd or Windows' Task Scheduler.
+//!
+//! The service is one file with a mark in it; a file without the mark is left alone. [`compose`] makes the file and the
+//! calls of the init system, and nothing else in this module depends on that system.
+
+mod compose;
+mod definition;
+mod launchd;
+mod systemd;
+mod tasks;
+
+use std::{
+    env, fs,
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use narthex_gateway::Error;
+
+use self::definition::{InitSystem, ServiceDefinition, ServiceScope, ServiceSettings};
+use crate::{
+    args::{Args, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs, StoreArgs},
+    exit::NegativeResult,
+    output,
+};
+
+/// Words by which a file of this command is recognised.
+const MARK: &str = "Written by `narthex service install`";
+
+/// Groups whose members may use GPUs and NPUs.
+const DEVICE_GROUPS: [&str; 3] = ["render", "video", "fastrpc"];
+
+/// Runs a subcommand.
+pub(crate) fn run(store: &StoreArgs, command: ServiceCommand) -> anyhow::Result<()> {
+    match command {
+        ServiceCommand::Install(args) => install(store, &args),
+        ServiceCommand::Status(scope) => status(&compose::compose(&settings(store, scope, &[])?)?),
+        ServiceCommand::Uninstall(scope) => uninstall(&compose::compose(&settings(store, scope, &[])?)?),
+    }
+}
+
+/// Writes the file and starts the service, or prints the file. After a failure everything is as before.
+fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
+    check_arguments(&args.arguments)?;
+    let service = compose::compose(&settings(store, args.scope, &args.arguments)?)?;
+    if args.print {
+        return output::text(&service.text);
+    }
+    let earlier = earlier_file(&service.file)?;
+    call(&service, &service.probe)?;
+    if let Some(folder) = service.file.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    fs::write(&service.file, &service.text)
+        .with_context(|| format!("cannot write {}", service.file.display()))?;
+    if let Err(error) = service.start.iter().try_for_each(|arguments| call(&service, arguments)) {
+        restore(&service, earlier)?;
+        return Err(error);
+    }
+    output::note(format!("installed and started the service {}", service.name));
+    if let Some(advice) = service.advice {
+        output::note(advice);
+    }
+    output::line(service.file.display())
+}
+
+/// Puts the file of an earlier installation back, or removes the new one.
+fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Result<()> {
+    let restored = match earlier {
+        Some(text) => fs::write(&service.file, text),
+        None => {
+            // The service may have been registered before the failure.
+            let _ = service.stop.iter().try_for_each(|arguments| call(service, arguments));
+            fs::remove_file(&service.file)
+        }
+    };
+    restored.with_context(|| format!("cannot restore {}", service.file.display()))?;
+    // The init system may be what failed.
+    let _ = service.forget.iter().try_for_each(|arguments| call(service, arguments));
+    Ok(())
+}
+
+/// Prints the file and the state of the service; fails unless it runs.
+fn status(service: &ServiceDefinition) -> anyhow::Result<()> {
+    installed_file(service)?;
+    let output = invoke(service, &service.state)?;
+    let state = String::from_utf8_lossy(&output.stdout);
+    let state = state.lines().next().map(str::trim).filter(|state| !state.is_empty());
+    let runs = output.status.success();
+    let fallback = if runs { "running" } else { "stopped" };
+    output::line(format!(
+        "{}: {}",
+        service.name,
+        state.filter(|_| service.prints_state).unwrap_or(fallback)
+    ))?;
+    output::line(service.file.display())?;
+    if runs { Ok(()) } else { Err(NegativeResult::Stopped.into()) }
+}
+
+/// Stops the service and removes its file.
+fn uninstall(service: &ServiceDefinition) -> anyhow::Result<()> {
+    installed_file(service)?;
+    service.stop.iter().try_for_each(|arguments| call(service, arguments))?;
+    fs::remove_file(&service.file).with_context(|| format!("cannot remove {}", service.file.display()))?;
+    service.forget.iter().try_for_each(|arguments| call(service, arguments))?;
+    output::note(format!("stopped the service and removed {}", service.file.display()));
+    Ok(())
+}
+
+/// Refuses arguments that `serve` would refuse.
+fn check_arguments(arguments: &[String]) -> anyhow::Result<()> {
+    let words = ["narthex", "serve"].into_iter().chain(arguments.iter().map(String::as_str));
+    let Err(error) = Args::try_parse_from(words) else { return Ok(()) };
+    let text = error.to_string();
+    let reason = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    Err(Error::Invalid { param: "arguments", message: format!("arguments of serve: {reason}") }.into())
+}
+
+/// Returns the text of the installed file, if there is one.
+///
+/// # Errors
+/// A file without the mark, which belongs to somebody else.
+fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(file) {
+        Ok(text) if text.contains(MARK) => Ok(Some(text)),
+        Ok(_) => bail!(
+            "{} was not written by `narthex service install`; remove or rename it first",
+            file.display()
+        ),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
+    }
+}
+
+/// Refuses a service that is not installed.
+fn installed_file(service: &ServiceDefinition) -> anyhow::Result<()> {
+    if earlier_file(&service.file)?.is_some() {
+        return Ok(());
+    }
+    let message = format!(
+        "the service is not installed: there is no {}; `narthex service install`",
+        service.file.display()
+    );
+    Err(io::Error::new(ErrorKind::NotFound, message).into())
+}
+
+/// Calls the init system, which must succeed.
+fn call(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<()> {
+    let output = invoke(service, arguments)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text =
+        String::from_utf8_lossy(if output.stderr.is_empty() { &output.stdout } else { &output.stderr });
+    let reason = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason was given");
+    bail!("`{} {}` failed: {reason}", service.program, arguments.join(" "))
+}
+
+fn invoke(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<std::process::Output> {
+    let output = Command::new(service.program).args(arguments).stdin(Stdio::null()).output();
+    output.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => anyhow::anyhow!(
+            "{0} was not found; services need {0} here, and `narthex service install --print` prints the file for another \
+             system",
+            service.program
+        ),
+        _ => anyhow::Error::new(error).context(format!("{} cannot be started", service.program)),
+    })
+}
+
+/// Returns the settings of the service on this machine.
+fn settings(
+    store: &StoreArgs,
+    scope: ServiceScopeArgs,
+    arguments: &[String],
+) -> anyhow::Result<ServiceSettings> {
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = store.home.clone().or_else(|| variable("NARTHEX_HOME"));
+    let home = home.map(std::path::absolute).transpose().context("the folder of the store has no path")?;
+    let user_home = variable("HOME").or_else(|| variable("USERPROFILE"));
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let has = |name: &str| groups.lines().any(|line| line.split(':').next() == Some(name));
+    Ok(ServiceSettings {
+        init: InitSystem::of_this_system(),
+        scope: if scope.system { ServiceScope::System } else { ServiceScope::User },
+        program: env::current_exe().context("the path of this program is unknown")?,
+        arguments: arguments.to_vec(),
+        store: home,
+        user_home: user_home.context("HOME is not set; set it to the folder of the user")?,
+        config: variable("XDG_CONFIG_HOME"),
+        groups: DEVICE_GROUPS.into_iter().filter(|name| has(name)).collect(),
+    })
+}

@@ -1,0 +1,112 @@
+//! The task of Windows' Task Scheduler, which starts at login.
+
+use std::path::PathBuf;
+
+use super::{
+    MARK,
+    definition::{ServiceDefinition, ServiceSettings, words, xml},
+};
+
+const NAME: &str = "Narthex";
+
+/// Composes the task and its calls. The file is what the scheduler reads at the installation.
+pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
+    let file: PathBuf = settings.user_home.join("AppData").join("Local").join("narthex").join("service.xml");
+    let mut create = words("/Create /F /TN Narthex /XML");
+    create.push(file.display().to_string());
+    ServiceDefinition {
+        name: NAME,
+        text: task(settings),
+        program: "schtasks",
+        probe: words("/Query"),
+        start: vec![create, words("/Run /TN Narthex")],
+        // A task that does not run is deleted as well.
+        stop: vec![words("/Delete /F /TN Narthex")],
+        forget: Vec::new(),
+        state: words("/Query /TN Narthex"),
+        prints_state: false,
+        advice: Some("It starts at login."),
+        file,
+    }
+}
+
+fn task(settings: &ServiceSettings) -> String {
+    let command = settings.command(settings.store.as_deref());
+    let (program, arguments) =
+        command.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+    let arguments: Vec<String> = arguments.iter().map(|word| quoted(word)).collect();
+    let (program, arguments) = (xml(program), xml(&arguments.join(" ")));
+    format!(
+        r#"<?xml version="1.0"?>
+<!-- {MARK}; it replaces this file, and `narthex service uninstall` removes it. -->
+<Task version="1.3" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <RegistrationInfo>
+    <Description>Narthex, language models behind the OpenAI API</Description>
+  </RegistrationInfo>
+  <Triggers>
+    <LogonTrigger>
+      <Enabled>true</Enabled>
+    </LogonTrigger>
+  </Triggers>
+  <Principals>
+    <Principal id="Author">
+      <LogonType>InteractiveToken</LogonType>
+      <RunLevel>LeastPrivilege</RunLevel>
+    </Principal>
+  </Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <RestartOnFailure>
+      <Interval>PT1M</Interval>
+      <Count>3</Count>
+    </RestartOnFailure>
+  </Settings>
+  <Actions Context="Author">
+    <Exec>
+      <Command>{program}</Command>
+      <Arguments>{arguments}</Arguments>
+    </Exec>
+  </Actions>
+</Task>
+"#
+    )
+}
+
+/// Quotes a word for a command line of Windows: backslashes are doubled before a quotation mark.
+fn quoted(word: &str) -> String {
+    if !word.is_empty() && !word.contains([' ', '\t', '"']) {
+        return word.to_owned();
+    }
+    let mut text = String::from("\"");
+    let mut backslashes = 0;
+    for c in word.chars() {
+        match c {
+            '\\' => backslashes += 1,
+            '"' => text.push_str(&"\\".repeat(backslashes + 1)),
+            _ => {}
+        }
+        if c != '\\' {
+            backslashes = 0;
+        }
+        text.push(c);
+    }
+    text + &"\\".repeat(backslashes) + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_a_command_line_of_windows() {
+        let check = |word: &str, expect: &str| assert_eq!(quoted(word), expect);
+        check("--port", "--port");
+        check("", "\"\"");
+        check(r"C:\a b\", r#""C:\a b\\""#);
+        check(r#"a"b"#, r#""a\"b""#);
+        check(r#"a\"b"#, r#""a\\\"b""#);
+    }
+}
