@@ -22,6 +22,7 @@ mkdir -p "$tree/bin" "$tree/lib/narthex" "$tree/share/doc/narthex"
 cp "$program" "$tree/bin/narthex"
 strip "$tree/bin/narthex" 2>/dev/null || true
 cp "$library" "$tree/lib/narthex/"
+"$program" man "$tree/share/man/man1" >/dev/null
 cp LICENSE "$tree/share/doc/narthex/LICENSE"
 for file in LICENSE ThirdPartyNotices.txt; do
   cp "$package/$file" "$tree/share/doc/narthex/onnxruntime-$file"
@@ -41,6 +42,7 @@ if command -v dpkg-deb >/dev/null; then
   mkdir -p "$root/DEBIAN" "$root/usr" "$root/usr/share/bash-completion/completions"
   cp -R "$tree/." "$root/usr/"
   "$program" completions bash >"$root/usr/share/bash-completion/completions/narthex"
+  gzip -9n "$root/usr/share/man/man1/"*.1
   mv "$root/usr/share/doc/narthex/LICENSE" "$root/usr/share/doc/narthex/copyright"
   size=$(du -sk "$root/usr" | cut -f 1)
   cat >"$root/DEBIAN/control" <<CONTROL

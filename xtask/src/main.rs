@@ -6,6 +6,7 @@
 
 mod attack;
 mod clients;
+mod docs;
 mod fuzz;
 mod genai;
 mod http;
@@ -57,6 +58,8 @@ enum Command {
     Tidy(TidyArgs),
     /// Set up the store and run every check.
     Test(TestArgs),
+    /// Write the pages of the book that follow from the sources: the command line, the catalogue.
+    Docs,
     /// Fuzz the parsers.
     Fuzz(FuzzArgs),
     /// Attack the program: malformed files, hostile requests, kills.
@@ -103,6 +106,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Test(args) => test::run(&workspace, Selection::from(args.only)),
+        Command::Docs => docs::run(&workspace),
         Command::Attack(args) => attack::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Npu(args) => npu::run(&workspace, args),
@@ -153,6 +157,7 @@ mod tests {
         check("test --only clippy", Ok(Command::Test(TestArgs { list: false, only: Some(Stage::Clippy) })));
         check("test --only nonsense", Err("possible values: tools, format"));
         check("test --onyl clippy", Err("unexpected argument '--onyl'"));
+        check("docs", Ok(Command::Docs));
         check("vocabularies", Ok(Command::Vocabularies));
         check("genai --record", Ok(Command::Genai(RecordArgs { record: true })));
         check("sanitize --record", Ok(Command::Sanitize(RecordArgs { record: true })));

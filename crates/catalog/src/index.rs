@@ -83,6 +83,9 @@ pub struct Entry {
     pub source: Source,
     /// Notes for users.
     pub notes: Option<String>,
+    /// State of the published weights: `true` once a test or a recorded run has had answers from them.
+    #[serde(default)]
+    pub tested: bool,
     /// Devices whose answers were found to differ from the CPU's, so that a load quarantines them.
     #[serde(default)]
     pub canary: Vec<KnownDivergence>,

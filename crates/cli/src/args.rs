@@ -29,8 +29,8 @@ pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, Servic
 
 use crate::output::DeviceLine;
 
-/// Exit codes, for `--help` and the README.
-const EXIT_CODES: &str = "Exit codes:
+/// Exit codes, for `--help` and the book.
+pub(crate) const EXIT_CODES: &str = "Exit codes:
   0    success
   1    failure; doctor: a problem was found; service status: it does not run
   2    invalid usage or value
@@ -46,7 +46,7 @@ const EXIT_CODES: &str = "Exit codes:
 
 /// Runs language models on the NPU, GPU and CPU of this machine.
 #[derive(Debug, Parser)]
-#[command(name = "narthex", version, about, after_help = EXIT_CODES, propagate_version = true)]
+#[command(name = "narthex", version, after_help = EXIT_CODES, propagate_version = true)]
 pub(crate) struct Args {
     /// Log more (-vv: everything)
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
@@ -145,6 +145,11 @@ pub(crate) enum Command {
     Completions {
         /// The shell
         shell: Shell,
+    },
+    /// Write the manual pages to a folder
+    Man {
+        /// The folder; it is created if it does not exist
+        folder: PathBuf,
     },
 }
 

@@ -18,6 +18,8 @@ mod input_file;
 mod interrupt;
 mod output;
 mod page;
+#[cfg(test)]
+mod reference;
 mod render;
 mod settings;
 

@@ -446,3 +446,19 @@ fn a_closed_pipe_ends_quietly() {
 fn completions_are_scripts() {
     check(&["completions", "bash"], 0, "complete -F _narthex", "");
 }
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("share/man/man1");
+    let output = narthex(home.path(), &["man", folder.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    assert!(page("narthex.1").contains(r"narthex\-chat(1)"));
+    let serve = page("narthex-serve.1");
+    for option in [r"\-\-cors\-origin", r"\-\-providers", r"\-\-home"] {
+        assert!(serve.contains(option), "{option} is not in\n{serve}");
+    }
+    assert!(page("narthex-key-add.1").contains(r"\-\-requests\-per\-minute"));
+    check(&["man", "/dev/null/man"], 1, "", "cannot write the manual pages to /dev/null/man");
+}

@@ -13,6 +13,7 @@ mod fill;
 mod generation;
 mod key;
 mod launch;
+mod man;
 mod models;
 mod plan;
 mod ps;
@@ -94,5 +95,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Runtime(runtime) => runtime::run(&plain()?.0, runtime.command),
         Command::Key(key) => key::run(&plain()?.0, key.command),
         Command::Completions { shell } => completions::run(shell),
+        Command::Man { folder } => man::run(&folder),
     }
 }

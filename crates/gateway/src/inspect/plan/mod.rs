@@ -22,7 +22,7 @@ use serde::Serialize;
 pub use self::{
     fit::{DeviceFit, Room, SchemeFit},
     model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
-    suitability::{MachineSpeed, RankedModel, SpeedClass, Suitability},
+    suitability::{MachineSpeed, RankedModel, SpeedClass, Suitability, has_room, kept_quality},
 };
 use crate::{
     cancel::Cancel,

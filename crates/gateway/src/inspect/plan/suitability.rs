@@ -90,11 +90,16 @@ impl MachineSpeed {
 /// Returns the share of quality that a scheme keeps: the ratio of perplexities of smollm2:135m in f32 and in the
 /// scheme, over the text of `cargo xtask perplexity` (21.940 in f32, 21.950 in w8, 25.028 in w4). Larger models lose
 /// less in w4.
-pub(crate) fn kept_quality(scheme: Scheme) -> f64 {
+pub fn kept_quality(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
         Scheme::W4 => 0.877,
     }
+}
+
+/// Returns true if weights of this size and what the system needs fit into a memory.
+pub fn has_room(memory: u64, weights: u64) -> bool {
+    memory.saturating_sub(RESERVED) >= weights
 }
 
 /// Returns the usefulness of a model in the better of w8 and w4; `None` if its sizes are unknown.
@@ -104,7 +109,7 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     // Larger models answer better, with diminishing returns: 0 at ten million parameters, 1 at a hundred billion.
     let strength = ((parameters / 1e7).log10() / 4.0).clamp(0.01, 1.0);
     let in_scheme = |scheme: Scheme, bytes: u64| {
-        let fits = machine.memory.is_none_or(|memory| memory.saturating_sub(RESERVED) >= bytes);
+        let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
         let rate = machine.bandwidth / bytes.max(1) as f64;
         let speed = match rate {
             rate if rate >= 20.0 => SpeedClass::Fast,

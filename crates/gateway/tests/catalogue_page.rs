@@ -1,0 +1,133 @@
+//! The book's page about the catalogue's models, against the catalogue.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{fs, path::PathBuf};
+
+use narthex_catalog::index::{Access, Catalog, Entry, Kind};
+use narthex_gateway::plan::{has_room, kept_quality};
+use narthex_spec::{Ep, Scheme};
+
+/// Kinds of models, in the order of the page.
+const KINDS: [(Kind, &str); 6] = [
+    (Kind::Chat, "Chat"),
+    (Kind::Text, "Text completion"),
+    (Kind::Embedding, "Embedding"),
+    (Kind::Rerank, "Reranking"),
+    (Kind::Answer, "Question answering"),
+    (Kind::Masked, "Masked language models"),
+];
+
+/// Gigabytes of memory in machines.
+const MEMORIES: [u64; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
+
+/// Returns the page.
+fn page(catalog: &Catalog) -> String {
+    let rise = (1.0 / kept_quality(Scheme::W4) - 1.0) * 100.0;
+    let mut page = format!(
+        "# Models of the catalogue\n\n<!-- Written by `cargo xtask docs` from the catalogue. -->\n\n\
+         `narthex list --available` ranks these models for your machine; this page lists them with figures that are the same\n\
+         everywhere.\n\n\
+         - **`w8`, `w4`**: size of the weights in this scheme. On smollm2:135m, `w8` does not raise the perplexity\n  \
+         measurably, and `w4` raises it by {rise:.0} %; larger models lose less.\n\
+         - **Memory**: the smallest usual machine with room for the weights in `w8`, and in `w4` if that is smaller. Long\n  \
+         conversations need more, see `narthex plan`.\n\
+         - **Snapdragon X**: the scheme in which every graph satisfies the rules of its NPU, or the reason why none does. The\n  \
+         rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
+         - **Status**: *tested* means that the published weights have answered in our tests or recorded runs. *Family tested*\n  \
+         means that a small model of the same structure agrees with the reference implementation, and that we have not run\n  \
+         these weights. *Gated* means that the publisher asks you to accept a licence before the download.\n"
+    );
+    for (kind, title) in KINDS {
+        let mut entries: Vec<&Entry> = catalog.entries().iter().filter(|entry| entry.kind == kind).collect();
+        entries.sort_by(|a, b| a.parameters.cmp(&b.parameters).then_with(|| a.name.cmp(&b.name)));
+        page.push_str(&format!(
+            "\n## {title}\n\n| Model | Parameters | Download | `w8` | `w4` | Memory | Snapdragon X | Status |\n\
+             |---|---:|---:|---:|---:|---|---|---|\n"
+        ));
+        entries.into_iter().for_each(|entry| page.push_str(&row(catalog, entry)));
+    }
+    page.push_str("\n## Notes\n\n");
+    for entry in catalog.entries() {
+        if let Some(notes) = &entry.notes {
+            page.push_str(&format!("- `{}`: {notes}\n", entry.name));
+        }
+    }
+    page
+}
+
+/// Returns the row of a model.
+fn row(catalog: &Catalog, entry: &Entry) -> String {
+    let figures = catalog.figures(entry).unwrap();
+    let (large, small) = (memory(figures.w8), memory(figures.w4));
+    let memory = if large == small { large } else { format!("{large}; `w4`: {small}") };
+    let diverging = entry.canary.iter().find(|known| known.provider == Ep::Qnn);
+    let npu = match diverging {
+        Some(known) => format!("quarantined: {} nats under HTP emulation", known.divergence),
+        None if figures.runs => format!("`{}`", figures.scheme),
+        None => "not whole".to_owned(),
+    };
+    let status = if entry.tested { "tested" } else { "family tested" };
+    let gated = if entry.access == Access::Gated { ", gated" } else { "" };
+    format!(
+        "| `{}` | {} | {} | {} | {} | {memory} | {npu} | {status}{gated} |\n",
+        entry.name,
+        parameters(entry.parameters),
+        size(entry.checkpoint_bytes().unwrap()),
+        size(figures.w8),
+        size(figures.w4),
+    )
+}
+
+/// Returns the smallest of [`MEMORIES`] with room for weights.
+fn memory(weights: u64) -> String {
+    let found = MEMORIES.iter().find(|gigabytes| has_room(**gigabytes << 30, weights));
+    found.map_or_else(|| "over 256 GB".to_owned(), |gigabytes| format!("{gigabytes} GB"))
+}
+
+fn parameters(count: u64) -> String {
+    match count as f64 {
+        count if count >= 999.5e6 => format!("{:.1} B", count / 1e9),
+        count => format!("{:.0} M", count / 1e6),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes as f64 {
+        bytes if bytes >= 999.5e6 => format!("{:.1} GB", bytes / 1e9),
+        bytes => format!("{:.0} MB", bytes / 1e6),
+    }
+}
+
+fn file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/catalogue.md")
+}
+
+#[test]
+fn the_page_about_the_catalogue_is_current() {
+    let catalog = Catalog::builtin().unwrap();
+    let written = fs::read_to_string(file()).unwrap_or_default();
+    assert!(
+        written == page(&catalog),
+        "docs/src/catalogue.md is out of date: `cargo xtask docs` writes it anew"
+    );
+    for entry in catalog.entries() {
+        assert!(KINDS.iter().any(|(kind, _)| *kind == entry.kind), "{} is in no table", entry.name);
+    }
+}
+
+#[test]
+fn a_machine_has_room_for_the_weights_and_the_system() {
+    assert_eq!(memory(900 << 20), "2 GB");
+    assert_eq!(memory(2 << 30), "4 GB");
+    assert_eq!(memory(3 << 30), "4 GB");
+    assert_eq!(memory((3 << 30) + 1), "8 GB");
+    assert_eq!(memory(300 << 30), "over 256 GB");
+}
+
+/// No test: writes the page.
+#[test]
+#[ignore = "it writes docs/src/catalogue.md"]
+fn write_the_page_about_the_catalogue() {
+    fs::write(file(), page(&Catalog::builtin().unwrap())).unwrap();
+}
