@@ -8,6 +8,8 @@ mod generate;
 mod keys;
 mod launch;
 mod load;
+mod mcp;
+mod runtime;
 mod service;
 
 use std::path::PathBuf;
@@ -22,9 +24,11 @@ pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::LoadArgs;
+pub(crate) use mcp::McpArgs;
 use narthex_gateway::{AutoPull, Config};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
+pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
 
 use crate::output::DeviceLine;
@@ -107,6 +111,8 @@ pub(crate) enum Command {
     Fill(FillArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
+    /// Offer chat, embeddings, rerank, check and plan as MCP tools over standard input and output
+    Mcp(McpArgs),
     /// Run a coding agent on a model of this machine; nothing permanent is written
     Launch(LaunchArgs),
     /// Run `serve` as a service, which starts at login or at boot
@@ -306,34 +312,6 @@ pub(crate) struct BenchArgs {
 
     #[command(flatten)]
     pub(crate) load: LoadArgs,
-}
-
-/// `narthex runtime`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct RuntimeArgs {
-    #[command(subcommand)]
-    pub(crate) command: RuntimeCommand,
-}
-
-/// Subcommands of `narthex runtime`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum RuntimeCommand {
-    /// Install a runtime: cpu, qnn, openvino, webgpu, directml or cuda
-    Install {
-        /// Name of the runtime
-        #[arg(default_value = "cpu")]
-        kind: String,
-        /// Install from this wheel instead of with pip
-        #[arg(long, value_name = "FILE.whl")]
-        from: Option<PathBuf>,
-    },
-    /// List runtimes
-    List(JsonArgs),
-    /// Remove a runtime
-    Rm {
-        /// Name of the runtime
-        kind: String,
-    },
 }
 
 /// A further name of a model.

@@ -20,6 +20,7 @@ enum Layer {
 const LAYERS: &[(&str, Layer)] = &[
     ("narthex-cli", Layer::Product(6)),
     ("narthex-server", Layer::Product(5)),
+    ("narthex-mcp", Layer::Product(5)),
     ("narthex-gateway", Layer::Product(4)),
     ("narthex-compile", Layer::Product(3)),
     ("narthex-check", Layer::Product(3)),
@@ -47,9 +48,10 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     ),
     (
         &["tokio", "tokio-rustls", "tokio-stream"],
-        &["narthex-server", "narthex-cli"],
-        "the library is synchronous; async stays in server",
+        &["narthex-server", "narthex-mcp", "narthex-cli"],
+        "the library is synchronous; async stays in server and mcp",
     ),
+    (&["rmcp"], &["narthex-mcp"], "mcp alone speaks MCP"),
     (
         &["clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
         &["narthex-cli"],

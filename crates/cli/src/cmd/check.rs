@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Returns the command that runs this executable as the compiler process.
-fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
+pub(super) fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
     let mut arguments = vec![TRY_OUT.into()];
     if let Some(home) = &gateway.config().home {
         arguments.extend(["--home".into(), home.into()]);

@@ -14,6 +14,7 @@ mod generation;
 mod key;
 mod launch;
 mod man;
+mod mcp;
 mod models;
 mod plan;
 mod ps;
@@ -77,6 +78,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
+        Command::Mcp(mcp) => mcp::run(&open(config(&store, Some(&mcp.load)))?.0, mcp),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
         Command::Service(service) => service::run(&store, service.command),
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
