@@ -11,6 +11,7 @@ mod load;
 mod mcp;
 mod runtime;
 mod service;
+mod tools;
 
 use std::path::PathBuf;
 
@@ -30,6 +31,7 @@ use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
+pub(crate) use tools::ToolArgs;
 
 use crate::output::DeviceLine;
 

@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 
-use super::LoadArgs;
+use super::{LoadArgs, ToolArgs};
 
 /// `narthex chat`.
 #[derive(Debug, ClapArgs)]
@@ -17,6 +17,9 @@ pub(crate) struct ChatArgs {
     /// System prompt
     #[arg(long)]
     pub(crate) system: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) tools: ToolArgs,
 
     #[command(flatten)]
     pub(crate) generate: GenerateArgs,
@@ -39,6 +42,9 @@ pub(crate) struct RunArgs {
     pub(crate) system: Option<String>,
 
     #[command(flatten)]
+    pub(crate) tools: ToolArgs,
+
+    #[command(flatten)]
     pub(crate) generate: GenerateArgs,
 
     #[command(flatten)]
@@ -46,8 +52,8 @@ pub(crate) struct RunArgs {
 }
 
 impl From<RunArgs> for ChatArgs {
-    fn from(RunArgs { model, prompt, system, generate, load }: RunArgs) -> Self {
-        Self { prompt, model, system, generate, load }
+    fn from(RunArgs { model, prompt, system, tools, generate, load }: RunArgs) -> Self {
+        Self { prompt, model, system, tools, generate, load }
     }
 }
 

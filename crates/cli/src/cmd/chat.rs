@@ -11,8 +11,9 @@ use narthex_gateway::{
 
 use super::{
     converse::{self, first_messages},
-    generation::{AnswerEnd, PrintedAnswer, options, print, print_chat, print_speed},
+    generation::{AnswerEnd, options, print, print_speed},
     load,
+    tools::{self, ChatModel, ChatTools},
 };
 use crate::{
     args::{ChatArgs, CompleteArgs, GenerateArgs},
@@ -35,6 +36,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         None if stdin().is_terminal() => None,
         given => Some(prompt(given.as_deref())?),
     };
+    let mut tools = ChatTools::open(&args.tools)?;
     let status = load(gateway, &args.model, &Bars::unless(args.generate.quiet))?;
     if status.kind == Some(ModelKind::Text) {
         let message = format!(
@@ -44,11 +46,12 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         return Err(Error::Invalid { param: "model", message }.into());
     }
     let Some(prompt) = prompt else {
-        return converse::run(gateway, args, &status);
+        return converse::run(gateway, args, &status, tools);
     };
     let mut messages = first_messages(args);
     messages.push(Message::new(Role::User, prompt));
-    finish(&args.generate, &status, print_chat(gateway, &args.generate, &status, messages)?)
+    let model = ChatModel { gateway, args: &args.generate, status: &status };
+    finish(&args.generate, &status, tools::answer(&model, tools.as_mut(), &mut messages)?)
 }
 
 /// Continues a text.
@@ -71,12 +74,12 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
         },
     };
     let answer = print(|sink| gateway.complete(&status.id(), request, sink))?;
-    finish(&args.generate, &status, answer)
+    finish(&args.generate, &status, answer.end)
 }
 
 /// Prints the speed of a complete answer, or fails if it was interrupted.
-fn finish(args: &GenerateArgs, status: &ModelStatus, answer: PrintedAnswer) -> anyhow::Result<()> {
-    match answer.end {
+fn finish(args: &GenerateArgs, status: &ModelStatus, end: AnswerEnd) -> anyhow::Result<()> {
+    match end {
         AnswerEnd::Done(summary) => print_speed(args, status, &summary),
         AnswerEnd::Interrupted => return Err(Error::Cancelled.into()),
     }

@@ -7,7 +7,10 @@ use narthex_gateway::{
 };
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::generation::{AnswerEnd, PrintedAnswer, print_chat, print_speed};
+use super::{
+    generation::{AnswerEnd, print_speed},
+    tools::{self, ChatModel, ChatTools},
+};
 use crate::{args::ChatArgs, interrupt, output};
 
 const HELP: &str = "/system TEXT  start a new conversation with these instructions
@@ -47,7 +50,13 @@ pub(super) fn first_messages(args: &ChatArgs) -> Vec<Message> {
 }
 
 /// Runs a conversation until the user leaves.
-pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> anyhow::Result<()> {
+pub(crate) fn run(
+    gateway: &Gateway,
+    args: &ChatArgs,
+    status: &ModelStatus,
+    mut tools: Option<ChatTools>,
+) -> anyhow::Result<()> {
+    let model = ChatModel { gateway, args: &args.generate, status };
     let mut history = Vec::new();
     let mut messages = first_messages(args);
     output::note(format!("{} is ready; /help lists the commands.", status.name));
@@ -66,7 +75,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> a
             ChatInput::Clear => messages = first_messages(args),
             ChatInput::System(text) => messages = vec![Message::new(Role::System, text.to_owned())],
             ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
-            ChatInput::Message(text) => answer(gateway, args, status, &mut messages, text)?,
+            ChatInput::Message(text) => answer(&model, tools.as_mut(), &mut messages, text)?,
         }
     }
 }
@@ -82,25 +91,20 @@ fn read_line(history: &[String]) -> Result<String, ReadlineError> {
 }
 
 fn answer(
-    gateway: &Gateway,
-    args: &ChatArgs,
-    status: &ModelStatus,
+    model: &ChatModel<'_>,
+    tools: Option<&mut ChatTools>,
     messages: &mut Vec<Message>,
     text: &str,
 ) -> anyhow::Result<()> {
     interrupt::take();
+    let before = messages.len();
     messages.push(Message::new(Role::User, text.to_owned()));
-    match print_chat(gateway, &args.generate, status, messages.clone()) {
-        Ok(PrintedAnswer { text, end }) => {
-            messages.push(Message::new(Role::Assistant, text));
-            match end {
-                AnswerEnd::Done(summary) => print_speed(&args.generate, status, &summary),
-                AnswerEnd::Interrupted => drop(interrupt::take()),
-            }
-        }
+    match tools::answer(model, tools, messages) {
+        Ok(AnswerEnd::Done(summary)) => print_speed(model.args, model.status, &summary),
+        Ok(AnswerEnd::Interrupted) => drop(interrupt::take()),
         // The conversation continues, because the user can clear a history that exceeds the context with /clear.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
-            messages.pop();
+            messages.truncate(before);
             output::note(format!("error: {error}"));
         }
         Err(error) => return Err(error),

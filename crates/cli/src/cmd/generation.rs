@@ -6,16 +6,20 @@ use narthex_gateway::{
     Error, Gateway, Generation,
     models::ModelStatus,
     request::{
-        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Summary,
-        ToolSettings,
+        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Message,
+        ReasoningSettings, Summary, ToolCallDelta, ToolCallStart, ToolSettings,
     },
 };
+
+use narthex_mcp::rounds::WrittenCall;
 
 use crate::{args::GenerateArgs, interrupt, output, render};
 
 /// A printed answer.
 pub(super) struct PrintedAnswer {
     pub(super) text: String,
+    pub(super) reasoning: String,
+    pub(super) calls: Vec<WrittenCall>,
     pub(super) end: AnswerEnd,
 }
 
@@ -31,13 +35,10 @@ pub(super) fn print_chat(
     args: &GenerateArgs,
     status: &ModelStatus,
     messages: Vec<Message>,
+    tools: ToolSettings,
 ) -> anyhow::Result<PrintedAnswer> {
-    let request = ChatRequest {
-        messages,
-        tools: ToolSettings::default(),
-        reasoning: ReasoningSettings::default(),
-        options: options(args),
-    };
+    let request =
+        ChatRequest { messages, tools, reasoning: ReasoningSettings::default(), options: options(args) };
     print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
@@ -47,15 +48,15 @@ pub(super) fn print(
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
     let turn = start(Box::new(ChannelSink(sender)))?;
-    let (mut text, mut is_reasoning) = (String::new(), false);
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     loop {
         match events.recv_timeout(Duration::from_millis(50)) {
             Ok(GenerationEvent::Reasoning { text: piece, .. }) => {
-                is_reasoning = true;
                 output::text(&piece)?;
+                reasoning.push_str(&piece);
             }
             Ok(GenerationEvent::Text { text: piece, .. }) => {
-                if is_reasoning && text.is_empty() {
+                if !reasoning.is_empty() && text.is_empty() {
                     output::text("\n\n")?;
                 }
                 text.push_str(&piece);
@@ -65,15 +66,23 @@ pub(super) fn print(
                 }
             }
             Ok(GenerationEvent::Done(summary)) => {
-                output::text("\n")?;
-                return Ok(PrintedAnswer { text, end: AnswerEnd::Done(summary) });
+                if calls.is_empty() || !text.is_empty() || !reasoning.is_empty() {
+                    output::text("\n")?;
+                }
+                return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Done(summary) });
             }
             Ok(GenerationEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
-            Ok(
-                GenerationEvent::Started { .. }
-                | GenerationEvent::ToolCall { .. }
-                | GenerationEvent::Finished { .. },
-            ) => {}
+            Ok(GenerationEvent::ToolCall { delta, .. }) => add_call(&mut calls, delta),
+            Ok(GenerationEvent::Finished { reason, .. }) => {
+                if reason == FinishReason::Length && !calls.is_empty() {
+                    output::note("The tool calls were cut; --max-tokens allows more.");
+                }
+                // The text has a call that is malformed.
+                if reason != FinishReason::ToolCalls {
+                    calls.clear();
+                }
+            }
+            Ok(GenerationEvent::Started { .. }) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 anyhow::bail!("the engine stopped before the answer was complete")
             }
@@ -82,8 +91,18 @@ pub(super) fn print(
         if interrupt::pressed() {
             turn.cancel();
             output::text("\n")?;
-            return Ok(PrintedAnswer { text, end: AnswerEnd::Interrupted });
+            return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Interrupted });
         }
+    }
+}
+
+/// Adds a part of a call.
+fn add_call(calls: &mut Vec<WrittenCall>, delta: ToolCallDelta) {
+    if let Some(ToolCallStart { id, name }) = delta.start {
+        calls.push(WrittenCall { id, name, arguments: String::new() });
+    }
+    if let Some(call) = calls.last_mut() {
+        call.arguments.push_str(&delta.arguments);
     }
 }
 

@@ -22,6 +22,7 @@ mod rerank;
 mod runtime;
 mod serve;
 mod service;
+mod tools;
 mod verify;
 mod welcome;
 

@@ -1,0 +1,270 @@
+//! A connection to an MCP server, which runs as a child process.
+
+use std::{
+    collections::VecDeque,
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use narthex_gateway::{redact, request::Tool};
+use rmcp::{
+    RoleClient,
+    model::{
+        CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ContentBlock,
+        Implementation, PaginatedRequestParams, ResourceContents,
+    },
+    service::RunningService,
+};
+use serde_json::{Map, Value};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+
+use super::{CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, Stop, ToolResult, ToolboxError, cut, definition};
+
+/// Interval between looks at the user's stop.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Maximum bytes of a server's log that are kept.
+const MAX_LOG: usize = 2 << 10;
+
+/// Maximum bytes of a description.
+const MAX_DESCRIPTION: usize = 4 << 10;
+
+/// The command of a server.
+#[derive(Debug)]
+pub(super) struct ServerCommand {
+    line: String,
+    program: String,
+    arguments: Vec<String>,
+}
+
+/// Reads a command line by the rules of a POSIX shell. No shell runs it.
+pub(super) fn command_line(line: &str) -> Result<ServerCommand, ToolboxError> {
+    let wrong = |reason| ToolboxError::CommandLine { found: line.to_owned(), reason };
+    if line.starts_with("http://") || line.starts_with("https://") {
+        return Err(wrong("servers over HTTP need a program such as `npx mcp-remote URL`"));
+    }
+    let words = shlex::split(line).ok_or_else(|| wrong("a quotation mark is not closed"))?;
+    let mut words = words.into_iter();
+    let program = words.next().filter(|program| !program.is_empty()).ok_or_else(|| wrong("it is empty"))?;
+    Ok(ServerCommand { line: line.to_owned(), program, arguments: words.collect() })
+}
+
+/// The last bytes of a server's log.
+#[derive(Debug, Clone, Default)]
+struct LogTail(Arc<Mutex<VecDeque<u8>>>);
+
+impl LogTail {
+    async fn fill(self, mut pipe: impl AsyncRead + Unpin) {
+        let mut piece = [0; 512];
+        while let Ok(count @ 1..) = pipe.read(&mut piece).await {
+            let piece = &piece[..count];
+            tracing::debug!("{}", redact(&String::from_utf8_lossy(piece)));
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.extend(piece);
+            let excess = kept.len().saturating_sub(MAX_LOG);
+            kept.drain(..excess);
+        }
+    }
+
+    fn text(&self) -> String {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = kept.iter().copied().collect();
+        redact(String::from_utf8_lossy(&bytes).trim()).into_owned()
+    }
+}
+
+/// A server that answers.
+pub(super) struct McpClient {
+    line: String,
+    process: Child,
+    service: RunningService<RoleClient, ClientConfig>,
+    tools: Vec<rmcp::model::Tool>,
+}
+
+/// Starts a server and reads its tools.
+pub(super) async fn start(command: ServerCommand, is_stopped: Stop<'_>) -> Result<McpClient, ToolboxError> {
+    let ServerCommand { line, program, arguments } = command;
+    let mut process = Command::new(program);
+    process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    process.kill_on_drop(true);
+    // Ctrl-C in the terminal is for the conversation.
+    #[cfg(unix)]
+    process.process_group(0);
+    let mut process =
+        process.spawn().map_err(|source| ToolboxError::Start { server: line.clone(), source })?;
+    let log = LogTail::default();
+    if let Some(pipe) = process.stderr.take() {
+        tokio::spawn(log.clone().fill(pipe));
+    }
+    let failed = |reason: String| {
+        let log = log.text();
+        let reason = if log.is_empty() { reason } else { format!("{reason}; its log ends with:\n{log}\n") };
+        ToolboxError::Protocol { server: line.clone(), reason }
+    };
+    let (Some(output), Some(input)) = (process.stdout.take(), process.stdin.take()) else {
+        return Err(failed("it has no pipes".to_owned()));
+    };
+    let answers = async {
+        let service =
+            rmcp::serve_client(identity(), (output, input)).await.map_err(|error| error.to_string())?;
+        let tools = list(&service).await?;
+        Ok::<_, String>((service, tools))
+    };
+    let answered = tokio::select! {
+        answered = timeout(START_TIME, answers) => answered,
+        () = stopped(is_stopped) => return Err(ToolboxError::Cancelled),
+    };
+    let answered = match answered {
+        Ok(answered) => answered,
+        Err(_) => Err(format!("it did not answer within {} seconds", START_TIME.as_secs())),
+    };
+    match answered {
+        Ok((service, tools)) => Ok(McpClient { line, process, service, tools }),
+        Err(reason) => {
+            // The last words of a program that has just ended may still be on their way.
+            let _ = timeout(Duration::from_millis(200), process.wait()).await;
+            sleep(INTERVAL).await;
+            Err(failed(reason))
+        }
+    }
+}
+
+fn identity() -> ClientConfig {
+    ClientConfig::new(
+        ClientCapabilities::default(),
+        Implementation::new("narthex", env!("CARGO_PKG_VERSION")),
+    )
+}
+
+/// Lists the tools of a server, page by page.
+async fn list(service: &RunningService<RoleClient, ClientConfig>) -> Result<Vec<rmcp::model::Tool>, String> {
+    let mut tools = Vec::new();
+    let mut page = PaginatedRequestParams::default();
+    loop {
+        let found = service.list_tools(Some(page)).await.map_err(|error| error.to_string())?;
+        tools.extend(found.tools);
+        if tools.len() > MAX_TOOLS {
+            return Err(format!("expected at most {MAX_TOOLS} tools, found more"));
+        }
+        match found.next_cursor {
+            Some(next) => page = PaginatedRequestParams::default().with_cursor(Some(next)),
+            None => return Ok(tools),
+        }
+    }
+}
+
+impl McpClient {
+    /// Returns the tools for requests, each with its name at the server.
+    pub(super) fn tools(&self) -> Vec<(Tool, String)> {
+        let tools = self.tools.iter().map(|tool| {
+            let name = tool.name.to_string();
+            let description = tool.description.as_deref().map(|text| {
+                let end = text.floor_char_boundary(MAX_DESCRIPTION);
+                text[..end].to_owned()
+            });
+            (definition(name.clone(), description, tool.schema_as_json_value()), name)
+        });
+        tools.collect()
+    }
+
+    /// Calls a tool.
+    pub(super) async fn call(
+        &self,
+        name: &str,
+        arguments: Map<String, Value>,
+        is_stopped: Stop<'_>,
+    ) -> ToolResult {
+        let request = CallToolRequestParams::new(name.to_owned()).with_arguments(arguments);
+        let answered = tokio::select! {
+            answered = timeout(CALL_TIME, self.service.call_tool(request)) => answered,
+            () = stopped(is_stopped) => return ToolResult::failed("the user interrupted the call"),
+        };
+        match answered {
+            Ok(Ok(result)) => text(&result),
+            Ok(Err(error)) => ToolResult::failed(cut(&format!("{} failed: {error}", self.line))),
+            Err(_) => ToolResult::failed(format!(
+                "{} did not answer within {} seconds",
+                self.line,
+                CALL_TIME.as_secs()
+            )),
+        }
+    }
+
+    /// Ends the server: closes its input, and kills it if it does not end by itself.
+    pub(super) async fn end(mut self) {
+        let _ = self.service.close_with_timeout(END_TIME).await;
+        if timeout(END_TIME, self.process.wait()).await.is_err() {
+            let _ = self.process.kill().await;
+        }
+    }
+}
+
+/// Waits until the user stops the work.
+async fn stopped(is_stopped: Stop<'_>) {
+    while !is_stopped() {
+        sleep(INTERVAL).await;
+    }
+}
+
+/// Returns the result of a call as text. Contents that are no text are named.
+fn text(result: &CallToolResult) -> ToolResult {
+    let parts: Vec<String> = result.content.iter().map(content).collect();
+    let text = match &result.structured_content {
+        Some(value) if parts.is_empty() => value.to_string(),
+        _ => parts.join("\n"),
+    };
+    match result.is_error {
+        Some(true) => ToolResult::failed(cut(&text)),
+        Some(false) | None => ToolResult::done(&text),
+    }
+}
+
+fn content(part: &ContentBlock) -> String {
+    let media = |kind: &str, r#type: &str| format!("[{kind} of type {type}, which a text model cannot see]");
+    match part {
+        ContentBlock::Text(text) => text.text.clone(),
+        ContentBlock::Image(image) => media("an image", &image.mime_type),
+        ContentBlock::Audio(audio) => media("audio", &audio.mime_type),
+        ContentBlock::Resource(resource) => match &resource.resource {
+            ResourceContents::TextResourceContents { text, .. } => text.clone(),
+            _ => media("a file", "unknown"),
+        },
+        ContentBlock::ResourceLink(link) => format!("[a link: {}]", link.uri),
+        _ => "[a part of an unknown kind]".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_are_read_as_a_shell_does() {
+        let command = command_line("npx -y 'a b' c\\ d").unwrap();
+        assert_eq!(
+            (command.program.as_str(), &command.arguments[..]),
+            ("npx", &["-y", "a b", "c d"].map(str::to_owned)[..])
+        );
+        for (line, expect) in [("", "it is empty"), ("a 'b", "not closed"), ("https://x", "mcp-remote")] {
+            let error = command_line(line).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(expect), "{error}");
+        }
+    }
+
+    #[test]
+    fn contents_become_text() {
+        let image = ContentBlock::image("AAAA", "image/png");
+        let result = CallToolResult::success(vec![ContentBlock::text("a"), image]);
+        assert_eq!(text(&result).text, "a\n[an image of type image/png, which a text model cannot see]");
+        let result = CallToolResult::error(vec![ContentBlock::text("no")]);
+        assert_eq!(text(&result), ToolResult::failed("no"));
+        let mut result = CallToolResult::structured(serde_json::json!({"a": 1}));
+        result.content.clear();
+        assert_eq!(text(&result).text, "{\"a\":1}");
+    }
+}

@@ -1,0 +1,269 @@
+//! Tools of other programs for a local model: those of MCP servers (`client`), and commands of a file (`file`, `command`).
+//!
+//! Start at [`Toolbox`]. Everything that a tool returns is bounded in size and time, and its failure is a result for the model.
+
+mod client;
+mod command;
+mod file;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use narthex_gateway::request::{Strictness, Tool};
+use serde_json::{Map, Value};
+use tokio::runtime::Runtime;
+
+pub use file::{ToolFile, ToolFileError};
+
+use client::McpClient;
+use command::CommandTool;
+
+/// Maximum bytes of a result. A longer one is cut.
+const MAX_RESULT: usize = 64 << 10;
+
+/// Maximum number of tools of one server.
+const MAX_TOOLS: usize = 512;
+
+/// Maximum length of a tool's name in a request.
+const MAX_NAME: usize = 128;
+
+/// Time for an MCP server to start. Servers may be downloaded first, as with npx.
+const START_TIME: Duration = Duration::from_secs(120);
+
+/// Time for a call of an MCP server.
+const CALL_TIME: Duration = Duration::from_secs(300);
+
+/// Time for an MCP server to end by itself.
+const END_TIME: Duration = Duration::from_secs(2);
+
+/// Returns whether the user has stopped the work.
+pub type Stop<'a> = &'a dyn Fn() -> bool;
+
+/// Failure to prepare tools.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolboxError {
+    /// The text is no command line.
+    #[error("mcp: expected the command line of an MCP server, found {found:?}: {reason}")]
+    CommandLine {
+        /// Text.
+        found: String,
+        /// Reason.
+        reason: &'static str,
+    },
+    /// The program cannot be started.
+    #[error("the MCP server {server:?} cannot be started: {source}")]
+    Start {
+        /// Command line.
+        server: String,
+        /// Reason from the operating system.
+        source: std::io::Error,
+    },
+    /// The program does not answer as an MCP server.
+    #[error("{server:?} does not answer as an MCP server: {reason}; run it alone to see its messages")]
+    Protocol {
+        /// Command line.
+        server: String,
+        /// Reason, with the last lines of its log.
+        reason: String,
+    },
+    /// The runtime for asynchronous work cannot be started.
+    #[error("the connection to MCP servers cannot be prepared: {0}")]
+    Runtime(#[from] std::io::Error),
+    /// The user interrupted the start.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+impl ToolboxError {
+    /// Returns whether the text of an argument is wrong.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::CommandLine { .. })
+    }
+}
+
+/// Result of a tool for the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolResult {
+    /// Text.
+    pub text: String,
+    /// Outcome.
+    pub outcome: ToolOutcome,
+}
+
+/// Outcome of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolOutcome {
+    /// The tool succeeded.
+    Done,
+    /// The tool failed; the text says why.
+    Failed,
+}
+
+impl ToolResult {
+    /// A failure.
+    pub fn failed(text: impl Into<String>) -> Self {
+        Self { text: text.into(), outcome: ToolOutcome::Failed }
+    }
+
+    /// A success, whose text is cut to its limit.
+    fn done(text: &str) -> Self {
+        Self { text: cut(text), outcome: ToolOutcome::Done }
+    }
+}
+
+/// Origin of a tool.
+enum Origin {
+    /// A server, by its index, and the tool's name there.
+    Server(usize, String),
+    /// A command, by its index.
+    Command(usize),
+}
+
+/// A tool under the name that the model sees.
+struct Entry {
+    tool: Tool,
+    origin: Origin,
+}
+
+/// The tools of a conversation. Dropping it ends the servers.
+pub struct Toolbox {
+    entries: Vec<Entry>,
+    commands: Vec<CommandTool>,
+    servers: Vec<McpClient>,
+    /// `None` without servers.
+    runtime: Option<Runtime>,
+}
+
+impl Toolbox {
+    /// Starts MCP servers by their command lines, and adds the tools of files. A tool with the name of another one gets a
+    /// number at its end.
+    ///
+    /// # Errors
+    /// [`ToolboxError`] for a server that cannot be started or does not answer.
+    pub fn open(
+        servers: &[String],
+        files: Vec<ToolFile>,
+        is_stopped: Stop<'_>,
+    ) -> Result<Self, ToolboxError> {
+        let mut toolbox =
+            Self { entries: Vec::new(), commands: Vec::new(), servers: Vec::new(), runtime: None };
+        for (tool, command) in files.into_iter().flat_map(|file| file.tools) {
+            toolbox.add(tool, Origin::Command(toolbox.commands.len()));
+            toolbox.commands.push(command);
+        }
+        if servers.is_empty() {
+            return Ok(toolbox);
+        }
+        let commands =
+            servers.iter().map(|line| client::command_line(line)).collect::<Result<Vec<_>, _>>()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let handle = runtime.handle().clone();
+        toolbox.runtime = Some(runtime);
+        for command in commands {
+            let client = handle.block_on(client::start(command, is_stopped))?;
+            for (tool, name) in client.tools() {
+                toolbox.add(tool, Origin::Server(toolbox.servers.len(), name));
+            }
+            toolbox.servers.push(client);
+        }
+        Ok(toolbox)
+    }
+
+    /// Returns the definitions of the tools.
+    pub fn tools(&self) -> Vec<Tool> {
+        self.entries.iter().map(|entry| entry.tool.clone()).collect()
+    }
+
+    /// Returns whether there is no tool.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Calls a tool and waits for its result.
+    pub fn call(&self, name: &str, arguments: Map<String, Value>, is_stopped: Stop<'_>) -> ToolResult {
+        match self.entries.iter().find(|entry| entry.tool.name == name).map(|entry| &entry.origin) {
+            Some(Origin::Command(index)) => match self.commands.get(*index) {
+                Some(command) => command.call(&Value::Object(arguments), is_stopped),
+                None => self.unknown(name),
+            },
+            Some(Origin::Server(index, name)) => match (self.servers.get(*index), &self.runtime) {
+                (Some(client), Some(runtime)) => runtime.block_on(client.call(name, arguments, is_stopped)),
+                _ => self.unknown(name),
+            },
+            None => self.unknown(name),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> ToolResult {
+        let names: Vec<&str> = self.entries.iter().map(|entry| entry.tool.name.as_str()).collect();
+        ToolResult::failed(format!("no tool is called {name:?}; the tools are {}", names.join(", ")))
+    }
+
+    /// Adds a tool under a name that is free and that requests allow.
+    fn add(&mut self, mut tool: Tool, origin: Origin) {
+        let taken: BTreeSet<&str> = self.entries.iter().map(|entry| entry.tool.name.as_str()).collect();
+        tool.name = free_name(&tool.name, &taken);
+        self.entries.push(Entry { tool, origin });
+    }
+}
+
+impl Drop for Toolbox {
+    fn drop(&mut self) {
+        let servers = std::mem::take(&mut self.servers);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.block_on(async {
+                for server in servers {
+                    server.end().await;
+                }
+            });
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Returns a name of letters, digits, `_`, `-` and `.` that is not taken.
+fn free_name(name: &str, taken: &BTreeSet<&str>) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
+    let mut base: String = name.chars().map(plain).take(MAX_NAME - 8).collect();
+    if base.is_empty() {
+        base.push_str("tool");
+    }
+    let numbered = (2..).map(|number| format!("{base}_{number}"));
+    let mut names = std::iter::once(base.clone()).chain(numbered);
+    names.find(|name| !taken.contains(name.as_str())).unwrap_or(base)
+}
+
+/// Returns a text cut to the limit of results, with a note.
+fn cut(text: &str) -> String {
+    if text.len() <= MAX_RESULT {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(MAX_RESULT);
+    format!("{}\n[The result was cut after {end} bytes.]", &text[..end])
+}
+
+/// Returns a definition for requests.
+fn definition(name: String, description: Option<String>, parameters: Value) -> Tool {
+    Tool { name, description, parameters, strictness: Strictness::BestEffort }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_and_unique() {
+        let taken = ["read", "read_2"].into();
+        assert_eq!(free_name("read", &taken), "read_3");
+        assert_eq!(free_name("fs/read file", &taken), "fs_read_file");
+        assert_eq!(free_name("", &taken), "tool");
+        assert_eq!(free_name(&"a".repeat(500), &taken).len(), MAX_NAME - 8);
+    }
+
+    #[test]
+    fn long_results_are_cut_between_characters() {
+        let text = "é".repeat(MAX_RESULT);
+        let found = cut(&text);
+        assert!(found.len() < MAX_RESULT + 100 && found.ends_with("[The result was cut after 65536 bytes.]"));
+        assert_eq!(cut("short"), "short");
+    }
+}

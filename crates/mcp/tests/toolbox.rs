@@ -1,0 +1,137 @@
+//! Tools of MCP servers: a stand-in in Python that answers from a script, as a process over pipes.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    cell::Cell,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use narthex_mcp::toolbox::{ToolFile, ToolOutcome, Toolbox, ToolboxError};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+/// A server with the tools `add` (the sum), `fail` (a failure), `sleep` (no answer), `die` (the end of the process), on two
+/// pages. It writes its end to the file of its second argument.
+const STAND_IN: &str = r#"
+import json, sys
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+PAGES = {None: (["add", "fail"], "next"), "next": (["sleep", "die/now"], None)}
+print("a line of the log", file=sys.stderr)
+for line in sys.stdin:
+    message = json.loads(line)
+    method, params = message.get("method"), message.get("params") or {}
+    if "id" not in message:
+        continue
+    if method == "initialize":
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "stand-in", "version": "1"}}
+    elif method == "tools/list":
+        names, cursor = PAGES[params.get("cursor")]
+        tools = [{"name": name, "description": "Says " + name, "inputSchema": SCHEMA} for name in names]
+        result = {"tools": tools} | ({"nextCursor": cursor} if cursor else {})
+    elif params["name"] == "sleep":
+        continue
+    elif params["name"] == "die/now":
+        sys.exit("the last words")
+    else:
+        arguments = params["arguments"]
+        text = str(arguments["a"] + arguments["b"]) if params["name"] == "add" else "nothing to add"
+        result = {"content": [{"type": "text", "text": text}], "isError": params["name"] == "fail"}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+open(sys.argv[1], "w").close()
+"#;
+
+struct StandIn {
+    folder: TempDir,
+}
+
+impl StandIn {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("stand in.py"), STAND_IN).unwrap();
+        Self { folder }
+    }
+
+    fn end(&self) -> PathBuf {
+        self.folder.path().join("ended")
+    }
+
+    fn command(&self) -> String {
+        format!("python3 '{}' {}", self.folder.path().join("stand in.py").display(), self.end().display())
+    }
+}
+
+fn running() -> bool {
+    false
+}
+
+fn arguments(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn names(toolbox: &Toolbox) -> Vec<String> {
+    toolbox.tools().into_iter().map(|tool| tool.name).collect()
+}
+
+#[test]
+fn tools_of_servers_and_files_are_called() {
+    let (one, two) = (StandIn::new(), StandIn::new());
+    let file =
+        json!([{"type": "function", "function": {"name": "add"}, "command": ["echo", "from a command"]}]);
+    let file = ToolFile::read(file.to_string().as_bytes()).unwrap();
+    let toolbox = Toolbox::open(&[one.command(), two.command()], vec![file], &running).unwrap();
+    let expect = ["add", "add_2", "fail", "sleep", "die_now", "add_3", "fail_2", "sleep_2", "die_now_2"];
+    assert_eq!(names(&toolbox), expect);
+    assert_eq!(toolbox.tools()[1].description.as_deref(), Some("Says add"));
+    assert_eq!(toolbox.tools()[1].parameters["properties"]["a"]["type"], "integer");
+
+    let call = |name: &str| {
+        let result = toolbox.call(name, arguments(json!({"a": 2, "b": 3})), &running);
+        (result.outcome, result.text)
+    };
+    assert_eq!(call("add"), (ToolOutcome::Done, "from a command\n".to_owned()));
+    assert_eq!(call("add_2"), (ToolOutcome::Done, "5".to_owned()));
+    assert_eq!(call("add_3"), (ToolOutcome::Done, "5".to_owned()));
+    assert_eq!(call("fail"), (ToolOutcome::Failed, "nothing to add".to_owned()));
+    assert!(call("sing").1.contains("no tool is called \"sing\"; the tools are add, add_2"));
+
+    // The user stops a call; the server stays.
+    let looks = Cell::new(0);
+    let stopped = || looks.replace(looks.get() + 1) > 0;
+    let result = toolbox.call("sleep", Map::new(), &stopped);
+    assert_eq!(
+        (result.outcome, result.text.as_str()),
+        (ToolOutcome::Failed, "the user interrupted the call")
+    );
+    assert_eq!(call("add_2").1, "5");
+    // A server that ends is a failure of its tools alone.
+    assert_eq!(call("die_now_2").0, ToolOutcome::Failed);
+    assert_eq!((call("add_3").0, call("add_2").1), (ToolOutcome::Failed, "5".to_owned()));
+    assert!(!one.end().exists());
+    drop(toolbox);
+    assert!(one.end().exists(), "the server ended by itself at the end of its input");
+}
+
+#[test]
+fn programs_that_are_no_servers_are_named_with_their_last_words() {
+    let check = |command: &str, expect: &[&str]| {
+        let started = Instant::now();
+        let error = Toolbox::open(&[command.to_owned()], Vec::new(), &running).err().unwrap().to_string();
+        assert!(expect.iter().all(|expect| error.contains(expect)), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{command}");
+    };
+    check("/no/such/server", &["\"/no/such/server\" cannot be started", "No such file"]);
+    check("sh -c 'echo a module is missing >&2; exit 3'", &["a module is missing", "run it alone"]);
+    check("echo hello", &["\"echo hello\" does not answer as an MCP server"]);
+    check("http://localhost:1", &["mcp-remote"]);
+}
+
+#[test]
+fn a_silent_server_can_be_given_up() {
+    let stopped = || true;
+    let opened = Toolbox::open(&["sleep 1000".to_owned()], Vec::new(), &stopped);
+    assert!(matches!(opened.err(), Some(ToolboxError::Cancelled)));
+}
