@@ -31,7 +31,7 @@ use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
 pub(crate) use service::{ServiceArgs, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs};
-pub(crate) use tools::ToolArgs;
+pub(crate) use tools::{ModelToolFormat, ToolArgs};
 
 use crate::output::DeviceLine;
 
@@ -195,6 +195,11 @@ pub(crate) struct ServeArgs {
     /// Model of requests that name an unknown one [default: none; they are refused]
     #[arg(long, value_name = "MODEL")]
     pub(crate) default_model: Option<String>,
+
+    /// Format of tool calls in place of that of the package, for all models or one, as in hermes or qwen3:0.6b=mistral;
+    /// repeatable
+    #[arg(long, value_name = "[MODEL=]FORMAT", value_parser = tools::model_tool_format)]
+    pub(crate) tool_format: Vec<ModelToolFormat>,
 
     /// Refuse parameters that change no answer here, instead of ignoring them and naming them in a header
     #[arg(long)]

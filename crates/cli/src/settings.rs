@@ -5,7 +5,7 @@ use std::time::Duration;
 use narthex_gateway::{Config, Network};
 use narthex_spec::Speculation;
 
-use crate::args::{LoadArgs, ServeArgs, StoreArgs};
+use crate::args::{ChatArgs, LoadArgs, ServeArgs, StoreArgs};
 
 /// The gateway's settings for a command.
 pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
@@ -40,9 +40,20 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
         default_model: serve.default_model.clone(),
         token_latency: (serve.token_latency > 0).then(|| Duration::from_millis(serve.token_latency)),
+        tool_format: serve.tool_format.iter().rev().find(|one| one.model.is_none()).map(|one| one.format),
+        tool_formats: serve
+            .tool_format
+            .iter()
+            .filter_map(|one| Some((one.model.clone()?, one.format)))
+            .collect(),
         speculation: serve.speculation,
         ..config(store, Some(&serve.load))
     }
+}
+
+/// The gateway's settings for `chat`.
+pub(crate) fn chat_config(store: &StoreArgs, chat: &ChatArgs) -> Config {
+    Config { tool_format: chat.tools.tool_format, ..config(store, Some(&chat.load)) }
 }
 
 /// The gateway's settings for `bench`: answers to random prompts may repeat themselves, and what speculation makes of that
@@ -54,7 +65,7 @@ pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use narthex_spec::{KvCacheDtype, NpuPolicy, Power, Scheme};
+    use narthex_spec::{KvCacheDtype, NpuPolicy, Power, Scheme, ToolFormat};
 
     use super::*;
     use crate::args::{Args, Command};
@@ -85,6 +96,10 @@ mod tests {
             "gpt-4o=smollm2:135m",
             "--alias",
             "gpt-4=qwen3:0.6b@w4",
+            "--tool-format",
+            "hermes",
+            "--tool-format",
+            "qwen3:0.6b=llama-json",
             "--scheme",
             "w4",
             "--threads",
@@ -109,6 +124,8 @@ mod tests {
         let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
+        assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
+        assert_eq!(config.tool_formats["qwen3:0.6b"], ToolFormat::LlamaJson);
         assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
         assert_eq!((config.speculation, config.kv_cache_dtype), (Speculation::Off, KvCacheDtype::F32));
         assert_eq!(config.token_latency, Some(Duration::from_millis(90)));

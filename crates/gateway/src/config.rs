@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use narthex_catalog::network::Network;
 use narthex_spec::{
-    DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation,
+    DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme, Speculation, ToolFormat,
 };
 
 /// Default minimum share of a model's work on the NPU when one is required.
@@ -38,6 +38,10 @@ pub struct Config {
     pub aliases: BTreeMap<String, String>,
     /// Model of requests that name an unknown one; `None` to refuse them.
     pub default_model: Option<String>,
+    /// Format of tool calls in place of that of the package; `None` for the package's.
+    pub tool_format: Option<ToolFormat>,
+    /// Formats of tool calls of single models by name, preferred over `tool_format`.
+    pub tool_formats: BTreeMap<String, ToolFormat>,
     /// Devices in order of preference.
     pub providers: DeviceOrder,
     /// Division of a decoder between two devices, fixed or measured; preferred over the order.
@@ -89,6 +93,8 @@ impl Config {
             scheme: None,
             aliases: BTreeMap::new(),
             default_model: None,
+            tool_format: None,
+            tool_formats: BTreeMap::new(),
             providers: DeviceOrder::auto(),
             place: None,
             npu: NpuPolicy::Prefer,

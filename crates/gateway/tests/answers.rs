@@ -8,8 +8,12 @@ use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
     Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
-    request::{EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Overlong, Prompt},
+    request::{
+        CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Overlong,
+        Prompt, Strictness, Tool, ToolChoice, ToolSettings,
+    },
 };
+use narthex_spec::ToolFormat;
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use support::{Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, text, whole};
 
@@ -238,4 +242,43 @@ fn a_shutdown_ends_answers_or_lets_them_finish_and_refuses_new_ones() {
     };
     check(Drain::Finish, 64, FinishReason::Length);
     check(Drain::Now, LONG_CONTEXT - 64, FinishReason::Cancelled);
+}
+
+fn tool() -> ToolSettings {
+    let parameters = serde_json::json!({
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": false,
+    });
+    let tool =
+        Tool { name: "set".to_owned(), description: None, parameters, strictness: Strictness::BestEffort };
+    ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
+}
+
+#[test]
+fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let request = || ChatRequest { tools: tool(), ..question("the cat", greedy(300)) };
+    let check = |config: Config, mark: &str| {
+        let gateway = Gateway::open(config).unwrap();
+        let prompt = gateway.chat_prompt(&model, request()).unwrap().text;
+        assert!(prompt.contains(&format!("{mark}{{\"name\": \"FUNCTION\"")), "{mark}: {prompt}");
+        assert_eq!(ask(&gateway, &model, request()).reason, FinishReason::ToolCalls, "{mark}");
+    };
+    let all = |format| Config { tool_format: format, ..tiny.config() };
+    let one = |name: &str, format| [(name.to_owned(), format)].into();
+    check(all(None), "<tool_call>\n");
+    check(all(Some(ToolFormat::Mistral)), "[TOOL_CALLS][");
+    let other =
+        Config { tool_formats: one("smollm2:135m", ToolFormat::Granite), ..all(Some(ToolFormat::Mistral)) };
+    check(other, "[TOOL_CALLS][");
+    check(
+        Config { tool_formats: one(&model, ToolFormat::Granite), ..all(Some(ToolFormat::Mistral)) },
+        "<|tool_call|>[",
+    );
+    let unknown = Config { tool_formats: one("smollm2:136m", ToolFormat::Granite), ..tiny.config() };
+    let error = Gateway::open(unknown).err().unwrap().to_string();
+    assert!(error.starts_with("tool_format: tool_format smollm2:136m: no model is called"), "{error}");
 }

@@ -4,6 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use narthex_gateway::request::ToolChoice;
+use narthex_spec::ToolFormat;
+use serde::{
+    Deserialize,
+    de::{
+        IntoDeserializer,
+        value::{Error as ValueError, StrDeserializer},
+    },
+};
 
 /// Tools of a conversation.
 #[derive(Debug, ClapArgs)]
@@ -25,6 +33,11 @@ pub(crate) struct ToolArgs {
     #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = tool_choice)]
     pub(crate) tool_choice: ToolChoice,
 
+    /// Format of tool calls in place of that of the package: hermes, llama-json, pythonic, qwen-coder, phi4-mini, mistral,
+    /// granite or chatglm3
+    #[arg(long, value_name = "FORMAT", value_parser = tool_format)]
+    pub(crate) tool_format: Option<ToolFormat>,
+
     /// Maximum number of rounds of calls for one question
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) tool_rounds: usize,
@@ -38,5 +51,48 @@ fn tool_choice(text: &str) -> Result<ToolChoice, String> {
         "required" => Ok(ToolChoice::Required),
         "none" => Ok(ToolChoice::None),
         name => Ok(ToolChoice::Function(name.to_owned())),
+    }
+}
+
+/// A format of tool calls, for one model or all.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelToolFormat {
+    /// Name of the model; `None` for all.
+    pub(crate) model: Option<String>,
+    pub(crate) format: ToolFormat,
+}
+
+/// Parses a format of tool calls with the name of its model.
+pub(super) fn model_tool_format(text: &str) -> Result<ModelToolFormat, String> {
+    let (model, format) = match text.rsplit_once('=') {
+        Some((model, _)) if model.trim().is_empty() => {
+            return Err(format!("expected a model and a format, as in qwen3:0.6b=hermes, found {text:?}"));
+        }
+        Some((model, format)) => (Some(model.trim().to_owned()), format),
+        None => (None, text),
+    };
+    Ok(ModelToolFormat { model, format: tool_format(format)? })
+}
+
+/// Parses a format of tool calls by its name in manifests.
+fn tool_format(text: &str) -> Result<ToolFormat, String> {
+    let name: StrDeserializer<'_, ValueError> = text.trim().into_deserializer();
+    ToolFormat::deserialize(name).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_named_as_in_manifests() {
+        assert_eq!(tool_format("phi4-mini"), Ok(ToolFormat::Phi4Mini));
+        let error = tool_format("toaster").unwrap_err();
+        assert!(error.contains("`toaster`") && error.contains("`hermes`, `llama-json`"), "{error}");
+        let named = model_tool_format(" qwen3:0.6b=chatglm3").unwrap();
+        assert_eq!((named.model.as_deref(), named.format), (Some("qwen3:0.6b"), ToolFormat::ChatGlm3));
+        assert!(
+            model_tool_format("=hermes").is_err() && model_tool_format("hermes").unwrap().model.is_none()
+        );
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     args::{Args, ChatArgs, Command, TryOutArgs},
     bars::Bars,
     interrupt,
-    settings::{bench_config, config, serve_config},
+    settings::{bench_config, chat_config, config, serve_config},
 };
 
 /// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
@@ -68,9 +68,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match command {
         Command::Run(run) => {
             let chat = ChatArgs::from(run);
-            chat::run(&open(config(&store, Some(&chat.load)))?.0, &chat)
+            chat::run(&open(chat_config(&store, &chat))?.0, &chat)
         }
-        Command::Chat(chat) => chat::run(&open(config(&store, Some(&chat.load)))?.0, &chat),
+        Command::Chat(chat) => chat::run(&open(chat_config(&store, &chat))?.0, &chat),
         Command::Complete(complete) => {
             chat::complete(&open(config(&store, Some(&complete.load)))?.0, &complete)
         }

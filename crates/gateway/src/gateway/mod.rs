@@ -98,7 +98,7 @@ impl Gateway {
     /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
         let library = Library::open(config)?;
-        library.check_aliases()?;
+        library.check_names()?;
         let Config { retry_failed_after, max_models, kv_total, slots, max_queue, .. } = *library.config;
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
@@ -362,7 +362,7 @@ impl Gateway {
             progress,
             cancel: cancel.clone(),
         };
-        LoadedModel::load(&request, device_selection::select)
+        LoadedModel::load(&request, library.tool_format(&key.name), device_selection::select)
     }
 }
 

@@ -7,7 +7,7 @@ use narthex_catalog::{
     resolve::{CheckpointSource, Location, ModelId, ModelRef},
     store::Store,
 };
-use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
+use narthex_spec::{ModelName, Scheme, ToolFormat, arch::Structure, manifest::Manifest};
 
 use crate::{
     config::Config,
@@ -74,14 +74,20 @@ impl Library {
         Ok(RequestedModel { id, key })
     }
 
-    /// Refuses aliases and a default that name no model.
-    pub(crate) fn check_aliases(&self) -> Result<(), Error> {
-        let Config { aliases, default_model, .. } = &*self.config;
-        for (param, model) in aliases
-            .values()
-            .map(|model| ("alias", model))
-            .chain(default_model.iter().map(|model| ("default_model", model)))
-        {
+    /// Returns the format of tool calls that the settings choose for a model.
+    pub(crate) fn tool_format(&self, name: &ModelName) -> Option<ToolFormat> {
+        let Config { tool_format, tool_formats, .. } = &*self.config;
+        let is_meant = |model: &str| self.named(model).is_ok_and(|named| named.key.name == *name);
+        let own = tool_formats.iter().find(|(model, _)| is_meant(model));
+        own.map(|(_, format)| *format).or(*tool_format)
+    }
+
+    /// Refuses settings for a model that name none: aliases, a default and formats of tool calls.
+    pub(crate) fn check_names(&self) -> Result<(), Error> {
+        let Config { aliases, default_model, tool_formats, .. } = &*self.config;
+        let named = aliases.values().map(|model| ("alias", model));
+        let named = named.chain(default_model.iter().map(|model| ("default_model", model)));
+        for (param, model) in named.chain(tool_formats.keys().map(|model| ("tool_format", model))) {
             self.named(model).map_err(|error| {
                 let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
                 Error::invalid(param, format!("{param} {model}: {error}{hint}"))

@@ -10,7 +10,7 @@ use narthex_engine::{
     supervise::NumericsMonitor,
     worker::{Drain, Engine, EngineConfig},
 };
-use narthex_spec::{ModelName, ReasoningFormat, ToolFormat};
+use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{Abilities, ChatTemplate},
@@ -33,6 +33,8 @@ pub(crate) struct LoadedModel {
     pub(crate) package: Arc<Package>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) template_abilities: Abilities,
+    /// Format of tool calls.
+    pub(crate) tool_format: ToolFormat,
     /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
     worker: Worker,
@@ -50,17 +52,21 @@ enum Worker {
 }
 
 impl LoadedModel {
-    /// Opens the package with `open` and starts the thread that runs it.
+    /// Opens the package with `open` and starts the thread that runs it. `tool_format` replaces the package's.
     pub(crate) fn load(
         request: &LoadRequest<'_>,
+        tool_format: Option<ToolFormat>,
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<Self, Error> {
         let template = read_template(&request.package)?;
+        let tools = ToolSlot::new(request.package.manifest.chat.as_ref(), tool_format);
+        let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
         let OpenModel { model, report, passed_over, monitors } = open(request)?;
         let config = &request.config;
         Ok(Self {
             package: request.package.clone(),
-            template_abilities: template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities),
+            template_abilities: if tools.is_foreign { Abilities::default() } else { abilities },
+            tool_format: tools.format,
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
             worker: Worker::start(model, config)?,
@@ -97,11 +103,6 @@ impl LoadedModel {
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
         Error::WrongKind { name: self.name().clone(), is: self.kind().describe(), wanted: wanted.describe() }
-    }
-
-    /// Returns the format of the model's tool calls: its own, or the one that its prompt asks for.
-    pub(crate) fn tool_format(&self) -> ToolFormat {
-        self.package.manifest.chat.as_ref().and_then(|chat| chat.tools).unwrap_or(ToolFormat::Hermes)
     }
 
     /// Returns the format of the model's reasoning, if it reasons.
@@ -177,6 +178,23 @@ impl LoadedModel {
     }
 }
 
+/// Format of a model's tool calls.
+#[derive(Debug, PartialEq, Eq)]
+struct ToolSlot {
+    format: ToolFormat,
+    /// Set if the template asks for another format, so that tools and calls must be written beside it.
+    is_foreign: bool,
+}
+
+impl ToolSlot {
+    /// The format that the settings choose, else that of the package, else the one that a prompt asks for.
+    fn new(chat: Option<&ChatEntry>, chosen: Option<ToolFormat>) -> Self {
+        let own = chat.and_then(|chat| chat.tools);
+        let format = chosen.or(own).unwrap_or(ToolFormat::Hermes);
+        Self { format, is_foreign: own.is_some_and(|own| own != format) }
+    }
+}
+
 impl Worker {
     fn start(model: Model, config: &Config) -> Result<Self, Error> {
         match model {
@@ -219,5 +237,26 @@ fn counters(engine: &Engine) -> EngineCounters {
         generated_tokens: stats.generated_tokens,
         accepted_tokens: stats.accepted_tokens,
         rejected_tokens: stats.rejected_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chosen_format_replaces_that_of_the_template() {
+        use ToolFormat::{Granite, Hermes, Mistral};
+        let check = |own, chosen, format, is_foreign| {
+            let special_tokens = std::collections::BTreeMap::new();
+            let chat = ChatEntry { template: String::new(), special_tokens, tools: own, reasoning: None };
+            assert_eq!(ToolSlot::new(Some(&chat), chosen), ToolSlot { format, is_foreign });
+        };
+        check(None, None, Hermes, false);
+        check(Some(Granite), None, Granite, false);
+        check(Some(Granite), Some(Granite), Granite, false);
+        check(Some(Granite), Some(Mistral), Mistral, true);
+        // A template whose format is not known may still write tools.
+        check(None, Some(Mistral), Mistral, false);
     }
 }

@@ -110,7 +110,7 @@ fn render(
         let mut options = RenderOptions { tools: tools::declarations(settings), ..options.clone() };
         let choice = &settings.choice;
         let messages =
-            tools::conversation(messages, &mut options.tools, choice, model.tool_format(), abilities);
+            tools::conversation(messages, &mut options.tools, choice, model.tool_format, abilities);
         template.render(&messages, &options)
     };
     let has_tools = !settings.tools.is_empty() || messages.iter().any(|one| !one.tool_calls.is_empty());
@@ -152,12 +152,12 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
     let param = if tools.tools.is_empty() { grammar_param(options) } else { "tools" };
     let refused = |error: GrammarError| Error::invalid(param, error.to_string());
     let grammar =
-        tools::answer_grammar(tools, model.tool_format(), &model.package.tokenizer, options.grammar.as_ref());
+        tools::answer_grammar(tools, model.tool_format, &model.package.tokenizer, options.grammar.as_ref());
     let grammar = grammar.map_err(refused)?;
     let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
     let declarations = tools::declarations(tools);
     let calls = (!declarations.is_empty()).then(|| CallRules {
-        format: model.tool_format(),
+        format: model.tool_format,
         tools: declarations,
         limit: tools.calls,
     });

@@ -137,7 +137,7 @@ impl Package {
             progress,
             cancel: cancel.clone(),
         };
-        LoadedModel::load(&request, select)
+        LoadedModel::load(&request, None, select)
     }
 }
 
