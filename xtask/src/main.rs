@@ -5,6 +5,7 @@
 //! runtimes.
 
 mod attack;
+mod bfcl;
 mod clients;
 mod docs;
 mod fuzz;
@@ -35,6 +36,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     attack::AttackArgs,
+    bfcl::BfclArgs,
     fuzz::FuzzArgs,
     load::LoadArgs,
     peers::PeersArgs,
@@ -74,6 +76,8 @@ enum Command {
     Clients(RecordArgs),
     /// Measure the masks of constrained decoding over 2,000 schemas, in minutes.
     Masks(RecordArgs),
+    /// Ask a model the function-calling questions of the BFCL; every call must be valid.
+    Bfcl(BfclArgs),
     /// Measure the memory of a compile of a generated 7B checkpoint; takes 14 GB of disk.
     Memory(RecordArgs),
     /// Keep a server busy: no request may fail, no resource may leak.
@@ -114,6 +118,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Genai(args) => genai::run(&workspace, args),
         Command::Clients(args) => clients::run(&workspace, args),
         Command::Masks(args) => masks::run(&workspace, args),
+        Command::Bfcl(args) => bfcl::run(&workspace, &args),
         Command::Memory(args) => memory::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
         Command::Peers(args) => peers::run(&workspace, &args),

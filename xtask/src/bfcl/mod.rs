@@ -1,0 +1,234 @@
+//! `cargo xtask bfcl`: the Berkeley Function Calling Leaderboard's simple, multiple and parallel questions, with required
+//! calls, against a server on a free port.
+//!
+//! The questions are those of the package `bfcl-eval`. Every complete call must be valid under its schema, whatever the model;
+//! the share of right calls, by the leaderboard's rules, is the model's.
+
+mod check;
+mod data;
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    http::{self, Answer, Disconnect, Request},
+    pypi::PinnedPackage,
+    record, terminal,
+    test::{self, server::Server},
+    workspace::Workspace,
+};
+
+use data::{CATEGORIES, Call, Question};
+
+/// The package with the questions.
+const PACKAGE: PinnedPackage = PinnedPackage {
+    name: "bfcl-eval",
+    version: "2026.3.23",
+    sha256: "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
+    file: "bfcl_eval-2026.3.23-py3-none-any.whl",
+    unpacker: "zipfile",
+    inside: "bfcl_eval/data",
+};
+
+/// Maximum number of tokens of an answer.
+const MAX_TOKENS: usize = 512;
+
+/// Attempts at a request while the model loads, and the time between them.
+const ATTEMPTS: usize = 60;
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Options of `cargo xtask bfcl`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct BfclArgs {
+    /// The model, which must be installed.
+    #[arg(long)]
+    model: String,
+    /// Number of questions of each category [default: all].
+    #[arg(long)]
+    limit: Option<usize>,
+    /// Record the result with the sources, in conformance/runs.
+    #[arg(long)]
+    record: bool,
+}
+
+/// Counts of a category.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Score {
+    category: &'static str,
+    questions: usize,
+    /// Answers whose calls the leaderboard's rules accept.
+    right: usize,
+    /// Calls that are complete.
+    calls: usize,
+    /// Complete calls that are valid under their schemas.
+    valid: usize,
+    /// Answers that the limit of tokens cut.
+    cut: usize,
+    /// Questions whose schemas were refused.
+    refused: usize,
+}
+
+/// Asks the questions; fails if a complete call is not valid under its schema.
+pub(crate) fn run(workspace: &Workspace, args: &BfclArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
+    let folder = PACKAGE.fetch(&session, &workspace.target.join(format!("bfcl-{}", PACKAGE.version)))?;
+    let log = workspace.target.join("bfcl-server.log");
+    let server = Server::start(&session, &log, &["--auto-pull", "never"])?;
+    let (mut scores, mut findings) = (Vec::new(), Vec::new());
+    for category in CATEGORIES {
+        let mut questions = data::read(&folder, category)?;
+        questions.truncate(args.limit.unwrap_or(usize::MAX));
+        let mut score = Score { category: category.name, ..Score::default() };
+        for question in &questions {
+            let asked = ask(&server.address, &args.model, question, category.calls)
+                .with_context(|| format!("{}; the server's log is {}", question.id, server.log.display()))?;
+            score.count(question, asked, &mut findings);
+        }
+        terminal::line(score.line());
+        scores.push(score);
+    }
+    findings.iter().for_each(terminal::line);
+    if args.record {
+        record::write(workspace, record::CONFORMANCE, "bfcl", &report(&commit, args, &scores, &findings))?;
+    }
+    let (calls, valid) =
+        scores.iter().fold((0, 0), |(calls, valid), score| (calls + score.calls, valid + score.valid));
+    ensure!(calls > 0, "no answer has a complete call; the server's log is {}", server.log.display());
+    ensure!(calls == valid, "{} of {calls} calls are not valid under their schemas", calls - valid);
+    Ok(())
+}
+
+/// Outcome of a question.
+#[derive(Debug, PartialEq)]
+enum Asked {
+    Calls(Vec<Call>),
+    /// The limit of tokens cut the answer.
+    Cut,
+    /// The server refused the question, with its message.
+    Refused(String),
+    /// The answer has no calls, or one whose arguments are no JSON.
+    Malformed(String),
+}
+
+impl Score {
+    fn count(&mut self, question: &Question, asked: Asked, findings: &mut Vec<String>) {
+        self.questions += 1;
+        match asked {
+            Asked::Cut => self.cut += 1,
+            Asked::Refused(message) => {
+                self.refused += 1;
+                findings.push(format!("{}: refused: {message}", question.id));
+            }
+            Asked::Malformed(found) => {
+                self.calls += 1;
+                findings.push(format!("{}: malformed: {found}", question.id));
+            }
+            Asked::Calls(calls) => {
+                self.calls += calls.len();
+                for call in &calls {
+                    match question.validate(call) {
+                        Ok(()) => self.valid += 1,
+                        Err(reason) => findings.push(format!("{}: invalid: {reason}", question.id)),
+                    }
+                }
+                self.right += usize::from(check::is_right(question, &calls));
+            }
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { category, questions, right, calls, valid, cut, refused } = self;
+        let share = 100.0 * *right as f64 / (*questions).max(1) as f64;
+        format!(
+            "{category}: {right} of {questions} right ({share:.1} %), {valid} of {calls} calls valid, {cut} answers cut, \
+             {refused} refused"
+        )
+    }
+}
+
+/// Asks one question with a required call.
+fn ask(address: &str, model: &str, question: &Question, calls: data::Calls) -> anyhow::Result<Asked> {
+    let body = json!({
+        "model": model,
+        "messages": question.messages,
+        "tools": question.tools(),
+        "tool_choice": "required",
+        "parallel_tool_calls": calls == data::Calls::Several,
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+    });
+    let body = body.to_string();
+    let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
+    for _ in 0..ATTEMPTS {
+        let Answer { status, body } = http::send(address, request, Disconnect::AfterAnswer)?;
+        match status {
+            200 => return answer(&serde_json::from_str(&body).with_context(|| body.clone())?),
+            400 => return Ok(Asked::Refused(body)),
+            503 => thread::sleep(PAUSE),
+            _ => bail!("the server answered {status}: {body}"),
+        }
+    }
+    bail!("the model did not load within {ATTEMPTS} attempts")
+}
+
+/// Reads an answer.
+fn answer(body: &Value) -> anyhow::Result<Asked> {
+    let choice = &body["choices"][0];
+    match choice["finish_reason"].as_str() {
+        Some("length") => return Ok(Asked::Cut),
+        Some("tool_calls") => {}
+        _ => return Ok(Asked::Malformed(choice.to_string())),
+    }
+    let calls = choice["message"]["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let read = calls.iter().map(|call| {
+        let arguments = serde_json::from_str(call["function"]["arguments"].as_str()?).ok()?;
+        Some(Call { name: call["function"]["name"].as_str()?.to_owned(), arguments })
+    });
+    Ok(match read.collect::<Option<Vec<Call>>>().filter(|calls| !calls.is_empty()) {
+        Some(calls) => Asked::Calls(calls),
+        None => Asked::Malformed(choice.to_string()),
+    })
+}
+
+fn report(commit: &str, args: &BfclArgs, scores: &[Score], findings: &[String]) -> String {
+    let lines: Vec<String> = scores.iter().map(Score::line).collect();
+    let limit =
+        args.limit.map_or_else(|| "all questions".to_owned(), |limit| format!("the first {limit} questions"));
+    let mut page = format!(
+        "# BFCL, {}\n\nCommit {commit}; {}, CPU. `cargo xtask bfcl --model {}` asked {limit} of each category of {} {}, with \
+         `tool_choice: required`, greedily, with at most {MAX_TOKENS} tokens. A call is right by the rules of the \
+         leaderboard's AST check, and valid if it follows its JSON schema.\n\n{}",
+        record::today(),
+        record::platform(),
+        args.model,
+        PACKAGE.name,
+        PACKAGE.version,
+        record::list(&lines),
+    );
+    if !findings.is_empty() {
+        page.push_str(&format!("\n## Findings\n\n{}", record::list(findings)));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_calls_or_say_why_not() {
+        let with = |finish: &str, arguments: &str| {
+            let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+            answer(&json!({"choices": [{"finish_reason": finish, "message": {"tool_calls": [call]}}]}))
+                .unwrap()
+        };
+        let call = Call { name: "f".to_owned(), arguments: json!({"a": 1}) };
+        assert_eq!(with("tool_calls", "{\"a\": 1}"), Asked::Calls(vec![call]));
+        assert_eq!(with("length", "{\"a\": "), Asked::Cut);
+        assert!(matches!(with("tool_calls", "{\"a\": "), Asked::Malformed(_)));
+        assert!(matches!(with("stop", "{}"), Asked::Malformed(_)));
+    }
+}
