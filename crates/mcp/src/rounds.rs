@@ -166,7 +166,8 @@ fn message(answer: &ModelAnswer, calls: &[WrittenCall]) -> Message {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
 

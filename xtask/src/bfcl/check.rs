@@ -246,7 +246,7 @@ mod tests {
         let call = |name: &str, arguments: Value| Call { name: name.to_owned(), arguments };
         let (first, second) = (call("f", json!({"a": 1})), call("f", json!({"a": 2, "b": "y"})));
         assert!(is_right(&question, &[second.clone(), first.clone()]));
-        assert!(!is_right(&question, &[first.clone()]));
+        assert!(!is_right(&question, std::slice::from_ref(&first)));
         assert!(!is_right(&question, &[first.clone(), first.clone()]));
         assert!(!is_right(&question, &[first.clone(), call("f", json!({"a": 2}))]), "b is missing");
         assert!(!is_right(&question, &[first.clone(), call("g", json!({"a": 2, "b": "y"}))]));

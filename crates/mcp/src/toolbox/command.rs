@@ -115,7 +115,8 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread.map(drop).map_err(|error| format!("cannot start a thread for the command: {error}"))
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use serde_json::json;
 
