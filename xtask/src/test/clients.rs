@@ -3,6 +3,8 @@
 //! The scripts in `conformance` send the requests and check the answers. This module prepares their Python environment with
 //! the pinned clients, and runs the server.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
 
 use crate::{process, python::VirtualEnvironment, session::Session, terminal, test::server::Server};
@@ -25,10 +27,7 @@ const CLIENTS: [ScriptedClient; 3] = [
 
 /// Runs every script against a new server and returns their last lines.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
-    let folder = session.workspace.target.join("conformance");
-    let environment = VirtualEnvironment::prepare(session, &folder)?;
-    let packages = CLIENTS.map(|client| client.package);
-    environment.install(session, "client", &packages)?;
+    let (folder, environment) = (folder(session), environment(session)?);
     let server = Server::start(session, &folder.join("server.log"), &[])?;
     let mut verdicts = Vec::new();
     for client in &CLIENTS {
@@ -36,6 +35,17 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
         verdicts.push(format!("{}: {verdict}", client.package));
     }
     Ok(verdicts.join("; "))
+}
+
+/// Returns a Python environment with the clients.
+pub(super) fn environment(session: &Session<'_>) -> anyhow::Result<VirtualEnvironment> {
+    let environment = VirtualEnvironment::prepare(session, &folder(session))?;
+    environment.install(session, "client", &CLIENTS.map(|client| client.package))?;
+    Ok(environment)
+}
+
+fn folder(session: &Session<'_>) -> PathBuf {
+    session.workspace.target.join("conformance")
 }
 
 /// Runs a script and returns its last line.

@@ -1,11 +1,14 @@
 //! `cargo xtask test`: runs every check, one stage after another, from nothing but a checkout.
 //!
 //! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
-//! with two models and the Python environment are created under the target folder and reused. Start at [`Stage`];
-//! [`stages`] implements all but the last, [`clients`].
+//! with two models and the Python environments are created under the target folder and reused. Start at [`Stage`];
+//! [`stages`] implements all but the last three: [`book`], [`notebook`] and [`clients`].
 
+mod book;
+mod cargo_tool;
 mod clients;
 pub(crate) mod count;
+mod notebook;
 pub(crate) mod server;
 mod stages;
 mod tools;
@@ -49,7 +52,11 @@ pub(crate) enum Stage {
     Store,
     /// Unit and integration tests.
     Tests,
-    /// OpenAI's Python client against a live server.
+    /// The book, its links and the commands in it.
+    Book,
+    /// The example notebook.
+    Notebook,
+    /// Python clients against a live server.
     Clients,
 }
 
@@ -92,7 +99,9 @@ impl Stage {
             Self::Vet => "every dependency is listed in supply-chain (cargo-vet)",
             Self::Store => "install runtimes and compile two models into a store",
             Self::Tests => "unit and integration tests",
-            Self::Clients => "OpenAI's Python client against a live server",
+            Self::Book => "the book builds, its links lead somewhere, its commands and the README's run",
+            Self::Notebook => "the example notebook runs",
+            Self::Clients => "Python clients of OpenAI, Anthropic and Ollama against a live server",
         }
     }
 
@@ -107,6 +116,8 @@ impl Stage {
             Self::Vet => stages::vet(session),
             Self::Store => stages::store(session),
             Self::Tests => stages::tests(session),
+            Self::Book => book::check(session),
+            Self::Notebook => notebook::check(session),
             Self::Clients => clients::check(session),
         }
     }

@@ -1,23 +1,21 @@
-//! The stages of `cargo xtask test`, except for the clients'. Each prints the commands that it runs.
-
-use std::{env, path::PathBuf};
+//! The stages of `cargo xtask test` that have no module of their own. Each prints the commands that it runs.
 
 use anyhow::bail;
 
 use crate::{
-    process::{self, works},
+    process,
     session::Session,
     terminal,
-    test::count::TestCount,
+    test::{cargo_tool::CargoTool, count::TestCount},
     tidy::{self, TidyArgs},
     workspace::cargo,
 };
 
-/// Version of cargo-deny that is built if none is installed.
-const DENY_VERSION: &str = "0.20.2";
+/// Checker of licences, bans and sources.
+const DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", options: &[] };
 
-/// Version of cargo-vet that is built if none is installed.
-const VET_VERSION: &str = "0.10.3";
+/// Checker of versions.
+const VET: CargoTool = CargoTool { name: "cargo-vet", version: "0.10.3", options: &[] };
 
 /// Arguments of cargo-deny; `deny.toml` configures the checks.
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
@@ -45,31 +43,16 @@ pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
 
 /// Checks licences, bans and sources of dependencies.
 pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
-    let program = cargo_tool(session, "cargo-deny", DENY_VERSION)?;
+    let program = DENY.find(session)?;
     process::run(session.command(program).args(DENY_CHECKS))?;
     Ok(String::new())
 }
 
 /// Checks that `supply-chain/` lists every dependency in its version.
 pub(crate) fn vet(session: &Session<'_>) -> anyhow::Result<String> {
-    let program = cargo_tool(session, "cargo-vet", VET_VERSION)?;
+    let program = VET.find(session)?;
     process::run(session.command(program).env("CARGO", cargo()).args(["vet", "--locked"]))?;
     Ok(String::new())
-}
-
-/// Returns a subcommand of Cargo, which is built into the target folder if none is installed.
-fn cargo_tool(session: &Session<'_>, name: &str, version: &str) -> anyhow::Result<PathBuf> {
-    if works(session.command(name).env("CARGO", cargo()).arg("--version")) {
-        return Ok(PathBuf::from(name));
-    }
-    let tools = session.workspace.target.join("tools");
-    let own = tools.join("bin").join(format!("{name}{}", env::consts::EXE_SUFFIX));
-    if !works(session.command(&own).env("CARGO", cargo()).arg("--version")) {
-        terminal::line(format!("{name} is not installed; building it takes a few minutes, once"));
-        let mut install = session.cargo(&["install", "--locked", "--version", version, name]);
-        process::run(install.arg("--root").arg(&tools))?;
-    }
-    Ok(own)
 }
 
 /// Fills the store through the command line, as a user would.

@@ -1,0 +1,158 @@
+//! The book and the README: the book builds, every link in it leads somewhere, and what a reader may copy works.
+//!
+//! Blocks of `sh` and `console` run in a shell, over a copy of the store for each page. The lines of a `console` block
+//! that are no commands must occur in the output. `narthex serve` starts a server that lives as long as the page, and blocks
+//! of `python` talk to it. A block with `no-run` behind its language is left out: it needs hardware or the network, or it
+//! has placeholders. `cargo run --release --` stands for `narthex`, in the build of the tests.
+
+mod blocks;
+mod links;
+mod pages;
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+
+use self::{
+    blocks::{Block, Language, Line},
+    pages::Page,
+};
+use super::{cargo_tool::CargoTool, clients, server::Server};
+use crate::{process, python::VirtualEnvironment, session::Session, terminal};
+
+/// The program that builds the book. Its server and its search are left out, and the compiler optimises nothing, because the
+/// book is small.
+const MDBOOK: CargoTool =
+    CargoTool { name: "mdbook", version: "0.5.4", options: &["--no-default-features", "--debug"] };
+
+/// Address of the server in the texts.
+const SHOWN_ADDRESS: &str = "127.0.0.1:8000";
+
+/// Builds the book, checks its links and runs the blocks of its pages and of the README.
+pub(super) fn check(session: &Session<'_>) -> anyhow::Result<String> {
+    let pages = Page::read_all(&session.workspace.root)?;
+    let mdbook = MDBOOK.find(session)?;
+    let book = session.workspace.target.join("book");
+    let mut build = session.command(mdbook);
+    process::run(build.arg("build").arg(session.workspace.root.join("docs")).arg("--dest-dir").arg(&book))?;
+    let broken = links::broken(&book)?;
+    ensure!(broken.is_empty(), "the book has broken links:\n{}", broken.join("\n"));
+    let reader = Reader::new(session)?;
+    let mut count = 0;
+    for page in &pages {
+        count += reader.follow(page)?;
+    }
+    Ok(format!("{} pages, {count} blocks of commands", pages.len()))
+}
+
+/// Programs for the blocks of every page.
+struct Reader<'a> {
+    session: &'a Session<'a>,
+    python: VirtualEnvironment,
+    /// `PATH` of the commands.
+    path: OsString,
+}
+
+/// A page that is followed, from a fresh copy of the store and an empty folder.
+struct FollowedPage<'a> {
+    reader: &'a Reader<'a>,
+    /// The session over the copy of the store.
+    session: Session<'a>,
+    /// Current folder of the commands.
+    folder: PathBuf,
+    /// The server that a command of the page started.
+    server: Option<Server>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(session: &'a Session<'a>) -> anyhow::Result<Self> {
+        let narthex = session.build_narthex()?;
+        let python = clients::environment(session)?;
+        let programs = narthex.parent().map(Path::to_owned);
+        let earlier = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths(programs.into_iter().chain(env::split_paths(&earlier)))?;
+        Ok(Self { session, python, path })
+    }
+
+    /// Runs the blocks of a page and returns their number.
+    fn follow(&self, page: &Page) -> anyhow::Result<usize> {
+        let blocks: Vec<Block> = blocks::blocks(&page.text).into_iter().filter(|block| block.runs).collect();
+        if blocks.is_empty() {
+            return Ok(0);
+        }
+        let mut followed = FollowedPage::new(self)?;
+        for block in &blocks {
+            terminal::line(format!("{}:{}", page.path, block.line));
+            followed.run(block).with_context(|| format!("{}:{}", page.path, block.line))?;
+        }
+        Ok(blocks.len())
+    }
+}
+
+impl<'a> FollowedPage<'a> {
+    fn new(reader: &'a Reader<'a>) -> anyhow::Result<Self> {
+        let workspace = reader.session.workspace;
+        let folder = workspace.target.join("book-reader");
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        }
+        let home = folder.join("home");
+        copy(&reader.session.home, &home)?;
+        Ok(Self { reader, session: Session { workspace, home }, folder, server: None })
+    }
+
+    fn run(&mut self, block: &Block) -> anyhow::Result<()> {
+        if block.language == Language::Python {
+            let Some(server) = &self.server else {
+                bail!("a block of Python needs `narthex serve` before it on the page, or `no-run`");
+            };
+            let script = block.text.replace(SHOWN_ADDRESS, &server.address);
+            process::output(self.session.command(&self.reader.python.python).args(["-c", &script]))?;
+            return Ok(());
+        }
+        for line in block.lines()? {
+            match line {
+                Line::Serve(arguments) => {
+                    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                    let log = self.folder.join("server.log");
+                    self.server = Some(Server::start(&self.session, &log, &arguments)?);
+                }
+                Line::Command { text, output } => {
+                    let found = self.shell(&text)?;
+                    if let Some(missing) = blocks::missing(&output, &found) {
+                        bail!("`{text}` does not print {missing:?}; it prints:\n{found}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a command and returns its output.
+    fn shell(&self, text: &str) -> anyhow::Result<String> {
+        let mut shell = self.session.command("sh");
+        shell.args(["-euc", text]).current_dir(&self.folder).env("PATH", &self.reader.path);
+        let printed = process::output(&mut shell).with_context(|| format!("`{text}`"))?;
+        Ok(printed.stdout + &printed.stderr)
+    }
+}
+
+/// Copies a folder; files become hard links where the file system has them, because a store never changes its files.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to).with_context(|| to.display().to_string())?;
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            copy(&path, &target)?;
+        } else if fs::hard_link(&path, &target).is_err() {
+            fs::copy(&path, &target).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! Programs that Cargo builds for the stages, if none is installed.
+
+use std::{env, path::PathBuf};
+
+use crate::{
+    process::{self, works},
+    session::Session,
+    terminal,
+    workspace::cargo,
+};
+
+/// A program of a crate, with the version that is built if none is installed.
+pub(super) struct CargoTool {
+    pub(super) name: &'static str,
+    pub(super) version: &'static str,
+    /// Further arguments of `cargo install`.
+    pub(super) options: &'static [&'static str],
+}
+
+impl CargoTool {
+    /// Returns the program, which is built into the target folder if none is installed.
+    pub(super) fn find(&self, session: &Session<'_>) -> anyhow::Result<PathBuf> {
+        let Self { name, version, options } = *self;
+        if works(session.command(name).env("CARGO", cargo()).arg("--version")) {
+            return Ok(PathBuf::from(name));
+        }
+        let tools = session.workspace.target.join("tools");
+        let own = tools.join("bin").join(format!("{name}{}", env::consts::EXE_SUFFIX));
+        if !works(session.command(&own).env("CARGO", cargo()).arg("--version")) {
+            terminal::line(format!("{name} is not installed; building it takes a few minutes, once"));
+            let mut install = session.cargo(&["install", "--locked", "--version", version, name]);
+            process::run(install.args(options).arg("--root").arg(&tools))?;
+        }
+        Ok(own)
+    }
+}
