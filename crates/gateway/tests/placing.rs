@@ -23,8 +23,8 @@ use narthex_gateway::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, Sha256, Speculation, manifest::Quality, progress::Quiet,
-    recipe::FixedShapes,
+    DeviceName, Ep, KvCacheDtype, NpuPolicy, Pass, Power, Scheme, Sha256, Speculation, manifest::Quality,
+    progress::Quiet, recipe::FixedShapes,
 };
 use serde_json::{Value, json};
 use sha2::Digest;
@@ -230,7 +230,7 @@ fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
 fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
     let tiny = Tiny::new();
     tiny.with_qnn();
-    let request = CompileRequest { contexts: vec![256], ..CompileRequest::new(Scheme::W8) };
+    let request = CompileRequest { contexts: vec![512], ..CompileRequest::new(Scheme::W8) };
     let compiled = tiny.gateway().compile(&tiny.long_checkpoint(), &request, &Quiet, &Cancel::new());
     let model = compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string();
     let parameters = json!({
@@ -425,8 +425,9 @@ fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
     let tiny = Tiny::new();
     tiny.with_qnn();
     let model = fixed(&tiny);
-    let place = Some("auto".parse().unwrap());
-    let status = load(Config { place, ..config(&tiny, "cpu,qnn:emulation") }, &model).unwrap();
+    let (place, kv_cache_dtype) = (Some("auto".parse().unwrap()), KvCacheDtype::F32);
+    let config = Config { place, kv_cache_dtype, ..config(&tiny, "cpu,qnn:emulation") };
+    let status = load(config, &model).unwrap();
     let report = status.placement.unwrap();
     assert_eq!((report.name().as_str(), report.why), ("cpu", None));
     assert!(machine_folders(&tiny).is_empty(), "something was measured or checked");

@@ -13,7 +13,6 @@ use crate::{
     peers::{
         measurement::Measurement,
         setup::Setup,
-        weights::Weights,
         workload::{WINDOW, Workload},
     },
     process,
@@ -83,17 +82,12 @@ impl<'a> Llama<'a> {
         self.setup.session.command(self.path(program))
     }
 
-    /// Quantises a checkpoint to another type, once. llama.cpp chooses the types of the embedding and the head.
-    pub(super) fn quantized(&self, weights: &Weights, kind: &str) -> anyhow::Result<PathBuf> {
-        let path = weights.derived(self.setup, &format!("{kind}.gguf"));
-        if !path.is_file() {
-            let part = path.with_extension("part");
-            let mut quantize = self.command("llama-quantize");
-            quantize.arg("--allow-requantize").arg(&weights.checkpoint).arg(&part).arg(kind);
-            process::output(&mut quantize)?;
-            fs::rename(&part, &path).with_context(|| path.display().to_string())?;
-        }
-        Ok(path)
+    /// Quantises a checkpoint to another type. llama.cpp chooses the types of the embedding and the head.
+    pub(super) fn quantize(&self, checkpoint: &Path, kind: &str, file: &Path) -> anyhow::Result<()> {
+        let part = file.with_extension("part");
+        let mut quantize = self.command("llama-quantize");
+        process::output(quantize.arg("--allow-requantize").arg(checkpoint).arg(&part).arg(kind))?;
+        fs::rename(&part, file).with_context(|| file.display().to_string())
     }
 
     /// Measures prefill from an empty cache and decode after a prompt, like the other sides.

@@ -84,7 +84,7 @@ pub(super) fn compare(pair: PerplexityPair, setup: &Setup<'_>, weights: &Weights
 fn measure(pair: PerplexityPair, setup: &Setup<'_>, weights: &Weights) -> anyhow::Result<Perplexities> {
     let llama = Llama::prepare(setup)?;
     let package = setup.package(weights.model, pair.scheme);
-    perplexities(setup, &llama, &package, &llama.quantized(weights, pair.kind)?)
+    perplexities(setup, &llama, &package, &weights.quantized(&llama, setup, pair.kind)?)
 }
 
 /// Measures the perplexities of a package and of a GGUF file in llama.cpp.

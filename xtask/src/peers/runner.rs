@@ -100,7 +100,7 @@ impl<'a> Runner<'a> {
     pub(super) fn prepare(side: Side, setup: &'a Setup<'a>, weights: &Weights) -> anyhow::Result<Self> {
         let llama = |kind| {
             let llama = Llama::prepare(setup)?;
-            let file = llama.quantized(weights, kind)?;
+            let file = weights.quantized(&llama, setup, kind)?;
             Ok(Self::Llama { llama, file })
         };
         let model = weights.model;

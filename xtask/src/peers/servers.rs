@@ -228,7 +228,10 @@ impl ServerSide {
         let llama = |kind| {
             let llama = Llama::prepare(setup)?;
             let mut command = llama.command("llama-server");
-            command.arg("-m").arg(llama.quantized(weights, kind)?).args(["--port", port, "-np", &slots]);
+            command
+                .arg("-m")
+                .arg(weights.quantized(&llama, setup, kind)?)
+                .args(["--port", port, "-np", &slots]);
             command.args(["-c", &(SLOTS * CONTEXT).to_string(), "-t", &threads]);
             Ok(command)
         };

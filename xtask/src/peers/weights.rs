@@ -79,8 +79,22 @@ impl Weights {
             }
         }
         let weights = Self { model: shape.name, q4_1: checkpoint.clone(), checkpoint };
-        let q4_1 = Llama::prepare(setup)?.quantized(&weights, "Q4_1")?;
+        let q4_1 = weights.quantized(&Llama::prepare(setup)?, setup, "Q4_1")?;
         Ok(Self { q4_1, ..weights })
+    }
+
+    /// Returns a file of llama.cpp in another type, which is quantised once.
+    pub(super) fn quantized(
+        &self,
+        llama: &Llama<'_>,
+        setup: &Setup<'_>,
+        kind: &str,
+    ) -> anyhow::Result<PathBuf> {
+        let file = self.derived(setup, &format!("{kind}.gguf"));
+        if !file.is_file() {
+            llama.quantize(&self.checkpoint, kind, &file)?;
+        }
+        Ok(file)
     }
 
     /// Returns the path of a derived file or folder under `target/peers`.

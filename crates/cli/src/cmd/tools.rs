@@ -56,7 +56,8 @@ impl ChatTools {
             let message = "tool_choice: expected tools from --mcp or --tools, found none".to_owned();
             return if is_free { Ok(None) } else { Err(invalid("tool_choice", message).into()) };
         }
-        if !args.yes_tools && !(stdin().is_terminal() && stderr().is_terminal()) {
+        let can_ask = stdin().is_terminal() && stderr().is_terminal();
+        if !args.yes_tools && !can_ask {
             let message = "tools: calls are confirmed on a terminal, found none; --yes-tools runs them without a question";
             return Err(invalid("yes_tools", message.to_owned()).into());
         }

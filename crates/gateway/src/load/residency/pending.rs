@@ -1,0 +1,140 @@
+//! Requests that wait for a load.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use super::{Residence, ResidentModels};
+use crate::{error::Error, library::package_key::PackageKey, load::loaded_model::LoadedModel};
+
+/// Delay before a client should retry while a model is loading.
+const LOADING_RETRY: Duration = Duration::from_secs(5);
+
+/// The load of a model that a request needs.
+pub struct PendingLoad {
+    models: Arc<ResidentModels>,
+    key: PackageKey,
+}
+
+impl PendingLoad {
+    pub(crate) fn new(models: Arc<ResidentModels>, key: PackageKey) -> Self {
+        Self { models, key }
+    }
+
+    /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many
+    /// requests wait for the model.
+    pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadPlace, Error> {
+        let Self { models, key } = self;
+        let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
+        let place = LoadPlace { models: models.clone(), key: key.clone(), number };
+        let mut residences = models.models.lock();
+        let Some(Residence::Loading { waiters, .. }) = residences.get_mut(key) else {
+            drop(residences);
+            wake();
+            return Ok(place);
+        };
+        let queued = waiters.len();
+        if queued >= models.limits.waiting {
+            drop(residences);
+            return Err(Error::Overloaded { queued, retry_after: LOADING_RETRY });
+        }
+        waiters.insert(number, Box::new(wake));
+        drop(residences);
+        Ok(place)
+    }
+
+    /// Fails if the model is still loading, or if its load failed.
+    pub fn check(&self) -> Result<(), Error> {
+        self.model().map(|_| ())
+    }
+
+    /// Waits until `deadline` for a load by another thread.
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<Arc<LoadedModel>, Error> {
+        let _place = self.on_end(|| ())?;
+        let mut models = self.models.models.lock();
+        while matches!(models.get(&self.key), Some(Residence::Loading { .. })) && Instant::now() < deadline {
+            self.models.changed.wait_until(&mut models, deadline);
+        }
+        drop(models);
+        self.model()
+    }
+
+    fn model(&self) -> Result<Arc<LoadedModel>, Error> {
+        match self.models.models.lock().get(&self.key) {
+            Some(Residence::Ready { model, .. }) => Ok(model.clone()),
+            Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
+            Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
+            None => Err(Error::ShuttingDown),
+        }
+    }
+}
+
+/// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their
+/// places.
+#[must_use = "without it, the model may leave the memory before the request uses it"]
+pub struct LoadPlace {
+    models: Arc<ResidentModels>,
+    key: PackageKey,
+    number: u64,
+}
+
+impl Drop for LoadPlace {
+    fn drop(&mut self) {
+        let mut residences = self.models.models.lock();
+        let wake = match residences.get_mut(&self.key) {
+            Some(Residence::Loading { waiters, .. }) => waiters.remove(&self.number),
+            Some(Residence::Ready { awaiting, .. }) => {
+                awaiting.remove(&self.number);
+                None
+            }
+            Some(Residence::Failed { .. }) | None => None,
+        };
+        drop(residences);
+        drop(wake);
+    }
+}
+
+fn still_loading(key: &PackageKey) -> Error {
+    Error::Loading { name: key.name.clone(), retry_after: LOADING_RETRY }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use narthex_spec::Scheme;
+
+    use super::{
+        super::{Claim, ResidencyLimits},
+        *,
+    };
+
+    #[test]
+    fn a_limited_number_of_requests_waits_for_a_load() {
+        let models = Arc::new(ResidentModels::new(
+            Duration::ZERO,
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2 },
+        ));
+        let key = PackageKey { name: "tiny".parse().unwrap(), scheme: Scheme::W8 };
+        assert!(matches!(models.claim(&key), Ok(Claim::Load)));
+        let load = PendingLoad::new(models.clone(), key.clone());
+        let woken = Arc::new(AtomicU64::new(0));
+        let wait = || {
+            let woken = woken.clone();
+            load.on_end(move || {
+                woken.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let (first, second) = (wait().unwrap(), wait().unwrap());
+        assert!(matches!(wait(), Err(Error::Overloaded { queued: 2, .. })));
+        drop(first);
+        let third = wait().unwrap();
+        assert!(matches!(load.check(), Err(Error::Loading { .. })));
+        models.finish(&key, Err(&Error::Cancelled));
+        assert_eq!(woken.load(Ordering::Relaxed), 2);
+        assert!(matches!(load.check(), Err(Error::LoadFailed { .. })));
+        drop((second, third, wait().unwrap()));
+        assert_eq!(woken.load(Ordering::Relaxed), 3);
+    }
+}
