@@ -296,6 +296,36 @@ fn a_second_request_finds_the_prompt_of_the_first() {
 }
 
 #[test]
+fn the_last_token_of_a_repeated_prompt_is_not_cached() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let text = "the cat and the dog ".repeat(4);
+    let messages = json!([{"role": "user", "content": text}]);
+    let chat = json!({"model": model, "messages": messages, "max_tokens": 1});
+    let usage = |path: &str, body: &Value| live.post(path, body).json()["usage"].clone();
+    // The second choice finds the prompt that the first one read.
+    let first = usage("/v1/chat/completions", &with(chat.clone(), json!({"n": 2})));
+    assert_eq!(first["prompt_tokens_details"]["cached_tokens"], 0, "{first}");
+
+    let completion = json!({"model": model, "prompt": text, "max_tokens": 1});
+    let response = json!({"model": model, "input": text, "max_output_tokens": 1});
+    for (path, body, prompt, cached) in [
+        ("/v1/chat/completions", &chat, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
+        ("/v1/completions", &completion, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
+        ("/v1/responses", &response, "/input_tokens", "/input_tokens_details/cached_tokens"),
+    ] {
+        usage(path, body);
+        let again = usage(path, body);
+        let count = |pointer: &str| again.pointer(pointer).and_then(Value::as_u64).unwrap();
+        assert_eq!(count(cached), count(prompt) - 1, "{path}: {again}");
+    }
+    let read = usage("/v1/messages", &chat);
+    assert_eq!(read["input_tokens"], 1, "{read}");
+    assert_eq!(read["cache_read_input_tokens"], first["prompt_tokens"].as_u64().unwrap() - 1, "{read}");
+}
+
+#[test]
 fn responses_are_stored_continued_and_removed() {
     let tiny = Tiny::new();
     let model = tiny.chat();

@@ -183,8 +183,11 @@ impl GenerationState {
     /// Ends a choice, and the generation with the last one.
     fn finish_choice(&mut self, choice: usize, reason: FinishReason, usage: Usage) {
         self.send(GenerationEvent::Finished { choice, reason });
-        self.usage.prompt_tokens = usage.prompt_tokens;
-        self.usage.cached_tokens = self.usage.cached_tokens.max(usage.cached_tokens);
+        if choice == 0 {
+            // The prompt counts once. The first choice starts first, and the others reuse the prompt that it read.
+            self.usage.prompt_tokens = usage.prompt_tokens;
+            self.usage.cached_tokens = usage.cached_tokens.min(usage.prompt_tokens.saturating_sub(1));
+        }
         self.usage.completion_tokens += usage.completion_tokens;
         self.usage.accepted_tokens += usage.accepted_tokens;
         self.usage.rejected_tokens += usage.rejected_tokens;

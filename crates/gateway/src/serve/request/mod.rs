@@ -285,7 +285,8 @@ pub enum FinishReason {
 pub struct Summary {
     /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Prompt tokens that were already in the KV cache.
+    /// Prompt tokens that were already in the KV cache before the request. The last prompt token is never counted, even
+    /// if its logits were stored, because clients expect that every request reads at least one token.
     pub cached_tokens: usize,
     /// Generated tokens of all choices.
     pub completion_tokens: usize,
