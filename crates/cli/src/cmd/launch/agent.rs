@@ -4,6 +4,9 @@ use serde_json::json;
 
 use crate::args::Agent;
 
+/// Key of an [`Endpoint`] whose command is printed. It stands for the value of `NARTHEX_API_KEY`.
+pub(super) const KEY_REFERENCE: &str = "$NARTHEX_API_KEY";
+
 /// The server and the model that an agent uses.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
@@ -110,7 +113,8 @@ impl AgentCommand {
     /// Returns the command as a line for a POSIX shell, followed by further arguments.
     pub(super) fn shell(&self, further: &[String]) -> String {
         let environment = self.environment.iter();
-        let environment = environment.map(|Variable { name, value }| format!("{name}={}", quoted(value)));
+        let environment =
+            environment.map(|Variable { name, value }| format!("{name}={}", quoted_value(value)));
         let arguments = self.arguments.iter().chain(further).map(|argument| quoted(argument));
         let words: Vec<String> = environment.chain([self.program.to_owned()]).chain(arguments).collect();
         words.join(" ")
@@ -142,6 +146,13 @@ fn opencode_config(base: &str, Endpoint { model, key, .. }: &Endpoint) -> String
         "models": models,
     });
     json!({"model": format!("narthex/{model}"), "provider": {"narthex": provider}}).to_string()
+}
+
+/// Quotes the value of a variable for a POSIX shell, which expands [`KEY_REFERENCE`] in it.
+fn quoted_value(value: &str) -> String {
+    let parts = value.split(KEY_REFERENCE);
+    let parts = parts.map(|part| if part.is_empty() { String::new() } else { quoted(part) });
+    parts.collect::<Vec<_>>().join(&format!("\"{KEY_REFERENCE}\""))
 }
 
 /// Quotes a word for a POSIX shell, if necessary.
@@ -182,6 +193,12 @@ mod tests {
             line,
             r"OPENAI_API_BASE=http://127.0.0.1:8000/v1 OPENAI_API_KEY='a b' aider --model openai/qwen3:0.6b 'it'\''s'"
         );
+        let hidden = Endpoint { key: KEY_REFERENCE.to_owned(), ..endpoint() };
+        let line = AgentCommand::new(Agent::Opencode, &hidden).shell(&[]);
+        assert!(line.contains(r#""apiKey":"'"$NARTHEX_API_KEY"'""#), "{line}");
+        let line = AgentCommand::new(Agent::OpenInterpreter, &hidden).shell(&[KEY_REFERENCE.to_owned()]);
+        assert!(line.starts_with(r#"OPENAI_API_KEY="$NARTHEX_API_KEY" interpreter"#), "{line}");
+        assert!(line.ends_with("'$NARTHEX_API_KEY'"), "{line}");
         let line = AgentCommand::new(Agent::Codex, &endpoint()).shell(&[]);
         assert!(line.contains(r#"-c 'model_providers.narthex.wire_api="responses"'"#), "{line}");
     }

@@ -13,7 +13,7 @@ use narthex_gateway::{
 };
 
 use self::{
-    agent::{AgentCommand, Endpoint},
+    agent::{AgentCommand, Endpoint, KEY_REFERENCE},
     server::AgentServer,
 };
 use crate::{
@@ -24,6 +24,9 @@ use crate::{
 /// Address of the server in the output of `--print` if no server runs.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8000";
 
+/// Key for servers without keys, because agents require one.
+const ANY_KEY: &str = "narthex";
+
 /// Runs the agent, or prints its environment and command.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
     let running = gateway.running_servers().into_iter().find(|server| server::tcp_address(server).is_some());
@@ -31,17 +34,22 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         Some(model) => model,
         None => default_model(gateway, running.as_ref())?,
     };
-    let key = std::env::var("NARTHEX_API_KEY").unwrap_or_else(|_| "narthex".to_owned());
+    let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
         let address = running.as_ref().and_then(server::tcp_address);
         let address = address.unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
         if running.is_none() {
             output::note(format!("No server is running; launch would start one with {model}."));
         }
+        if key.is_some() {
+            output::note("The shell reads the key from the environment variable NARTHEX_API_KEY.");
+        }
+        let key = key.map_or(ANY_KEY, |_| KEY_REFERENCE).to_owned();
         let command = AgentCommand::new(args.agent, &Endpoint { address, model, key });
         return output::line(command.shell(&args.arguments));
     }
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
+    let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
     let endpoint = Endpoint { address: server.address.clone(), model, key };
     let command = AgentCommand::new(args.agent, &endpoint);
     interrupt::leave_to_child();
