@@ -75,7 +75,7 @@ pub struct Config {
     pub token_latency: Option<Duration>,
     /// Verification of several tokens of an answer in one step.
     pub speculation: Speculation,
-    /// Maximum time that a request waits for its model to load.
+    /// Maximum time that a request waits for its model to load, and that a load waits for room that models in use take.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
     pub retry_failed_after: Duration,

@@ -7,7 +7,7 @@ mod support;
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, Rights,
+    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, PendingLoad, Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
@@ -26,6 +26,16 @@ fn refused(gateway: &Gateway, model: &str) -> Error {
 
 fn states(gateway: &Gateway) -> Vec<(String, ModelState)> {
     gateway.status().into_iter().map(|status| (status.name.to_string(), status.state)).collect()
+}
+
+/// Waits until a load waits for room. Returns the error of a request whose time ends then.
+fn without_room(load: &PendingLoad) -> Error {
+    let mut error = None;
+    eventually("the wait for room", || {
+        error = load.check().err();
+        !matches!(error, Some(Error::Loading { .. }))
+    });
+    error.expect("the model in use stays")
 }
 
 #[test]
@@ -54,37 +64,36 @@ fn a_model_is_loaded_on_first_use() {
 fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     let tiny = Tiny::new();
     let (chat, encoder) = (tiny.long_chat(), tiny.embedding());
-    let config = Config { max_models: 1, retry_failed_after: Duration::ZERO, ..tiny.config() };
-    let gateway = Gateway::open(config).unwrap();
+    let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
     let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
     ask(&gateway, &chat, question("the cat", greedy(2)));
-    // The counters of the chat model are updated after its last step.
-    eventually("room", || embed().is_ok());
+    // The load waits until the counters of the chat model are updated after its last step.
+    embed().unwrap();
     assert_eq!(states(&gateway), [(encoder.clone(), ModelState::Ready)]);
     let (sink, heard) = events();
     let running = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
     heard.recv_timeout(PATIENCE).unwrap();
-    let error = embed().unwrap_err();
+    let load = gateway.start_load(&encoder).unwrap().unwrap();
+    let error = without_room(&load);
     assert!(error.to_string().contains("there is no room for") && error.retry_after().is_some(), "{error}");
     assert!(error.hint().unwrap().contains("--max-models"));
     running.cancel();
-    eventually("room", || embed().is_ok());
+    embed().unwrap();
 }
 
 #[test]
 fn a_model_stays_until_the_requests_that_waited_for_it_use_it() {
     let tiny = Tiny::new();
     let (chat, encoder) = (tiny.chat(), tiny.embedding());
-    let config = Config { max_models: 1, retry_failed_after: Duration::ZERO, ..tiny.config() };
-    let gateway = Gateway::open(config).unwrap();
+    let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
     let load = gateway.start_load(&chat).unwrap().unwrap();
     let place = load.on_end(|| ()).unwrap();
     eventually("the load", || load.check().is_ok());
-    let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
-    let error = embed().unwrap_err();
-    assert!(error.to_string().contains("there is no room for"), "{error}");
+    let next = gateway.start_load(&encoder).unwrap().unwrap();
+    let error = without_room(&next);
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
     drop(place);
-    eventually("room", || embed().is_ok());
+    eventually("room", || next.check().is_ok());
 }
 
 #[test]

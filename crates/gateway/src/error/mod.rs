@@ -348,6 +348,7 @@ impl Error {
         match self {
             Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
             Self::LoadFailed { retry_after, .. } => *retry_after,
+            Self::NoRoom { .. } => Some(Duration::from_secs(5)),
             Self::ShuttingDown => Some(Duration::from_secs(10)),
             _ => None,
         }

@@ -99,10 +99,12 @@ impl Gateway {
     pub fn open(config: Config) -> Result<Self, Error> {
         let library = Library::open(config)?;
         library.check_names()?;
-        let Config { retry_failed_after, max_models, kv_total, slots, max_queue, .. } = *library.config;
+        let Config { retry_failed_after, max_models, kv_total, slots, max_queue, load_wait, .. } =
+            *library.config;
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
-        let limits = ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting };
+        let limits =
+            ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting, room_wait: load_wait };
         let models = ResidentModels::new(retry_failed_after, limits);
         Ok(Self {
             library: Arc::new(library),
@@ -352,7 +354,7 @@ impl Gateway {
         let runtime = choice.load(library, progress, cancel)?;
         let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();
-        self.models.reserve(key, if has_kv { library.config.kv_budget } else { 0 })?;
+        self.models.reserve(key, if has_kv { library.config.kv_budget } else { 0 }, cancel)?;
         let request = LoadRequest {
             package: Arc::new(package),
             runtime,

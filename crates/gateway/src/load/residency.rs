@@ -4,7 +4,7 @@
 //! reported to requests for a while before another request tries again.
 //!
 //! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
-//! model that was used least recently.
+//! model that was used least recently. If none is idle, its load waits for one, for a limited time.
 
 mod pending;
 
@@ -18,6 +18,7 @@ use narthex_spec::ModelName;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    cancel::Cancel,
     error::{Error, ErrorKind},
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
@@ -26,10 +27,13 @@ use crate::{
 
 pub use pending::{LoadPlace, PendingLoad};
 
+/// Interval of the checks for room. No event marks the end of the last request of a model.
+const ROOM_CHECK: Duration = Duration::from_millis(20);
+
 enum Residence {
     Loading {
         waiters: LoadWaiters,
-        kv_bytes: Option<usize>,
+        room: LoadRoom,
     },
     Ready {
         model: Arc<LoadedModel>,
@@ -44,6 +48,17 @@ enum Residence {
     },
 }
 
+/// Room in memory for a model that is being loaded.
+#[derive(Clone, Copy)]
+enum LoadRoom {
+    /// The load needs none yet.
+    Unneeded,
+    /// The load waits, because models in use take the room.
+    Awaited,
+    /// Reserved, with these bytes of KV cache.
+    Reserved(usize),
+}
+
 /// Functions to call at the end of a load, by number.
 type LoadWaiters = BTreeMap<u64, Box<dyn FnOnce() + Send>>;
 
@@ -56,6 +71,8 @@ pub(crate) struct ResidencyLimits {
     pub(crate) kv_bytes: usize,
     /// Maximum number of requests that wait for the load of a model.
     pub(crate) waiting: usize,
+    /// Maximum time that a load waits for models in use.
+    pub(crate) room_wait: Duration,
 }
 
 /// Report of a failed load.
@@ -63,6 +80,8 @@ struct LoadFailure {
     reason: String,
     hint: Option<String>,
     retry_after: Option<Duration>,
+    /// Time during which requests receive the report before one of them loads again.
+    lasts: Duration,
     /// Every device with its reason, if no device took the model.
     passed_over: Vec<PassedOver>,
 }
@@ -74,7 +93,9 @@ impl LoadFailure {
             _ => Vec::new(),
         };
         let retry_after = is_transient(error.kind()).then_some(retry);
-        Self { reason: error.to_string(), hint: error.hint(), retry_after, passed_over }
+        // A model in use may become idle at any time.
+        let lasts = if matches!(error, Error::NoRoom { .. }) { Duration::ZERO } else { retry };
+        Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
     }
 
     fn error(&self, name: &ModelName) -> Error {
@@ -104,7 +125,8 @@ fn is_transient(kind: ErrorKind) -> bool {
 pub(crate) struct ResidentModels {
     models: Mutex<BTreeMap<PackageKey, Residence>>,
     changed: Condvar,
-    /// Time during which requests receive a failed load's error before one of them loads again.
+    /// Time during which requests receive a failed load's error before one of them loads again. A load that found no room
+    /// is tried again at once.
     retry_failed_after: Duration,
     limits: ResidencyLimits,
     next_waiter: AtomicU64,
@@ -122,15 +144,16 @@ impl Residence {
     /// Returns the bytes of KV cache that are reserved for the model.
     fn kv_bytes(&self) -> usize {
         match self {
-            Self::Loading { kv_bytes, .. } => kv_bytes.unwrap_or_default(),
-            Self::Ready { kv_bytes, .. } => *kv_bytes,
-            Self::Failed { .. } => 0,
+            Self::Loading { room: LoadRoom::Reserved(kv_bytes), .. } | Self::Ready { kv_bytes, .. } => {
+                *kv_bytes
+            }
+            Self::Loading { .. } | Self::Failed { .. } => 0,
         }
     }
 
     /// Returns whether the model has a place in memory.
     fn is_resident(&self) -> bool {
-        matches!(self, Self::Loading { kv_bytes: Some(_), .. } | Self::Ready { .. })
+        matches!(self, Self::Loading { room: LoadRoom::Reserved(_), .. } | Self::Ready { .. })
     }
 
     /// Returns the time of the last request of a model that no request uses or is about to use.
@@ -194,27 +217,49 @@ impl ResidentModels {
                 return Ok(Claim::Ready(model.clone()));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
-            Some(Residence::Failed { at, failure }) if at.elapsed() < self.retry_failed_after => {
+            Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
                 return Err(failure.error(&key.name));
             }
             Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => {}
         }
-        models.insert(key.clone(), Residence::Loading { waiters: LoadWaiters::default(), kv_bytes: None });
+        models.insert(
+            key.clone(),
+            Residence::Loading { waiters: LoadWaiters::default(), room: LoadRoom::Unneeded },
+        );
         drop(models);
         self.notify();
         Ok(Claim::Load)
     }
 
     /// Reserves a place in memory and bytes of KV cache for a model that is being loaded. Evicts idle models if
-    /// necessary, starting with the one that was used least recently.
+    /// necessary, starting with the one that was used least recently, and waits while the others are in use.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] if the models that would have to be evicted are in use.
-    pub(crate) fn reserve(&self, key: &PackageKey, kv_bytes: usize) -> Result<(), Error> {
+    /// [`Error::NoRoom`] if the models stay in use for too long, or if no wait can help; [`Error::Cancelled`].
+    pub(crate) fn reserve(&self, key: &PackageKey, kv_bytes: usize, cancel: &Cancel) -> Result<(), Error> {
+        let ResidencyLimits { models, kv_bytes: kv_total, room_wait, .. } = self.limits;
+        if models == 0 || kv_bytes > kv_total {
+            return Err(self.no_room(key));
+        }
+        let deadline = Instant::now() + room_wait;
+        loop {
+            cancel.check()?;
+            if self.try_reserve(key, kv_bytes) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(self.no_room(key));
+            }
+            self.changed.wait_for(&mut self.models.lock(), ROOM_CHECK);
+        }
+    }
+
+    /// Reserves the room, unless models in use take it. Evicts idle models.
+    fn try_reserve(&self, key: &PackageKey, kv_bytes: usize) -> bool {
         let mut evicted = Vec::new();
-        let reserved = {
+        let fits = {
             let mut models = self.models.lock();
-            loop {
+            let fits = loop {
                 let others =
                     || models.iter().filter(|(other, residence)| *other != key && residence.is_resident());
                 let count = others().count();
@@ -222,24 +267,30 @@ impl ResidentModels {
                 let fits = count < self.limits.models
                     && (kv_bytes == 0 || kv_in_use.saturating_add(kv_bytes) <= self.limits.kv_bytes);
                 if fits {
-                    if let Some(Residence::Loading { kv_bytes: reserved, .. }) = models.get_mut(key) {
-                        *reserved = Some(kv_bytes);
-                    }
-                    break Ok(());
+                    break true;
                 }
                 let idle = others().filter_map(|(other, residence)| Some((residence.idle_since()?, other)));
-                let Some(oldest) = idle.min().map(|(_, other)| other.clone()) else {
-                    let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
-                    break Err(Error::NoRoom { name: key.name.clone(), models, kv_total });
-                };
+                let Some(oldest) = idle.min().map(|(_, other)| other.clone()) else { break false };
                 tracing::info!("{} leaves the memory for {}", oldest.name, key.name);
                 evicted.extend(models.remove(&oldest));
+            };
+            if let Some(Residence::Loading { room, .. }) = models.get_mut(key) {
+                *room = if fits { LoadRoom::Reserved(kv_bytes) } else { LoadRoom::Awaited };
             }
+            fits
         };
+        let is_changed = fits || !evicted.is_empty();
         // Dropped without the lock: the drop ends the models' threads while other requests go on.
         drop(evicted);
-        self.notify();
-        reserved
+        if is_changed {
+            self.notify();
+        }
+        fits
+    }
+
+    fn no_room(&self, key: &PackageKey) -> Error {
+        let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
+        Error::NoRoom { name: key.name.clone(), models, kv_total }
     }
 
     /// Ends the load of [`Claim::Load`].

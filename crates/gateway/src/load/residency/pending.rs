@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Residence, ResidentModels};
+use super::{LoadRoom, Residence, ResidentModels};
 use crate::{error::Error, library::package_key::PackageKey, load::loaded_model::LoadedModel};
 
 /// Delay before a client should retry while a model is loading.
@@ -44,7 +44,7 @@ impl PendingLoad {
         Ok(place)
     }
 
-    /// Fails if the model is still loading, or if its load failed.
+    /// Fails if the model is still loading, if its load waits for room in memory, or if its load failed.
     pub fn check(&self) -> Result<(), Error> {
         self.model().map(|_| ())
     }
@@ -63,6 +63,7 @@ impl PendingLoad {
     fn model(&self) -> Result<Arc<LoadedModel>, Error> {
         match self.models.models.lock().get(&self.key) {
             Some(Residence::Ready { model, .. }) => Ok(model.clone()),
+            Some(Residence::Loading { room: LoadRoom::Awaited, .. }) => Err(self.models.no_room(&self.key)),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
             None => Err(Error::ShuttingDown),
@@ -109,14 +110,19 @@ mod tests {
         super::{Claim, ResidencyLimits},
         *,
     };
+    use crate::cancel::Cancel;
+
+    fn key(name: &str) -> PackageKey {
+        PackageKey { name: name.parse().unwrap(), scheme: Scheme::W8 }
+    }
 
     #[test]
     fn a_limited_number_of_requests_waits_for_a_load() {
         let models = Arc::new(ResidentModels::new(
             Duration::ZERO,
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2 },
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, room_wait: Duration::ZERO },
         ));
-        let key = PackageKey { name: "tiny".parse().unwrap(), scheme: Scheme::W8 };
+        let key = key("tiny");
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
         let load = PendingLoad::new(models.clone(), key.clone());
         let woken = Arc::new(AtomicU64::new(0));
@@ -136,5 +142,51 @@ mod tests {
         assert!(matches!(load.check(), Err(Error::LoadFailed { .. })));
         drop((second, third, wait().unwrap()));
         assert_eq!(woken.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_load_waits_for_the_room_of_another() {
+        let limits =
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, room_wait: Duration::from_secs(3600) };
+        let models = Arc::new(ResidentModels::new(Duration::ZERO, limits));
+        let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
+        for model in [&first, &second] {
+            assert!(matches!(models.claim(model), Ok(Claim::Load)));
+        }
+        models.reserve(&first, 0, &cancel).unwrap();
+        let load = PendingLoad::new(models.clone(), second.clone());
+        assert!(matches!(load.check(), Err(Error::Loading { .. })));
+        std::thread::scope(|scope| {
+            let wait = scope.spawn(|| models.reserve(&second, 0, &cancel));
+            while !wait.is_finished() && !matches!(load.check(), Err(Error::NoRoom { .. })) {
+                std::thread::yield_now();
+            }
+            models.finish(&first, Err(&Error::Cancelled));
+            wait.join().unwrap().unwrap();
+            assert!(matches!(load.check(), Err(Error::Loading { .. })));
+            // The second load has the room now.
+            assert!(matches!(models.claim(&first), Ok(Claim::Load)));
+            let wait = scope.spawn(|| models.reserve(&first, 0, &cancel));
+            cancel.cancel();
+            assert!(matches!(wait.join().unwrap(), Err(Error::Cancelled)));
+        });
+    }
+
+    #[test]
+    fn a_load_without_room_is_tried_again_at_once() {
+        let limits = ResidencyLimits { models: 1, kv_bytes: 9, waiting: 2, room_wait: Duration::ZERO };
+        let models = ResidentModels::new(Duration::from_secs(3600), limits);
+        let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
+        for model in [&first, &second] {
+            assert!(matches!(models.claim(model), Ok(Claim::Load)));
+        }
+        assert!(matches!(models.reserve(&first, 10, &cancel), Err(Error::NoRoom { .. })));
+        models.reserve(&first, 9, &cancel).unwrap();
+        let error = models.reserve(&second, 0, &cancel).unwrap_err();
+        assert!(matches!(error, Error::NoRoom { .. }) && error.retry_after().is_some(), "{error}");
+        models.finish(&second, Err(&error));
+        assert!(matches!(models.claim(&second), Ok(Claim::Load)));
+        models.finish(&second, Err(&Error::Cancelled));
+        assert!(matches!(models.claim(&second), Err(Error::LoadFailed { .. })));
     }
 }
