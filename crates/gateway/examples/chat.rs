@@ -7,23 +7,10 @@ use std::{error::Error, sync::mpsc};
 use narthex_gateway::{
     Cancel, Config, Gateway,
     request::{
-        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
-        ToolSettings,
+        ChatRequest, GenerateOptions, GenerationEvent, Message, ReasoningSettings, Role, ToolSettings,
     },
 };
 use narthex_spec::progress::Quiet;
-
-/// Sends the events of an answer to another thread. Stops the answer if the receiver is gone.
-struct Channel(mpsc::Sender<GenerationEvent>);
-
-impl GenerationSink for Channel {
-    fn event(&mut self, event: GenerationEvent) -> std::ops::ControlFlow<()> {
-        match self.0.send(event) {
-            Ok(()) => std::ops::ControlFlow::Continue(()),
-            Err(_) => std::ops::ControlFlow::Break(()),
-        }
-    }
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let question = std::env::args().nth(1).unwrap_or_else(|| "What is the capital of France?".to_owned());
@@ -42,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         },
     };
     let (sender, events) = mpsc::channel();
-    let _generation = gateway.chat(&model.id(), request, Box::new(Channel(sender)))?;
+    let _generation = gateway.chat(&model.id(), request, Box::new(sender))?;
     let mut answer = String::new();
     for event in events {
         match event {

@@ -1,6 +1,6 @@
 //! A generation that is printed while it runs, for `chat` and `complete`.
 
-use std::{ops::ControlFlow, sync::mpsc, time::Duration};
+use std::{sync::mpsc, time::Duration};
 
 use narthex_gateway::{
     Error, Gateway, Generation,
@@ -47,7 +47,7 @@ pub(super) fn print(
     start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
-    let turn = start(Box::new(ChannelSink(sender)))?;
+    let turn = start(Box::new(sender))?;
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     loop {
         match events.recv_timeout(Duration::from_millis(50)) {
@@ -124,16 +124,5 @@ pub(super) fn options(args: &GenerateArgs) -> GenerateOptions {
 pub(super) fn print_speed(args: &GenerateArgs, status: &ModelStatus, summary: &Summary) {
     if !args.quiet {
         output::note(render::answer_line(status, summary));
-    }
-}
-
-struct ChannelSink(mpsc::Sender<GenerationEvent>);
-
-impl GenerationSink for ChannelSink {
-    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
-        match self.0.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
     }
 }

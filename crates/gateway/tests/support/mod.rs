@@ -6,7 +6,7 @@
 #[path = "../../../device/tests/support/encoders.rs"]
 pub(crate) mod encoders;
 
-use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
+use std::{fs, path::PathBuf, sync::mpsc, time::Duration};
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_gateway::{
@@ -203,22 +203,10 @@ pub(crate) fn text(prompt: &str, options: GenerateOptions) -> CompletionRequest 
     CompletionRequest { prompt: Prompt::Text(prompt.to_owned()), echo: Echo::Completion, options }
 }
 
-/// Sink that sends events to the test's thread.
-pub(crate) struct Events(mpsc::Sender<GenerationEvent>);
-
 /// Returns a sink and the receiver of its events.
-pub(crate) fn events() -> (Box<Events>, mpsc::Receiver<GenerationEvent>) {
+pub(crate) fn events() -> (Box<dyn GenerationSink>, mpsc::Receiver<GenerationEvent>) {
     let (sender, receiver) = mpsc::channel();
-    (Box::new(Events(sender)), receiver)
-}
-
-impl GenerationSink for Events {
-    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
-        match self.0.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    }
+    (Box::new(sender), receiver)
 }
 
 /// Complete answer of one choice.

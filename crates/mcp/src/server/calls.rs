@@ -1,6 +1,6 @@
 //! The tools: their arguments, their answers and their descriptions for agents.
 
-use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
+use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
 use narthex_gateway::{
     Cancel, Error, Gateway,
@@ -8,8 +8,8 @@ use narthex_gateway::{
     models::ModelKind,
     plan::PlanRequest,
     request::{
-        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Grammar,
-        Message, Overlong, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
+        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Message,
+        Overlong, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
     },
 };
 use narthex_spec::Target;
@@ -266,7 +266,7 @@ impl CallSite {
             },
         };
         let (sender, events) = mpsc::channel();
-        let generation = self.gateway.chat(&model, request, Box::new(EventSender(sender)))?;
+        let generation = self.gateway.chat(&model, request, Box::new(sender))?;
         let mut answer = String::new();
         let mut text = Vec::new();
         loop {
@@ -342,17 +342,6 @@ impl CallSite {
         let targets = arguments.targets.iter().map(|text| target(text, "targets"));
         let request = PlanRequest { subject: arguments.model, targets: targets.collect::<Result<_, _>>()? };
         ToolAnswer::json(&self.gateway.plan(&request, cancel)?)
-    }
-}
-
-struct EventSender(mpsc::Sender<GenerationEvent>);
-
-impl GenerationSink for EventSender {
-    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
-        match self.0.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ mod encoder;
 mod reasoning;
 mod tools;
 
-use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 
 pub use narthex_text::{
     grammar::Grammar,
@@ -191,6 +191,16 @@ pub trait GenerationSink: Send {
     /// Returns whether the events have no receiver any more. If so, the work before the first event ends too.
     fn is_closed(&self) -> bool {
         false
+    }
+}
+
+/// Sends the events to another thread. Cancels the generation once the receiver is gone.
+impl GenerationSink for mpsc::Sender<GenerationEvent> {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
+        match self.send(event) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
     }
 }
 
