@@ -86,14 +86,19 @@ fn a_model_stays_until_the_requests_that_waited_for_it_use_it() {
     let tiny = Tiny::new();
     let (chat, encoder) = (tiny.chat(), tiny.embedding());
     let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
-    let load = gateway.start_load(&chat).unwrap().unwrap();
-    let place = load.on_end(|| ()).unwrap();
-    eventually("the load", || load.check().is_ok());
-    let next = gateway.start_load(&encoder).unwrap().unwrap();
-    let error = without_room(&next);
-    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
-    drop(place);
-    eventually("room", || next.check().is_ok());
+    for is_late in [false, true] {
+        let load = gateway.start_load(&chat).unwrap().unwrap();
+        let mut place = load.wait_for_end(&Cancel::new()).unwrap();
+        if is_late {
+            // A place that is taken after the end of the load has the same effect.
+            place = load.wait_for_end(&Cancel::new()).unwrap();
+        }
+        let next = gateway.start_load(&encoder).unwrap().unwrap();
+        let error = without_room(&next);
+        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+        drop(place);
+        eventually("room", || next.check().is_ok());
+    }
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Requests that wait for a load.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
 use super::{LoadRoom, Residence, ResidentModels};
-use crate::{error::Error, library::package_key::PackageKey, load::loaded_model::LoadedModel};
+use crate::{
+    cancel::Cancel, error::Error, library::package_key::PackageKey, load::loaded_model::LoadedModel,
+};
 
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
@@ -29,10 +31,16 @@ impl PendingLoad {
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
         let place = LoadPlace { models: models.clone(), key: key.clone(), number };
         let mut residences = models.models.lock();
-        let Some(Residence::Loading { waiters, .. }) = residences.get_mut(key) else {
-            drop(residences);
-            wake();
-            return Ok(place);
+        let waiters = match residences.get_mut(key) {
+            Some(Residence::Loading { waiters, .. }) => waiters,
+            ended => {
+                if let Some(Residence::Ready { awaiting, .. }) = ended {
+                    awaiting.insert(number);
+                }
+                drop(residences);
+                wake();
+                return Ok(place);
+            }
         };
         let queued = waiters.len();
         if queued >= models.limits.waiting {
@@ -41,6 +49,29 @@ impl PendingLoad {
         }
         waiters.insert(number, Box::new(wake));
         drop(residences);
+        Ok(place)
+    }
+
+    /// Waits until the load has ended, and returns a place that keeps the model in memory.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] once `cancel` is set, [`Error::Overloaded`] if too many requests wait for the model, and the
+    /// error of a failed load.
+    pub fn wait_for_end(&self, cancel: &Cancel) -> Result<LoadPlace, Error> {
+        let (sender, woken) = mpsc::channel();
+        let wake = || {
+            let sender = sender.clone();
+            move || {
+                // The wait may have ended already.
+                let _ = sender.send(());
+            }
+        };
+        let place = self.on_end(wake())?;
+        let _callback = cancel.on_cancel(wake());
+        // Ends with the first call, since `sender` keeps the channel open.
+        let _ = woken.recv();
+        cancel.check()?;
+        self.check()?;
         Ok(place)
     }
 
@@ -110,7 +141,6 @@ mod tests {
         super::{Claim, ResidencyLimits},
         *,
     };
-    use crate::cancel::Cancel;
 
     fn key(name: &str) -> PackageKey {
         PackageKey { name: name.parse().unwrap(), scheme: Scheme::W8 }
@@ -142,6 +172,39 @@ mod tests {
         assert!(matches!(load.check(), Err(Error::LoadFailed { .. })));
         drop((second, third, wait().unwrap()));
         assert_eq!(woken.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_request_or_its_load() {
+        let models = Arc::new(ResidentModels::new(
+            Duration::ZERO,
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 1, room_wait: Duration::ZERO },
+        ));
+        let key = key("tiny");
+        assert!(matches!(models.claim(&key), Ok(Claim::Load)));
+        let load = PendingLoad::new(models.clone(), key.clone());
+        let waiting = || match models.models.lock().get(&key) {
+            Some(Residence::Loading { waiters, .. }) => waiters.len(),
+            _ => 0,
+        };
+        // Ends the wait of a request by `end` after the wait has begun.
+        let wait = |cancel: &Cancel, end: &dyn Fn()| {
+            std::thread::scope(|scope| {
+                let request = scope.spawn(|| load.wait_for_end(cancel));
+                while waiting() == 0 {
+                    std::thread::yield_now();
+                }
+                end();
+                request.join().unwrap()
+            })
+        };
+        let cancel = Cancel::new();
+        assert!(matches!(wait(&cancel, &|| cancel.cancel()), Err(Error::Cancelled)));
+        assert_eq!(waiting(), 0);
+        assert!(matches!(load.wait_for_end(&cancel), Err(Error::Cancelled)));
+        let failed = wait(&Cancel::new(), &|| models.finish(&key, Err(&Error::ShuttingDown)));
+        assert!(matches!(failed, Err(Error::LoadFailed { .. })));
+        assert!(matches!(load.wait_for_end(&Cancel::new()), Err(Error::LoadFailed { .. })));
     }
 
     #[test]
