@@ -42,7 +42,8 @@ struct Callbacks {
 }
 
 /// A registered callback; dropping it removes the callback.
-pub(crate) struct CancelCallback<'a> {
+#[must_use = "the callback is removed when this is dropped"]
+pub struct CancelCallback<'a> {
     signal: &'a Signal,
     id: Option<u64>,
 }
@@ -70,9 +71,9 @@ impl Cancel {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Registers a function that [`Self::cancel`] calls, to wake a thread that waits. Calls it at once if the signal is
-    /// already set.
-    pub(crate) fn on_cancel(&self, callback: impl FnOnce() + Send + 'static) -> CancelCallback<'_> {
+    /// Registers a function that [`Self::cancel`] calls, such as one that wakes a waiting thread. Calls it at once if the
+    /// signal is already set.
+    pub fn on_cancel(&self, callback: impl FnOnce() + Send + 'static) -> CancelCallback<'_> {
         let mut callbacks = self.0.callbacks.lock();
         // `cancel` sets the flag before it takes the callbacks, so that one of the two calls this one.
         if self.is_cancelled() {

@@ -21,7 +21,7 @@ mod rights;
 mod serve;
 mod server_record;
 
-pub use cancel::Cancel;
+pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
     request::{CompileRequest, Rebuild, VocabSubset, vocabulary},

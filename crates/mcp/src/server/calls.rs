@@ -1,6 +1,6 @@
 //! The tools: their arguments, their answers and their descriptions for agents.
 
-use std::{collections::BTreeMap, sync::mpsc, time::Duration};
+use std::{collections::BTreeMap, sync::mpsc};
 
 use narthex_gateway::{
     Cancel, Error, Gateway,
@@ -21,9 +21,6 @@ use super::{McpOptions, models::CallModel};
 
 /// Maximum number of tokens of an answer if the call states none.
 const MAX_TOKENS: usize = 1024;
-
-/// Interval between looks at a cancellation during an answer.
-const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Reads the arguments of a call and answers it.
 type RunCall = fn(&CallSite, Map<String, Value>, &Cancel) -> Result<ToolAnswer, CallError>;
@@ -266,37 +263,32 @@ impl CallSite {
             },
         };
         let (sender, events) = mpsc::channel();
-        let generation = self.gateway.chat(&model, request, Box::new(sender))?;
-        let mut answer = String::new();
-        let mut text = Vec::new();
-        loop {
-            match events.recv_timeout(INTERVAL) {
-                Ok(GenerationEvent::Text { text, .. }) => answer.push_str(&text),
-                Ok(GenerationEvent::Finished { reason: FinishReason::Length, .. }) => {
-                    text.push(format!(
+        let generation = self.gateway.chat(&model.name, request, Box::new(sender))?;
+        let _callback = cancel.on_cancel(move || generation.cancel());
+        let (mut answer, mut cut) = (String::new(), None);
+        for event in events {
+            match event {
+                GenerationEvent::Text { text, .. } => answer.push_str(&text),
+                GenerationEvent::Finished { reason: FinishReason::Length, .. } => {
+                    cut = Some(format!(
                         "[The answer was cut after {limit} tokens or at the end of the context.]"
                     ));
                 }
-                Ok(GenerationEvent::Done(_)) => break,
-                Ok(GenerationEvent::Failed { message }) => return Err(CallError::Failed(message)),
-                Ok(
-                    GenerationEvent::Started { .. }
-                    | GenerationEvent::Reasoning { .. }
-                    | GenerationEvent::ToolCall { .. }
-                    | GenerationEvent::Finished { .. },
-                )
-                | Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(CallError::Failed("the engine stopped before it was complete".to_owned()));
+                GenerationEvent::Finished { reason: FinishReason::Cancelled, .. } => {
+                    return Err(Error::Cancelled.into());
                 }
-            }
-            if cancel.is_cancelled() {
-                generation.cancel();
-                return Err(Error::Cancelled.into());
+                GenerationEvent::Done(_) => {
+                    let text = [answer].into_iter().chain(cut).collect();
+                    return Ok(ToolAnswer { text, structured: None });
+                }
+                GenerationEvent::Failed { message } => return Err(CallError::Failed(message)),
+                GenerationEvent::Started { .. }
+                | GenerationEvent::Reasoning { .. }
+                | GenerationEvent::ToolCall { .. }
+                | GenerationEvent::Finished { .. } => {}
             }
         }
-        text.insert(0, answer);
-        Ok(ToolAnswer { text, structured: None })
+        Err(CallError::Failed("the engine stopped before it was complete".to_owned()))
     }
 
     fn embeddings(&self, arguments: EmbeddingArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
@@ -306,9 +298,9 @@ impl CallSite {
         let model = model.load(&self.gateway, cancel)?;
         let inputs = texts.into_iter().map(Prompt::Text).collect();
         let request = EmbedRequest { inputs, overlong: overlong(truncate), dimensions, prompt };
-        let found = self.gateway.embed(&model, &request, cancel)?;
+        let found = self.gateway.embed(&model.name, &request, cancel)?;
         let (embeddings, prompt_tokens) = (found.vectors, found.prompt_tokens);
-        ToolAnswer::json(&EmbeddingAnswer { model, embeddings, prompt_tokens })
+        ToolAnswer::json(&EmbeddingAnswer { model: model.name, embeddings, prompt_tokens })
     }
 
     fn rerank(&self, arguments: RerankArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
@@ -317,7 +309,7 @@ impl CallSite {
         let model = CallModel { named: model.as_deref(), configured, kind: ModelKind::Rerank };
         let model = model.load(&self.gateway, cancel)?;
         let request = RerankRequest { query, documents, top_n, overlong: overlong(truncate) };
-        let ranking = self.gateway.rerank(&model, &request, cancel)?;
+        let ranking = self.gateway.rerank(&model.name, &request, cancel)?;
         let results = ranking.results.iter().map(|ranked| RankedText {
             index: ranked.index,
             score: ranked.score,

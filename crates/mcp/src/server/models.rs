@@ -1,15 +1,7 @@
 //! The model of a call: the one that it names, else the operator's, else an installed one.
 
-use std::{
-    sync::mpsc::{self, RecvTimeoutError},
-    time::Duration,
-};
-
-use narthex_gateway::{Cancel, Error, Gateway, models::ModelKind};
+use narthex_gateway::{Cancel, Error, Gateway, LoadPlace, models::ModelKind};
 use narthex_spec::progress::Quiet;
-
-/// Interval between looks at a cancellation during a load.
-const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Models that a call may use.
 pub(super) struct CallModel<'a> {
@@ -21,23 +13,32 @@ pub(super) struct CallModel<'a> {
     pub(super) kind: ModelKind,
 }
 
+/// A model in memory. If the call waited for its load, it stays there until this is dropped.
+pub(super) struct ReadyModel {
+    /// Name for requests.
+    pub(super) name: String,
+    _place: Option<LoadPlace>,
+}
+
 impl CallModel<'_> {
-    /// Loads the model, however long that takes, and returns its name for requests.
+    /// Loads the model, however long that takes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the call names no model and none is installed; [`Error::Cancelled`].
-    pub(super) fn load(&self, gateway: &Gateway, cancel: &Cancel) -> Result<String, Error> {
+    pub(super) fn load(&self, gateway: &Gateway, cancel: &Cancel) -> Result<ReadyModel, Error> {
         if let Some(configured) = self.configured
             && self.named.is_none_or(|named| named == configured)
         {
-            return Ok(gateway.load(configured, &Quiet, cancel)?.id());
+            let name = gateway.load(configured, &Quiet, cancel)?.id();
+            return Ok(ReadyModel { name, _place: None });
         }
-        let model = match self.named {
+        let name = match self.named {
             Some(named) => named.to_owned(),
             None => self.newest(gateway)?,
         };
-        load_requested(gateway, &model, cancel)?;
-        Ok(model)
+        let load = gateway.start_load(&name)?;
+        let place = load.map(|load| load.wait_for_end(cancel)).transpose()?;
+        Ok(ReadyModel { name, _place: place })
     }
 
     fn newest(&self, gateway: &Gateway) -> Result<String, Error> {
@@ -51,22 +52,4 @@ impl CallModel<'_> {
             ),
         })
     }
-}
-
-/// Loads a model within the rights of a request.
-fn load_requested(gateway: &Gateway, model: &str, cancel: &Cancel) -> Result<(), Error> {
-    let Some(load) = gateway.start_load(model)? else { return Ok(()) };
-    let (ended, end) = mpsc::channel();
-    let wake = move || {
-        // Nobody waits any more if the call was cancelled.
-        let _ = ended.send(());
-    };
-    let place = load.on_end(wake)?;
-    while end.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-    }
-    drop(place);
-    load.check()
 }
