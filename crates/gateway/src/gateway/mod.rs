@@ -203,10 +203,8 @@ impl Gateway {
                     let source = ModelSource { reference: &reference, limit: PullLimit::None };
                     self.load_claimed(&key, source, progress, cancel)?;
                 }
-                Claim::Wait => {
-                    let load = PendingLoad::new(self.models.clone(), key.clone());
-                    load.wait(Instant::now() + self.library.config.load_wait)?;
-                }
+                // The next claim needs no place: it loads the model again if it has left the memory.
+                Claim::Wait => drop(PendingLoad::new(self.models.clone(), key.clone()).wait_for_end(cancel)?),
             }
         }
     }
