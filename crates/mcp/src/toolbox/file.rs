@@ -6,7 +6,7 @@ use narthex_gateway::request::{Strictness, Tool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{MAX_NAME, MAX_TOOLS, command::CommandTool, definition};
+use super::{MAX_NAME_START, MAX_TOOLS, command::CommandTool, definition};
 
 /// Time limit of a command that states none, in seconds.
 const TIMEOUT: u64 = 60;
@@ -89,8 +89,7 @@ impl FileEntry {
     fn into_tool(self) -> Result<(Tool, CommandTool), String> {
         let Self { r#type: EntryType::Function, function, command, timeout } = self;
         let FileFunction { name, description, parameters, strict } = function;
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if name.is_empty() || name.len() > MAX_NAME - 8 || !name.chars().all(is_plain) {
+        if !Tool::is_name(&name) || name.len() > MAX_NAME_START {
             return Err(format!("expected a name of letters, digits, _, - and ., found {name:?}"));
         }
         let Some((program, arguments)) = command.split_first().filter(|(program, _)| !program.is_empty())

@@ -23,8 +23,8 @@ const MAX_RESULT: usize = 64 << 10;
 /// Maximum number of tools of one server.
 const MAX_TOOLS: usize = 512;
 
-/// Maximum length of a tool's name in a request.
-const MAX_NAME: usize = 128;
+/// Maximum length of a tool's name without the number that may follow it.
+const MAX_NAME_START: usize = Tool::MAX_NAME - 8;
 
 /// Time for an MCP server to start. Servers may be downloaded first, as with npx.
 const START_TIME: Duration = Duration::from_secs(120);
@@ -220,10 +220,10 @@ impl Drop for Toolbox {
     }
 }
 
-/// Returns a name of letters, digits, `_`, `-` and `.` that is not taken.
+/// Returns a name that requests allow and that is not taken.
 fn free_name(name: &str, taken: &BTreeSet<&str>) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
-    let mut base: String = name.chars().map(plain).take(MAX_NAME - 8).collect();
+    let plain = |c: char| if Tool::is_name_char(c) { c } else { '_' };
+    let mut base: String = name.chars().map(plain).take(MAX_NAME_START).collect();
     if base.is_empty() {
         base.push_str("tool");
     }
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(free_name("read", &taken), "read_3");
         assert_eq!(free_name("fs/read file", &taken), "fs_read_file");
         assert_eq!(free_name("", &taken), "tool");
-        assert_eq!(free_name(&"a".repeat(500), &taken).len(), MAX_NAME - 8);
+        assert_eq!(free_name(&"a".repeat(500), &taken).len(), MAX_NAME_START);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct ToolSettings {
 /// A function that a model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// Name: letters, digits, `_`, `-` and `.`.
+    /// Name, for which [`Self::is_name`] is true.
     pub name: String,
     /// Description for the model.
     pub description: Option<String>,
@@ -25,6 +25,21 @@ pub struct Tool {
     pub parameters: Value,
     /// Guarantee for the arguments.
     pub strictness: Strictness,
+}
+
+impl Tool {
+    /// Maximum length of a name.
+    pub const MAX_NAME: usize = 128;
+
+    /// Returns whether a text has 1 to [`Self::MAX_NAME`] characters, all of which a name may have.
+    pub fn is_name(text: &str) -> bool {
+        (1..=Self::MAX_NAME).contains(&text.len()) && text.chars().all(Self::is_name_char)
+    }
+
+    /// Returns whether a name may have a character: an ASCII letter, a digit, `_`, `-` or `.`.
+    pub fn is_name_char(char: char) -> bool {
+        char.is_ascii_alphanumeric() || "_-.".contains(char)
+    }
 }
 
 /// Guarantee for the arguments of a call that the model chooses to make.
@@ -68,4 +83,22 @@ pub struct ToolCallStart {
     pub id: String,
     /// Name of the function.
     pub name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_plain() {
+        let check = |text: &str, expect| assert_eq!(Tool::is_name(text), expect, "{text:?}");
+        check("get_weather-2.v1", true);
+        check("7", true);
+        check(&"a".repeat(Tool::MAX_NAME), true);
+        check(&"a".repeat(Tool::MAX_NAME + 1), false);
+        check("", false);
+        check("a b", false);
+        check("fs/read", false);
+        check("größe", false);
+    }
 }

@@ -14,9 +14,6 @@ use crate::{
     serve::request::{Tool, ToolChoice, ToolSettings},
 };
 
-/// Maximum length of a function's name.
-const MAX_NAME: usize = 128;
-
 /// Maximum number of tools.
 const MAX_TOOLS: usize = 1024;
 
@@ -27,11 +24,11 @@ pub(in crate::serve) fn check(settings: &ToolSettings) -> Result<(), Error> {
         return Err(Error::invalid("tools", format!("expected at most {MAX_TOOLS} tools, found {found}")));
     }
     for tool in &settings.tools {
-        let is_plain = |char: char| char.is_ascii_alphanumeric() || "_-.".contains(char);
-        if tool.name.is_empty() || tool.name.len() > MAX_NAME || !tool.name.chars().all(is_plain) {
-            let name: String = tool.name.chars().take(MAX_NAME).collect();
+        if !Tool::is_name(&tool.name) {
+            let max = Tool::MAX_NAME;
+            let name: String = tool.name.chars().take(max).collect();
             let message =
-                format!("expected a name of 1 to {MAX_NAME} letters, digits, _, - and ., found {name:?}");
+                format!("expected a name of 1 to {max} letters, digits, _, - and ., found {name:?}");
             return Err(Error::invalid("tools", message));
         }
     }
