@@ -15,9 +15,9 @@ use crate::{
     process,
     python::VirtualEnvironment,
     record::{self, RecordArgs},
+    server::Server,
     session::Session,
-    terminal,
-    test::{self, server::Server},
+    terminal, test,
     workspace::Workspace,
 };
 

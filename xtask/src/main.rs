@@ -21,6 +21,7 @@ mod pypi;
 mod python;
 mod record;
 mod sanitize;
+mod server;
 mod session;
 mod swiftshader;
 mod terminal;

@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use crate::{
     http::{self, Answer, Disconnect, Request},
     pypi::PinnedPackage,
-    record, terminal,
-    test::{self, server::Server},
+    record,
+    server::Server,
+    terminal, test,
     workspace::Workspace,
 };
 

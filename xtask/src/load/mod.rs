@@ -20,8 +20,8 @@ use strum::VariantArray;
 use crate::{
     http::{Disconnect, Request, send},
     record::{self, RecordArgs},
-    terminal,
-    test::{self, server::Server},
+    server::Server,
+    terminal, test,
     usage::{Usage, quarters},
     workspace::Workspace,
 };

@@ -4,10 +4,9 @@
 //! HTTP. Prompts differ from their first word on, so no prefix cache answers for a server.
 
 use std::{
-    fs::{self, File},
+    fs,
     net::TcpListener,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -20,7 +19,9 @@ use strum::{IntoStaticStr, VariantArray};
 use crate::{
     http::{self, Disconnect, Request},
     peers::{llama::Llama, runner::openvino_folder, setup::Setup, spread::Spread, weights::Weights},
-    process, terminal,
+    process,
+    server::Server,
+    terminal,
 };
 
 /// Numbers of concurrent clients.
@@ -40,9 +41,6 @@ const CONTEXT: usize = 512;
 
 /// Text whose words make the prompts, relative to the root.
 const TEXT: &str = "bench/text/ferry.txt";
-
-/// Time in which a server must load its model.
-const START: Duration = Duration::from_secs(120);
 
 /// Ratios over the peers that are wanted, by number of clients.
 const WANTED: [(usize, f64); 2] = [(4, 2.0), (16, 2.5)];
@@ -120,21 +118,6 @@ pub(super) struct ServerRatio {
     pub(super) wanted: Option<f64>,
 }
 
-/// A server process; it is killed when this value is dropped.
-struct RunningServer {
-    child: Child,
-    address: String,
-    log: PathBuf,
-}
-
-impl Drop for RunningServer {
-    fn drop(&mut self) {
-        // The process may have ended already; other errors cannot be handled here.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Measures every server with every number of clients, in rounds.
 pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Servers> {
     let text = setup.session.workspace.root.join(TEXT);
@@ -205,13 +188,19 @@ impl ServerSide {
             return measure_openvino(setup, weights, prompt);
         }
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-        let server = RunningServer::start(self.command(setup, weights, &port)?, setup, port)?;
-        server.ask(&prompt(), 4)?;
+        let command = self.command(setup, weights, &port)?;
+        let address = format!("127.0.0.1:{port}");
+        let health = Request { method: "GET", path: "/health", body: b"" };
+        let server = Server::spawn(command, &setup.folder.join("server.log"), || {
+            let answer = http::send(&address, health, Disconnect::AfterAnswer);
+            answer.is_ok_and(|answer| answer.status == 200).then(|| address.clone())
+        })?;
+        ask(&server, &prompt(), 4)?;
         CLIENTS
             .iter()
             .map(|&clients| {
                 let prompts = (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect());
-                server.measure(prompts.collect())
+                run_clients(&server, prompts.collect())
             })
             .collect()
     }
@@ -245,55 +234,32 @@ impl ServerSide {
     }
 }
 
-impl RunningServer {
-    fn start(mut command: Command, setup: &Setup<'_>, port: String) -> anyhow::Result<Self> {
-        let log = setup.folder.join("server.log");
-        let file = File::create(&log).with_context(|| log.display().to_string())?;
-        let child = command.stdout(file.try_clone()?).stderr(Stdio::from(file)).spawn();
-        let child = child.with_context(|| format!("{:?} cannot be started", command.get_program()))?;
-        let mut server = Self { child, address: format!("127.0.0.1:{port}"), log };
-        let started = Instant::now();
-        let health = Request { method: "GET", path: "/health", body: b"" };
-        while !http::send(&server.address, health, Disconnect::AfterAnswer).is_ok_and(|a| a.status == 200) {
-            if let Some(status) = server.child.try_wait()? {
-                bail!("the server ended with {status}; its output is in {}", server.log.display());
-            }
-            if started.elapsed() > START {
-                bail!("the server was not ready in {START:?}; its output is in {}", server.log.display());
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(server)
+/// Completes a prompt; returns the number of generated tokens.
+fn ask(server: &Server, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
+    let body = body.to_string();
+    let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
+    let answer = http::send(&server.address, request, Disconnect::AfterAnswer)?;
+    let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
+    match generated {
+        Some(generated) if answer.status == 200 => Ok(generated),
+        _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
     }
+}
 
-    /// Completes a prompt; returns the number of generated tokens.
-    fn ask(&self, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
-        let body = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
-        let body = body.to_string();
-        let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
-        let answer = http::send(&self.address, request, Disconnect::AfterAnswer)?;
-        let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
-        match generated {
-            Some(generated) if answer.status == 200 => Ok(generated),
-            _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
-        }
-    }
-
-    /// Sends the prompts of each client one after another, all clients at once.
-    fn measure(&self, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
-        let started = Instant::now();
-        let client = |prompts: &[String]| {
-            let tokens =
-                prompts.iter().map(|prompt| self.ask(prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
-            Ok(Received { tokens, time: started.elapsed() })
-        };
-        let received: anyhow::Result<Vec<Received>> = thread::scope(|scope| {
-            let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| client(prompts))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
-        });
-        throughput(&received?)
-    }
+/// Sends the prompts of each client one after another, all clients at once.
+fn run_clients(server: &Server, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
+    let started = Instant::now();
+    let client = |prompts: &[String]| {
+        let tokens = prompts.iter().map(|prompt| ask(server, prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
+        Ok(Received { tokens, time: started.elapsed() })
+    };
+    let received: anyhow::Result<Vec<Received>> = thread::scope(|scope| {
+        let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| client(prompts))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
+    });
+    throughput(&received?)
 }
 
 /// Computes the throughput of all clients.

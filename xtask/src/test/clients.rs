@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-use crate::{process, python::VirtualEnvironment, session::Session, terminal, test::server::Server};
+use crate::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
 
 /// A client with its script.
 struct ScriptedClient {

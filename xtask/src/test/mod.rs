@@ -9,7 +9,6 @@ mod cargo_tool;
 mod clients;
 pub(crate) mod count;
 mod notebook;
-pub(crate) mod server;
 mod stages;
 mod tools;
 

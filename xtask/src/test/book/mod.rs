@@ -22,8 +22,8 @@ use self::{
     blocks::{Block, Language, Line},
     pages::Page,
 };
-use super::{cargo_tool::CargoTool, clients, server::Server};
-use crate::{process, python::VirtualEnvironment, session::Session, terminal};
+use super::{cargo_tool::CargoTool, clients};
+use crate::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
 
 /// The program that builds the book. Its server and its search are left out, and the compiler optimises nothing, because the
 /// book is small.

@@ -1,9 +1,9 @@
-//! `narthex serve` as a process of its own, on a free port.
+//! Servers as processes of their own.
 
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -12,8 +12,8 @@ use anyhow::{Context, bail};
 
 use crate::session::Session;
 
-/// Time in which a server must start to listen.
-const START: Duration = Duration::from_secs(60);
+/// Time in which a server must be ready.
+const START: Duration = Duration::from_secs(120);
 
 /// A running server; it is stopped when this value is dropped.
 pub(crate) struct Server {
@@ -25,35 +25,34 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server on a free port, with further arguments of `narthex serve`.
+    /// Starts `narthex serve` on a free port, with further arguments.
     pub(crate) fn start(session: &Session<'_>, log: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
-        let narthex = session.build_narthex()?;
-        let file = File::create(log).with_context(|| log.display().to_string())?;
-        let child = session
-            .command(narthex)
-            .args(["serve", "--port", "0"])
-            .args(arguments)
-            .stdout(file.try_clone()?)
-            .stderr(Stdio::from(file))
-            .spawn()
-            .context("the server cannot be started")?;
-        let mut server = Self { child, address: String::new(), log: log.to_owned() };
-        server.address = server.wait_for_address()?;
-        Ok(server)
+        let mut command = session.command(session.build_narthex()?);
+        command.args(["serve", "--port", "0"]).args(arguments);
+        Self::spawn(command, log, || address(&fs::read_to_string(log).unwrap_or_default()).map(str::to_owned))
     }
 
-    fn wait_for_address(&mut self) -> anyhow::Result<String> {
+    /// Starts a server whose output goes to `log`, and waits until `ready` returns its address.
+    pub(crate) fn spawn(
+        mut command: Command,
+        log: &Path,
+        ready: impl Fn() -> Option<String>,
+    ) -> anyhow::Result<Self> {
+        let file = File::create(log).with_context(|| log.display().to_string())?;
+        let child = command.stdout(file.try_clone()?).stderr(Stdio::from(file)).spawn();
+        let child = child.with_context(|| format!("{:?} cannot be started", command.get_program()))?;
+        let mut server = Self { child, address: String::new(), log: log.to_owned() };
         let started = Instant::now();
         loop {
-            let text = fs::read_to_string(&self.log).unwrap_or_default();
-            if let Some(address) = address(&text) {
-                return Ok(address.to_owned());
+            if let Some(address) = ready() {
+                server.address = address;
+                return Ok(server);
             }
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended with {status}:\n{}", self.last_lines());
+            if let Some(status) = server.child.try_wait()? {
+                bail!("the server ended with {status}:\n{}", server.last_lines());
             }
             if started.elapsed() > START {
-                bail!("the server did not listen within {START:?}:\n{}", self.last_lines());
+                bail!("the server was not ready within {START:?}:\n{}", server.last_lines());
             }
             thread::sleep(Duration::from_millis(50));
         }
