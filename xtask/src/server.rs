@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -25,10 +25,15 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `narthex serve` on a free port, with further arguments.
+    /// Builds the program and starts `narthex serve` on a free port, with further arguments.
     pub(crate) fn start(session: &Session<'_>, log: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         let mut command = session.command(session.build_narthex()?);
         command.args(["serve", "--port", "0"]).args(arguments);
+        Self::listen(command, log)
+    }
+
+    /// Starts a command that becomes `narthex serve`, and waits until it listens.
+    pub(crate) fn listen(command: Command, log: &Path) -> anyhow::Result<Self> {
         Self::spawn(command, log, || address(&fs::read_to_string(log).unwrap_or_default()).map(str::to_owned))
     }
 
@@ -48,7 +53,7 @@ impl Server {
                 server.address = address;
                 return Ok(server);
             }
-            if let Some(status) = server.child.try_wait()? {
+            if let Some(status) = server.status()? {
                 bail!("the server ended with {status}:\n{}", server.last_lines());
             }
             if started.elapsed() > START {
@@ -61,6 +66,11 @@ impl Server {
     /// Returns its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns the status of its process, if that has ended.
+    pub(crate) fn status(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 
     /// Returns the last lines of its output.

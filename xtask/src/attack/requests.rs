@@ -4,7 +4,6 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +16,10 @@ use super::{
     files,
     mutation::{Random, mutate},
 };
-use crate::fuzz::{Target, seeds};
+use crate::{
+    fuzz::{Target, seeds},
+    server::Server,
+};
 
 /// Number of requests over every route.
 const REQUESTS: usize = 1000;
@@ -31,9 +33,6 @@ const OPEN_FILES: &str = "ulimit -n 200";
 
 /// Number of requests that wait at the same time.
 const WAITING: usize = 600;
-
-/// Time in which a server must start to listen.
-const START: Duration = Duration::from_secs(60);
 
 const ROUTES: [(&str, &str); 12] = [
     ("POST", "/v1/chat/completions"),
@@ -55,9 +54,8 @@ const FORMS: usize = 6;
 
 /// A server with the tiny model.
 struct Live {
-    child: Child,
-    address: String,
-    home: tempfile::TempDir,
+    server: Server,
+    _home: tempfile::TempDir,
     /// Memory before the attack, in bytes.
     base: u64,
 }
@@ -67,7 +65,6 @@ impl Live {
     fn start(subject: &Subject<'_>, limits: &str) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
         files::package(subject, home.path())?;
-        let log = fs::File::create(home.path().join("log"))?;
         let serve = ["serve", "--port", "0", "-m", "local/tiny", "--providers", "cpu", "--slots", "1"];
         let narthex = subject.narthex(home.path(), &serve);
         let mut shell = subject.session.command("bash");
@@ -79,31 +76,14 @@ impl Live {
                 None => shell.env_remove(name),
             };
         }
-        let child = shell.stdout(log.try_clone()?).stderr(Stdio::from(log)).spawn()?;
-        let mut live = Self { child, address: String::new(), home, base: 0 };
-        let started = Instant::now();
-        while live.address.is_empty() {
-            if started.elapsed() > START || live.child.try_wait()?.is_some() {
-                bail!("the server did not start:\n{}", live.log());
-            }
-            thread::sleep(Duration::from_millis(20));
-            let listening = live.log();
-            let address = listening
-                .lines()
-                .find_map(|line| line.split_once("listening on http://")?.1.split(' ').next());
-            live.address = address.unwrap_or_default().to_owned();
-        }
-        live.base = peak_memory(live.child.id()).unwrap_or(0);
-        Ok(live)
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+        let server = Server::listen(shell, &home.path().join("log"))?;
+        let base = peak_memory(server.id()).unwrap_or(0);
+        Ok(Self { server, _home: home, base })
     }
 
     /// Sends bytes and reads the whole answer, for at most [`HANG`].
     fn send(&self, bytes: &[u8]) -> anyhow::Result<String> {
-        let mut stream = TcpStream::connect(&self.address).context("no connection")?;
+        let mut stream = TcpStream::connect(&self.server.address).context("no connection")?;
         stream.set_read_timeout(Some(HANG))?;
         stream.set_write_timeout(Some(HANG))?;
         // A server may answer and close before it has read everything.
@@ -133,7 +113,7 @@ impl Live {
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
              Connection: close\r\n\r\n",
-            self.address,
+            self.server.address,
             body.len()
         );
         [head.as_bytes(), body].concat()
@@ -145,24 +125,16 @@ impl Live {
         if let Err(error) = self.health() {
             findings.push(format!("afterwards, {error:#}"));
         }
-        if let Some(status) = self.child.try_wait()? {
+        if let Some(status) = self.server.status()? {
             findings.push(format!("the server ended with {status}"));
         }
-        let peak = peak_memory(self.child.id()).unwrap_or(0);
+        let peak = peak_memory(self.server.id()).unwrap_or(0);
         if peak > self.base + MEMORY {
             findings.push(format!("the server took {} MB beyond its model", (peak - self.base) / 1_000_000));
         }
-        let log = self.log();
+        let log = fs::read_to_string(&self.server.log).unwrap_or_default();
         findings.extend(log.lines().filter(|line| line.contains("panicked")).map(str::to_owned));
         Ok(Outcome { what, cases, slowest, peak, note, findings })
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        // The process may have ended already; other errors cannot be handled here.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -198,7 +170,7 @@ pub(super) fn requests(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
                 Err(error) => cases.findings.push(format!("request {case} to {path}: {error:#}")),
             },
             // The client disconnects at once.
-            Form::Half(bytes) => drop(TcpStream::connect(&live.address)?.write_all(&bytes)),
+            Form::Half(bytes) => drop(TcpStream::connect(&live.server.address)?.write_all(&bytes)),
         }
         cases.slowest = cases.slowest.max(start.elapsed());
     }
@@ -299,7 +271,7 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
 /// Opens silent connections under a low limit on open files.
 pub(super) fn sockets(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, OPEN_FILES)?;
-    let silent: Vec<_> = (0..SILENT).map_while(|_| TcpStream::connect(&live.address).ok()).collect();
+    let silent: Vec<_> = (0..SILENT).map_while(|_| TcpStream::connect(&live.server.address).ok()).collect();
     let mut cases = Cases { cases: silent.len(), ..Cases::default() };
     match live.health() {
         Ok(took) => cases.slowest = took,
@@ -318,7 +290,7 @@ pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let mut cases = Cases { cases: WAITING, ..Cases::default() };
     let clients: Vec<_> = (0..WAITING)
         .filter_map(|_| {
-            let mut stream = TcpStream::connect(&live.address).ok()?;
+            let mut stream = TcpStream::connect(&live.server.address).ok()?;
             stream.write_all(&request).ok()?;
             Some(stream)
         })
