@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
@@ -11,22 +13,11 @@ use narthex_graph::Builder;
 use narthex_spec::{DType, dtype::Dim};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 
+use support::offline;
+
 /// Runs `narthex` over a temporary store without access to the network.
 fn narthex(home: &Path, args: &[&str]) -> Output {
-    command(home, args).output().unwrap()
-}
-
-fn command(home: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
-    command
-        .args(args)
-        .env("NARTHEX_HOME", home)
-        .env("NARTHEX_PYTHON", "/nonexistent/python")
-        .env("HF_HUB_CACHE", home)
-        .env("HF_HUB_OFFLINE", "1")
-        .env_remove("ORT_DYLIB_PATH")
-        .stdin(Stdio::null());
-    command
+    offline(home, args).output().unwrap()
 }
 
 /// Checks the exit code, and that standard output and standard error contain these texts.
@@ -192,7 +183,7 @@ fn serving_other_machines_needs_a_key() {
     check(&[&open[..], &["--insecure-no-auth"]].concat(), 3, "", "no model is called \"no-such-model\"");
     let home = tempfile::tempdir().unwrap();
     let run = |key: &str| {
-        let output = command(home.path(), &open).env("NARTHEX_API_KEY", key).output().unwrap();
+        let output = offline(home.path(), &open).env("NARTHEX_API_KEY", key).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(run("a-key-of-the-container").0, Some(3));
@@ -214,7 +205,7 @@ fn pip_module(folder: &Path, statements: &str) {
 }
 
 fn with_pip(home: &Path, args: &[&str]) -> Command {
-    let mut command = command(&home.join("store"), args);
+    let mut command = offline(&home.join("store"), args);
     command.env_remove("NARTHEX_PYTHON").env_remove("HF_HUB_OFFLINE").env("PYTHONPATH", home);
     command
 }
@@ -250,7 +241,7 @@ fn credentials_of_an_index_are_not_printed() {
     let output = with_pip(home.path(), &["-vv", "pull", "smollm2:135m"]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("https://***@index.example/simple") && !error.contains("secret"), "{error}");
-    let mut command = command(home.path(), &["pull", "hf:owner/repo"]);
+    let mut command = offline(home.path(), &["pull", "hf:owner/repo"]);
     let output =
         command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "https://user:secret@hub.example").output();
     let error = String::from_utf8(output.unwrap().stderr).unwrap();
@@ -333,7 +324,7 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
     std::fs::create_dir_all(&folder).unwrap();
     tiny_llama_safetensors(&folder, 7).unwrap();
     let run = |args: &[&str]| {
-        let mut command = command(home.path(), args);
+        let mut command = offline(home.path(), args);
         let output = command.current_dir(home.path()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), text + &String::from_utf8_lossy(&output.stdout))

@@ -5,16 +5,17 @@
 use std::{
     io::Write,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Output, Stdio},
 };
 
 #[path = "../../device/tests/support/encoders.rs"]
 mod encoders;
+mod support;
 
 use encoders::{Golden, Head};
-use narthex_catalog::{runtimes, store::Store};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::Value;
+use support::with_runtime;
 
 /// Runs `narthex` over `home` with the runtime of the prepared store. Returns its standard output.
 fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
@@ -24,15 +25,7 @@ fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
 }
 
 fn run(home: &Path, args: &[&str], stdin: &str) -> Output {
-    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-    let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
-    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .args(args)
-        .env("NARTHEX_HOME", home)
-        .env(
-            "ORT_DYLIB_PATH",
-            library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once")),
-        )
+    let mut child = with_runtime(home, args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

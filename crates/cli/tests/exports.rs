@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::Output,
 };
 
-use narthex_catalog::{runtimes, store::Store};
 use narthex_graph::Graph;
+
+use support::with_runtime;
 
 fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
@@ -16,18 +19,7 @@ fn exports(name: &str) -> PathBuf {
 
 /// Runs `narthex` over `home` with the runtime of the prepared store.
 fn narthex(home: &Path, args: &[&str]) -> Output {
-    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-    let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
-    Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .args(args)
-        .env("NARTHEX_HOME", home)
-        .env(
-            "ORT_DYLIB_PATH",
-            library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once")),
-        )
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+    with_runtime(home, args).output().unwrap()
 }
 
 /// Checks the exit code, and that standard output and standard error contain these texts.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
@@ -9,18 +11,10 @@ use std::{
 
 use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
 
+use support::offline;
+
 fn narthex(home: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .args(args)
-        .current_dir(home)
-        .env("NARTHEX_HOME", home.join("store"))
-        .env("NARTHEX_PYTHON", "/nonexistent/python")
-        .env("HF_HUB_CACHE", home)
-        .env("HF_HUB_OFFLINE", "1")
-        .env_remove("ORT_DYLIB_PATH")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+    offline(&home.join("store"), args).current_dir(home).env("HF_HUB_CACHE", home).output().unwrap()
 }
 
 /// Checks the exit code, and that the output contains a text.

@@ -11,30 +11,17 @@ use std::{
 
 #[path = "../../device/tests/support/encoders.rs"]
 mod encoders;
+mod support;
 
 use encoders::{Golden, Head};
-use narthex_catalog::{runtimes, store::Store};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Value, json};
-
-fn narthex(home: &Path, args: &[&str]) -> Command {
-    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-    let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
-    let library = library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once"));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
-    command
-        .args(args)
-        .env("NARTHEX_HOME", home)
-        .env("NARTHEX_PYTHON", "/nonexistent/python")
-        .env("HF_HUB_CACHE", home)
-        .env("HF_HUB_OFFLINE", "1")
-        .env("ORT_DYLIB_PATH", library);
-    command
-}
+use support::with_runtime;
 
 /// Compiles a checkpoint into the store.
 fn compile(home: &Path, folder: &Path) {
-    let output = narthex(home, &["compile", "--scheme", "f32", folder.to_str().unwrap()]).output().unwrap();
+    let output =
+        with_runtime(home, &["compile", "--scheme", "f32", folder.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -62,7 +49,7 @@ impl Client {
     }
 
     fn begin(home: &Path, args: &[&str]) -> Self {
-        let mut process = narthex(home, &[&["mcp", "-v"], args].concat())
+        let mut process = with_runtime(home, &[&["mcp", "-v"], args].concat())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

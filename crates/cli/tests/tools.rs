@@ -3,16 +3,19 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
-use narthex_catalog::{runtimes, store::Store};
 use narthex_testkit::checkpoint::{Meta, tiny_llama};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use support::library;
 
 /// Copies between its own standard streams and a terminal of the given program.
 const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
@@ -80,10 +83,7 @@ impl Tools {
     }
 
     fn prepare(&self, command: &mut Command) {
-        let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-        let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
-        let library = library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once"));
-        command.env("NARTHEX_HOME", self.path("store")).env("ORT_DYLIB_PATH", library).stdin(Stdio::null());
+        command.env("NARTHEX_HOME", self.path("store")).env("ORT_DYLIB_PATH", library()).stdin(Stdio::null());
     }
 
     /// The words of a chat.
