@@ -35,7 +35,7 @@ pub use library::{
     import::ImportRequest,
     runtimes::RuntimeListing,
 };
-pub use load::residency::{LoadPlace, PendingLoad};
+pub use load::residency::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
 pub use narthex_catalog::{
     keys,
     network::Network,

@@ -7,7 +7,8 @@ mod support;
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, PendingLoad, Rebuild, Rights,
+    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, LoadStart, PendingLoad, Rebuild,
+    Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
@@ -28,11 +29,18 @@ fn states(gateway: &Gateway) -> Vec<(String, ModelState)> {
     gateway.status().into_iter().map(|status| (status.name.to_string(), status.state)).collect()
 }
 
+fn pending(gateway: &Gateway, model: &str) -> PendingLoad {
+    match gateway.start_load(model).unwrap() {
+        LoadStart::Pending(load) => load,
+        LoadStart::Ready(_) => panic!("{model} is in memory"),
+    }
+}
+
 /// Waits until a load waits for room. Returns the error of a request whose time ends then.
 fn without_room(load: &PendingLoad) -> Error {
     let mut error = None;
     eventually("the wait for room", || {
-        error = load.check().err();
+        error = load.model().err();
         !matches!(error, Some(Error::Loading { .. }))
     });
     error.expect("the model in use stays")
@@ -73,7 +81,7 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     let (sink, heard) = events();
     let running = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
     heard.recv_timeout(PATIENCE).unwrap();
-    let load = gateway.start_load(&encoder).unwrap().unwrap();
+    let load = pending(&gateway, &encoder);
     let error = without_room(&load);
     assert!(error.to_string().contains("there is no room for") && error.retry_after().is_some(), "{error}");
     assert!(error.hint().unwrap().contains("--max-models"));
@@ -87,18 +95,38 @@ fn a_model_stays_until_the_requests_that_waited_for_it_use_it() {
     let (chat, encoder) = (tiny.chat(), tiny.embedding());
     let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
     for is_late in [false, true] {
-        let load = gateway.start_load(&chat).unwrap().unwrap();
-        let mut place = load.wait_for_end(&Cancel::new()).unwrap();
+        let load = pending(&gateway, &chat);
+        let mut place = load.on_end(|| ()).unwrap();
+        eventually("the load", || load.model().is_ok());
         if is_late {
             // A place that is taken after the end of the load has the same effect.
-            place = load.wait_for_end(&Cancel::new()).unwrap();
+            place = load.on_end(|| ()).unwrap();
         }
-        let next = gateway.start_load(&encoder).unwrap().unwrap();
+        let next = pending(&gateway, &encoder);
         let error = without_room(&next);
         assert!(matches!(error, Error::NoRoom { .. }), "{error}");
         drop(place);
-        eventually("room", || next.check().is_ok());
+        eventually("room", || next.model().is_ok());
     }
+}
+
+#[test]
+fn a_model_stays_while_a_request_holds_it() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.chat(), tiny.embedding());
+    let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
+    gateway.load(&chat, &Quiet, &Cancel::new()).unwrap();
+    let LoadStart::Ready(model) = gateway.start_load(&chat).unwrap() else {
+        panic!("{chat} is not in memory")
+    };
+    let next = pending(&gateway, &encoder);
+    assert!(matches!(without_room(&next), Error::NoRoom { .. }));
+    drop(model);
+    eventually("room", || next.model().is_ok());
+    let model = next.model().unwrap();
+    gateway.remove(&encoder).unwrap();
+    // The name is not looked up again.
+    model.embed(&EmbedRequest::new(["the cat"]), &Cancel::new()).unwrap();
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Calls of the synchronous gateway from async handlers.
+//! Calls of the synchronous library from async handlers.
 
-use narthex_gateway::{Cancel, Error, Gateway};
+use narthex_gateway::{Cancel, Error, ReadyModel};
 
 use crate::{app::App, budget::Reservation, error::ApiError, loading};
 
@@ -19,15 +19,14 @@ pub(crate) async fn run_cancellable<T: Send + 'static>(
     app: &App,
     model: &str,
     body: Reservation,
-    call: impl FnOnce(&Gateway, &Cancel) -> Result<T, Error> + Send + 'static,
+    call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let place = loading::wait(app, model).await?;
+    let model = loading::wait(app, model).await?;
     let cancel = Cancel::new();
     let _on_disconnect = CancelOnDrop(cancel.clone());
-    let gateway = app.gateway.clone();
     let job = move || {
-        let (_body, _place) = (body, place);
-        call(&gateway, &cancel)
+        let _body = body;
+        call(&model, &cancel)
     };
     app.shared.jobs.run(job).await
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Json, response::Response};
-use narthex_gateway::{Gateway, request::ChatRequest};
+use narthex_gateway::{ReadyModel, request::ChatRequest};
 use serde::Serialize;
 
 use crate::{
@@ -43,8 +43,8 @@ pub(crate) async fn answer(
     form: impl AnswerForm,
 ) -> Result<Response, ApiError> {
     let Conversation { model, request, is_streamed } = conversation;
-    let (n, name) = (request.options.n, model.clone());
-    let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
+    let n = request.options.n;
+    let call = move |model: &ReadyModel, sink| model.chat(request, sink);
     let events = events::start(app, &model, body, call).await?;
     whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await
 }

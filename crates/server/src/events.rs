@@ -10,7 +10,7 @@ use std::{
 };
 
 use narthex_gateway::{
-    Cancel, Error, Gateway, Generation, RanOn,
+    Cancel, Error, Generation, RanOn, ReadyModel,
     request::{GenerationEvent, GenerationSink},
 };
 use parking_lot::Mutex;
@@ -160,11 +160,11 @@ pub(crate) async fn start(
     app: &App,
     model: &str,
     body: Reservation,
-    call: impl FnOnce(&Gateway, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
+    call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (sink, receiver) = channel();
     let sink = Box::new(sink);
-    let call = move |gateway: &Gateway, _: &Cancel| call(gateway, sink).map(CancelOnDisconnect);
+    let call = move |model: &ReadyModel, _: &Cancel| call(model, sink).map(CancelOnDisconnect);
     let generation = run_cancellable(app, model, body, call).await?;
     Ok(Events { receiver, generation, meter: app.meter.clone(), uncounted: 0 })
 }

@@ -1,6 +1,7 @@
 //! The entry point of the library: a [`Gateway`] holds the store, the catalogue and the models in memory.
 
 mod library;
+mod ready_model;
 
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
@@ -26,20 +27,17 @@ use crate::{
         device_selection, eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, PendingLoad, ResidencyLimits, ResidentModels},
+        residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
     rights::{AutoPull, Rights},
     serve::{
-        answer, chat, date, embed, fill,
         generation::Generation,
-        mask_predict,
         request::{
             AnswerRequest, Answers, ChatPrompt, ChatRequest, CompletionRequest, EmbedRequest, Embeddings,
             Fillings, GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
         },
-        rerank,
     },
     server_record::{self, RunningServer, ServerRecord},
 };
@@ -133,22 +131,22 @@ impl Gateway {
         request: ChatRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
-        chat::chat(&self.ready(model)?, request, date::today(), sink)
+        self.ready(model)?.chat(request, sink)
     }
 
     /// Returns the prompt of a conversation with its tools. The generation options are ignored.
     pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
-        chat::whole_prompt(&*self.ready(model)?, request, date::today())
+        self.ready(model)?.chat_prompt(request)
     }
 
     /// Returns the tokens of a text, in which special tokens are recognised.
     pub fn tokenize(&self, model: &str, text: &str) -> Result<Vec<u32>, Error> {
-        chat::text_tokens(&*self.ready(model)?, text)
+        self.ready(model)?.tokenize(text)
     }
 
     /// Returns the text of tokens, without special tokens.
     pub fn detokenize(&self, model: &str, tokens: &[u32]) -> Result<String, Error> {
-        chat::token_text(&*self.ready(model)?, tokens)
+        self.ready(model)?.detokenize(tokens)
     }
 
     /// Starts a text completion. Returns once it is queued.
@@ -158,32 +156,32 @@ impl Gateway {
         request: CompletionRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
-        chat::complete(&self.ready(model)?, request, sink)
+        self.ready(model)?.complete(request, sink)
     }
 
     /// Embeds texts. Ends with [`Error::Cancelled`] once `cancel` is set, as the following methods do.
     pub fn embed(&self, model: &str, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
-        embed::embed(&*self.ready(model)?, request, cancel)
+        self.ready(model)?.embed(request, cancel)
     }
 
     /// Sorts documents by relevance to a query.
     pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
-        rerank::rerank(&*self.ready(model)?, request, cancel)
+        self.ready(model)?.rerank(request, cancel)
     }
 
     /// Finds the spans of a text that answer a question.
     pub fn answer(&self, model: &str, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
-        answer::answer(&*self.ready(model)?, request, cancel)
+        self.ready(model)?.answer(request, cancel)
     }
 
     /// Predicts the masked tokens of a text.
     pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-        fill::fill(&*self.ready(model)?, request, cancel)
+        self.ready(model)?.fill(request, cancel)
     }
 
     /// Generates tokens with a masked language model by mask-predict (arXiv:1904.09324).
     pub fn refine(&self, model: &str, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
-        mask_predict::refine(&*self.ready(model)?, request, cancel)
+        self.ready(model)?.refine(request, cancel)
     }
 
     /// Fetches, compiles and loads a model of any size. Requests then use the name in its status.
@@ -203,8 +201,10 @@ impl Gateway {
                     let source = ModelSource { reference: &reference, limit: PullLimit::None };
                     self.load_claimed(&key, source, progress, cancel)?;
                 }
-                // The next claim needs no place: it loads the model again if it has left the memory.
-                Claim::Wait => drop(PendingLoad::new(self.models.clone(), key.clone()).wait_for_end(cancel)?),
+                Claim::Wait => {
+                    let loaded = PendingLoad::new(self.models.clone(), key).wait_for_end(cancel)?;
+                    return Ok(loaded.0.status());
+                }
             }
         }
     }
@@ -225,23 +225,23 @@ impl Gateway {
         }
     }
 
-    /// Starts the load of a model that a request needs. Returns the load if the model is not in memory yet, so that an
-    /// asynchronous caller can wait for it without a thread.
-    pub fn start_load(&self, model: &str) -> Result<Option<PendingLoad>, Error> {
-        let requested = self.requested(model)?;
-        let key = requested.key.clone();
-        let claimed = self.claim(requested)?;
-        Ok(claimed.is_none().then(|| PendingLoad::new(self.models.clone(), key)))
+    /// Returns the model that a request names, or its load, so that an asynchronous caller can wait without a thread.
+    pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
+        let RequestedModel { id, key } = self.requested(model)?;
+        match self.models.claim(&key)? {
+            Claim::Ready(loaded) => return Ok(LoadStart::Ready(ReadyModel(loaded))),
+            Claim::Load => self.load_in_background(&key, id),
+            Claim::Wait => {}
+        }
+        Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
     }
 
     /// Returns the model in memory, and loads it first within the configured wait.
-    pub(crate) fn ready(&self, model: &str) -> Result<Arc<LoadedModel>, Error> {
-        let requested = self.requested(model)?;
-        let key = requested.key.clone();
+    pub(crate) fn ready(&self, model: &str) -> Result<ReadyModel, Error> {
         let deadline = Instant::now() + self.library.config.load_wait;
-        match self.claim(requested)? {
-            Some(loaded) => Ok(loaded),
-            None => PendingLoad::new(self.models.clone(), key).wait(deadline),
+        match self.start_load(model)? {
+            LoadStart::Ready(model) => Ok(model),
+            LoadStart::Pending(load) => load.wait(deadline),
         }
     }
 
@@ -266,16 +266,6 @@ impl Gateway {
         self.rights.check(&requested.key.name)?;
         package_build::check_obtainable(&self.library, &requested.key, self.request_limit())?;
         Ok(requested)
-    }
-
-    /// Returns the model in memory, or makes sure that a thread loads it.
-    fn claim(&self, RequestedModel { id, key }: RequestedModel) -> Result<Option<Arc<LoadedModel>>, Error> {
-        match self.models.claim(&key)? {
-            Claim::Ready(loaded) => return Ok(Some(loaded)),
-            Claim::Load => self.load_in_background(&key, id),
-            Claim::Wait => {}
-        }
-        Ok(None)
     }
 
     fn load_in_background(&self, key: &PackageKey, id: ModelId) {

@@ -25,7 +25,7 @@ use crate::{
     report::models::{ModelState, ModelStatus, PassedOver},
 };
 
-pub use pending::{LoadPlace, PendingLoad};
+pub use pending::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
 
 /// Interval of the checks for room. No event marks the end of the last request of a model.
 const ROOM_CHECK: Duration = Duration::from_millis(20);

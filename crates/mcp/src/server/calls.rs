@@ -17,7 +17,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use super::{McpOptions, models::CallModel};
+use super::{
+    McpOptions,
+    models::{CallModel, NamedModel},
+};
 
 /// Maximum number of tokens of an answer if the call states none.
 const MAX_TOKENS: usize = 1024;
@@ -248,7 +251,7 @@ impl CallSite {
         let ChatArguments { prompt, system, model, max_tokens, temperature, schema } = arguments;
         let configured = self.options.chat_model.as_deref();
         let model = CallModel { named: model.as_deref(), configured, kind: ModelKind::Chat };
-        let model = model.load(&self.gateway, cancel)?;
+        let model = model.load(&self.gateway, cancel)?.model;
         let system = system.map(|text| Message::new(Role::System, text));
         let limit = max_tokens.unwrap_or(MAX_TOKENS);
         let request = ChatRequest {
@@ -263,7 +266,7 @@ impl CallSite {
             },
         };
         let (sender, events) = mpsc::channel();
-        let generation = self.gateway.chat(&model.name, request, Box::new(sender))?;
+        let generation = model.chat(request, Box::new(sender))?;
         let _callback = cancel.on_cancel(move || generation.cancel());
         let (mut answer, mut cut) = (String::new(), None);
         for event in events {
@@ -295,27 +298,27 @@ impl CallSite {
         let EmbeddingArguments { texts, model, dimensions, prompt, truncate } = arguments;
         let configured = self.options.embedding_model.as_deref();
         let model = CallModel { named: model.as_deref(), configured, kind: ModelKind::Embedding };
-        let model = model.load(&self.gateway, cancel)?;
+        let NamedModel { name, model } = model.load(&self.gateway, cancel)?;
         let inputs = texts.into_iter().map(Prompt::Text).collect();
         let request = EmbedRequest { inputs, overlong: overlong(truncate), dimensions, prompt };
-        let found = self.gateway.embed(&model.name, &request, cancel)?;
+        let found = model.embed(&request, cancel)?;
         let (embeddings, prompt_tokens) = (found.vectors, found.prompt_tokens);
-        ToolAnswer::json(&EmbeddingAnswer { model: model.name, embeddings, prompt_tokens })
+        ToolAnswer::json(&EmbeddingAnswer { model: name, embeddings, prompt_tokens })
     }
 
     fn rerank(&self, arguments: RerankArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
         let RerankArguments { query, documents, top_n, model, truncate } = arguments;
         let configured = self.options.rerank_model.as_deref();
         let model = CallModel { named: model.as_deref(), configured, kind: ModelKind::Rerank };
-        let model = model.load(&self.gateway, cancel)?;
+        let NamedModel { name, model } = model.load(&self.gateway, cancel)?;
         let request = RerankRequest { query, documents, top_n, overlong: overlong(truncate) };
-        let ranking = self.gateway.rerank(&model.name, &request, cancel)?;
+        let ranking = model.rerank(&request, cancel)?;
         let results = ranking.results.iter().map(|ranked| RankedText {
             index: ranked.index,
             score: ranked.score,
             document: request.documents.get(ranked.index).cloned().unwrap_or_default(),
         });
-        ToolAnswer::json(&RerankAnswer { model, results: results.collect() })
+        ToolAnswer::json(&RerankAnswer { model: name, results: results.collect() })
     }
 
     fn check(&self, arguments: CheckArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {

@@ -1,6 +1,6 @@
 //! The model of a call: the one that it names, else the operator's, else an installed one.
 
-use narthex_gateway::{Cancel, Error, Gateway, LoadPlace, models::ModelKind};
+use narthex_gateway::{Cancel, Error, Gateway, LoadStart, ReadyModel, models::ModelKind};
 use narthex_spec::progress::Quiet;
 
 /// Models that a call may use.
@@ -13,11 +13,10 @@ pub(super) struct CallModel<'a> {
     pub(super) kind: ModelKind,
 }
 
-/// A model in memory. If the call waited for its load, it stays there until this is dropped.
-pub(super) struct ReadyModel {
-    /// Name for requests.
+/// A model in memory, with its name for the answer.
+pub(super) struct NamedModel {
     pub(super) name: String,
-    _place: Option<LoadPlace>,
+    pub(super) model: ReadyModel,
 }
 
 impl CallModel<'_> {
@@ -25,20 +24,19 @@ impl CallModel<'_> {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the call names no model and none is installed; [`Error::Cancelled`].
-    pub(super) fn load(&self, gateway: &Gateway, cancel: &Cancel) -> Result<ReadyModel, Error> {
-        if let Some(configured) = self.configured
-            && self.named.is_none_or(|named| named == configured)
-        {
-            let name = gateway.load(configured, &Quiet, cancel)?.id();
-            return Ok(ReadyModel { name, _place: None });
-        }
-        let name = match self.named {
-            Some(named) => named.to_owned(),
-            None => self.newest(gateway)?,
+    pub(super) fn load(&self, gateway: &Gateway, cancel: &Cancel) -> Result<NamedModel, Error> {
+        let configured =
+            self.configured.filter(|configured| self.named.is_none_or(|named| named == *configured));
+        let name = match (configured, self.named) {
+            (Some(configured), _) => gateway.load(configured, &Quiet, cancel)?.id(),
+            (None, Some(named)) => named.to_owned(),
+            (None, None) => self.newest(gateway)?,
         };
-        let load = gateway.start_load(&name)?;
-        let place = load.map(|load| load.wait_for_end(cancel)).transpose()?;
-        Ok(ReadyModel { name, _place: place })
+        let model = match gateway.start_load(&name)? {
+            LoadStart::Ready(model) => model,
+            LoadStart::Pending(load) => load.wait_for_end(cancel)?,
+        };
+        Ok(NamedModel { name, model })
     }
 
     fn newest(&self, gateway: &Gateway) -> Result<String, Error> {

@@ -73,8 +73,6 @@ pub(crate) async fn count_tokens(
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
-    let name = model.clone();
-    let prompt =
-        run_cancellable(&app, &model, held, move |gateway, _| gateway.chat_prompt(&name, request)).await?;
+    let prompt = run_cancellable(&app, &model, held, move |model, _| model.chat_prompt(request)).await?;
     Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))
 }

@@ -120,7 +120,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Res
     let Body(ParsedOllamaChat { conversation, ignored }, held) = body;
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
     if conversation.request.messages.is_empty() {
-        let _place = loading::wait(&app, &conversation.model).await?;
+        loading::wait(&app, &conversation.model).await?;
         return Ok(ignored.name_in(Json(form.loaded()).into_response()));
     }
     Ok(ignored.name_in(conversation::answer(&app, conversation, held, form).await?))

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Cancel, Gateway,
+    Cancel, ReadyModel,
     request::{EmbedRequest, Embeddings, Overlong, Prompt},
 };
 use schemars::JsonSchema;
@@ -103,8 +103,7 @@ async fn vectors(
     request: EmbedRequest,
     held: Reservation,
 ) -> Result<Embeddings, ApiError> {
-    let name = model.to_owned();
-    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.embed(&name, &request, cancel);
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
     let found = run_cancellable(app, model, held, call).await?;
     app.meter.tokens(found.prompt_tokens);
     Ok(found)

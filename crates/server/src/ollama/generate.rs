@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use narthex_gateway::{
-    Gateway,
+    ReadyModel,
     request::{ChatRequest, CompletionRequest, Echo, Message, Prompt, ReasoningSettings, Role, ToolSettings},
 };
 use schemars::JsonSchema;
@@ -110,7 +110,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     let response = match work {
         GenerateWork::Load => {
-            let _place = loading::wait(&app, &model).await?;
+            loading::wait(&app, &model).await?;
             Json(form.loaded()).into_response()
         }
         GenerateWork::Answer(request) => {
@@ -118,8 +118,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
             conversation::answer(&app, conversation, held, form).await?
         }
         GenerateWork::Continue(request) => {
-            let name = model.clone();
-            let call = move |gateway: &Gateway, sink| gateway.complete(&name, *request, sink);
+            let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
             let events = events::start(&app, &model, held, call).await?;
             conversation::whole_or_streamed(&app, events, form, Delivery { n: 1, is_streamed }).await?
         }

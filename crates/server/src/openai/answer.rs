@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Cancel, Gateway,
+    Cancel, ReadyModel,
     request::{Answer, AnswerRequest},
 };
 use schemars::JsonSchema;
@@ -49,8 +49,7 @@ impl FromBody for ParsedAnswer {
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
     let Body(ParsedAnswer { model, request }, held) = body;
-    let name = model.clone();
-    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.answer(&name, &request, cancel);
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
     let found = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(found.prompt_tokens);
     let body = json!({

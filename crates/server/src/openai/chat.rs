@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Gateway,
+    ReadyModel,
     request::{
         CallLimit, ChatRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo,
         ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
@@ -154,8 +154,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let Body(ParsedChat { model, request, streaming, with_logprobs, mut ignored, of_reasoning }, held) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
-    let name = model.clone();
-    let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
+    let call = move |model: &ReadyModel, sink| model.chat(request, sink);
     let events = events::start(&app, &model, held, call).await?;
     if !events.reasons() {
         ignored.extend(of_reasoning);

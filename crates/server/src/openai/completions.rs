@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Gateway,
+    ReadyModel,
     request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo},
 };
 use schemars::JsonSchema;
@@ -97,9 +97,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     let header = CompletionHeader::new("cmpl", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let (name, options) = (model.clone(), options.clone());
-        let completion = CompletionRequest { prompt, echo, options };
-        let call = move |gateway: &Gateway, sink| gateway.complete(&name, completion, sink);
+        let completion = CompletionRequest { prompt, echo, options: options.clone() };
+        let call = move |model: &ReadyModel, sink| model.complete(completion, sink);
         pending.push(events::start(&app, &model, held.clone(), call).await?);
     }
     if let Some(options) = streaming

@@ -3,7 +3,7 @@
 use axum::{Json, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
-    Cancel, Gateway,
+    Cancel, ReadyModel,
     request::{EmbedRequest, Overlong},
 };
 use schemars::JsonSchema;
@@ -110,8 +110,7 @@ enum EmbeddingVector {
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
     let Body(ParsedEmbeddings { model, mut request, truncate, format }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
-    let name = model.clone();
-    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.embed(&name, &request, cancel);
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
     let answer = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let data = answer.vectors.into_iter().enumerate();

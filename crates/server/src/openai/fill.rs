@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Cancel, Gateway,
+    Cancel, ReadyModel,
     request::{Filling, MaskRequest, RefineRequest},
 };
 use schemars::JsonSchema;
@@ -69,18 +69,18 @@ impl FromBody for ParsedFill {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
-    let Body(ParsedFill { model: name, request }, held) = body;
-    let (model, meter) = (name.clone(), app.meter.clone());
-    let call = move |gateway: &Gateway, cancel: &Cancel| match request {
+    let Body(ParsedFill { model, request }, held) = body;
+    let meter = app.meter.clone();
+    let call = move |model: &ReadyModel, cancel: &Cancel| match request {
         Fill::Masks(request) => {
-            let found = gateway.fill(&model, &request, cancel)?;
+            let found = model.fill(&request, cancel)?;
             meter.tokens(found.prompt_tokens);
             let masks: Vec<Vec<Value>> =
                 found.masks.iter().map(|mask| mask.iter().map(token).collect()).collect();
             Ok((found.ran_on, json!({"masks": masks, "usage": usage_of_prompt(found.prompt_tokens)})))
         }
         Fill::Refine(request) => {
-            let found = gateway.refine(&model, &request, cancel)?;
+            let found = model.refine(&request, cancel)?;
             meter.tokens(found.prompt_tokens);
             let body = json!({
                 "text": found.text,
@@ -91,9 +91,9 @@ pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response,
             Ok((found.ran_on, body))
         }
     };
-    let (ran_on, mut body) = run_cancellable(&app, &name, held, call).await?;
+    let (ran_on, mut body) = run_cancellable(&app, &model, held, call).await?;
     body["object"] = "fill".into();
-    body["model"] = name.into();
+    body["model"] = model.into();
     Ok(with_device_headers(&ran_on, Json(body)))
 }
 

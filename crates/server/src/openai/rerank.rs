@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Cancel, Gateway,
+    Cancel, ReadyModel,
     request::{Overlong, Ranked, RerankRequest},
 };
 use schemars::JsonSchema;
@@ -97,10 +97,8 @@ struct RankedDocument {
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
     let Body(ParsedRerank { model, mut request, truncate, return_documents }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
-    let name = model.clone();
-    let call = move |gateway: &Gateway, cancel: &Cancel| {
-        Ok((gateway.rerank(&name, &request, cancel)?, request.documents))
-    };
+    let call =
+        move |model: &ReadyModel, cancel: &Cancel| Ok((model.rerank(&request, cancel)?, request.documents));
     let (answer, documents) = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let result = |ranked: &Ranked| RerankResult {

@@ -1,7 +1,10 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`, as in llama.cpp and vLLM.
 
 use axum::Json;
-use narthex_gateway::request::{ChatRequest, GenerateOptions, ReasoningSettings, ToolSettings};
+use narthex_gateway::{
+    Cancel, ReadyModel,
+    request::{ChatRequest, GenerateOptions, ReasoningSettings, ToolSettings},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -86,13 +89,14 @@ impl TokenizeBody {
 /// Returns the tokens of a text or of a conversation.
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
     let Body(mut body, held) = body;
-    let (conversation, content, model) = (body.conversation()?, body.content.take(), body.model.clone());
+    let conversation = body.conversation()?;
+    let TokenizeBody { model, content, .. } = body;
     if conversation.is_none() && content.is_none() {
         return Err(ApiError::bad_request("content", "content is required"));
     }
-    let call = move |gateway: &narthex_gateway::Gateway, _: &narthex_gateway::Cancel| match conversation {
-        Some(request) => Ok(gateway.chat_prompt(&body.model, request)?.tokens),
-        None => gateway.tokenize(&body.model, &content.unwrap_or_default()),
+    let call = move |model: &ReadyModel, _: &Cancel| match conversation {
+        Some(request) => Ok(model.chat_prompt(request)?.tokens),
+        None => model.tokenize(&content.unwrap_or_default()),
     };
     let tokens = run_cancellable(&app, &model, held, call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
@@ -101,9 +105,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
 /// Returns the text of tokens.
 pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Json<TokenText>, ApiError> {
     let Body(DetokenizeBody { model, tokens }, held) = body;
-    let name = model.clone();
-    let text =
-        run_cancellable(&app, &model, held, move |gateway, _| gateway.detokenize(&name, &tokens)).await?;
+    let text = run_cancellable(&app, &model, held, move |model, _| model.detokenize(&tokens)).await?;
     Ok(Json(TokenText { content: text.clone(), prompt: text }))
 }
 
@@ -115,8 +117,6 @@ pub(crate) async fn apply_template(
     let Body(mut body, held) = body;
     let request = body.conversation()?;
     let request = request.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))?;
-    let (model, name) = (body.model.clone(), body.model);
-    let prompt =
-        run_cancellable(&app, &model, held, move |gateway, _| gateway.chat_prompt(&name, request)).await?;
+    let prompt = run_cancellable(&app, &body.model, held, move |model, _| model.chat_prompt(request)).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }

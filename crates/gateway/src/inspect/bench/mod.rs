@@ -133,7 +133,7 @@ impl Gateway {
         let begun = Instant::now();
         let id = self.load(model, progress, cancel)?.id();
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let loaded = self.ready(&id)?;
+        let loaded = self.ready(&id)?.0;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
         steps.begin(format!("Measuring {}", key.name));

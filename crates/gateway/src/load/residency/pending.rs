@@ -13,6 +13,17 @@ use crate::{
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
+/// A model in memory. It does not leave for another model until this is dropped.
+pub struct ReadyModel(pub(crate) Arc<LoadedModel>);
+
+/// State of a model when a request names it.
+pub enum LoadStart {
+    /// The model is in memory.
+    Ready(ReadyModel),
+    /// The model is being loaded.
+    Pending(PendingLoad),
+}
+
 /// The load of a model that a request needs.
 pub struct PendingLoad {
     models: Arc<ResidentModels>,
@@ -52,12 +63,12 @@ impl PendingLoad {
         Ok(place)
     }
 
-    /// Waits until the load has ended, and returns a place that keeps the model in memory.
+    /// Waits until the load has ended, and returns the model.
     ///
     /// # Errors
     /// [`Error::Cancelled`] once `cancel` is set, [`Error::Overloaded`] if too many requests wait for the model, and the
     /// error of a failed load.
-    pub fn wait_for_end(&self, cancel: &Cancel) -> Result<LoadPlace, Error> {
+    pub fn wait_for_end(&self, cancel: &Cancel) -> Result<ReadyModel, Error> {
         let (sender, woken) = mpsc::channel();
         let wake = || {
             let sender = sender.clone();
@@ -66,22 +77,16 @@ impl PendingLoad {
                 let _ = sender.send(());
             }
         };
-        let place = self.on_end(wake())?;
+        let _place = self.on_end(wake())?;
         let _callback = cancel.on_cancel(wake());
         // Ends with the first call, since `sender` keeps the channel open.
         let _ = woken.recv();
         cancel.check()?;
-        self.check()?;
-        Ok(place)
-    }
-
-    /// Fails if the model is still loading, if its load waits for room in memory, or if its load failed.
-    pub fn check(&self) -> Result<(), Error> {
-        self.model().map(|_| ())
+        self.model()
     }
 
     /// Waits until `deadline` for a load by another thread.
-    pub(crate) fn wait(&self, deadline: Instant) -> Result<Arc<LoadedModel>, Error> {
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<ReadyModel, Error> {
         let _place = self.on_end(|| ())?;
         let mut models = self.models.models.lock();
         while matches!(models.get(&self.key), Some(Residence::Loading { .. })) && Instant::now() < deadline {
@@ -91,9 +96,10 @@ impl PendingLoad {
         self.model()
     }
 
-    fn model(&self) -> Result<Arc<LoadedModel>, Error> {
+    /// Returns the model. Fails if it is still loading, if its load waits for room in memory, or if its load failed.
+    pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, .. }) => Ok(model.clone()),
+            Some(Residence::Ready { model, .. }) => Ok(ReadyModel(model.clone())),
             Some(Residence::Loading { room: LoadRoom::Awaited, .. }) => Err(self.models.no_room(&self.key)),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
@@ -166,10 +172,10 @@ mod tests {
         assert!(matches!(wait(), Err(Error::Overloaded { queued: 2, .. })));
         drop(first);
         let third = wait().unwrap();
-        assert!(matches!(load.check(), Err(Error::Loading { .. })));
+        assert!(matches!(load.model(), Err(Error::Loading { .. })));
         models.finish(&key, Err(&Error::Cancelled));
         assert_eq!(woken.load(Ordering::Relaxed), 2);
-        assert!(matches!(load.check(), Err(Error::LoadFailed { .. })));
+        assert!(matches!(load.model(), Err(Error::LoadFailed { .. })));
         drop((second, third, wait().unwrap()));
         assert_eq!(woken.load(Ordering::Relaxed), 3);
     }
@@ -218,15 +224,15 @@ mod tests {
         }
         models.reserve(&first, 0, &cancel).unwrap();
         let load = PendingLoad::new(models.clone(), second.clone());
-        assert!(matches!(load.check(), Err(Error::Loading { .. })));
+        assert!(matches!(load.model(), Err(Error::Loading { .. })));
         std::thread::scope(|scope| {
             let wait = scope.spawn(|| models.reserve(&second, 0, &cancel));
-            while !wait.is_finished() && !matches!(load.check(), Err(Error::NoRoom { .. })) {
+            while !wait.is_finished() && !matches!(load.model(), Err(Error::NoRoom { .. })) {
                 std::thread::yield_now();
             }
             models.finish(&first, Err(&Error::Cancelled));
             wait.join().unwrap().unwrap();
-            assert!(matches!(load.check(), Err(Error::Loading { .. })));
+            assert!(matches!(load.model(), Err(Error::Loading { .. })));
             // The second load has the room now.
             assert!(matches!(models.claim(&first), Ok(Claim::Load)));
             let wait = scope.spawn(|| models.reserve(&first, 0, &cancel));
