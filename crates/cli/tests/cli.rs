@@ -61,12 +61,12 @@ fn exit_codes_are_those_of_the_help() {
 fn printed_commands_refer_to_the_key_of_the_environment() {
     let home = tempfile::tempdir().unwrap();
     for agent in ["codex", "claude", "opencode", "aider", "open-interpreter", "qwen-agent"] {
-        let mut launch = command(home.path(), &["launch", agent, "--model", "m", "--print"]);
+        let mut launch = offline(home.path(), &["launch", agent, "--model", "m", "--print"]);
         let output = launch.env("NARTHEX_API_KEY", "nx-secret").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("\"$NARTHEX_API_KEY\""), "{agent}: {out}\n{err}");
         assert!(!out.contains("nx-secret") && err.contains("NARTHEX_API_KEY"), "{agent}: {out}\n{err}");
-        let mut launch = command(home.path(), &["launch", agent, "--model", "m", "--print"]);
+        let mut launch = offline(home.path(), &["launch", agent, "--model", "m", "--print"]);
         let output = launch.env_remove("NARTHEX_API_KEY").output().unwrap();
         assert!(!String::from_utf8_lossy(&output.stdout).contains("\"$"), "{agent}");
     }
