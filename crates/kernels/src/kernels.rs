@@ -8,7 +8,7 @@ use crate::simd::neon::Neon;
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
     activations::{Granularity, Quantize, QuantizedRows, RoundRow},
-    attention::{Attend, Attended, Attention, AttentionPart, BLOCK, Join, KeyValues, Mask, Queries},
+    attention::{Attend, Attended, Attention, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
@@ -265,11 +265,12 @@ impl Kernels {
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
-    /// Computes the attention of the heads that share one key and value head over some of the keys, which start at a
-    /// multiple of 64. [`Self::join_attention`] makes results of the parts.
+    /// Computes the attention of the heads that share one key and value head over up to [`AttentionPart::KEYS`] keys,
+    /// which start at a multiple of that number. [`Self::join_attention`] joins the parts to the results of
+    /// [`Self::attend`], with the same bits.
     ///
     /// # Panics
-    /// As [`Self::attend`]; if there are no such keys.
+    /// As [`Self::attend`]; if there are no such keys, or they are not a part.
     pub fn attend_part(
         &self,
         attention: &Attention,
@@ -280,14 +281,15 @@ impl Kernels {
     ) -> AttentionPart {
         let count = check_attention(attention, queries, cache);
         let exist = keys.start <= keys.end && keys.end <= count;
-        assert!(exist && keys.start.is_multiple_of(BLOCK), "keys {keys:?} of {count}");
+        let whole = keys.start.is_multiple_of(AttentionPart::KEYS) && keys.len() <= AttentionPart::KEYS;
+        assert!(exist && whole, "keys {keys:?} of {count}");
         let mut part = AttentionPart::default();
         let (buffers, out) = (&mut scratch.attention, Attended::Part(&mut part));
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
         part
     }
 
-    /// Writes the results of queries from the parts of their attention, which follow each other. `out` has the
+    /// Writes the results of queries from the parts of their attention, in the order of their keys. `out` has the
     /// queries' shape.
     ///
     /// # Panics

@@ -9,8 +9,8 @@ use narthex_kernels::{Attention, AttentionPart, KeyValues, Mask, MatrixMut, Matr
 
 use super::{Buffers, Shared, at_least, cache::CacheElement, call::Call, linear::Part};
 
-/// Keys of a part of one token's attention; a multiple of 64. It depends on nothing, so that results do neither.
-const PART_KEYS: usize = 256;
+/// Keys of a task that attends to some of the keys of one token.
+const PART_KEYS: usize = AttentionPart::KEYS;
 
 /// Queries of a task, at which converting keys and values costs little.
 const TASK_QUERIES: usize = 192;

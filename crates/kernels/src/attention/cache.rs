@@ -41,14 +41,6 @@ impl CacheRows<'_> {
         (rows * head_size == elements && scales.is_none_or(|scales| scales == rows)).then_some(rows)
     }
 
-    /// Scale of a row.
-    pub(super) fn scale(&self, row: usize) -> f32 {
-        match self {
-            Self::F32(_) | Self::F16(_) => 1.0,
-            Self::I8 { scales, .. } => scales[row],
-        }
-    }
-
     /// Writes a row in single precision.
     #[inline(always)]
     pub(super) fn convert<S: Simd>(&self, s: S, row: usize, out: &mut [f32]) {

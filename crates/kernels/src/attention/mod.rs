@@ -1,14 +1,18 @@
 //! Attention of the heads that share one key and value head, over a cache of keys and values.
 //!
 //! Keys are read in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash attention), so
-//! that scores are never held for more than a block. [`many`] converts each block once for all queries; [`few`] reads
-//! the cache as it is, for one or a few tokens. Blocks start at multiples of 64 positions, so a query's result does not
-//! depend on how a prompt is cut into chunks, as long as the same of the two runs.
+//! that scores are never held for more than a block. [`many`] converts the values of each block once for all queries;
+//! [`few`] reads floats as they are, for one or a few tokens.
+//!
+//! Blocks start at multiples of 64 positions, and the sums of every 256 keys are merged in the order of the keys. Both
+//! ways add in the same order. A query's result therefore has the same bits whatever other queries are computed with
+//! it, however a prompt is divided into chunks, and however many threads share the keys.
 
 mod cache;
 mod few;
 mod many;
 mod part;
+mod scores;
 mod state;
 mod visible;
 
@@ -17,9 +21,10 @@ use std::ops::Range;
 pub use cache::{CacheRows, KeyValues};
 pub use part::AttentionPart;
 pub(crate) use part::Join;
-pub(crate) use state::Buffers;
+pub(crate) use state::{Buffers, Sums};
 
 use crate::{
+    float::MAX_ROWS,
     simd::{LANES, Operation, Simd},
     view::{MatrixMut, MatrixRef},
 };
@@ -27,8 +32,9 @@ use crate::{
 /// Number of keys in a block.
 pub(crate) const BLOCK: usize = 64;
 
-/// Queries up to which the cache is read as it is.
+/// Queries up to which values are read as they are. They fit one panel.
 const FEW: usize = 8;
+const _: () = assert!(FEW <= MAX_ROWS && AttentionPart::KEYS.is_multiple_of(BLOCK));
 
 /// Keys that a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,10 +117,19 @@ impl Attend<'_> {
         &self.queries.rows.row(index / group)[index % group * size..][..size]
     }
 
+    /// Parts of the keys that some query sees.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        const KEYS: usize = AttentionPart::KEYS;
+        let Range { start, end } = self.keys.clone();
+        let first = self.visible(0).start.max(start) / KEYS * KEYS;
+        (first..end).step_by(KEYS).map(move |part| part.max(start)..end.min(part + KEYS))
+    }
+
     /// Blocks of keys that some query sees.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let tokens = self.queries.rows.rows();
-        let (start, end) = (self.visible(0).start, self.visible(tokens.saturating_sub(1)).end);
+        let start = self.visible(0).start.max(self.keys.start);
+        let end = self.visible(tokens.saturating_sub(1)).end;
         (start / BLOCK * BLOCK..end).step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
     }
 }
@@ -125,22 +140,25 @@ impl Operation for Attend<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let mut buffers = std::mem::take(self.buffers);
+        let size = self.attention.head_size;
         let count = self.queries.rows.rows() * self.group();
-        let padded = self.attention.head_size.next_multiple_of(LANES);
-        buffers.reset(count, padded);
-        if count <= FEW && padded == self.attention.head_size {
-            few::run(s, &self, &mut buffers);
-        } else {
-            many::run(s, &self, &mut buffers);
-        }
-        let (group, size) = (self.group(), self.attention.head_size);
-        match &mut self.out {
-            Attended::Whole(out) => {
-                for query in 0..count {
-                    buffers.write(s, query, &mut out.row_mut(query / group)[query % group * size..][..size]);
-                }
+        let padded = size.next_multiple_of(LANES);
+        let floats = !matches!(self.cache.values, CacheRows::I8 { .. });
+        let few = count <= FEW && padded == size && floats;
+        buffers.reset(&self, padded, if few { FEW } else { S::FLOAT_ROWS });
+        for keys in self.parts() {
+            self.keys = keys;
+            buffers.part.reset(count, padded);
+            if few {
+                few::run(s, &self, &mut buffers);
+            } else {
+                many::run(s, &self, &mut buffers);
             }
-            Attended::Part(part) => part.take(&buffers, size),
+            buffers.sums.merge(s, &buffers.part);
+        }
+        match &mut self.out {
+            Attended::Whole(out) => buffers.sums.write(s, size, out),
+            Attended::Part(part) => part.take(&mut buffers.sums, size),
         }
         *self.buffers = buffers;
     }

@@ -1,4 +1,4 @@
-//! The streaming softmax: what is known of each query after some blocks of keys.
+//! The streaming softmax: sums of each query over the keys so far.
 
 use std::ops::Range;
 
@@ -8,12 +8,89 @@ use crate::{
     float::FloatRows,
     math::{exp, load_part, store_part, tanh},
     simd::{LANES, Simd},
+    view::MatrixMut,
 };
+
+/// Sums of each query over some keys, which the streaming softmax keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    /// Greatest score of each query.
+    peaks: Vec<f32>,
+    /// Sum of the exponentials of each query's distances to its greatest score.
+    totals: Vec<f32>,
+    /// Values weighted with these exponentials: a padded row for each query.
+    pub(super) values: Vec<f32>,
+    /// Number of elements of a padded row.
+    padded: usize,
+}
+
+impl Sums {
+    /// Makes room for queries with padded rows of so many elements. No query has seen a key yet.
+    pub(super) fn reset(&mut self, queries: usize, padded: usize) {
+        self.padded = padded;
+        refill(&mut self.peaks, queries, f32::NEG_INFINITY);
+        refill(&mut self.totals, queries, 0.0);
+        refill(&mut self.values, queries * padded, 0.0);
+    }
+
+    /// Number of queries.
+    pub(super) fn queries(&self) -> usize {
+        self.peaks.len()
+    }
+
+    /// Adds the sums over later keys, of as many queries.
+    #[inline(always)]
+    pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Self) {
+        for query in 0..self.queries() {
+            let row = query * self.padded..(query + 1) * self.padded;
+            let (values, _) = self.values[row.clone()].as_chunks_mut::<LANES>();
+            let (more, _) = later.values[row].as_chunks::<LANES>();
+            if later.totals[query] == 0.0 {
+                continue;
+            }
+            if self.totals[query] == 0.0 {
+                (self.peaks[query], self.totals[query]) = (later.peaks[query], later.totals[query]);
+                values.copy_from_slice(more);
+                continue;
+            }
+            // Scores that are NaN leave the lowest peak and a total that is NaN, which stays.
+            let peak = self.peaks[query].max(later.peaks[query]);
+            let mut factors = [0.0; LANES];
+            (factors[0], factors[1]) = (self.peaks[query] - peak, later.peaks[query] - peak);
+            s.store(exp(s, s.load(&factors)), &mut factors);
+            self.peaks[query] = peak;
+            self.totals[query] = self.totals[query] * factors[0] + later.totals[query] * factors[1];
+            let factors = [s.splat(factors[0]), s.splat(factors[1])];
+            for (values, more) in values.iter_mut().zip(more) {
+                let sum = s.mul_add(s.load(more), factors[1], s.mul(s.load(values), factors[0]));
+                s.store(sum, values);
+            }
+        }
+    }
+
+    /// Writes the results of all queries, heads of `size` elements; zeros where a query saw no key.
+    #[inline(always)]
+    pub(super) fn write<S: Simd>(&self, s: S, size: usize, out: &mut MatrixMut<'_>) {
+        let group = out.columns() / size;
+        for query in 0..self.queries() {
+            let out = &mut out.row_mut(query / group)[query % group * size..][..size];
+            if self.totals[query] == 0.0 {
+                out.fill(0.0);
+                continue;
+            }
+            let total = s.splat(self.totals[query]);
+            let values = &self.values[query * self.padded..][..size];
+            for (sum, out) in values.chunks(LANES).zip(out.chunks_mut(LANES)) {
+                store_part(s, s.div(load_part(s, sum, 0.0), total), out);
+            }
+        }
+    }
+}
 
 /// Buffers of attention, reusable from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// Queries in panels.
+    /// Queries in panels, multiplied with the factor of the scores.
     pub(super) queries: FloatRows,
     /// Keys of a block: 64 numbers for each element.
     pub(super) keys: Vec<f32>,
@@ -23,14 +100,12 @@ pub(crate) struct Buffers {
     pub(super) scores: Vec<f32>,
     /// Exponentials of a panel: one of each query for each key.
     pub(super) weights: Vec<f32>,
-    /// Weighted sums of values: a padded row for each query.
-    pub(super) sums: Vec<f32>,
+    /// Sums over the current part of the keys.
+    pub(super) part: Sums,
+    /// Sums over the parts before it.
+    pub(super) sums: Sums,
     /// Number of elements of a padded row.
     pub(super) padded: usize,
-    /// Greatest score of each query.
-    peaks: Vec<f32>,
-    /// Sum of the exponentials of each query's distances to its greatest score.
-    totals: Vec<f32>,
 }
 
 fn refill<T: Copy>(vec: &mut Vec<T>, len: usize, value: T) {
@@ -39,16 +114,21 @@ fn refill<T: Copy>(vec: &mut Vec<T>, len: usize, value: T) {
 }
 
 impl Buffers {
-    /// Makes room for queries with padded rows of so many elements, and forgets all keys.
-    pub(super) fn reset(&mut self, queries: usize, padded: usize) {
+    /// Arranges the queries in panels of up to so many rows, and makes room for all else.
+    pub(super) fn reset(&mut self, attend: &Attend<'_>, padded: usize, panel_rows: usize) {
+        let (size, count) = (attend.attention.head_size, attend.queries.rows.rows() * attend.group());
         self.padded = padded;
+        self.queries.reset(count, size, panel_rows);
+        for panel in self.queries.panels() {
+            for query in panel.clone() {
+                self.queries.set_row(&panel, query, attend.query(query), attend.attention.scale);
+            }
+        }
         refill(&mut self.keys, padded * BLOCK, 0.0);
         refill(&mut self.values, padded * BLOCK, 0.0);
         refill(&mut self.scores, LANES * BLOCK, 0.0);
         refill(&mut self.weights, LANES * BLOCK, 0.0);
-        refill(&mut self.sums, queries * padded, 0.0);
-        refill(&mut self.peaks, queries, f32::NEG_INFINITY);
-        refill(&mut self.totals, queries, 0.0);
+        self.sums.reset(count, padded);
     }
 
     /// Replaces the scores of up to sixteen queries with a block of keys by their exponentials, and returns the factors
@@ -77,9 +157,9 @@ impl Buffers {
             }
             row[..start].fill(f32::NEG_INFINITY);
             row[end..].fill(f32::NEG_INFINITY);
-            let peak = s.max_lane(s.max(s.splat(greatest(s, row)), s.splat(self.peaks[query])));
-            distances[at] = self.peaks[query] - peak;
-            self.peaks[query] = peak;
+            let peak = s.max_lane(s.max(s.splat(greatest(s, row)), s.splat(self.part.peaks[query])));
+            distances[at] = self.part.peaks[query] - peak;
+            self.part.peaks[query] = peak;
         }
         let mut factors = [0.0; LANES];
         s.store(exp(s, s.load(&distances)), &mut factors);
@@ -87,30 +167,13 @@ impl Buffers {
             let row = &mut self.scores[at * BLOCK..][..BLOCK];
             let visible = attend.visible(query / group);
             if visible.start.max(block.start) < visible.end.min(block.end) {
-                self.totals[query] = self.totals[query] * factors[at] + exp_sum(s, row, self.peaks[query]);
+                self.part.totals[query] =
+                    self.part.totals[query] * factors[at] + exp_sum(s, row, self.part.peaks[query]);
             } else {
                 row.fill(0.0);
             }
         }
         factors
-    }
-
-    /// Greatest score of each query, and the sum of the exponentials of its distances to it.
-    pub(super) fn peaks_and_totals(&self) -> (&[f32], &[f32]) {
-        (&self.peaks, &self.totals)
-    }
-
-    /// Writes a query's result; zeros where it saw no key.
-    #[inline(always)]
-    pub(super) fn write<S: Simd>(&self, s: S, query: usize, out: &mut [f32]) {
-        let sums = &self.sums[query * self.padded..][..out.len()];
-        if self.totals[query] == 0.0 {
-            return out.fill(0.0);
-        }
-        let total = s.splat(self.totals[query]);
-        for (sum, out) in sums.chunks(LANES).zip(out.chunks_mut(LANES)) {
-            store_part(s, s.div(load_part(s, sum, 0.0), total), out);
-        }
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn sum_visible<S: Simd>(
         let visible = attend.visible(query / group);
         let start = visible.start.clamp(block.start, block.end) - block.start;
         let end = visible.end.clamp(block.start, block.end) - block.start;
-        let (sums, _) = buffers.sums[query * padded..][..padded].as_chunks_mut::<LANES>();
+        let (sums, _) = buffers.part.values[query * padded..][..padded].as_chunks_mut::<LANES>();
         for (tile, sums) in sums.iter_mut().enumerate() {
             let mut total = s.mul(s.load(sums), s.splat(factors[at]));
             for key in start..end.max(start) {

@@ -340,6 +340,22 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [[__m256; 2]; 16]) -> [[__m256; 2]; 16] {
+        let mut out = [[self.splat(0.0)[0]; 2]; 16];
+        for (from, to) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let mut square = [out[0][0]; 8];
+            for i in 0..8 {
+                square[i] = rows[8 * to + i][from];
+            }
+            square = transpose(self, square);
+            for i in 0..8 {
+                out[8 * from + i][to] = square[i];
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn max_lane(self, x: [__m256; 2]) -> f32 {
         instruction!({
             let eight = _mm256_max_ps(x[0], x[1]);
@@ -348,4 +364,30 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         })
     }
+}
+
+/// Turns rows into columns.
+#[inline(always)]
+fn transpose<const VNNI: bool>(_: Avx2<VNNI>, rows: [__m256; 8]) -> [__m256; 8] {
+    instruction!({
+        // Each half of `quads[i][j]` has element `j` of that half of rows `4 i` to `4 i + 3`.
+        let mut quads = [[_mm256_setzero_ps(); 4]; 2];
+        for i in 0..2 {
+            let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
+            let first = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+            let second = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+            quads[i][0] = _mm256_castpd_ps(_mm256_unpacklo_pd(first, second));
+            quads[i][1] = _mm256_castpd_ps(_mm256_unpackhi_pd(first, second));
+            let first = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+            let second = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+            quads[i][2] = _mm256_castpd_ps(_mm256_unpacklo_pd(first, second));
+            quads[i][3] = _mm256_castpd_ps(_mm256_unpackhi_pd(first, second));
+        }
+        let mut out = [_mm256_setzero_ps(); 8];
+        for i in 0..4 {
+            out[i] = _mm256_permute2f128_ps::<0x20>(quads[0][i], quads[1][i]);
+            out[4 + i] = _mm256_permute2f128_ps::<0x31>(quads[0][i], quads[1][i]);
+        }
+        out
+    })
 }

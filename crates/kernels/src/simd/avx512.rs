@@ -242,6 +242,37 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [__m512; 16]) -> [__m512; 16] {
+        instruction!({
+            // Each 128-bit part of `quads[i][j]` has element `j` of that part of rows `4 i` to `4 i + 3`.
+            let mut quads = [[_mm512_setzero_ps(); 4]; 4];
+            for i in 0..4 {
+                let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
+                let first = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                let second = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                quads[i][0] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, second));
+                quads[i][1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+                let first = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                let second = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                quads[i][2] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, second));
+                quads[i][3] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+            }
+            let mut out = [_mm512_setzero_ps(); 16];
+            for i in 0..4 {
+                let [a, b, c, d] = [quads[0][i], quads[1][i], quads[2][i], quads[3][i]];
+                // The even 128-bit parts, then the odd ones.
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                out[i] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+                out[4 + i] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+                out[8 + i] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+                out[12 + i] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+            }
+            out
+        })
+    }
+
+    #[inline(always)]
     fn max_lane(self, x: __m512) -> f32 {
         instruction!(_mm512_reduce_max_ps(x))
     }

@@ -332,6 +332,28 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [[float32x4_t; 4]; 16]) -> [[float32x4_t; 4]; 16] {
+        let mut out = rows;
+        for from in 0..4 {
+            for to in 0..4 {
+                let [a, b] = [rows[4 * to][from], rows[4 * to + 1][from]];
+                let [c, d] = [rows[4 * to + 2][from], rows[4 * to + 3][from]];
+                instruction!({
+                    let even = [vtrn1q_f32(a, b), vtrn1q_f32(c, d)];
+                    let odd = [vtrn2q_f32(a, b), vtrn2q_f32(c, d)];
+                    let [even_0, even_1] = [vreinterpretq_f64_f32(even[0]), vreinterpretq_f64_f32(even[1])];
+                    let [odd_0, odd_1] = [vreinterpretq_f64_f32(odd[0]), vreinterpretq_f64_f32(odd[1])];
+                    out[4 * from][to] = vreinterpretq_f32_f64(vtrn1q_f64(even_0, even_1));
+                    out[4 * from + 1][to] = vreinterpretq_f32_f64(vtrn1q_f64(odd_0, odd_1));
+                    out[4 * from + 2][to] = vreinterpretq_f32_f64(vtrn2q_f64(even_0, even_1));
+                    out[4 * from + 3][to] = vreinterpretq_f32_f64(vtrn2q_f64(odd_0, odd_1));
+                });
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn max_lane(self, x: [float32x4_t; 4]) -> f32 {
         instruction!(vmaxvq_f32(vmaxq_f32(vmaxq_f32(x[0], x[1]), vmaxq_f32(x[2], x[3]))))
     }

@@ -175,6 +175,10 @@ impl Simd for Portable {
         x[0]
     }
 
+    fn transpose(self, rows: [[f32; 16]; 16]) -> [[f32; 16]; 16] {
+        std::array::from_fn(|lane| rows.map(|row| row[lane]))
+    }
+
     fn max_lane(self, x: [f32; 16]) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
     }

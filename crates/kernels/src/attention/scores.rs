@@ -1,0 +1,136 @@
+//! Products of queries with the keys of a block. Each is one chain of fused multiply-adds from the first element to the
+//! last, whatever the number of queries.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::{
+    Attend, BLOCK, Buffers,
+    cache::{CacheRows, Element},
+};
+use crate::simd::{LANES, Simd};
+
+/// Converts the keys of a block: 64 numbers for each element, zeros behind the last key.
+#[inline(always)]
+pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
+    let size = attend.attention.head_size;
+    for first in block.clone().step_by(LANES) {
+        let rows = first..block.end.min(first + LANES);
+        let out = &mut buffers.keys[first - block.start..];
+        match attend.cache.keys {
+            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, None, out),
+            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, None, out),
+            CacheRows::I8 { integers, scales } => {
+                transpose::<S, i8>(s, integers, size, &rows, Some(scales), out);
+            }
+        }
+    }
+    let end = block.len().next_multiple_of(LANES);
+    for element in buffers.keys.chunks_exact_mut(BLOCK) {
+        element[end..].fill(0.0);
+    }
+}
+
+/// Writes sixteen numbers for each element of up to sixteen rows, 64 numbers apart.
+#[inline(always)]
+fn transpose<S: Simd, T: Element>(
+    s: S,
+    keys: &[T],
+    size: usize,
+    rows: &Range<usize>,
+    scales: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    for first in (0..size).step_by(LANES) {
+        let mut tile = [s.splat(0.0); LANES];
+        for (row, out) in rows.clone().zip(&mut tile) {
+            let elements = &keys[row * size + first..(row + 1) * size];
+            *out = match elements.first_chunk() {
+                Some(elements) => T::load(s, elements),
+                None => {
+                    let mut lanes = [T::ZERO; LANES];
+                    lanes[..elements.len()].copy_from_slice(elements);
+                    T::load(s, &lanes)
+                }
+            };
+            if let Some(scales) = scales {
+                *out = s.mul(*out, s.splat(scales[row]));
+            }
+        }
+        let columns = s.transpose(tile);
+        for (column, out) in columns.into_iter().zip(out[first * BLOCK..].chunks_mut(BLOCK)) {
+            if let Some(out) = out.first_chunk_mut() {
+                s.store(column, out);
+            }
+        }
+    }
+}
+
+/// Writes the products of a panel with the keys of a block: 64 for each query.
+#[inline(always)]
+pub(super) fn score<S: Simd, const R: usize>(s: S, buffers: &mut Buffers, panel: &Range<usize>) {
+    let (queries, _) = buffers.queries.panel(panel).as_chunks::<R>();
+    for first in (0..BLOCK).step_by(LANES * S::TILES) {
+        let (keys, scores) = (&buffers.keys[first..], &mut buffers.scores[first..]);
+        if S::TILES == 2 {
+            multiply::<S, R, 2>(s, queries, StridedRows { rows: keys, stride: BLOCK }, scores);
+        } else {
+            multiply::<S, R, 1>(s, queries, StridedRows { rows: keys, stride: BLOCK }, scores);
+        }
+    }
+}
+
+/// Rows of numbers that stand so far apart; the first of each belong to the tile.
+#[derive(Clone, Copy)]
+pub(super) struct StridedRows<'a> {
+    pub(super) rows: &'a [f32],
+    pub(super) stride: usize,
+}
+
+/// Writes the product of a panel and a tile to rows of 64 numbers.
+#[inline(always)]
+fn multiply<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    panel: &[[f32; R]],
+    tile: StridedRows<'_>,
+    out: &mut [f32],
+) {
+    let sums = product(s, panel, tile, [[s.splat(0.0); V]; R]);
+    store::<S, R, V>(s, &sums, BLOCK, out);
+}
+
+#[inline(always)]
+pub(super) fn product<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    panel: &[[f32; R]],
+    tile: StridedRows<'_>,
+    mut sums: [[S::Floats; V]; R],
+) -> [[S::Floats; V]; R] {
+    for (x, row) in panel.iter().zip(tile.rows.chunks(tile.stride)) {
+        let (row, _) = row.as_chunks::<LANES>();
+        let row = &row[..V];
+        for r in 0..R {
+            let x = s.splat(x[r]);
+            for v in 0..V {
+                sums[r][v] = s.mul_add(s.load(&row[v]), x, sums[r][v]);
+            }
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+pub(super) fn store<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    sums: &[[S::Floats; V]; R],
+    stride: usize,
+    out: &mut [f32],
+) {
+    for r in 0..R {
+        let (row, _) = out[r * stride..].as_chunks_mut::<LANES>();
+        for v in 0..V {
+            s.store(sums[r][v], &mut row[v]);
+        }
+    }
+}
