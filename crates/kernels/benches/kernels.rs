@@ -1,7 +1,7 @@
-//! Speed of each kernel on one core, as a share of what the core can do at most.
+//! Benchmarks of each kernel on one core. A result is a share of the core's limit.
 //!
-//! The limits are measured first, in the same process: products in registers, and reads of memory that no cache holds.
-//! Only shares and ratios within one run mean something.
+//! The limits are measured first, in the same process: products of values in registers, and reads of memory that no
+//! cache holds. Only shares and ratios from the same run can be compared.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -18,7 +18,7 @@ use narthex_kernels::{
 };
 use support::{Random, Weights};
 
-/// Time that this thread has computed: what others do on this machine does not count.
+/// Returns the CPU time of this thread, which excludes the time of other programs.
 #[cfg(unix)]
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -31,7 +31,7 @@ fn now() -> Duration {
     START.elapsed()
 }
 
-/// Limits of one core, in operations or bytes a second.
+/// Limits of one core, in operations or bytes per second.
 struct Limits {
     dots: f64,
     mul_adds: f64,
@@ -40,7 +40,7 @@ struct Limits {
 
 impl Limits {
     fn measure(kernels: &Kernels) -> Self {
-        // Larger than any cache.
+        // The buffer is larger than any cache.
         let bytes = vec![1u8; 192 << 20];
         let best = |work: &dyn Fn() -> u64| {
             let rate = || {
@@ -57,11 +57,11 @@ impl Limits {
     }
 }
 
-/// What a kernel does in one call.
+/// Amount of work in one call of a kernel.
 enum Work {
-    /// Multiply-accumulates, compared with a limit.
+    /// Number of multiply-accumulates, and the limit to compare them with.
     Products(u64, f64),
-    /// Bytes of memory, compared with a limit.
+    /// Number of bytes of memory, and the limit to compare them with.
     Bytes(u64, f64),
 }
 
@@ -120,7 +120,7 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     }
 }
 
-/// One row through more weights than any cache holds.
+/// Measures products of one row with more weights than any cache holds.
 fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(2);
     for bits in [Bits::Four, Bits::Eight] {
@@ -182,7 +182,7 @@ fn bench_float(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     });
 }
 
-/// A layer's share of one key and value head of SmolLM2-135M.
+/// Measures the part of SmolLM2-135M's attention that belongs to one key and value head.
 fn bench_attention(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(5);
     let (head_size, group) = (64, 3);

@@ -1,7 +1,7 @@
-//! Activations rounded to eight bits when they are known: the left side of integer products.
+//! Activations, rounded to eight bits at run time: the left operands of integer products.
 //!
-//! Rows are kept in panels of as many rows as a register tile has. A panel interleaves its rows by four activations, so
-//! that a kernel reads it from front to back.
+//! Rows are stored in panels. A panel has at most as many rows as a register tile, and interleaves them in groups of
+//! four activations, so that a kernel reads it sequentially.
 
 use std::ops::Range;
 
@@ -10,28 +10,28 @@ use crate::{
     view::MatrixRef,
 };
 
-/// Most rows that a panel can have.
+/// Maximum number of rows in a panel.
 pub(crate) const MAX_PANEL: usize = 6;
 
-/// Largest magnitude of a rounded activation. -128 is left out: its negation does not fit into eight bits.
+/// Largest magnitude of a rounded activation. -128 is excluded because its negation does not fit into eight bits.
 const TOP: f32 = 127.0;
 
-/// Magnitudes below this count as 0; their scale's inverse would not be finite.
+/// Magnitudes below this are treated as 0, because the inverse of their scale would not be finite.
 const LEAST: f32 = 1e-36;
 
 /// Activations that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
-    /// A whole row: fastest.
+    /// A whole row. This is the fastest choice.
     Row,
-    /// Each block of a row, of the size of the weight's blocks: more exact where a few channels are large.
+    /// Each block of a row; the blocks are those of the weights. This is more accurate if a few channels are large.
     Block,
 }
 
-/// Rows of activations as integers from -127 to 127 with their scales and sums, reusable from call to call.
+/// Rows of activations as integers from -127 to 127, with their scales and sums. The buffers are reused from call to
+/// call.
 ///
-/// A row or block with a number that is not finite has NaN as its scale, so that whatever it is multiplied with
-/// becomes NaN.
+/// The scale of a row or block is NaN if one of its numbers is not finite, so that all of its products are NaN.
 #[derive(Debug)]
 pub struct QuantizedRows {
     rows: usize,
@@ -39,17 +39,17 @@ pub struct QuantizedRows {
     block: usize,
     granularity: Granularity,
     panel_rows: usize,
-    /// For each panel and four inputs: four activations of each row.
+    /// Activations: for each panel and group of four inputs, four activations of each row.
     quads: Vec<[i8; 4]>,
-    /// For each panel and block: the sum of each row's activations.
+    /// Sums of activations: for each panel and block, one sum of each row.
     sums: Vec<i32>,
-    /// For each panel, and each block where blocks have scales: the scale of each row.
+    /// Scales: for each panel, and for each block if blocks have scales, one scale of each row.
     scales: Vec<f32>,
-    /// One row before it is interleaved.
+    /// Buffer for one row before it is interleaved.
     row: Vec<[i8; 4]>,
 }
 
-/// Rows of one panel.
+/// Data of one panel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel<'a> {
     pub(crate) quads: &'a [[i8; 4]],
@@ -78,22 +78,22 @@ impl Default for QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of activations in a row.
+    /// Returns the number of activations in a row.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Number of activations in a block, whose sums are known.
+    /// Returns the number of activations in a block. Each block has a sum.
     pub fn block(&self) -> usize {
         self.block
     }
 
-    /// Number of blocks in a row; the last may be padded with zeros.
+    /// Returns the number of blocks in a row; the last may be padded with zeros.
     fn blocks(&self) -> usize {
         self.inputs.div_ceil(self.block)
     }
@@ -105,13 +105,13 @@ impl QuantizedRows {
         }
     }
 
-    /// The rows of each panel; no two panels differ by more than one row.
+    /// Returns the rows of each panel. The numbers of rows in two panels differ by at most one.
     pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows));
         (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
     }
 
-    /// The panel of these rows.
+    /// Returns the panel of these rows.
     pub(crate) fn panel(&self, rows: &Range<usize>) -> Panel<'_> {
         let (blocks, groups, scales) = (self.blocks(), self.block / 4, self.scales_per_row());
         let part = |width: usize| rows.start * width..rows.end * width;
@@ -127,7 +127,7 @@ impl QuantizedRows {
         }
     }
 
-    /// One row's integers and scales, without padding.
+    /// Returns the integers and the scales of one row, without padding.
     pub fn row(&self, row: usize) -> (Vec<i8>, Vec<f32>) {
         let Some(rows) = self.panels().find(|rows| rows.contains(&row)) else { return Default::default() };
         let (panel, at, len) = (self.panel(&rows), row - rows.start, rows.len());
@@ -137,7 +137,7 @@ impl QuantizedRows {
     }
 }
 
-/// Rounding of a matrix.
+/// Operation that rounds a matrix.
 pub(crate) struct Quantize<'a> {
     pub(crate) input: MatrixRef<'a>,
     pub(crate) block: usize,
@@ -187,7 +187,7 @@ impl Operation for Quantize<'_> {
     }
 }
 
-/// Rounding of one row.
+/// Operation that rounds one row.
 pub(crate) struct RoundRow<'a> {
     pub(crate) row: &'a [f32],
     pub(crate) out: &'a mut [i8],
@@ -202,7 +202,7 @@ impl Operation for RoundRow<'_> {
     }
 }
 
-/// Rounds numbers that share one scale, and returns the scale. Elements of `out` behind the last number stay.
+/// Rounds numbers that share one scale, and returns the scale. Elements of `out` after the last number are not changed.
 #[inline(always)]
 fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     let (whole, rest) = values.as_chunks::<LANES>();

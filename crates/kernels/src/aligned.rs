@@ -1,9 +1,9 @@
-//! Bytes that start at a cache line, so that no vector load straddles two.
+//! Buffers that start at a cache line, so that no vector load crosses a line.
 
 /// Size of a cache line and of the widest vector.
 pub(crate) const LINE: usize = 64;
 
-/// Buffer of bytes whose first is aligned to [`LINE`].
+/// Buffer of bytes that starts at a multiple of [`LINE`].
 #[derive(Debug, Default)]
 pub(crate) struct AlignedBytes {
     buffer: Vec<u8>,
@@ -12,15 +12,15 @@ pub(crate) struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// A buffer of `len` zeros.
+    /// Creates a buffer of `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         let buffer = vec![0; len + LINE - 1];
-        // `align_offset` may decline to answer under an interpreter; alignment is a matter of speed alone.
+        // An interpreter such as Miri may not support `align_offset`. Alignment affects only the speed.
         let start = Some(buffer.as_ptr().align_offset(LINE)).filter(|start| *start < LINE).unwrap_or(0);
         Self { buffer, start, len }
     }
 
-    /// Makes room for `len` bytes, whose contents are unspecified.
+    /// Ensures that the buffer has `len` bytes, and returns them. Their contents are unspecified.
     pub(crate) fn reserve(&mut self, len: usize) -> &mut [u8] {
         if self.len < len {
             *self = Self::zeros(len);

@@ -1,4 +1,4 @@
-//! Kernels that read and write each number once: norms, activations, rotary positions, softmax.
+//! Kernels that read and write each number once: norms, activation functions, rotary positions, softmax.
 
 use crate::{
     math::{exp, load_part, silu, store_part},
@@ -6,7 +6,7 @@ use crate::{
     view::{MatrixMut, MatrixRef},
 };
 
-/// Division of each row by its root mean square, and multiplication with a gain.
+/// Operation that divides each row by its root mean square and multiplies it by a gain.
 pub(crate) struct RmsNorm<'a> {
     pub(crate) input: MatrixRef<'a>,
     /// Residual stream, to which the input is added first.
@@ -57,7 +57,7 @@ fn normalize<S: Simd>(s: S, input: &[f32], gain: &[f32], epsilon: f32, out: &mut
     }
 }
 
-/// `silu(gate) * up`.
+/// Operation that computes `silu(gate) * up`.
 pub(crate) struct SwiGlu<'a> {
     pub(crate) gate: &'a [f32],
     pub(crate) up: &'a [f32],
@@ -77,7 +77,7 @@ impl Operation for SwiGlu<'_> {
     }
 }
 
-/// Rotation of pairs of a head's elements: the first of its first half with the first of its second half, and so on.
+/// Operation that rotates pairs of a head's elements. A pair consists of elements at the same index of the two halves.
 pub(crate) struct Rotate<'a> {
     pub(crate) heads: &'a mut [f32],
     pub(crate) head_size: usize,
@@ -104,7 +104,7 @@ impl Operation for Rotate<'_> {
     }
 }
 
-/// Exponentials of a row, divided by their sum.
+/// Operation that replaces a row by its exponentials divided by their sum.
 pub(crate) struct Softmax<'a> {
     pub(crate) row: &'a mut [f32],
 }
@@ -116,7 +116,8 @@ impl Operation for Softmax<'_> {
     fn run<S: Simd>(self, s: S) {
         let peak = greatest(s, self.row);
         if peak == f32::NEG_INFINITY {
-            // Nothing is above minus infinity: no element, or NaN among them, which stays.
+            // The row has no element above minus infinity: it is empty, or its elements are minus infinity or NaN. NaN
+            // is kept.
             self.row.iter_mut().filter(|x| !x.is_nan()).for_each(|x| *x = 0.0);
             return;
         }
@@ -129,7 +130,7 @@ impl Operation for Softmax<'_> {
     }
 }
 
-/// The greatest number that is not NaN, or minus infinity.
+/// Returns the greatest number that is not NaN, or minus infinity.
 #[inline(always)]
 pub(crate) fn greatest<S: Simd>(s: S, row: &[f32]) -> f32 {
     let mut peak = s.splat(f32::NEG_INFINITY);
@@ -139,7 +140,7 @@ pub(crate) fn greatest<S: Simd>(s: S, row: &[f32]) -> f32 {
     s.max_lane(peak)
 }
 
-/// Replaces each number by the exponential of its distance to `peak`, and returns their sum.
+/// Replaces each number by the exponential of its difference from `peak`, and returns the sum of the exponentials.
 #[inline(always)]
 pub(crate) fn exp_sum<S: Simd>(s: S, row: &mut [f32], peak: f32) -> f32 {
     let mut sum = s.splat(0.0);

@@ -1,15 +1,15 @@
-//! Why weights or bytes are refused.
+//! Errors for weights and bytes that cannot be packed or read.
 
-/// Input that a packed matrix cannot be made of.
+/// Error of packing weights or of reading a packed matrix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// Blocks of a size without kernels.
+    /// Blocks of a size that no kernel supports.
     #[error("blocks of {found} weights have no kernel: quantise with 16, 32, 64 or 128")]
     Block {
         /// Number of weights in a block.
         found: usize,
     },
-    /// A slice whose length contradicts the shape.
+    /// A slice whose length does not match the shape.
     #[error("{what} should have {expected} elements and have {found}: check the shape of the weight")]
     Length {
         /// Name of the slice.
@@ -19,7 +19,7 @@ pub enum KernelError {
         /// Length found.
         found: usize,
     },
-    /// A shape too large for this machine's addresses.
+    /// A shape that is too large for this machine's address space.
     #[error("a matrix of {outputs} by {inputs} is too large for this machine")]
     Size {
         /// Number of outputs.
@@ -30,7 +30,7 @@ pub enum KernelError {
     /// Bytes that are not a packed matrix of this version.
     #[error("the bytes are not a packed matrix of this version ({reason}): pack the weights again")]
     Format {
-        /// First thing that is wrong.
+        /// First problem found.
         reason: &'static str,
     },
 }

@@ -1,6 +1,6 @@
 //! Products in single precision.
 //!
-//! Each output is one chain of fused multiply-adds from the first input to the last, whatever the number of rows.
+//! Each output is one chain of fused multiply-adds from the first input to the last, regardless of the number of rows.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::{
     view::{MatrixMut, MatrixRef},
 };
 
-/// Most rows that a register tile can have.
+/// Maximum number of rows in a register tile.
 pub(crate) const MAX_ROWS: usize = 12;
 
-/// Precision of weights that are not quantised.
+/// Weights that are not quantised, with their precision.
 #[derive(Debug, Clone, Copy)]
 pub enum FloatWeights<'a> {
     /// Half precision.
@@ -27,7 +27,7 @@ pub enum FloatWeights<'a> {
     F32(&'a [f32]),
 }
 
-/// Weights that are not quantised, in tiles of sixteen outputs: sixteen weights for each input.
+/// Weights that are not quantised, in tiles of sixteen outputs. A tile has sixteen weights for each input.
 #[derive(Debug)]
 pub struct FloatMatrix {
     outputs: usize,
@@ -40,7 +40,7 @@ impl FloatMatrix {
     /// Packs weights of the shape `[outputs, inputs]`.
     ///
     /// # Errors
-    /// If the number of weights contradicts the shape.
+    /// Returns an error if the number of weights contradicts the shape.
     pub fn pack(outputs: usize, inputs: usize, weights: FloatWeights<'_>) -> Result<Self, KernelError> {
         let (half, found) = match weights {
             FloatWeights::F16(weights) => (true, weights.len()),
@@ -71,46 +71,46 @@ impl FloatMatrix {
         Ok(Self { outputs, inputs, half, bytes })
     }
 
-    /// Number of outputs: columns of the product.
+    /// Returns the number of outputs, which are the columns of the product.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Number of inputs.
+    /// Returns the number of inputs.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 }
 
-/// Rows of activations in the order in which float products read them, reusable from call to call.
+/// Rows of activations in the order in which float products read them. The buffers are reused from call to call.
 #[derive(Debug, Default)]
 pub struct FloatRows {
     rows: usize,
     inputs: usize,
     panel_rows: usize,
-    /// For each panel and input: one number of each row.
+    /// Numbers: for each panel and input, one number of each row.
     values: Vec<f32>,
 }
 
 impl FloatRows {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of numbers in a row.
+    /// Returns the length of a row.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Shape of the panels, with room for their values.
+    /// Sets the shape of the panels, and allocates their values.
     pub(crate) fn reset(&mut self, rows: usize, inputs: usize, panel_rows: usize) {
         (self.rows, self.inputs, self.panel_rows) = (rows, inputs, panel_rows.min(MAX_ROWS));
         self.values.clear();
         self.values.resize(rows * inputs, 0.0);
     }
 
-    /// Writes one row, each number multiplied with a factor.
+    /// Writes one row, with each number multiplied by a factor.
     pub(crate) fn set_row(&mut self, panel: &Range<usize>, row: usize, values: &[f32], factor: f32) {
         let len = panel.len();
         let out = &mut self.values[panel.start * self.inputs + row - panel.start..];
@@ -119,19 +119,19 @@ impl FloatRows {
         }
     }
 
-    /// The rows of each panel; no two panels differ by more than one row.
+    /// Returns the rows of each panel. The numbers of rows in two panels differ by at most one.
     pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows.max(1)));
         (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
     }
 
-    /// The values of a panel.
+    /// Returns the values of a panel.
     pub(crate) fn panel(&self, rows: &Range<usize>) -> &[f32] {
         &self.values[rows.start * self.inputs..rows.end * self.inputs]
     }
 }
 
-/// Arrangement of rows for products.
+/// Operation that arranges rows for products.
 pub(crate) struct Interleave<'a> {
     pub(crate) input: MatrixRef<'a>,
     pub(crate) out: &'a mut FloatRows,
@@ -151,7 +151,7 @@ impl Operation for Interleave<'_> {
     }
 }
 
-/// Product of activations with some columns of a matrix.
+/// Operation that multiplies activations by some columns of a matrix.
 pub(crate) struct FloatMatMul<'a> {
     pub(crate) input: &'a FloatRows,
     pub(crate) weights: &'a FloatMatrix,
@@ -159,7 +159,7 @@ pub(crate) struct FloatMatMul<'a> {
     pub(crate) out: MatrixMut<'a>,
 }
 
-/// Calls a method generic over the number of a panel's rows.
+/// Calls a method that is generic over the number of rows in a panel.
 macro_rules! with_rows {
     ($rows:expr, $call:ident::<$($type:ty),*>($($argument:expr),*)) => {
         match $rows {
@@ -205,7 +205,7 @@ fn panel<S: Simd, const R: usize>(s: S, matmul: &mut FloatMatMul<'_>, place: Pla
     }
 }
 
-/// One or two tiles with weights of `W / 16` bytes.
+/// Multiplies one or two tiles whose weights have `W / 16` bytes.
 #[inline(always)]
 fn tiles<S: Simd, const W: usize, const R: usize>(
     s: S,
@@ -250,7 +250,7 @@ fn multiply<S: Simd, const W: usize, const R: usize, const V: usize>(
     sums
 }
 
-/// Sixteen weights in 32 or 64 bytes.
+/// Loads sixteen weights from 32 or 64 bytes.
 #[inline(always)]
 fn load_weights<S: Simd, const W: usize>(s: S, bytes: &[u8; W]) -> S::Floats {
     match (bytes.first_chunk::<LINE>(), bytes.first_chunk::<32>()) {

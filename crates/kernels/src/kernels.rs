@@ -1,4 +1,4 @@
-//! The kernels of this processor, and which instruction set runs them.
+//! The kernels of this processor, and the choice of their instruction sets.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ enum InstructionSet {
 }
 
 impl InstructionSet {
-    /// All that this processor has; the one that is expected to be fastest comes first.
+    /// Returns all instruction sets of this processor, the one expected to be fastest first.
     fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -77,10 +77,11 @@ impl InstructionSet {
     }
 }
 
-/// Rows from which on a tile of four-bit weights is unpacked to memory instead of in registers.
+/// Minimum number of rows for which four-bit weights are unpacked to memory. With fewer rows, they are unpacked in
+/// registers.
 const UNPACK_ROWS: usize = 13;
 
-/// The kernels, on the instruction sets that run them.
+/// The kernels, with the instruction sets that run them.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
     /// Quantised products of one row.
@@ -89,7 +90,7 @@ pub struct Kernels {
     rows: InstructionSet,
     /// Attention over a cache.
     attention: InstructionSet,
-    /// All others.
+    /// All other kernels.
     floats: InstructionSet,
 }
 
@@ -98,22 +99,23 @@ impl Kernels {
         Self { one_row: set, rows: set, attention: set, floats: set }
     }
 
-    /// The kernels without any instruction set: the reference for all others.
+    /// Returns the kernels without any instruction set, which are the reference for all others.
     pub fn portable() -> Self {
         Self::on(InstructionSet::Portable(Portable))
     }
 
-    /// The kernels on each instruction set of this processor; the last are the portable ones.
+    /// Returns the kernels on each instruction set of this processor. The last are the portable ones.
     pub fn available() -> Vec<Self> {
         InstructionSet::available().into_iter().map(Self::on).collect()
     }
 
-    /// The kernels on the instruction set that is expected to be fastest.
+    /// Returns the kernels on the instruction set that is expected to be fastest.
     pub fn detect() -> Self {
         Self::available().first().copied().unwrap_or_else(Self::portable)
     }
 
-    /// Kernels of several instruction sets: for one row, for several, for attention, and for all else.
+    /// Combines the kernels of several instruction sets: for one row, for several rows, for attention, and for all
+    /// else.
     pub(crate) fn combine(one_row: &Self, rows: &Self, attention: &Self, floats: &Self) -> Self {
         Self {
             one_row: one_row.one_row,
@@ -123,7 +125,7 @@ impl Kernels {
         }
     }
 
-    /// Name of the instruction set of quantised products of several rows.
+    /// Returns the name of the instruction set for quantised products of several rows.
     pub fn name(&self) -> &'static str {
         self.rows.name()
     }
@@ -131,7 +133,7 @@ impl Kernels {
     /// Rounds activations to eight bits, for products with weights in blocks of `block` inputs.
     ///
     /// # Panics
-    /// If `block` is no multiple of 16.
+    /// Panics if `block` is not a multiple of 16.
     pub fn quantize(
         &self,
         input: MatrixRef<'_>,
@@ -143,11 +145,11 @@ impl Kernels {
         self.rows.run(Quantize { input, block, granularity, out });
     }
 
-    /// Multiplies activations with a range of a matrix's columns, which starts at a multiple of 16 and ends at one or
-    /// at the last column. `out` has the input's rows and the range's columns.
+    /// Multiplies activations by a range of a matrix's columns. The range starts at a multiple of 16, and ends at a
+    /// multiple of 16 or at the last column. `out` has the rows of the input and the columns of the range.
     ///
     /// # Panics
-    /// If shapes or blocks contradict each other.
+    /// Panics if shapes or blocks contradict each other.
     pub fn matmul(
         &self,
         input: &QuantizedRows,
@@ -170,11 +172,11 @@ impl Kernels {
         self.floats.run(Interleave { input, out });
     }
 
-    /// Multiplies activations with a range of a float matrix's columns, which starts at a multiple of 16 and ends at
-    /// one or at the last column. `out` has the input's rows and the range's columns.
+    /// Multiplies activations by a range of a float matrix's columns. The range starts at a multiple of 16, and ends at
+    /// a multiple of 16 or at the last column. `out` has the rows of the input and the columns of the range.
     ///
     /// # Panics
-    /// If shapes contradict each other.
+    /// Panics if shapes contradict each other.
     pub fn matmul_float(
         &self,
         input: &FloatRows,
@@ -188,10 +190,10 @@ impl Kernels {
         self.floats.run(FloatMatMul { input, weights, columns, out });
     }
 
-    /// Divides each row by its root mean square and multiplies it with a gain.
+    /// Divides each row by its root mean square, and multiplies it by a gain.
     ///
     /// # Panics
-    /// If shapes contradict each other.
+    /// Panics if shapes contradict each other.
     pub fn rms_norm(&self, input: MatrixRef<'_>, gain: &[f32], epsilon: f32, out: MatrixMut<'_>) {
         let shape = (input.rows(), input.columns());
         assert_eq!(gain.len(), input.columns(), "length of the gain");
@@ -199,10 +201,10 @@ impl Kernels {
         self.floats.run(RmsNorm { input, stream: None, gain, epsilon, out });
     }
 
-    /// Adds `input` to the residual stream, and writes the stream's [`Self::rms_norm`].
+    /// Adds `input` to the residual stream, and writes the [`Self::rms_norm`] of the sum to `out`.
     ///
     /// # Panics
-    /// If shapes contradict each other.
+    /// Panics if shapes contradict each other.
     pub fn add_rms_norm(
         &self,
         input: MatrixRef<'_>,
@@ -221,17 +223,17 @@ impl Kernels {
     /// Writes `silu(gate) * up`.
     ///
     /// # Panics
-    /// If lengths differ.
+    /// Panics if lengths differ.
     pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(gate.len() == up.len() && up.len() == out.len(), "lengths of gate, up and output");
         self.floats.run(SwiGlu { gate, up, out });
     }
 
-    /// Rotates heads of one position: of the first `2 * cos.len()` elements of each head, those of the first half with
-    /// those of the second.
+    /// Rotates the heads of one position. Among the first `2 * cos.len()` elements of a head, each element of the first
+    /// half is rotated with the element at the same index of the second half.
     ///
     /// # Panics
-    /// If `heads` is no number of whole heads, or the angles exceed a head.
+    /// Panics if `heads` is no number of whole heads, or the angles exceed a head.
     pub fn rotate(&self, heads: &mut [f32], head_size: usize, cos: &[f32], sin: &[f32]) {
         assert!(head_size > 0 && heads.len().is_multiple_of(head_size), "heads of {head_size}");
         assert!(cos.len() == sin.len() && 2 * cos.len() <= head_size, "{} angles", cos.len());
@@ -245,11 +247,11 @@ impl Kernels {
 
     /// Computes the attention of the heads that share one key and value head. `out` has the queries' shape.
     ///
-    /// A query that sees no key gives zeros. Callers share the work between threads by key and value heads, and by
-    /// tokens.
+    /// The result of a query that sees no key is zeros. Callers can divide the work between threads by key and value
+    /// heads and by tokens.
     ///
     /// # Panics
-    /// If shapes contradict each other, or a query's own key is not in the cache where the mask is causal.
+    /// Panics if shapes contradict each other, or a query's own key is not in the cache where the mask is causal.
     pub fn attend(
         &self,
         attention: &Attention,
@@ -293,7 +295,7 @@ impl Kernels {
     /// queries' shape.
     ///
     /// # Panics
-    /// If shapes contradict each other.
+    /// Panics if shapes contradict each other.
     pub fn join_attention(&self, parts: &[AttentionPart], out: MatrixMut<'_>) {
         let Some((queries, size)) = parts.first().map(AttentionPart::shape) else { return };
         assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");
@@ -305,29 +307,31 @@ impl Kernels {
     /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
     ///
     /// # Panics
-    /// If lengths differ.
+    /// Panics if lengths differ.
     pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
         assert_eq!(row.len(), out.len(), "length of the row");
         self.floats.run(RoundRow { row, out })
     }
 
-    /// Multiplies bytes in registers, and returns the number of multiply-accumulates: the limit of integer products.
+    /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of
+    /// integer products.
     pub fn run_dots(&self, rounds: usize) -> u64 {
         self.rows.run(Dots { rounds })
     }
 
-    /// Multiplies floats in registers, and returns the number of multiply-accumulates: the limit of float products.
+    /// Multiplies floats in registers, and returns the number of multiply-accumulates. This measures the limit of float
+    /// products.
     pub fn run_mul_adds(&self, rounds: usize) -> u64 {
         self.floats.run(MulAdds { rounds })
     }
 
-    /// Reads bytes from front to back, and returns their number: the limit of everything that memory bounds.
+    /// Reads bytes sequentially, and returns their number. This measures the limit of kernels that are bound by memory.
     pub fn run_reads(&self, bytes: &[u8]) -> u64 {
         self.floats.run(Reads { bytes })
     }
 }
 
-/// Refuses shapes of attention that contradict each other, and returns the number of keys.
+/// Checks that the shapes of attention match, and returns the number of keys.
 fn check_attention(attention: &Attention, queries: Queries<'_>, cache: KeyValues<'_>) -> usize {
     let (size, rows) = (attention.head_size, queries.rows);
     assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
@@ -338,7 +342,7 @@ fn check_attention(attention: &Attention, queries: Queries<'_>, cache: KeyValues
     keys
 }
 
-/// Refuses columns that do not make up whole tiles.
+/// Checks that a range of columns consists of whole tiles.
 fn check_columns(columns: &Range<usize>, outputs: usize) {
     let whole = |column: usize| column.is_multiple_of(LANES) || column == outputs;
     let ordered = columns.start <= columns.end && columns.end <= outputs;

@@ -1,8 +1,9 @@
-//! CPU kernels: pure functions on slices, one generic implementation of each for every instruction set.
+//! CPU kernels: pure functions on slices, each with one generic implementation for all instruction sets.
 //!
-//! Start at [`Kernels`]. Weights become a [`PackedMatrix`] once; activations become [`QuantizedRows`] when they are
-//! known; [`Kernels::matmul`] multiplies a range of columns, so that callers can share a product between threads. No
-//! kernel starts a thread, and none allocates once its buffers are large enough, but for the parts of attention.
+//! Start at [`Kernels`]. Weights are packed into a [`PackedMatrix`] once; activations are rounded into
+//! [`QuantizedRows`] at run time. [`Kernels::matmul`] multiplies a range of columns, so that callers can divide a
+//! product between threads. No kernel starts a thread. None allocates memory once its buffers are large enough, except
+//! for the parts of attention.
 //!
 //! Every instruction set gives the same bits as the portable code, which Miri can run. `unsafe` code stands in the
 //! modules of instruction sets under `simd` and in `view`, and nowhere else.

@@ -1,10 +1,10 @@
-//! The limits of this machine, to compare kernels with.
+//! Measurements of this machine's limits, with which kernels are compared.
 
 use std::hint::black_box;
 
 use crate::simd::{LANES, Operation, Simd};
 
-/// Products of weights and activations that are in registers already.
+/// Operation that multiplies weights and activations in registers.
 pub(crate) struct Dots {
     pub(crate) rounds: usize,
 }
@@ -14,7 +14,7 @@ impl Operation for Dots {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> u64 {
-        // As many independent sums as registers hold, at least so many that they hide an instruction's latency.
+        // There are as many independent sums as registers hold, and enough to hide the latency of an instruction.
         if S::TILES == 2 { dots::<S, 12>(s, self.rounds) } else { dots::<S, 5>(s, self.rounds) }
     }
 }
@@ -36,7 +36,7 @@ fn dots<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
     (rounds * CHAINS * 64) as u64
 }
 
-/// Fused multiply-adds of numbers that are in registers already.
+/// Operation that computes fused multiply-adds of numbers in registers.
 pub(crate) struct MulAdds {
     pub(crate) rounds: usize,
 }
@@ -66,7 +66,7 @@ fn mul_adds<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
     (rounds * CHAINS * LANES) as u64
 }
 
-/// Reads of memory from front to back.
+/// Operation that reads memory sequentially.
 pub(crate) struct Reads<'a> {
     pub(crate) bytes: &'a [u8],
 }

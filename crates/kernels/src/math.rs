@@ -2,22 +2,22 @@
 
 use crate::simd::{LANES, Simd};
 
-/// Adding and subtracting this rounds a small number to the nearest integer, ties to even.
+/// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// Arguments below this have 0 as their exponential; its nearest number would be subnormal.
+/// The exponential of arguments below this is 0, because the exact result would be subnormal.
 const LEAST: f32 = -87.0;
 
-/// The exponential of greater arguments is that of this one.
+/// The exponential of arguments above this is that of this number.
 const GREATEST: f32 = 88.0;
 
-/// The natural logarithm of 2, in two parts; few bits of the first are set, so its products are exact.
+/// Natural logarithm of 2, in two parts. The first has few significant bits, so that its products are exact.
 const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
-/// Coefficients of the polynomial of Cephes' `expf`, from the highest power down.
+/// Coefficients of the polynomial in Cephes' `expf`, starting with the highest power.
 const EXP: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
 
-/// The exponential, within 2 units in the last place; NaN stays NaN.
+/// Computes the exponential with an error of at most 2 units in the last place. The exponential of NaN is NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     let rounder = s.splat(ROUNDER);
@@ -33,20 +33,20 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     s.zero_where_less(x, s.splat(LEAST), s.mul(sum, s.pow2(power)))
 }
 
-/// The hyperbolic tangent, within 2e-7.
+/// Computes the hyperbolic tangent with an error of at most 2e-7.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     let one = s.splat(1.0);
     s.sub(one, s.div(s.splat(2.0), s.add(exp(s, s.add(x, x)), one)))
 }
 
-/// `x` times the logistic function of `x`.
+/// Computes `x` times the logistic function of `x`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x))))
 }
 
-/// Sixteen numbers, the last of which are `padding` where the slice is shorter.
+/// Loads up to sixteen numbers, and fills the remaining lanes with `padding`.
 #[inline(always)]
 pub(crate) fn load_part<S: Simd>(s: S, x: &[f32], padding: f32) -> S::Floats {
     match x.first_chunk() {

@@ -1,9 +1,9 @@
 //! Products of quantised activations and packed weights.
 //!
-//! Each output is `Σ blocks (Σ (q - zero) · a) · scale`, where the inner sum is exact and the outer one is a chain of
-//! fused multiply-adds from the first block to the last, multiplied at its end with the row's scale. That order holds
-//! for any number of rows, any range of columns and any instruction set, so a row's results never depend on what else
-//! is computed.
+//! Each output is `Σ blocks (Σ (q - zero) · a) · scale`. The inner sum is exact. The outer sum is a chain of fused
+//! multiply-adds from the first block to the last, multiplied by the row's scale at the end. This order is the same for
+//! any number of rows, any range of columns and any instruction set, so the results of a row do not depend on the other
+//! rows and columns that are computed with it.
 
 use std::ops::Range;
 
@@ -25,16 +25,16 @@ pub struct Scratch {
     pub(crate) attention: Buffers,
 }
 
-/// Way of reading weights of four bits.
+/// Method of reading four-bit weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FourBit {
-    /// Nibbles are separated in registers, again for each panel.
+    /// Nibbles are separated in registers, once for each panel.
     InRegisters,
-    /// A tile becomes bytes once, which all panels read.
+    /// A tile is unpacked to bytes once, and all panels read the bytes.
     AsBytes,
 }
 
-/// Product of activations with some columns of a matrix.
+/// Operation that multiplies activations by some columns of a matrix.
 pub(crate) struct MatMul<'a> {
     pub(crate) input: &'a QuantizedRows,
     pub(crate) weights: &'a PackedMatrix,
@@ -89,7 +89,7 @@ impl MatMul<'_> {
         self.scratch.bytes = buffer;
     }
 
-    /// Multiplies all panels with one or two tiles.
+    /// Multiplies all panels by one or two tiles.
     #[inline(always)]
     fn multiply<S: Simd, F: Format<S>>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: Step) {
         for rows in self.input.panels() {
@@ -114,7 +114,7 @@ impl MatMul<'_> {
         panel: &Panel<'_>,
         place: Place,
     ) {
-        // One row is bound by memory, which is fastest when it is read from front to back.
+        // A product of one row is bound by memory, which is fastest when it is read sequentially.
         if S::TILES == 2 && place.step.count == 2 && R > 1 {
             let sums = product::<S, F, R, 2>(s, tiles, panel);
             self.store(s, &sums, place.row, place.step.tile);
@@ -148,13 +148,13 @@ fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {
     [tiles.tile(step.tile), tiles.tile(step.tile + step.count - 1)]
 }
 
-/// Layout of weights in a line of 64 bytes.
+/// Layout of weights in lines of 64 bytes.
 trait Format<S: Simd> {
     /// Number that products subtract from each weight.
     const OFFSET: i32;
-    /// The integer that stands for 0 where there are no zero points.
+    /// Integer that represents 0 if there are no zero points.
     const MIDDLE: i32;
-    /// Number of lines for four groups of four inputs.
+    /// Number of lines that contain four groups of four inputs.
     const LINES: usize;
 
     /// Adds the products of four groups of four inputs.
@@ -166,13 +166,13 @@ trait Format<S: Simd> {
     );
 }
 
-/// Eight bits.
+/// Weights of eight bits.
 struct Bytes;
 
-/// Four bits, two to a byte.
+/// Weights of four bits, two in each byte.
 struct Nibbles;
 
-/// Four bits, one to a byte.
+/// Weights of four bits, one in each byte.
 struct UnpackedNibbles;
 
 impl<S: Simd> Format<S> for Bytes {
@@ -258,7 +258,7 @@ impl<S: Simd> Format<S> for UnpackedNibbles {
     }
 }
 
-/// The register tile: `R` rows by `V` tiles of sixteen columns.
+/// Computes a register tile: `R` rows by `V` tiles of sixteen columns.
 #[inline(always)]
 fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     s: S,
@@ -269,7 +269,7 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     let (rows_of_quads, _) = panel.quads.as_chunks::<R>();
     let (rows_of_quads, _) = rows_of_quads.as_chunks::<4>();
     let (rows_of_sums, _) = panel.sums.as_chunks::<R>();
-    // Sixteen inputs are a step.
+    // A step consists of sixteen inputs.
     let steps = panel.groups / 4;
     for block in 0..panel.blocks {
         let mut acc = start::<S, F, R, V>(s, tiles, block, &rows_of_sums[block]);
@@ -313,7 +313,7 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     sums
 }
 
-/// First values of a block's sums: the zero points' part of the product.
+/// Returns the initial values of a block's sums, which account for the zero points.
 #[inline(always)]
 fn start<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     s: S,

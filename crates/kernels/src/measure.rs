@@ -1,7 +1,7 @@
-//! Choice between instruction sets by a short measurement.
+//! Selection of instruction sets by a short measurement.
 //!
-//! All instruction sets give the same bits, so the choice is one of speed alone. Flags of the processor do not decide
-//! it: some run wide vectors at a lower clock or in two halves.
+//! All instruction sets give the same bits, so the selection affects only the speed. The processor's flags are not
+//! sufficient for it: some processors run wide vectors at a lower clock or in two halves.
 
 use std::time::{Duration, Instant};
 
@@ -17,28 +17,28 @@ use crate::{
     view::{MatrixMut, MatrixRef},
 };
 
-/// Shape of the matrices that are multiplied.
+/// Shape of the multiplied matrices.
 const OUTPUTS: usize = 256;
 const INPUTS: usize = 512;
 
-/// Number of keys, and of elements of a head.
+/// Number of keys, and number of elements in a head.
 const KEYS: usize = 256;
 const HEAD: usize = 64;
 
-/// Number of rows that stands for many.
+/// Number of rows in the measurement of products of several rows.
 const ROWS: usize = 48;
 
-/// Repetitions, the shortest of which counts.
+/// Number of repetitions. The shortest time counts.
 const REPEATS: usize = 5;
 
-/// Share of the time of the candidate expected to be fastest that another must stay below.
+/// Ratio of times below which another candidate is preferred to the one that is expected to be fastest.
 const MARGIN: f64 = 0.95;
 
 impl Kernels {
-    /// The kernels on the instruction sets that a measurement of a few milliseconds finds fastest.
+    /// Returns the kernels on the instruction sets that are fastest in a measurement of a few milliseconds.
     pub fn measured() -> Self {
         let mut candidates = Self::available();
-        // The portable kernels come last, and are never faster.
+        // The portable kernels come last and are never the fastest.
         candidates.pop();
         if candidates.len() < 2 {
             return Self::detect();
@@ -66,9 +66,9 @@ struct Times {
 }
 
 impl Times {
-    /// Measures products of small matrices and attention over a short cache; `None` where there are none. Norms,
-    /// rotations and activations take too little time to be worth a measurement: they run on the set of products in
-    /// single precision.
+    /// Measures products of small matrices, and attention over a short cache. Returns `None` if the matrices cannot be
+    /// packed. Norms, rotations and activation functions take too little time to be worth a measurement; they use the
+    /// instruction set of single-precision products.
     fn measure(kernels: &Kernels) -> Option<Self> {
         let floats = vec![0.5; OUTPUTS * INPUTS];
         let packed = PackedMatrix::pack(&BlockedWeights {
@@ -105,7 +105,7 @@ impl Times {
     }
 }
 
-/// Time of one token's attention over keys and values in half precision, which fit into a core's own cache.
+/// Measures the attention of one token over keys and values in half precision, which fit into the cache of a core.
 fn attention(kernels: &Kernels) -> Duration {
     const GROUP: usize = 3;
     let attention = Attention { head_size: HEAD, scale: 0.125, soft_cap: None, mask: Mask::Causal };
@@ -129,7 +129,7 @@ fn fastest(mut call: impl FnMut()) -> Duration {
     (0..REPEATS).map(|_| time()).min().unwrap_or_default()
 }
 
-/// The candidate with the shortest time; the first where no other is clearly faster.
+/// Returns the candidate with the shortest time, or the first candidate if no other one is clearly faster.
 fn choose<T: Copy>(candidates: &[(T, Times)], time: impl Fn(&Times) -> Duration) -> Option<T> {
     let (first, rest) = candidates.split_first()?;
     let limit = time(&first.1).mul_f64(MARGIN);

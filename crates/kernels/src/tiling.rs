@@ -1,4 +1,4 @@
-//! The way through the columns of a product.
+//! Iteration over the columns of a product.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(crate) struct Step {
     pub(crate) count: usize,
 }
 
-/// Place of a register tile in the output.
+/// Position of a register tile in the output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) row: usize,
@@ -21,13 +21,13 @@ pub(crate) struct Place {
 }
 
 impl Step {
-    /// The steps through a range of columns, of up to `tiles` tiles.
+    /// Divides a range of columns into steps of up to `tiles` tiles.
     pub(crate) fn all(columns: &Range<usize>, tiles: usize) -> impl Iterator<Item = Self> + use<> {
         let (first, end) = (columns.start / LANES, columns.end.div_ceil(LANES));
         (first..end).step_by(tiles).map(move |tile| Self { tile, count: tiles.min(end - tile) })
     }
 
-    /// The step's tiles in the rows from this one on.
+    /// Returns the position of the step's tiles in the rows from `row` on.
     pub(crate) fn at(self, row: usize) -> Place {
         Place { row, step: self }
     }

@@ -1,11 +1,11 @@
-//! Matrices in memory that the caller owns.
+//! Views of matrices in memory that the caller owns.
 //!
-//! [`MatrixMut`] can be split by columns, so that several threads write to their own columns of one matrix. Disjoint
-//! columns of one slice cannot be expressed without `unsafe` code; it stays in this file.
+//! [`MatrixMut`] can be split by columns, so that several threads can write to different columns of one matrix.
+//! Disjoint columns of a slice cannot be expressed without `unsafe` code, which is confined to this file.
 
 use std::{marker::PhantomData, ops::Range, ptr::NonNull};
 
-/// Rows of numbers to read.
+/// Rows of numbers, for reading.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixRef<'a> {
     data: &'a [f32],
@@ -15,10 +15,10 @@ pub struct MatrixRef<'a> {
 }
 
 impl<'a> MatrixRef<'a> {
-    /// A matrix of `columns` columns in row-major order.
+    /// Creates a view of a matrix with `columns` columns in row-major order.
     ///
     /// # Panics
-    /// If the length of `data` is no multiple of `columns`, or `columns` is 0.
+    /// Panics if the length of `data` is not a multiple of `columns`, or `columns` is 0.
     pub fn new(data: &'a [f32], columns: usize) -> Self {
         assert!(
             columns > 0 && data.len().is_multiple_of(columns),
@@ -28,10 +28,10 @@ impl<'a> MatrixRef<'a> {
         Self { data, rows: data.len() / columns, columns, stride: columns }
     }
 
-    /// Some of the columns.
+    /// Returns a range of the columns.
     ///
     /// # Panics
-    /// If there are no such columns.
+    /// Panics if there are no such columns.
     pub fn columns_in(self, range: Range<usize>) -> Self {
         assert!(
             range.start <= range.end && range.end <= self.columns,
@@ -41,40 +41,40 @@ impl<'a> MatrixRef<'a> {
         Self { data: self.data.get(range.start..).unwrap_or_default(), columns: range.len(), ..self }
     }
 
-    /// Some of the rows.
+    /// Returns a range of the rows.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// Panics if there are no such rows.
     pub fn rows_in(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let data = self.data.get(range.start * self.stride..).unwrap_or_default();
         Self { data, rows: range.len(), ..self }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// One row.
+    /// Returns one row.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// Panics if there is no such row.
     pub fn row(&self, row: usize) -> &'a [f32] {
         &self.data[row * self.stride..][..self.columns]
     }
 }
 
-/// Rows of numbers to write, perhaps some columns of a wider matrix.
+/// Rows of numbers, for writing. They may be some of the columns of a wider matrix.
 #[derive(Debug)]
 pub struct MatrixMut<'a> {
-    /// First element of the first row; valid for `columns` elements at each of `rows` multiples of `stride`, which
-    /// this view alone may access.
+    /// First element of the first row. At each multiple of `stride` below `rows * stride`, `columns` elements are
+    /// valid, and only this view may access them.
     start: NonNull<f32>,
     rows: usize,
     columns: usize,
@@ -88,10 +88,10 @@ unsafe impl Send for MatrixMut<'_> {}
 unsafe impl Sync for MatrixMut<'_> {}
 
 impl<'a> MatrixMut<'a> {
-    /// A matrix of `columns` columns in row-major order.
+    /// Creates a view of a matrix with `columns` columns in row-major order.
     ///
     /// # Panics
-    /// If the length of `data` is no multiple of `columns`, or `columns` is 0.
+    /// Panics if the length of `data` is not a multiple of `columns`, or `columns` is 0.
     pub fn new(data: &'a mut [f32], columns: usize) -> Self {
         assert!(
             columns > 0 && data.len().is_multiple_of(columns),
@@ -102,38 +102,38 @@ impl<'a> MatrixMut<'a> {
         Self { start: NonNull::from(data).cast(), rows, columns, stride: columns, lifetime: PhantomData }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// The columns before `column` and the rest.
+    /// Splits the view into the columns before `column` and the others.
     ///
     /// # Panics
-    /// If `column` is beyond the last.
+    /// Panics if `column` is beyond the last.
     pub fn split_at_column(self, column: usize) -> (Self, Self) {
         assert!(column <= self.columns, "column {column} of {}", self.columns);
-        // An empty matrix has no rows to point into.
+        // An empty matrix has no rows, so the pointer must not be moved.
         let offset = if self.rows == 0 { 0 } else { column };
         // SAFETY: the offset is within the first row or just behind it.
         let right = unsafe { self.start.add(offset) };
         (Self { columns: column, ..self }, Self { start: right, columns: self.columns - column, ..self })
     }
 
-    /// A view for a shorter time.
+    /// Returns a view with a shorter lifetime.
     pub fn reborrow(&mut self) -> MatrixMut<'_> {
         MatrixMut { lifetime: PhantomData, ..*self }
     }
 
-    /// One row.
+    /// Returns one row.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// Panics if there is no such row.
     #[inline]
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows, "row {row} of {}", self.rows);

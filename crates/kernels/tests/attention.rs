@@ -1,5 +1,5 @@
-//! Attention: the portable kernels against the definition in double precision, every other one against them to the
-//! bit.
+//! Attention: the portable kernels are compared with the definition in double precision. All others must give the same
+//! bits as the portable ones.
 
 mod support;
 
@@ -9,7 +9,7 @@ use narthex_kernels::{
 };
 use support::{Random, accelerated, same};
 
-/// Rows of a cache that own their parts.
+/// Owned rows of a cache.
 #[derive(Clone)]
 enum Rows {
     F32(Vec<f32>),
@@ -249,7 +249,7 @@ fn odd_numbers_are_harmless() {
     }
 }
 
-/// Makes a key and its value odd, at one row.
+/// Puts the number `odd` into a key and its value.
 fn spoil(rows: &mut Rows, row: usize, size: usize, odd: f32) {
     match rows {
         Rows::F32(rows) => rows[row * size..][..size].fill(odd),

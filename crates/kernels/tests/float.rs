@@ -1,5 +1,5 @@
-//! Float kernels: the portable ones against their definition in double precision, every other one against them to the
-//! bit.
+//! Float kernels: the portable ones are compared with their definition in double precision. All others must give the
+//! same bits as the portable ones.
 
 mod support;
 
@@ -7,11 +7,11 @@ use half::f16;
 use narthex_kernels::{FloatMatrix, FloatRows, FloatWeights, KernelError, Kernels, MatrixMut, MatrixRef};
 use support::{Random, accelerated, same};
 
-/// Numbers that kernels must survive.
+/// Numbers such as NaN and infinity, which kernels must process too.
 const ODD: [f32; 9] =
     [0.0, -0.0, 1e-45, -1e-39, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
 
-/// Runs a computation portably, compares it with its definition, and runs it on every instruction set.
+/// Compares the portable result with its definition, and the results on every instruction set with the portable one.
 fn check(run: impl Fn(&Kernels) -> Vec<f32>, define: impl Fn(usize) -> f64, tolerance: f64) {
     let reference = run(&Kernels::portable());
     for (index, found) in reference.iter().enumerate() {
@@ -28,7 +28,7 @@ fn agree(run: impl Fn(&Kernels) -> Vec<f32>, reference: &[f32]) {
     }
 }
 
-/// A random vector with a few numbers that kernels must survive.
+/// Returns a random vector that contains some of the [`ODD`] numbers.
 fn with_odd(random: &mut Random, len: usize) -> Vec<f32> {
     let mut values = random.floats(len, 10.0);
     for _ in 0..random.below(4) {

@@ -1,4 +1,5 @@
-//! Quantised products: the portable kernels against the definition, every other one against them to the bit.
+//! Quantised products: the portable kernels are compared with the definition. All others must give the same bits as the
+//! portable ones.
 
 mod support;
 
@@ -16,14 +17,14 @@ fn quantize(kernels: &Kernels, input: &[f32], weights: &Weights, granularity: Gr
 }
 
 fn multiply(kernels: &Kernels, rows: &QuantizedRows, packed: &PackedMatrix) -> Vec<f32> {
-    // What no kernel writes stays NaN.
+    // Elements that no kernel writes remain NaN.
     let mut out = vec![f32::NAN; rows.rows() * packed.outputs()];
     let view = MatrixMut::new(&mut out, packed.outputs());
     kernels.matmul(rows, packed, 0..packed.outputs(), &mut Scratch::default(), view);
     out
 }
 
-/// The product of rounded activations by its definition, with the sum of the magnitudes of its terms.
+/// Returns the product of rounded activations by its definition, and the sum of the magnitudes of its terms.
 fn define(rows: &QuantizedRows, weights: &Weights, row: usize, output: usize) -> (f64, f64) {
     let (integers, scales) = rows.row(row);
     let terms = integers.iter().enumerate().map(|(input, a)| {
@@ -42,7 +43,7 @@ fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
     for (index, found) in reference.iter().enumerate() {
         let (expected, size) = define(&rows, weights, index / weights.outputs, index % weights.outputs);
         let error = (f64::from(*found) - expected).abs();
-        // Scales of tiny numbers are themselves subnormal, and sums of huge ones may overflow.
+        // The scales of tiny numbers are subnormal themselves, and sums of huge numbers may overflow.
         let close = error <= size * 1e-6 + 1e-38 || size > 1e38 || expected.is_nan() && found.is_nan();
         assert!(close, "{index}: {found} instead of {expected}");
     }
@@ -54,7 +55,7 @@ fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
             assert!(found.0 == expected.0 && same(&found.1, &expected.1), "{name}: row {row}");
         }
         assert!(same(&multiply(&kernels, &own, &packed), &reference), "{name}");
-        // The panels of one instruction set serve another.
+        // The panels of one instruction set can be used on another.
         assert!(same(&multiply(&kernels, &rows, &packed), &reference), "{name}");
     }
 }
@@ -216,7 +217,7 @@ fn packed_bytes_come_back() {
         assert_eq!(place, packed.as_bytes());
         let short = place.split_last_mut().map(|(_, short)| PackedMatrix::pack_into(&weights.view(), short));
         assert!(matches!(short, Some(Err(KernelError::Length { what: "packed bytes", .. }))));
-        // Somebody else's bytes may have any alignment.
+        // Shared bytes may have any alignment.
         let mut bytes = vec![7; 3];
         bytes.extend_from_slice(packed.as_bytes());
         let range = 3..bytes.len();
@@ -248,7 +249,7 @@ fn bytes_of_anything_else_are_refused() {
         for value in [0x01, 0x7f, 0xff] {
             let mut bytes = good.clone();
             bytes[at] ^= value;
-            // A shape that pads to the same tiles and blocks is as good as the one it was made with.
+            // A shape that is padded to the same tiles and blocks is valid too.
             if ![8, 16].contains(&at) || bytes[at] == 0xff {
                 check(bytes);
             }

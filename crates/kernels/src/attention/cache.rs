@@ -1,21 +1,21 @@
-//! Keys and values as caches hold them.
+//! Keys and values in the element types of caches.
 
 use half::f16;
 
 use crate::simd::{LANES, Simd};
 
-/// Keys or values of one head, a row for each position.
+/// Keys or values of one head, with one row for each position.
 #[derive(Debug, Clone, Copy)]
 pub enum CacheRows<'a> {
     /// Single precision.
     F32(&'a [f32]),
     /// Half precision.
     F16(&'a [f16]),
-    /// Integers, each row of which is multiplied with a scale.
+    /// Integers with one scale for each row.
     I8 {
         /// Elements.
         integers: &'a [i8],
-        /// One scale for each row.
+        /// Scales of the rows.
         scales: &'a [f32],
     },
 }
@@ -25,12 +25,12 @@ pub enum CacheRows<'a> {
 pub struct KeyValues<'a> {
     /// Keys.
     pub keys: CacheRows<'a>,
-    /// Values; as many as keys.
+    /// Values. There are as many as keys.
     pub values: CacheRows<'a>,
 }
 
 impl CacheRows<'_> {
-    /// Number of rows, where they are whole.
+    /// Returns the number of rows, or `None` if the length is not a whole number of rows.
     pub(crate) fn rows(&self, head_size: usize) -> Option<usize> {
         let (elements, scales) = match self {
             Self::F32(rows) => (rows.len(), None),

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::simd::{LANES, Simd};
 
-/// Tiles of sixteen elements for which a register tile holds sums of values.
+/// Number of tiles of sixteen elements in a register tile of sums of values.
 const TILES: usize = 2;
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Many queries: each block of keys and values is converted once, and multiplied in register tiles.
+//! Attention of many queries: each block of keys and values is converted once and multiplied in register tiles.
 
 use std::ops::Range;
 
@@ -32,12 +32,12 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
     }
 }
 
-/// Keys of a block whose weighted values are added.
+/// Keys of a block whose weighted values are added to the sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Summed {
-    /// All of them; the weights of invisible ones are 0.
+    /// All keys. The weights of invisible keys are 0.
     All,
-    /// Those that a query sees, because values are not finite.
+    /// Only the keys that a query sees, because some values are not finite.
     Visible,
 }
 

@@ -43,7 +43,7 @@ pub enum Mask {
     Full,
     /// Keys up to the query's own position.
     Causal,
-    /// The last keys, so many, up to the query's own position.
+    /// The last keys up to the query's own position. The number is the width of the window.
     Window(usize),
 }
 
@@ -63,38 +63,38 @@ pub struct Attention {
 /// Queries of the heads that share one key and value head.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
-    /// A row for each token: its heads, one after another.
+    /// Matrix with one row for each token. A row contains the heads, one after another.
     pub rows: MatrixRef<'a>,
-    /// Index of the first token's own key. The others follow.
+    /// Index of the first token's own key. The keys of the other tokens follow.
     pub first_position: usize,
 }
 
-/// Attention of some queries.
+/// Operation that computes the attention of some queries.
 pub(crate) struct Attend<'a> {
     pub(crate) attention: &'a Attention,
     pub(crate) queries: Queries<'a>,
     pub(crate) cache: KeyValues<'a>,
-    /// Keys that count; the others are as if no query saw them.
+    /// Keys to attend to. All other keys are invisible to every query.
     pub(crate) keys: Range<usize>,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) out: Attended<'a>,
 }
 
-/// Place of the results.
+/// Destination of the results.
 pub(crate) enum Attended<'a> {
-    /// Results, in the queries' shape.
+    /// Final results, in the queries' shape.
     Whole(MatrixMut<'a>),
-    /// Sums that are joined with those of other keys.
+    /// Partial sums, to be joined with those of other keys.
     Part(&'a mut AttentionPart),
 }
 
 impl Attend<'_> {
-    /// Number of heads in a row.
+    /// Returns the number of heads in a row.
     fn group(&self) -> usize {
         self.queries.rows.columns() / self.attention.head_size
     }
 
-    /// Keys that a token sees.
+    /// Returns the keys that a token sees.
     fn visible(&self, token: usize) -> Range<usize> {
         let next = self.queries.first_position + token + 1;
         let Range { start, end } = self.keys.clone();
@@ -106,12 +106,12 @@ impl Attend<'_> {
         first.min(last)..last
     }
 
-    /// Returns whether the tokens from `first` to `last` all see every key of a block.
+    /// Returns whether all tokens from `first` to `last` see every key of a block.
     fn see_all(&self, first: usize, last: usize, block: &Range<usize>) -> bool {
         self.visible(last).start <= block.start && block.end <= self.visible(first).end
     }
 
-    /// One query.
+    /// Returns one query.
     fn query(&self, index: usize) -> &[f32] {
         let (group, size) = (self.group(), self.attention.head_size);
         &self.queries.rows.row(index / group)[index % group * size..][..size]

@@ -24,13 +24,13 @@ impl AttentionPart {
         self.sums = std::mem::take(sums);
     }
 
-    /// Number of queries, and size of a head.
+    /// Returns the number of queries and the size of a head.
     pub(crate) fn shape(&self) -> (usize, usize) {
         (self.sums.queries(), self.size)
     }
 }
 
-/// Results of queries from their sums over all parts of their keys.
+/// Operation that computes the results of queries from their sums over all parts of their keys.
 pub(crate) struct Join<'a> {
     pub(crate) parts: &'a [AttentionPart],
     pub(crate) out: MatrixMut<'a>,

@@ -92,13 +92,13 @@ impl Sums {
 pub(crate) struct Buffers {
     /// Queries in panels, multiplied with the factor of the scores.
     pub(super) queries: FloatRows,
-    /// Keys of a block: 64 numbers for each element.
+    /// Keys of a block, 64 numbers for each element.
     pub(super) keys: Vec<f32>,
-    /// Values of a block: a padded row for each key.
+    /// Values of a block, one padded row for each key.
     pub(super) values: Vec<f32>,
-    /// Scores of a panel, then their exponentials: 64 for each query.
+    /// Scores of a panel, then their exponentials; 64 for each query.
     pub(super) scores: Vec<f32>,
-    /// Exponentials of a panel: one of each query for each key.
+    /// Exponentials of a panel; for each key, one of each query.
     pub(super) weights: Vec<f32>,
     /// Sums over the current part of the keys.
     pub(super) part: Sums,
@@ -131,8 +131,8 @@ impl Buffers {
         self.sums.reset(count, padded);
     }
 
-    /// Replaces the scores of up to sixteen queries with a block of keys by their exponentials, and returns the factors
-    /// that the queries' sums of values need.
+    /// Replaces the scores of up to sixteen queries for a block of keys by their exponentials. Returns the factors by
+    /// which the queries' sums of values must be multiplied.
     #[inline(always)]
     pub(super) fn advance<S: Simd>(
         &mut self,
@@ -142,7 +142,7 @@ impl Buffers {
         block: &Range<usize>,
     ) -> [f32; LANES] {
         let group = attend.group();
-        // The factor of a query that sees nothing here is the exponential of 0.
+        // The factor of a query that sees no key of this block is the exponential of 0.
         let mut distances = [0.0; LANES];
         for (at, query) in queries.clone().enumerate() {
             let visible = attend.visible(query / group);

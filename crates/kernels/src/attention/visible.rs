@@ -1,5 +1,5 @@
-//! Values of a block in single precision, and sums over those of visible keys alone: the weight 0 of an invisible key does
-//! not cancel a value that is not finite.
+//! Sums over the values of visible keys only, for blocks with values that are not finite: a weight of 0 would not
+//! cancel such a value of an invisible key.
 
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ pub(super) fn are_finite<S: Simd>(s: S, values: &[f32]) -> bool {
     s.sum(sum) == 0.0
 }
 
-/// Adds the weighted values of the keys of a block that each query sees to its sums. The values are converted, and the
-/// weights are scores that have advanced.
+/// Adds the weighted values of a block to each query's sums, for the keys that the query sees. The values must be
+/// converted, and [`Buffers::advance`] must have replaced the scores by weights.
 #[inline(always)]
 pub(super) fn sum_visible<S: Simd>(
     s: S,

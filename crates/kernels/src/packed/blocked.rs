@@ -1,4 +1,4 @@
-//! Weights as graphs store them, and their way into the order of kernels.
+//! Weights in the format of graphs, and their conversion to the order of kernels.
 
 use half::f16;
 
@@ -14,8 +14,8 @@ pub enum Scales<'a> {
     F32(&'a [f32]),
 }
 
-/// Weights as `MatMulNBits` stores them: each row is an output, cut into blocks of inputs, the last of which is padded.
-/// Four-bit integers share a byte, the first in its low half.
+/// Weights in the format of `MatMulNBits`. Each row is an output and is divided into blocks of inputs; the last block
+/// is padded. Two four-bit integers share a byte, the first in its low half.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockedWeights<'a> {
     /// Number of outputs.
@@ -35,11 +35,11 @@ pub struct BlockedWeights<'a> {
 }
 
 impl BlockedWeights<'_> {
-    /// Number of bytes of the packed matrix, from the shape and the kind of scales and zero points alone; a multiple
-    /// of 64.
+    /// Returns the number of bytes of the packed matrix, a multiple of 64. It depends only on the shape and on the
+    /// kinds of scales and zero points.
     ///
     /// # Errors
-    /// If blocks have no kernel.
+    /// Returns an error if blocks have no kernel.
     pub fn packed_bytes(&self) -> Result<usize, KernelError> {
         Ok(self.layout()?.scales.end)
     }
@@ -49,7 +49,7 @@ impl BlockedWeights<'_> {
         Layout::new(self.outputs, self.inputs, self.block, self.bits, parts)
     }
 
-    /// Packs the weights into bytes that are all zeros, as their layout states.
+    /// Packs the weights into zeroed bytes with this layout.
     pub(super) fn pack(&self, layout: &Layout, out: &mut [u8]) -> Result<(), KernelError> {
         check_lengths(self)?;
         if out.len() != layout.scales.end {
@@ -63,14 +63,14 @@ impl BlockedWeights<'_> {
         Ok(())
     }
 
-    /// One zero point; each output's start at a byte.
+    /// Returns one zero point. The zero points of each output start at a new byte.
     fn zero(&self, zeros: &[u8], output: usize, block: usize) -> u8 {
         let row = (self.inputs.div_ceil(self.block) * self.bits.count()).div_ceil(8);
         integer(&zeros[output * row..][..row], self.bits, block)
     }
 }
 
-/// The integer at an index.
+/// Returns the integer at an index.
 fn integer(bytes: &[u8], bits: Bits, index: usize) -> u8 {
     match bits {
         Bits::Eight => bytes[index],
@@ -96,7 +96,7 @@ fn check_lengths(weights: &BlockedWeights<'_>) -> Result<(), KernelError> {
 
 fn pack_quants(weights: &BlockedWeights<'_>, out: &mut [u8]) {
     let row = weights.inputs.next_multiple_of(weights.block) * weights.bits.count() / 8;
-    // Four bytes of a row go into each line.
+    // Each line contains four bytes of a row.
     let lines = row / 4;
     if lines == 0 {
         return;
@@ -114,7 +114,7 @@ fn pack_quants(weights: &BlockedWeights<'_>, out: &mut [u8]) {
     }
 }
 
-/// Puts the last four of eight integers into the high halves of the bytes of the first four.
+/// Moves the last four of eight integers into the high halves of the bytes, and the first four into the low halves.
 fn interleave_nibbles([a, b, c, d]: [u8; 4]) -> [u8; 4] {
     [a & 15 | c << 4, a >> 4 | c & 0xf0, b & 15 | d << 4, b >> 4 | d & 0xf0]
 }
@@ -142,7 +142,7 @@ fn pack_scales(weights: &BlockedWeights<'_>, out: &mut [u8]) {
     }
 }
 
-/// Index of an output's block among scales and zero points.
+/// Returns the index of an output's block in the scales and zero points.
 fn place(output: usize, block: usize, blocks: usize) -> usize {
     (output / LANES * blocks + block) * LANES + output % LANES
 }

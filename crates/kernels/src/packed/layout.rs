@@ -1,4 +1,4 @@
-//! Places of the parts of a packed matrix, and the header that states them.
+//! Layout of a packed matrix, and the header that describes it.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use crate::{aligned::LINE, error::KernelError, simd::LANES};
 /// Width of a quantised weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bits {
-    /// 4 bits; without zero points, 8 stands for 0.
+    /// 4 bits. Without zero points, 8 represents 0.
     Four,
-    /// 8 bits; without zero points, 128 stands for 0.
+    /// 8 bits. Without zero points, 128 represents 0.
     Eight,
 }
 
 impl Bits {
-    /// Number of bits.
+    /// Returns the number of bits.
     pub fn count(self) -> usize {
         match self {
             Self::Four => 4,
@@ -22,7 +22,7 @@ impl Bits {
         }
     }
 
-    /// Number of groups of four inputs in 64 bytes.
+    /// Returns the number of groups of four inputs in 64 bytes.
     pub(super) fn groups_per_line(self) -> usize {
         8 / self.count()
     }
@@ -31,14 +31,14 @@ impl Bits {
 /// First bytes of a packed matrix; the last is the version of the layout.
 const MAGIC: [u8; 8] = *b"NARXPAK\x01";
 
-/// Places of the parts of a packed matrix.
+/// Positions of the parts of a packed matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
     pub(super) block: usize,
     pub(super) bits: Bits,
-    /// Scales in single precision.
+    /// Scales are in single precision.
     pub(super) single: bool,
     pub(super) quants: Range<usize>,
     pub(super) zeros: Range<usize>,
@@ -71,7 +71,7 @@ impl Layout {
         Ok(Self { outputs, inputs, block, bits, single: parts.single, quants, zeros, scales })
     }
 
-    /// The first bytes of a matrix of this layout.
+    /// Returns the header of a matrix with this layout.
     pub(super) fn header(&self) -> [u8; LINE] {
         let mut header = [0; LINE];
         header[..8].copy_from_slice(&MAGIC);
@@ -84,7 +84,8 @@ impl Layout {
         header
     }
 
-    /// The layout that the first bytes state, which must be that of all bytes.
+    /// Returns the layout that the header of `bytes` describes, if the rest of `bytes` has the length that follows from
+    /// it.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, KernelError> {
         let format = |reason| KernelError::Format { reason };
         let header = bytes.first_chunk::<LINE>().ok_or(format("shorter than a header"))?;
@@ -113,8 +114,8 @@ impl Layout {
 /// Optional parts of a packed matrix.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
-    /// Scales in single precision.
+    /// Scales are in single precision.
     pub(super) single: bool,
-    /// Zero points.
+    /// The matrix has zero points.
     pub(super) zeros: bool,
 }

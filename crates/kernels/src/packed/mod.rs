@@ -1,9 +1,9 @@
 //! Quantised weights in the order in which kernels read them.
 //!
-//! A packed matrix is made once, and its bytes can be stored and mapped again on any machine. They start with a header
-//! of 64 bytes; then come the integers, the zero points and the scales, each in the order tile of 16 outputs, block,
-//! output. Within a block, 64 bytes hold four inputs of each of 16 outputs; with four bits, the low halves hold the
-//! first four of eight inputs and the high halves the others.
+//! A matrix is packed once. Its bytes can be stored, and mapped again on any machine. They start with a header of 64
+//! bytes. The integers, the zero points and the scales follow, each ordered by tile of 16 outputs, then by block, then
+//! by output. Within a block, 64 bytes hold four inputs of each of 16 outputs. With four bits, the low halves of these
+//! bytes hold the first four of eight inputs, and the high halves the others.
 
 mod blocked;
 mod layout;
@@ -20,7 +20,7 @@ pub use blocked::{BlockedWeights, Scales};
 pub use layout::Bits;
 use layout::Layout;
 
-/// Bytes that somebody else owns, such as a mapped file.
+/// Bytes with another owner, such as a mapped file.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 enum Store {
@@ -44,7 +44,7 @@ impl PackedMatrix {
     /// Packs weights.
     ///
     /// # Errors
-    /// If blocks have no kernel, or a slice contradicts the shape.
+    /// Returns an error if blocks have no kernel, or a slice contradicts the shape.
     pub fn pack(weights: &BlockedWeights<'_>) -> Result<Self, KernelError> {
         let layout = weights.layout()?;
         let mut bytes = AlignedBytes::zeros(layout.scales.end);
@@ -52,54 +52,55 @@ impl PackedMatrix {
         Ok(Self { layout, store: Store::Owned(bytes) })
     }
 
-    /// Packs weights into bytes that are all zeros, as many as [`BlockedWeights::packed_bytes`] states.
+    /// Packs weights into zeroed bytes, whose number must be [`BlockedWeights::packed_bytes`].
     ///
     /// # Errors
-    /// As [`Self::pack`], and for another number of bytes.
+    /// The errors of [`Self::pack`], and an error for another number of bytes.
     pub fn pack_into(weights: &BlockedWeights<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
         weights.pack(&weights.layout()?, bytes)
     }
 
-    /// A packed matrix in somebody else's bytes, which start a multiple of 64 bytes into a page for full speed.
+    /// Creates a packed matrix over shared bytes. For full speed, they should start at a multiple of 64 bytes in
+    /// memory.
     ///
     /// # Errors
-    /// If the bytes are no packed matrix, or lie outside their owner's.
+    /// Returns an error if the bytes are no packed matrix, or lie outside their owner's.
     pub fn from_bytes(bytes: SharedBytes, range: Range<usize>) -> Result<Self, KernelError> {
         let part = (*bytes).as_ref().get(range.clone()).ok_or(KernelError::Format { reason: "range" })?;
         let layout = Layout::parse(part)?;
         Ok(Self { layout, store: Store::Shared(bytes, range) })
     }
 
-    /// The bytes to store.
+    /// Returns the bytes to store.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.store {
             Store::Owned(bytes) => bytes.as_slice(),
-            // `AsRef` may answer differently from call to call, so the range is checked every time.
+            // `AsRef` may return different bytes at each call, so the range is checked every time.
             Store::Shared(bytes, range) => &(**bytes).as_ref()[range.clone()],
         }
     }
 
-    /// Number of outputs: columns of the product.
+    /// Returns the number of outputs, which are the columns of the product.
     pub fn outputs(&self) -> usize {
         self.layout.outputs
     }
 
-    /// Number of inputs.
+    /// Returns the number of inputs.
     pub fn inputs(&self) -> usize {
         self.layout.inputs
     }
 
-    /// Number of inputs that share a scale.
+    /// Returns the number of inputs that share a scale.
     pub fn block(&self) -> usize {
         self.layout.block
     }
 
-    /// Width of a weight.
+    /// Returns the width of a weight.
     pub fn bits(&self) -> Bits {
         self.layout.bits
     }
 
-    /// Tiles of sixteen outputs.
+    /// Returns the tiles of sixteen outputs.
     pub(crate) fn tiles(&self) -> Tiles<'_> {
         let (bytes, layout) = (self.as_bytes(), &self.layout);
         let part = |range: &Range<usize>| &bytes[range.clone()];
@@ -118,7 +119,7 @@ impl PackedMatrix {
     }
 }
 
-/// Parts of tiles.
+/// Data of all tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles<'a> {
     quants: &'a [[u8; LINE]],
@@ -136,7 +137,7 @@ pub(crate) enum TileScales<'a> {
     F32(&'a [[u8; LANES * 4]]),
 }
 
-/// Sixteen outputs.
+/// Data of sixteen outputs.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     pub(crate) quants: &'a [[u8; LINE]],
@@ -145,7 +146,7 @@ pub(crate) struct Tile<'a> {
 }
 
 impl<'a> Tiles<'a> {
-    /// One tile.
+    /// Returns one tile.
     pub(crate) fn tile(&self, index: usize) -> Tile<'a> {
         let blocks = index * self.blocks..(index + 1) * self.blocks;
         Tile {

@@ -11,7 +11,7 @@ use super::{Operation, Simd};
 pub(crate) struct Avx2<const VNNI: bool>(());
 
 impl<const VNNI: bool> Avx2<VNNI> {
-    /// The proof, where the processor and the operating system have the instructions.
+    /// Returns the proof if the processor and the operating system support the instructions.
     pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -21,7 +21,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// Weights of eight bits. Without VNNI they are less 128, and their magnitudes stand beside them.
+/// Weights of eight bits. Without VNNI, 128 is subtracted from each, and their magnitudes are stored too.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedBytes {
     weights: [__m256i; 2],
@@ -40,7 +40,7 @@ fn run_vnni<const VNNI: bool, O: Operation>(simd: Avx2<VNNI>, operation: O) -> O
     operation.run(simd)
 }
 
-/// A call of instructions without pointers.
+/// Wraps an intrinsic without pointers.
 macro_rules! instruction {
     ($($call:tt)*) => {
         // SAFETY: `Avx2` exists only where `detect` found the features.
@@ -48,7 +48,8 @@ macro_rules! instruction {
     };
 }
 
-/// Products of unsigned and signed bytes, two of which fit into sixteen bits, added to sums of 32 bits.
+/// Adds the products of unsigned and signed bytes to sums of 32 bits. The sum of two products must fit into sixteen
+/// bits.
 #[inline(always)]
 fn dot_in_shorts(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
     // SAFETY: only methods of `Avx2` call this, which exists only where `detect` found the features.
@@ -167,8 +168,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         if VNNI {
             return self.dot_nibbles(acc, weights.weights, quad);
         }
-        // Two products of a magnitude up to 128 and an activation up to 127 fit into sixteen bits; those of an unsigned
-        // weight up to 255 would not. The activation takes the weight's sign.
+        // The sum of two products of a magnitude up to 128 and an activation up to 127 fits into sixteen bits; with
+        // unsigned weights up to 255 it would not. The sign of the weight is applied to the activation.
         let signed = instruction!([
             _mm256_sign_epi8(quad, weights.weights[0]),
             _mm256_sign_epi8(quad, weights.weights[1])

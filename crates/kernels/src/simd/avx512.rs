@@ -11,7 +11,7 @@ use super::{Operation, Simd};
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, where the processor and the operating system have the instructions.
+    /// Returns the proof if the processor and the operating system support the instructions.
     pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -30,7 +30,7 @@ fn run<O: Operation>(simd: Avx512, operation: O) -> O::Output {
     operation.run(simd)
 }
 
-/// A call of an instruction without pointers.
+/// Wraps an intrinsic without pointers.
 macro_rules! instruction {
     ($($call:tt)*) => {
         // SAFETY: `Avx512` exists only where `detect` found the features.

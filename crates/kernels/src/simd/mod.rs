@@ -1,10 +1,9 @@
-//! The vector instruction sets that kernels are written for.
+//! Vector instruction sets of the kernels.
 //!
-//! A kernel is one generic function over [`Simd`]; each instruction set implements that trait. A value of an
-//! implementing type is the proof that this processor has the instructions, so every method is safe. All
-//! implementations give the same bits: integer results are exact, every product with a sum is fused, and sums across
-//! lanes have one order. [`portable`] needs no instruction set and no `unsafe` code, so it is the reference and runs
-//! under Miri.
+//! A kernel is one function that is generic over [`Simd`]; each instruction set implements that trait. A value of an
+//! implementing type proves that this processor has the instructions, so every method is safe. All implementations give
+//! the same bits: integer results are exact, every multiply-add is fused, and sums across lanes have a fixed order.
+//! [`portable`] uses no instruction set and no `unsafe` code; it is the reference, and it runs under Miri.
 
 pub(crate) mod portable;
 
@@ -20,7 +19,7 @@ pub(crate) mod avx2;
 #[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
 pub(crate) mod avx512;
 
-/// Number of 32-bit lanes of a vector, whatever the width of the machine's registers.
+/// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 
 /// Computation that can run on any instruction set.
@@ -28,12 +27,12 @@ pub(crate) trait Operation {
     /// Result of the computation.
     type Output;
 
-    /// Runs the computation. Implementations are `#[inline(always)]`, so that they are compiled for the instruction
-    /// set of their caller.
+    /// Runs the computation. Implementations are `#[inline(always)]`, so that they are compiled for the instruction set
+    /// of their caller.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Vector instruction set: sixteen lanes of 32 bits in as many registers as they take.
+/// Vector instruction set with vectors of sixteen lanes of 32 bits, each in as many registers as needed.
 pub(crate) trait Simd: Copy {
     /// Sixteen `i32`.
     type Ints: Copy;
@@ -48,36 +47,37 @@ pub(crate) trait Simd: Copy {
 
     /// Number that [`Self::dot_bytes`] subtracts from each weight.
     const BYTE_OFFSET: i32;
-    /// Rows of the register tile of integer products.
+    /// Number of rows in the register tile of integer products.
     const ROWS: usize;
-    /// Rows of the register tile of float products, which needs half the registers.
+    /// Number of rows in the register tile of float products, which needs half as many registers for a row.
     const FLOAT_ROWS: usize;
-    /// Tiles of sixteen columns in a register tile: 1 or 2.
+    /// Number of tiles of sixteen columns in a register tile, 1 or 2.
     const TILES: usize;
 
     /// Runs an operation compiled for this instruction set.
     fn run<O: Operation>(self, operation: O) -> O::Output;
 
-    /// The same integer in every lane.
+    /// Returns a vector with the same integer in every lane.
     fn splat_int(self, x: i32) -> Self::Ints;
-    /// Sixteen zero points, as integers.
+    /// Loads sixteen zero points as integers.
     fn load_zero_points(self, zeros: &[u8; 16]) -> Self::Ints;
     /// Lane-wise difference.
     fn sub_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// Lane-wise product of integers of 16 bits with one integer of 16 bits.
+    /// Lane-wise product of 16-bit integers and one 16-bit integer.
     fn mul_short(self, a: Self::Ints, b: i32) -> Self::Ints;
-    /// Nearest floats; exact below 2^24.
+    /// Nearest floats. The conversion is exact below 2^24.
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
     /// Stores all lanes.
     fn store_ints(self, x: Self::Ints, out: &mut [i32; 16]);
 
-    /// Repeats four activations.
+    /// Returns four activations, repeated for each lane.
     fn splat_quad(self, x: &[i8; 4]) -> Self::Quad;
     /// Loads 64 weights of eight bits.
     fn load_bytes(self, x: &[u8; 64]) -> Self::Bytes;
     /// Loads 64 weights of four bits, one in each byte.
     fn load_nibbles(self, x: &[u8; 64]) -> Self::Nibbles;
-    /// Loads 128 weights of four bits: those of the low halves, then those of the high halves.
+    /// Loads 128 weights of four bits. The first vector has those of the low halves, the second those of the high
+    /// halves.
     fn unpack_nibbles(self, x: &[u8; 64]) -> [Self::Nibbles; 2];
     /// Stores 64 weights, one in each byte.
     fn store_nibbles(self, x: Self::Nibbles, out: &mut [u8; 64]);
@@ -87,7 +87,7 @@ pub(crate) trait Simd: Copy {
     /// Adds to each lane the exact product of its four weights with four activations.
     fn dot_nibbles(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
 
-    /// The same number in every lane.
+    /// Returns a vector with the same number in every lane.
     fn splat(self, x: f32) -> Self::Floats;
     /// Loads sixteen numbers.
     fn load(self, x: &[f32; 16]) -> Self::Floats;
@@ -97,7 +97,7 @@ pub(crate) trait Simd: Copy {
     fn load_f16_le(self, x: &[u8; 32]) -> Self::Floats;
     /// Loads sixteen half-precision numbers.
     fn load_f16(self, x: &[half::f16; 16]) -> Self::Floats;
-    /// Loads sixteen integers as numbers.
+    /// Loads sixteen integers and converts them to floats.
     fn load_i8(self, x: &[i8; 16]) -> Self::Floats;
     /// Stores all lanes.
     fn store(self, x: Self::Floats, out: &mut [f32; 16]);
@@ -111,20 +111,20 @@ pub(crate) trait Simd: Copy {
     fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Lane-wise `a * b + c`, rounded once.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Lane-wise maximum: `b` where `a` is not greater, so `b` where either is NaN.
+    /// Lane-wise maximum. The result is `b` if `a` is not greater, and so if either is NaN.
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// Lane-wise minimum: `b` where `a` is not less, so `b` where either is NaN.
+    /// Lane-wise minimum. The result is `b` if `a` is not less, and so if either is NaN.
     fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `y` where `a` is not less than `b`, 0 elsewhere.
     fn zero_where_less(self, a: Self::Floats, b: Self::Floats, y: Self::Floats) -> Self::Floats;
-    /// 2 to the power of an integer from -126 to 127 in each lane; any number for other lanes.
+    /// 2 to the power of the integer in each lane, which must be from -126 to 127; otherwise the result is unspecified.
     fn pow2(self, x: Self::Floats) -> Self::Floats;
-    /// Lane-wise maximum of integers with the bits of magnitudes of floats: NaN is above infinity, which is above all
-    /// others.
+    /// Lane-wise maximum of `acc` and the bits of the magnitudes of `x`, compared as integers. In this order NaN is
+    /// above infinity, and infinity above all other numbers.
     fn max_magnitude(self, acc: Self::Ints, x: Self::Floats) -> Self::Ints;
-    /// Nearest integers, ties to even, of numbers from -127 to 127.
+    /// Nearest integers of numbers from -127 to 127, ties to even.
     fn round_to_i8(self, x: Self::Floats, out: &mut [i8; 16]);
-    /// Sum of all lanes: those 8 apart first, then 4, 2 and 1.
+    /// Sum of all lanes. Lanes at a distance of 8 are added first, then those at 4, 2 and 1.
     fn sum(self, x: Self::Floats) -> f32;
     /// Turns rows into columns: lane `i` of vector `j` becomes lane `j` of vector `i`.
     fn transpose(self, rows: [Self::Floats; 16]) -> [Self::Floats; 16];

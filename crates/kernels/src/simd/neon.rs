@@ -14,7 +14,7 @@ use super::{Operation, Simd};
 pub(crate) struct Neon(());
 
 impl Neon {
-    /// The proof, where the processor and the operating system have the instructions.
+    /// Returns the proof if the processor and the operating system support the instructions.
     pub(crate) fn detect() -> Option<Self> {
         let found = is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod");
         found.then_some(Self(()))
@@ -27,7 +27,7 @@ fn run<O: Operation>(simd: Neon, operation: O) -> O::Output {
     operation.run(simd)
 }
 
-/// The dot product of four signed bytes in each lane; its intrinsic is not stable.
+/// Computes the dot product of four signed bytes in each lane. Rust's intrinsic for it is not stable.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
@@ -42,7 +42,7 @@ fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// Four half-precision numbers as single; types of half precision are not stable.
+/// Converts four half-precision numbers to single precision. Rust's types of half precision are not stable.
 #[inline]
 #[target_feature(enable = "neon")]
 fn widen(halves: uint16x4_t) -> float32x4_t {
@@ -58,7 +58,7 @@ fn widen(halves: uint16x4_t) -> float32x4_t {
     out
 }
 
-/// A call of instructions without pointers.
+/// Wraps an intrinsic without pointers.
 macro_rules! instruction {
     ($($call:tt)*) => {
         // SAFETY: `Neon` exists only where `detect` found the features.
@@ -66,7 +66,7 @@ macro_rules! instruction {
     };
 }
 
-/// One instruction for each of four registers.
+/// Applies one instruction to each of four registers.
 macro_rules! each {
     ($i:ident => $call:expr) => {
         instruction!([

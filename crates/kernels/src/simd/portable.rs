@@ -1,14 +1,14 @@
-//! The reference: arrays instead of vectors.
+//! The portable reference implementation, with arrays as vectors.
 
 use half::f16;
 
 use super::{LANES, Operation, Simd};
 
-/// No instruction set at all.
+/// Portable implementation without any instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
-/// Adding and subtracting this rounds a small number to the nearest integer, ties to even.
+/// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
 const ROUNDER: f32 = 12_582_912.0;
 
 fn zip<A: Copy, B: Copy, T>(a: &[A; 16], b: &[B; 16], f: impl Fn(A, B) -> T) -> [T; 16] {

@@ -28,7 +28,7 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     pub fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// Weights that own their parts.
+/// Owned weights.
 #[derive(Clone)]
 pub struct Weights {
     pub outputs: usize,
@@ -85,7 +85,8 @@ impl Weights {
         PackedMatrix::pack(&self.view()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The weight of an output and an input, by the definition of `MatMulNBits`, without its scale, and the scale.
+    /// Returns the weight of an output and an input, without its scale, and the scale, by the definition of
+    /// `MatMulNBits`.
     pub fn weight(&self, output: usize, input: usize) -> (i32, f64) {
         let blocks = self.inputs.div_ceil(self.block);
         let at = |bytes: &[u8], index: usize| match self.bits {
@@ -104,14 +105,14 @@ impl Weights {
     }
 }
 
-/// Kernels on every instruction set but none.
+/// Returns the kernels on every instruction set except the portable ones.
 pub fn accelerated() -> Vec<Kernels> {
     let mut all = Kernels::available();
     all.pop();
     all
 }
 
-/// Whether two results are the same, counting all NaNs as one.
+/// Returns whether two results are the same; all NaNs count as equal.
 pub fn same(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
 }
