@@ -1,4 +1,4 @@
-//! Variant A of an encoder, on the CPU or a GPU: implements the engine's [`Encoder`].
+//! Variant A of an encoder, on the CPU or a GPU. It implements the engine's [`Encoder`].
 
 mod input;
 
@@ -27,12 +27,12 @@ use crate::{
 
 pub(crate) use input::EncoderInput;
 
-/// Bounds of an encoder.
+/// Options of an encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct EncoderOptions {
-    /// Threads; 0 takes one per physical core that this process may use.
+    /// Number of threads. 0 means one per physical core that this process may use.
     pub threads: usize,
-    /// The most padded tokens in one batch.
+    /// Maximum number of padded tokens in one batch.
     pub max_batch_tokens: usize,
 }
 
@@ -42,18 +42,18 @@ pub struct DynamicEncoder {
     feed: EncoderInput,
     names: EncoderNames,
     mask: Vec<i32>,
-    /// Rows asked for, of the batch's padded rows.
+    /// Indices of the requested rows among the batch's padded rows.
     asked: Vec<i64>,
     binding: Binding,
-    // Dropped last: the binding belongs to it.
+    // Declared after the binding, so that it is dropped after it: the binding belongs to it.
     session: Session,
 }
 
-/// The graph's names of its inputs and its output.
+/// Names of the graph's inputs and output.
 struct EncoderNames {
-    /// Embedded tokens, or tokens.
+    /// Input for embedded tokens, or for token numbers.
     first: CString,
-    /// Position rows, or segments.
+    /// Input for position rows, or for segments.
     second: Option<CString>,
     mask: CString,
     asked: Option<CString>,
@@ -61,12 +61,13 @@ struct EncoderNames {
 }
 
 impl DynamicEncoder {
-    /// Loads a package's encoder on a device. A batch may always hold one text of the greatest length.
+    /// Loads a package's encoder on a device. The limit for a batch is raised, if necessary, to one text of the maximum
+    /// length.
     ///
     /// # Errors
-    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for one that
-    /// is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of variant A,
-    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
+    /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an
+    /// absent device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of
+    /// variant A, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
     pub fn open(
         runtime: &Runtime,
         package: &Path,
@@ -95,12 +96,12 @@ impl DynamicEncoder {
         })
     }
 
-    /// Where the graph's nodes run.
+    /// Returns the placement of the graph's nodes.
     pub fn placement(&self) -> &Placement {
         self.session.placement()
     }
 
-    /// Writes what goes in for tokens, the mask and the rows asked for.
+    /// Writes the inputs for the tokens, the mask and the requested rows.
     fn fill(&mut self, texts: &[Text<'_>], longest: usize) {
         let rows = texts.len() * longest;
         self.feed.clear(rows);
@@ -118,12 +119,12 @@ impl DynamicEncoder {
     }
 }
 
-/// Which rows an encoder gives, and their width.
+/// Returns the kind of an encoder's rows, and their width.
 pub(crate) fn gives(arch: &EncoderArch) -> (Rows, usize) {
     rows_of(&arch.head, arch.hidden, arch.vocab)
 }
 
-/// Which rows a head gives, and their width; its vectors have `hidden` elements.
+/// Returns the kind of a head's rows, and their width. The vectors before the head have `hidden` elements.
 fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
     match *head {
         EncoderHead::Embedding { .. } => (Rows::Text, hidden),
@@ -133,7 +134,7 @@ fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
     }
 }
 
-/// The output that an encoder's rows come out by.
+/// Returns the output that has an encoder's rows.
 pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
     match head {
         EncoderHead::Embedding { .. } => Slot::Embedding,
@@ -143,7 +144,7 @@ pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
     }
 }
 
-/// Parts of an encoder's package beside the graph.
+/// Parts of an encoder's package other than the graph.
 pub(crate) struct EncoderParts<'a> {
     entry: &'a GraphEntry,
     gives: (Rows, usize),
@@ -152,7 +153,7 @@ pub(crate) struct EncoderParts<'a> {
 }
 
 impl<'a> EncoderParts<'a> {
-    /// Reads and checks all of it.
+    /// Reads and checks the parts.
     pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
         let feed = EncoderInput::open(package, manifest)?;
         let (head, gives) = match &manifest.architecture {
@@ -168,7 +169,7 @@ impl<'a> EncoderParts<'a> {
             EncoderInput::Rows { tables, .. } => {
                 (Slot::Embeds, only(tables.factored.is_some(), Slot::PositionEmbeds)?)
             }
-            // A model may have no segments.
+            // Some models have no segments.
             EncoderInput::Tokens { .. } => {
                 (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
             }
@@ -184,21 +185,22 @@ impl<'a> EncoderParts<'a> {
     }
 }
 
-/// The tables that an encoder's tokens are looked up in.
+/// Tables in which an encoder's tokens are looked up.
 pub(crate) struct EncoderTables {
     pub(crate) token: Table,
-    /// For each segment, what a position adds to its token: the position's row and the segment's.
+    /// For each segment, the rows that are added to the tokens: at each position, the sum of the position's row and the
+    /// segment's row.
     positions: Vec<Vec<f32>>,
     hidden: usize,
     factored: Option<Factored>,
-    /// Elements that go into the graph for a token.
+    /// Number of elements of the graph's input for each token.
     pub(crate) input: usize,
 }
 
-/// Labels of a classifier at most; a table vouches for every other width.
+/// Maximum number of labels of a classifier. All other widths are checked against tables.
 const MAX_LABELS: usize = 1 << 20;
 
-/// Segments that texts have at most.
+/// Maximum number of segments in a text.
 const SEGMENTS: usize = 2;
 
 impl EncoderTables {
@@ -240,19 +242,19 @@ impl EncoderTables {
         Ok(Self { token, positions, hidden, factored: arch.factored, input })
     }
 
-    /// Entries of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub(crate) fn vocab(&self) -> usize {
         self.token.rows()
     }
 
-    /// Elements of a position that go into the graph by an input of their own.
+    /// Returns the number of elements of a position row that is a separate input of the graph; 0 without such an input.
     pub(crate) fn apart(&self) -> usize {
         if self.factored.is_some() { self.hidden } else { 0 }
     }
 
-    /// Writes what goes into the graph for the token at a place: [`Self::input`] and [`Self::apart`] elements.
+    /// Writes the graph's inputs for the token at a place: [`Self::input`] and [`Self::apart`] elements.
     pub(crate) fn read(&self, text: &Text<'_>, place: usize, embeds: &mut [f32], apart: &mut [f32]) {
-        // A model that knows one segment takes a pair's second text for the first.
+        // A model with one segment also uses it for a pair's second text.
         let segment = usize::from(place >= text.second).min(self.positions.len() - 1);
         let position = &self.positions[segment][place * self.hidden..][..self.hidden];
         let Some(factored) = self.factored else {
@@ -266,14 +268,14 @@ impl EncoderTables {
         for (at, out) in places.iter().zip(embeds.chunks_exact_mut(factored.width)) {
             match at.and_then(|at| text.tokens.get(at)) {
                 Some(&token) => self.token.read_row(token as usize, out),
-                // Beyond its ends a text has zeros.
+                // Before and after a text, the elements are zeros.
                 None => out.fill(0.0),
             }
         }
     }
 }
 
-/// The longest text's tokens, if all texts are within the limits.
+/// Returns the length of the longest text in tokens, if all texts are within the limits.
 pub(crate) fn check_texts(
     limits: &EncoderLimits,
     vocab: usize,
@@ -320,7 +322,7 @@ impl Encoder for DynamicEncoder {
         };
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
         let EncoderNames { mask, asked: rows_asked, output, .. } = &self.names;
-        // SAFETY: every tensor is bound again for every run and lives until it is over.
+        // SAFETY: every tensor is bound again for each run and outlives the run.
         unsafe {
             self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;
             self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[batch, sequence]))?;
@@ -337,7 +339,7 @@ impl Encoder for DynamicEncoder {
     }
 }
 
-/// The rows of tokens alone, out of texts of `stride` elements each.
+/// Returns the rows without those of padding. Each text has `stride` elements.
 fn without_padding(data: &[f32], texts: &[Text<'_>], stride: usize, width: usize) -> Vec<f32> {
     let texts = data.chunks_exact(stride).zip(texts);
     texts.flat_map(|(rows, text)| &rows[..text.tokens.len() * width]).copied().collect()

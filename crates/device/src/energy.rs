@@ -1,7 +1,8 @@
-//! The energy that this machine uses, from its own counters: the processors' (RAPL), else the battery's gauge.
+//! Energy consumption of this machine, from the counters of its processors (RAPL), or else from the gauge of its
+//! battery.
 //!
-//! Only Linux has both as files. They count the whole machine or its processors, not one program: programs to be compared
-//! must run alone, one after the other.
+//! Only Linux offers them as files. They measure the whole machine or its processors, not one program, so programs must
+//! be compared by running each alone.
 
 use std::{
     fs,
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Counters that can be read now.
+/// Energy counters that this process can read.
 #[derive(Debug)]
 pub struct Meter {
     source: Source,
@@ -17,9 +18,9 @@ pub struct Meter {
 
 #[derive(Debug)]
 enum Source {
-    /// Microjoules of each processor package, which restart from zero after `range`.
+    /// Processor packages. Their counters are in microjoules and restart from zero after `range`.
     Packages(Vec<Package>),
-    /// Files that hold the microwatts which each battery gives.
+    /// Files with the power in microwatts that each battery supplies.
     Batteries(Vec<PathBuf>),
 }
 
@@ -29,7 +30,7 @@ struct Package {
     range: u64,
 }
 
-/// The counters at one moment.
+/// Values of the counters at one time.
 #[derive(Debug, Clone)]
 pub struct Reading {
     at: Instant,
@@ -37,8 +38,8 @@ pub struct Reading {
 }
 
 impl Meter {
-    /// This machine's counters; `None` if this process may read none. A machine on mains power has no battery gauge, and
-    /// many systems let only root read the processors' counters.
+    /// Returns this machine's counters; `None` if this process can read none. A machine on mains power has no battery
+    /// gauge, and on many systems only root may read the processors' counters.
     pub fn here() -> Option<Self> {
         Self::find(Path::new("/sys/class"))
     }
@@ -53,7 +54,7 @@ impl Meter {
         (!batteries.is_empty()).then_some(Self { source: Source::Batteries(batteries) })
     }
 
-    /// Name of what is counted, such as a battery or the processor.
+    /// Returns a description of the counters and of the parts of the machine that they measure.
     pub fn describe(&self) -> &'static str {
         match self.source {
             Source::Packages(_) => {
@@ -63,7 +64,7 @@ impl Meter {
         }
     }
 
-    /// The counters now; `None` where one cannot be read any more.
+    /// Reads the counters; `None` if one of them can no longer be read.
     pub fn read(&self) -> Option<Reading> {
         let values = match &self.source {
             Source::Packages(packages) => packages.iter().map(|package| number(&package.energy)).collect(),
@@ -74,7 +75,8 @@ impl Meter {
         Some(Reading { at: Instant::now(), values: values? })
     }
 
-    /// Joules between two readings. A battery reports only power, so the mean of the two counts for the time between.
+    /// Returns the joules between two readings. A battery reports only power, so the energy is the mean power of the
+    /// two readings multiplied by the time between them.
     pub fn joules(&self, from: &Reading, to: &Reading) -> f64 {
         self.micro(from, to, to.at.saturating_duration_since(from.at)) / 1e6
     }
@@ -97,8 +99,8 @@ impl Meter {
     }
 }
 
-/// A processor package: a zone that no other zone holds (`intel-rapl:0`, on AMD's processors too) and that is not the
-/// platform, which would count everything twice.
+/// Returns a zone's counter if the zone is a processor package (`intel-rapl:0`, also on AMD's processors). Nested zones
+/// and the platform's zone are excluded, because they would be counted twice.
 fn package(zone: &Path) -> Option<Package> {
     let place = zone.file_name()?.to_str()?.strip_prefix("intel-rapl:")?;
     let outermost = !place.contains(':') && text(&zone.join("name"))?.starts_with("package");
@@ -107,7 +109,7 @@ fn package(zone: &Path) -> Option<Package> {
     outermost.then_some(Package { energy, range: number(&zone.join("max_energy_range_uj"))? })
 }
 
-/// The power of a battery that feeds the machine.
+/// Returns the file with a battery's power, if the battery is discharging.
 fn battery(supply: &Path) -> Option<PathBuf> {
     let feeds = text(&supply.join("type"))? == "Battery" && text(&supply.join("status"))? == "Discharging";
     let power = supply.join("power_now");
@@ -134,7 +136,7 @@ fn number(path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A folder like `/sys/class` with these files.
+    /// Creates a folder like `/sys/class` with these files.
     fn class(files: &[(&str, &str)]) -> tempfile::TempDir {
         let class = tempfile::tempdir().unwrap();
         for (file, text) in files {

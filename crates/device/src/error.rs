@@ -1,4 +1,4 @@
-//! Errors between a package and a running session.
+//! Errors in opening packages and sessions.
 
 use std::path::PathBuf;
 
@@ -11,95 +11,95 @@ pub enum DeviceError {
     /// The library could not be loaded.
     #[error("ONNX Runtime cannot be loaded from {path}: {reason}")]
     Load {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
-        /// The loader's reason.
+        /// Reason that the loader gives.
         reason: String,
     },
-    /// Another library is loaded already; a process has one.
+    /// Another library is already loaded. A process can load only one.
     #[error("ONNX Runtime is loaded from {loaded} already; a process cannot load {wanted} too")]
     AlreadyLoaded {
-        /// The one in use.
+        /// Path of the loaded library.
         loaded: PathBuf,
-        /// The one asked for.
+        /// Path of the requested library.
         wanted: PathBuf,
     },
     /// Telemetry was not switched off before the library was loaded.
     #[error("ORT_DISABLE_TELEMETRY is not 1; call `disable_telemetry` first in `main`")]
     TelemetryOn,
-    /// ONNX Runtime refused something.
+    /// ONNX Runtime returned an error.
     #[error("ONNX Runtime failed to {what}: {message}")]
     Ort {
-        /// The operation.
+        /// Operation that failed.
         what: &'static str,
-        /// Its message.
+        /// Message of ONNX Runtime.
         message: String,
     },
     /// The runtime does not offer a device.
     #[error("ONNX Runtime offers no device for {device} on this machine")]
     NoDevice {
-        /// The device, in words.
+        /// Description of the device.
         device: &'static str,
     },
     /// The device does not run graphs of this variant.
     #[error("{device} does not run graphs of symbolic shapes")]
     Variant {
-        /// The device, in words.
+        /// Description of the device.
         device: &'static str,
     },
     /// The package was made for another device.
     #[error("the package holds {holds}, which runs on {to} alone")]
     Bound {
-        /// Its contents, in words.
+        /// Description of its contents.
         holds: String,
-        /// The device that runs it, in words.
+        /// Description of the device that runs it.
         to: String,
     },
     /// A provider's library cannot be used.
     #[error("the {ep} provider cannot be loaded from {path}: {reason}")]
     Plugin {
-        /// The provider.
+        /// Provider.
         ep: Ep,
-        /// Its library.
+        /// Path of its library.
         path: PathBuf,
-        /// ONNX Runtime's reason.
+        /// Reason that ONNX Runtime gives.
         reason: String,
     },
-    /// A graph that must run on a device as a whole does not.
+    /// A graph that must run on a device as a whole has nodes that cannot.
     #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {}", refused.len(), examples(refused))]
     NotWhole {
-        /// The graph's file.
+        /// File name of the graph.
         graph: String,
-        /// The device's provider.
+        /// Provider of the device.
         ep: Ep,
-        /// All nodes.
+        /// Total number of nodes.
         nodes: usize,
-        /// Those that the provider refused.
+        /// Nodes that the provider refused.
         refused: Vec<RefusedNode>,
     },
-    /// The caller broke off.
+    /// The caller cancelled the operation.
     #[error("interrupted")]
     Cancelled,
-    /// The package is not one that this executor runs.
+    /// This executor cannot run the package.
     #[error("the package cannot be run: expected {expected}, found {found}")]
     Package {
-        /// The executor's requirement.
+        /// Requirement of the executor.
         expected: String,
-        /// The manifest's value.
+        /// Value in the manifest.
         found: String,
     },
-    /// An option that must not be zero is.
+    /// An option is zero that must be at least 1.
     #[error("the executor's {what} must be at least 1, found 0")]
     Option {
-        /// Which.
+        /// Name of the option.
         what: &'static str,
     },
     /// A file of the package could not be read.
     #[error("cannot read {path}: {reason}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// Reason that the system gives.
         reason: String,
     },
 }
@@ -107,15 +107,15 @@ pub enum DeviceError {
 /// A node that a provider refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedNode {
-    /// The node's path.
+    /// Path of the node.
     pub name: String,
     /// Operator type.
     pub op: String,
-    /// Why, in the provider's own words; `None` where it gives none.
+    /// Reason that the provider gives, if any.
     pub reason: Option<String>,
 }
 
-/// The first of some nodes, by path and operator.
+/// Returns the names and operators of the first few nodes.
 fn examples(refused: &[RefusedNode]) -> String {
     let examples: Vec<String> =
         refused.iter().take(3).map(|node| format!("{} ({})", node.name, node.op)).collect();
@@ -127,12 +127,12 @@ impl DeviceError {
         Self::Package { expected: expected.to_string(), found: found.to_string() }
     }
 
-    /// A step's error before there is a step.
+    /// Converts an error of creating a binding.
     pub(crate) fn binding(error: StepError) -> Self {
         Self::step("make a binding", error)
     }
 
-    /// A step's error where there is no engine.
+    /// Converts a step's error outside of a step; `what` is the operation that failed.
     pub(crate) fn step(what: &'static str, error: StepError) -> Self {
         let message = match error {
             StepError::Device { message } | StepError::Lost { message } => message,
@@ -141,7 +141,7 @@ impl DeviceError {
         Self::Ort { what, message }
     }
 
-    /// The next step, where one is known.
+    /// Returns the next step for the user, if there is one.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Load { .. } => {

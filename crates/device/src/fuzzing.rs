@@ -1,5 +1,5 @@
-//! Entry point for fuzz targets: the parts of a package that executors read before ONNX Runtime does. Not part of the
-//! product.
+//! Entry point for fuzz targets: reads the parts of a package that executors read before ONNX Runtime does. Not part of
+//! the product.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     table::Table,
 };
 
-/// Options of an executor like those of the product; no thread is started.
+/// Options of an executor that are similar to the product's. No thread is started.
 const OPTIONS: ExecutorOptions = ExecutorOptions {
     threads: 1,
     slots: 4,
@@ -25,7 +25,7 @@ const OPTIONS: ExecutorOptions = ExecutorOptions {
 /// Opens a package's tables and names as an executor does, and reads the first and last rows.
 ///
 /// # Errors
-/// Those of [`dynamic::DynamicExecutor::open`] and [`encoder::DynamicEncoder::open`].
+/// The errors of [`dynamic::DynamicExecutor::open`] and [`encoder::DynamicEncoder::open`].
 pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceError> {
     match &manifest.architecture {
         Structure::Decoder(_) | Structure::ImportedDecoder(_) => {

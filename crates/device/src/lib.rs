@@ -1,4 +1,4 @@
-//! ONNX Runtime: the only crate with `ort`, dynamic libraries and FFI. Implements the engine's ports.
+//! ONNX Runtime. This is the only crate with `ort`, dynamic libraries and FFI. It implements the engine's ports.
 //!
 //! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
 //! [`static_shapes`] runs variant B, [`split`] joins two executors, and [`ep`] holds each provider's options.

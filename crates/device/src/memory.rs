@@ -1,22 +1,22 @@
-//! Buffers that the system fills with zeros when they are first touched, and the memory of the process and the machine.
+//! Buffers that the system fills with zeros on first access, and the memory of the process and the machine.
 //!
-//! Nothing here knows what a buffer holds.
+//! This module is independent of the contents of the buffers.
 
 use bytemuck::Pod;
 use memmap2::MmapMut;
 
-/// Zeroed bytes, aligned to a page, straight from the system: pages that are never touched take no memory, and all are
-/// given back when the buffer is dropped. An allocator would promise neither.
+/// Zeroed, page-aligned bytes, mapped directly from the system. Pages that are never touched take no memory, and all
+/// pages are released when the buffer is dropped. An allocator guarantees neither.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     pages: Option<MmapMut>,
 }
 
 impl Buffer {
-    /// No bytes.
+    /// Buffer without bytes.
     pub(crate) const EMPTY: Self = Self { pages: None };
 
-    /// Takes `length` zeros; `None` where the system gives no memory.
+    /// Allocates `length` zeros; `None` if the system has too little memory.
     pub(crate) fn zeroed(length: usize) -> Option<Self> {
         if length == 0 {
             return Some(Self::EMPTY);
@@ -25,34 +25,35 @@ impl Buffer {
         Some(Self { pages: Some(pages) })
     }
 
-    /// The bytes, as whole elements.
+    /// Returns the bytes as whole elements.
     pub(crate) fn as_slice<T: Pod>(&self) -> &[T] {
         self.pages.as_ref().map_or(&[], |pages| bytemuck::cast_slice(pages))
     }
 
-    /// The bytes, as whole elements to write.
+    /// Returns the bytes as whole elements, for writing.
     pub(crate) fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         self.pages.as_mut().map_or(&mut [], |pages| bytemuck::cast_slice_mut(pages))
     }
 }
 
-/// Resident bytes of this process, if the system reports them.
+/// Returns the resident bytes of this process, if the system reports them.
 pub fn rss() -> Option<u64> {
     status("VmRSS:")
 }
 
-/// Resets [`peak_rss`] to the present value, if the system can.
+/// Resets [`peak_rss`] to the current value, if the system can.
 pub fn reset_peak_rss() -> Option<()> {
     std::fs::write("/proc/self/clear_refs", "5").ok()
 }
 
-/// Peak resident bytes of this process, or since [`reset_peak_rss`], if the system reports them.
+/// Returns the peak of the resident bytes of this process since its start or since [`reset_peak_rss`], if the system
+/// reports it.
 pub fn peak_rss() -> Option<u64> {
     status("VmHWM:")
 }
 
-/// Resident bytes of this process that belong to no file, such as packed weights and the KV cache, if the system reports
-/// them.
+/// Returns the resident bytes of this process that do not belong to a file, such as packed weights and the KV cache, if
+/// the system reports them.
 pub fn anonymous_rss() -> Option<u64> {
     status("RssAnon:")
 }
@@ -61,17 +62,18 @@ fn status(name: &str) -> Option<u64> {
     field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
-/// Bytes of the machine's memory, if the system reports them.
+/// Returns the size of the machine's memory in bytes, if the system reports it.
 #[cfg(not(any(windows, target_os = "macos")))]
 pub(crate) fn installed() -> Option<u64> {
     field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// Bytes of the machine's memory, if the system reports them.
+/// Returns the size of the machine's memory in bytes, if the system reports it.
 #[cfg(target_os = "macos")]
 pub(crate) fn installed() -> Option<u64> {
     let (mut bytes, mut length) = (0u64, size_of::<u64>());
-    // SAFETY: the name ends in a zero, `length` is the size of `bytes`, and both outlive the call; nothing is set.
+    // SAFETY: the name ends with a zero, `length` is the size of `bytes`, and both outlive the call; no new value is
+    // passed.
     let status = unsafe {
         libc::sysctlbyname(
             c"hw.memsize".as_ptr(),
@@ -84,7 +86,7 @@ pub(crate) fn installed() -> Option<u64> {
     (status == 0 && length == size_of::<u64>() && bytes > 0).then_some(bytes)
 }
 
-/// Bytes of the machine's memory, if the system reports them.
+/// Returns the size of the machine's memory in bytes, if the system reports it.
 #[cfg(windows)]
 pub(crate) fn installed() -> Option<u64> {
     use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
@@ -95,7 +97,7 @@ pub(crate) fn installed() -> Option<u64> {
     (told != 0 && status.ullTotalPhys > 0).then_some(status.ullTotalPhys)
 }
 
-/// A size from the text of `/proc/self/status` or `/proc/meminfo`, in bytes.
+/// Returns a size in bytes from the text of `/proc/self/status` or `/proc/meminfo`.
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -133,7 +135,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_process_knows_its_size() {
-        // Each is read by itself while other threads allocate, so the three are not held against each other.
+        // The sizes are read one after another while other threads allocate, so they are not compared with each other.
         for size in [rss(), peak_rss(), anonymous_rss()] {
             assert!(size.unwrap() > 1 << 18);
         }

@@ -1,4 +1,4 @@
-//! Files, graphs and tensor names of a package. Nothing here runs a graph.
+//! Files, graphs and tensor names of a package. This module runs no graph.
 
 use std::{
     ffi::CString,
@@ -12,7 +12,7 @@ use narthex_spec::{
 
 use crate::{ep::Device, error::DeviceError};
 
-/// The file that a manifest names, which must lie inside the package.
+/// Returns the path of a file that a manifest names, which must be inside the package.
 pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
     match check_path(file) {
         Ok(()) => Ok(package.join(file)),
@@ -20,7 +20,8 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
     }
 }
 
-/// Checks that a device runs a package's variant A: the device it is bound to, or any that takes symbolic shapes.
+/// Checks that a device can run a package's variant A: the device to which the package is bound, or any device that
+/// takes symbolic shapes.
 pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), DeviceError> {
     let name = device.name();
     match &manifest.bound {
@@ -32,21 +33,22 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
     }
 }
 
-/// The package's graph; of several for fixed numbers of tokens the one for the fewest.
+/// Returns the package's graph. If there are several for fixed numbers of tokens, returns the one for the fewest
+/// tokens.
 pub(crate) fn graph(manifest: &Manifest) -> Result<&GraphEntry, DeviceError> {
     let graphs = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
     let first = graphs.min_by_key(|graph| chunk(graph).map(|(tokens, _)| tokens));
     first.ok_or_else(|| DeviceError::package("a dynamic graph", "none"))
 }
 
-/// The graph for prompts, where it is another one than [`graph`]: that for the most tokens.
+/// Returns the graph for prompts, which is the one for the most tokens, if it differs from [`graph`].
 pub(crate) fn prompt_graph(manifest: &Manifest) -> Option<&GraphEntry> {
     let graphs = manifest.graphs.iter().filter(|graph| chunk(graph).is_some_and(|(tokens, _)| tokens > 1));
     let most = graphs.max_by_key(|graph| chunk(graph))?;
     graph(manifest).is_ok_and(|first| first.file != most.file).then_some(most)
 }
 
-/// Tokens that a graph of a fixed number of them takes, and the past that it has room for.
+/// Returns the number of tokens and the number of past tokens of a graph for a fixed number of tokens.
 pub(crate) fn chunk(entry: &GraphEntry) -> Option<(usize, usize)> {
     match entry.part {
         Part::Chunk { tokens, past } => Some((tokens, past)),
@@ -54,17 +56,17 @@ pub(crate) fn chunk(entry: &GraphEntry) -> Option<(usize, usize)> {
     }
 }
 
-/// The name of the input that fills `slot`.
+/// Returns the name of the input for `slot`.
 pub(crate) fn input(entry: &GraphEntry, slot: Slot) -> Result<CString, DeviceError> {
     name(entry.input(slot), slot)
 }
 
-/// The name of the output that fills `slot`.
+/// Returns the name of the output for `slot`.
 pub(crate) fn output(entry: &GraphEntry, slot: Slot) -> Result<CString, DeviceError> {
     name(entry.output(slot), slot)
 }
 
-/// The names of all outputs that fill `slot`, of which there is at least one.
+/// Returns the names of all outputs for `slot`, of which there must be at least one.
 pub(crate) fn outputs(entry: &GraphEntry, slot: Slot) -> Result<Vec<CString>, DeviceError> {
     let all: Vec<_> = entry.outputs.iter().filter(|binding| binding.slot == slot).collect();
     match all.is_empty() {

@@ -1,4 +1,4 @@
-//! The placement of a session's nodes on execution providers, as ONNX Runtime records it.
+//! Placement of a session's nodes on execution providers, as recorded by ONNX Runtime.
 
 use std::{
     collections::BTreeMap,
@@ -11,21 +11,21 @@ use ort::AsPointer;
 
 use crate::error::DeviceError;
 
-/// The nodes of a session by execution provider.
+/// Nodes of a session by execution provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Each node's provider, operator type and name.
+    /// Provider, operator type and name of each node.
     pub nodes: Vec<PlacedNode>,
-    /// Parts of the graph that one provider runs as a whole, per provider.
+    /// Number of parts of the graph that a provider runs as a whole, for each provider.
     pub subgraphs: BTreeMap<Ep, usize>,
 }
 
 /// Placement of a graph of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphPlacement {
-    /// The graph's file in the package, whichever form of it was loaded.
+    /// File of the graph in the package, also if another form of it was loaded.
     pub graph: String,
-    /// Placement of its nodes. One node `EPContext` stands for a graph that was compiled ahead of time.
+    /// Placement of its nodes. A graph that was compiled ahead of time has a single node `EPContext`.
     pub placement: Placement,
 }
 
@@ -41,7 +41,7 @@ pub struct PlacedNode {
 }
 
 impl Placement {
-    /// Number of nodes per provider.
+    /// Returns the number of nodes for each provider.
     pub fn nodes_per_ep(&self) -> BTreeMap<Ep, usize> {
         let mut counts = BTreeMap::new();
         for node in &self.nodes {
@@ -50,7 +50,7 @@ impl Placement {
         counts
     }
 
-    /// Number of nodes per provider and operator type.
+    /// Returns the number of nodes for each provider and operator type.
     pub fn ops_per_ep(&self) -> BTreeMap<Ep, BTreeMap<&str, usize>> {
         let mut counts: BTreeMap<Ep, BTreeMap<&str, usize>> = BTreeMap::new();
         for node in &self.nodes {
@@ -61,42 +61,42 @@ impl Placement {
 }
 
 fn check(status: ort_sys::OrtStatusPtr) -> Result<(), DeviceError> {
-    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    // SAFETY: the C API has just returned the status; `ort` takes ownership of it and releases it.
     unsafe { ort::Error::result_from_status(status) }.map_err(|error| DeviceError::Ort {
         what: "report the placement",
         message: error.message().to_owned(),
     })
 }
 
-/// The list behind an out-pointer and its length.
+/// Returns the list at an out-pointer, which has `length` elements.
 ///
 /// # Safety
-/// `list` must point to `length` pointers that live as long as the session, or be null.
+/// `list` must be null, or point to `length` pointers that live as long as the session.
 unsafe fn list<'a, T>(list: *const *const T, length: usize) -> &'a [*const T] {
     if list.is_null() {
         return &[];
     }
-    // SAFETY: by this function's own promise.
+    // SAFETY: the caller guarantees it.
     unsafe { slice::from_raw_parts(list, length) }
 }
 
 /// # Safety
-/// `text` must be a C string that lives as long as the session, or null.
+/// `text` must be null, or a C string that lives as long as the session.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: by this function's own promise.
+    // SAFETY: the caller guarantees it.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The placement that a session recorded when it was made.
+/// Returns the placement that a session recorded when it was created.
 pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceError> {
     let api = ort::api();
     let mut placement = Placement::default();
     let (mut subgraphs, mut count) = (ptr::null(), 0);
-    // SAFETY: the session is alive, it was made with recording switched on, every out-pointer is valid, and what the
-    // calls give belongs to the session.
+    // SAFETY: the session is alive and was created with recording enabled, every out-pointer is valid, and all results
+    // belong to the session.
     unsafe {
         check((api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &raw mut subgraphs, &raw mut count))?;
         for &subgraph in list(subgraphs, count) {

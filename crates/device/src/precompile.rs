@@ -1,6 +1,8 @@
-//! Ahead-of-time compiles: a vendor's compiler turns graphs into contexts for its NPU, on any machine that has it.
+//! Ahead-of-time compilation: a vendor's compiler converts graphs to contexts for its NPU. This works on any machine
+//! that has the compiler.
 //!
-//! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
+//! A context is an ONNX file with one node, which refers to a binary in the same folder. This module is independent of
+//! models.
 
 use std::{
     collections::BTreeSet,
@@ -20,21 +22,21 @@ use crate::{
     trace,
 };
 
-/// One graph to compile.
+/// A graph to compile.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
-    /// The graph's file.
+    /// File of the graph.
     pub graph: &'a Path,
-    /// The context's ONNX file; its folder exists. The binary is written beside it.
+    /// ONNX file of the context. Its folder must exist. The binary is written to the same folder.
     pub context: &'a Path,
 }
 
-/// Use of one binary, and of its weights, by the graphs of one call.
+/// Use of binaries, and of the weights in them, by the graphs of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// One binary for all.
+    /// All graphs share one binary.
     Shared,
-    /// A binary for each.
+    /// Each graph has its own binary.
     Separate,
 }
 
@@ -43,19 +45,20 @@ pub enum Weights {
 pub enum FallbackPolicy {
     /// The graph is refused.
     Refused,
-    /// The CPU runs those that only convert the graph's inputs or outputs; with others the graph is refused.
+    /// The CPU runs nodes that only convert the graph's inputs or outputs. If there are others, the graph is refused.
     Edges,
-    /// The CPU runs them; whether enough is left to the device is the caller's to say.
+    /// The CPU runs all of them. The caller decides whether enough nodes remain on the device.
     OnCpu,
 }
 
-/// Compiles graphs for a device, each of which must go to the device but for what `rest` grants. Gives their placements in
-/// the same order.
+/// Compiles graphs for a device. Every node must be placed on the device, except for those that `rest` permits
+/// elsewhere. Returns the placements in the same order.
 ///
-/// `done` hears how many graphs are compiled, and answers whether to go on.
+/// `done` is called with the number of compiled graphs after each one; if it breaks, the call is cancelled.
 ///
 /// # Errors
-/// [`DeviceError::Cancelled`] where `done` broke off, [`DeviceError::NotWhole`] names the nodes that the device refuses, [`DeviceError::Ort`] says why its compiler failed.
+/// [`DeviceError::Cancelled`] if `done` breaks, [`DeviceError::NotWhole`] with the nodes that the device refuses,
+/// [`DeviceError::Ort`] with the reason why its compiler failed.
 pub fn precompile(
     runtime: &Runtime,
     device: &Device,
@@ -64,7 +67,7 @@ pub fn precompile(
     rest: FallbackPolicy,
     done: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Placement>, DeviceError> {
-    // Contexts that share a binary are written when the last of them is made, so all stay open until then.
+    // Contexts that share a binary are written when the last of them is created, so all sessions stay open until then.
     let mut open = Vec::with_capacity(jobs.len());
     for (index, job) in jobs.iter().enumerate() {
         let sharing = match weights {
@@ -84,35 +87,36 @@ pub fn precompile(
     Ok(open.iter().map(|session| session.placement().clone()).collect())
 }
 
-/// Lets a device's compiler have a graph, and keeps nothing of it; gives the number of its nodes, all of which it took.
+/// Compiles a graph for a device without storing the result. Returns the number of its nodes, all of which must be
+/// accepted.
 ///
 /// # Errors
-/// As for [`precompile`].
+/// The errors of [`precompile`].
 pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize, DeviceError> {
     let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
     whole(runtime, graph, device, session.placement(), FallbackPolicy::Refused)?;
     Ok(session.placement().nodes.len())
 }
 
-/// The log's file in a folder that [`record`] filled.
+/// File name of the log that [`record`] writes.
 pub const LOG: &str = "log.txt";
 
-/// Compiles a graph for a device once more and records it in `folder`, which exists: the provider's files under their own
-/// names, and every line of its log in [`LOG`]. The outcome of the compile is not reported. A compiler that ends the process
-/// leaves what was written until then.
+/// Compiles a graph for a device again and records the compilation in `folder`, which must exist: the provider's files
+/// under their own names, and every line of its log in [`LOG`]. The outcome is not reported. If the compiler ends the
+/// process, the files that were written until then remain.
 ///
 /// # Errors
-/// If the log cannot be written.
+/// Returns an error if the log cannot be written.
 pub fn record(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let _log = LogRecording::to(&folder.join(LOG))?;
     let options = SessionOptions { writes: Writes::Everything(folder), ..SessionOptions::on(device, 1) };
-    // The outcome is known already.
+    // The outcome is already known.
     drop(Session::open(runtime, graph, options));
     Ok(())
 }
 
-/// Loads a graph on a provider's control, a backend that accepts every valid graph, whatever the chip, and writes its own
-/// form of it to `folder`. Returns the number of nodes; `None` for a provider without such a backend.
+/// Loads a graph on a provider's control, a backend that accepts every valid graph for any chip. The control writes its
+/// form of the graph to `folder`. Returns the number of nodes, or `None` if the provider has no such backend.
 pub fn control(
     runtime: &Runtime,
     device: &Device,
@@ -124,13 +128,13 @@ pub fn control(
     Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
 }
 
-/// Loads a graph on a provider's saver, a backend that records each call as a C program and its data in `saver_output` in
-/// `folder`, so that the vendor can repeat the calls without ONNX Runtime. The outcome is not reported. QNN's plugin (2.7)
-/// has no option for the place, so the process changes its working directory to `folder` meanwhile: it should be a process
-/// of its own.
+/// Loads a graph on a provider's saver, a backend that records each call. The saver writes a C program and its data to
+/// `saver_output` in `folder`, so that the vendor can repeat the calls without ONNX Runtime. The outcome is not
+/// reported. QNN's plugin (2.7) has no option for the folder, so the process changes its working directory to `folder`
+/// during the call. Callers should use a separate process.
 ///
 /// # Errors
-/// If the process cannot change its working directory.
+/// Returns an error if the process cannot change its working directory.
 pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let Some(saver) = device.saver() else { return Ok(()) };
     let (graph, before) = (path::absolute(graph)?, env::current_dir()?);
@@ -139,8 +143,8 @@ pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> 
     env::set_current_dir(before)
 }
 
-/// Refuses a placement that is not on its device but for what `rest` grants; each node with the provider's reason, where it
-/// gives one.
+/// Checks that a placement is on its device, except for the nodes that `rest` permits elsewhere. The error has the
+/// provider's reason for each refused node, if it gives one.
 pub(crate) fn whole(
     runtime: &Runtime,
     graph: &Path,
@@ -176,15 +180,15 @@ pub(crate) fn whole(
     })
 }
 
-/// A graph's file; nothing where it cannot be read.
+/// Reads the graph of a file; `None` if it cannot be read.
 fn read(path: &Path) -> Option<Graph> {
     Graph::decode(&fs::read(path).ok()?).ok()
 }
 
-/// Operators that give the numbers that they are given, as another type.
+/// Operators that only change the element type.
 const CONVERSIONS: [&str; 3] = ["Cast", "DequantizeLinear", "QuantizeLinear"];
 
-/// The paths of the conversions between a graph's inputs or outputs and everything else.
+/// Returns the paths of the conversions between a graph's inputs or outputs and its other nodes.
 fn edges(graph: &Graph) -> BTreeSet<String> {
     // Nodes without a name cannot be distinguished.
     let is_known = |node: &&Node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty();
@@ -192,7 +196,7 @@ fn edges(graph: &Graph) -> BTreeSet<String> {
     let mut given: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
     let mut wanted: BTreeSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
     let mut edges = BTreeSet::new();
-    // The nodes of a graph stand in an order in which it can be run.
+    // Nodes of a graph are in topological order.
     for node in conversions() {
         if node.input(0).is_some_and(|input| given.contains(input)) {
             given.extend(node.outputs.iter().map(String::as_str));
@@ -208,7 +212,8 @@ fn edges(graph: &Graph) -> BTreeSet<String> {
     edges
 }
 
-/// Returns whether a node is one of these, or one that ONNX Runtime derived from it and named after it (`…/duplicated`).
+/// Returns whether a node is one of these, or was derived from one by ONNX Runtime, which appends to its name
+/// (`…/duplicated`).
 fn is_of(name: &str, paths: &BTreeSet<String>) -> bool {
     paths
         .iter()

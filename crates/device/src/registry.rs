@@ -1,6 +1,6 @@
-//! Windows' registry, for the hardware of a machine. It is empty on other systems.
+//! The registry of Windows, with the hardware of a machine. It is empty on other systems.
 
-/// Returns a text value of the local machine, if there is one.
+/// Returns a text value of the local machine, if it exists.
 #[cfg(windows)]
 pub(crate) fn text(key: &str, name: &str) -> Option<String> {
     use windows_sys::Win32::{
@@ -8,12 +8,12 @@ pub(crate) fn text(key: &str, name: &str) -> Option<String> {
         System::Registry::{HKEY_LOCAL_MACHINE, RRF_RT_REG_SZ, RegGetValueW},
     };
 
-    /// The most that is read, in units of UTF-16.
+    /// Maximum length of a value in UTF-16 code units.
     const MOST: usize = 1024;
     let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
     let (key, name, mut found) = (wide(key), wide(name), [0u16; MOST]);
     let mut bytes = size_of_val(&found) as u32;
-    // SAFETY: both names end in a zero, `bytes` is what fits into `found`, and all of them outlive the call.
+    // SAFETY: both names end with a zero, `bytes` is the size of `found`, and all of them outlive the call.
     let status = unsafe {
         RegGetValueW(
             HKEY_LOCAL_MACHINE,
@@ -30,7 +30,7 @@ pub(crate) fn text(key: &str, name: &str) -> Option<String> {
     (status == ERROR_SUCCESS && !text.is_empty()).then(|| text.to_owned())
 }
 
-/// Nothing: this system has no registry.
+/// Returns `None`, because this system has no registry.
 #[cfg(not(windows))]
 pub(crate) fn text(_: &str, _: &str) -> Option<String> {
     None

@@ -1,18 +1,18 @@
-//! The switch between two sets of rotary factors (LongRoPE): one for sequences up to a length, another for longer ones.
+//! Switching between two sets of rotary factors (LongRoPE): one for sequences up to a length, another for longer ones.
 //!
-//! Keys are cached after rotation. A sequence that grows past the length, or is cut back below it, has keys of the wrong
-//! set; they are computed again from its tokens, which are kept here. Nothing here runs a graph: a plan is rewritten into
-//! spans that each need one set.
+//! Keys are cached after rotation. If a sequence grows past the length, or is truncated to less, its keys were rotated
+//! by the wrong set. They are then computed again from the sequence's tokens, which this module stores. It runs no
+//! graph itself: it rewrites a plan so that each span uses one set.
 
 use narthex_engine::executor::{KvCopy, StepError, StepPlan, Wanted};
 use narthex_spec::{SlotId, TokenId};
 
-/// A set of rotary factors.
+/// Set of rotary factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RopeFactors {
-    /// For sequences up to the length.
+    /// Factors for sequences up to the length.
     Short,
-    /// For longer ones.
+    /// Factors for longer sequences.
     Long,
 }
 
@@ -21,35 +21,35 @@ pub(crate) struct RopeSwitch {
     at: usize,
     chunk: usize,
     slots: Vec<SlotFactors>,
-    /// Kept for its storage.
+    /// Previous plan, kept to reuse its memory.
     rewritten: RewrittenPlan,
 }
 
-/// A plan whose spans each need one set of factors.
+/// A plan in which each span uses one set of factors.
 #[derive(Default)]
 pub(crate) struct RewrittenPlan {
     pub(crate) plan: StepPlan,
-    /// The set of each span.
+    /// Set of factors of each span.
     pub(crate) factors: Vec<RopeFactors>,
 }
 
 /// State of a slot.
 #[derive(Default)]
 struct SlotFactors {
-    /// Its first tokens: all that it holds, except tokens whose keys were handed over.
+    /// First tokens of the slot. Tokens are missing only if their keys were handed over.
     tokens: Vec<TokenId>,
-    /// The set that its keys were rotated by; `None` without keys, or after computing them again has failed.
+    /// Set by which its keys were rotated. `None` if there are no keys, or if computing them again has failed.
     factors: Option<RopeFactors>,
 }
 
 impl RopeSwitch {
-    /// For sequences that change their factors past `at` tokens; spans have at most `chunk` tokens.
+    /// Creates the state for sequences that change their factors after `at` tokens. Spans have at most `chunk` tokens.
     pub(crate) fn new(at: usize, slots: usize, chunk: usize) -> Self {
         let slots = (0..slots).map(|_| SlotFactors::default()).collect();
         Self { at, chunk: chunk.max(1), slots, rewritten: RewrittenPlan::default() }
     }
 
-    /// The set for a sequence of `length` tokens.
+    /// Returns the set for a sequence of `length` tokens.
     fn of(&self, length: usize) -> RopeFactors {
         if length > self.at { RopeFactors::Long } else { RopeFactors::Short }
     }
@@ -59,15 +59,15 @@ impl RopeSwitch {
         if at < self.at { self.at - at } else { usize::MAX }
     }
 
-    /// Rewrites a checked plan so that each span needs one set, and keys of another set are computed again before it. The
-    /// rows of logits stay the same. [`RopeSwitch::commit`] follows once the plan has run.
+    /// Rewrites a checked plan so that each span uses one set, and adds spans before it that compute keys of the other
+    /// set again. The rows of logits are the same. The caller calls [`RopeSwitch::commit`] after the plan has run.
     pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<RewrittenPlan, StepError> {
         let mut rewritten = std::mem::take(&mut self.rewritten);
         rewritten.plan.clear();
         rewritten.factors.clear();
         for span in &plan.spans {
             let tokens = plan.tokens_of(span);
-            // Each token sees the keys that a sequence ending in it would have.
+            // Each token attends to the keys of a sequence that ends with it.
             let short = self.at.saturating_sub(span.at).min(tokens.len());
             for (start, part) in [(0, &tokens[..short]), (short, &tokens[short..])] {
                 if part.is_empty() {
@@ -83,7 +83,8 @@ impl RopeSwitch {
         Ok(rewritten)
     }
 
-    /// Adds the spans that compute a slot's keys again if those before the next `count` tokens are of another set.
+    /// Adds the spans that compute a slot's keys again, if the next `count` tokens need another set than the keys
+    /// before them.
     fn prepare(
         &mut self,
         slot: SlotId,
@@ -105,7 +106,7 @@ impl RopeSwitch {
             );
             return Err(StepError::BadPlan { reason });
         }
-        // From here on the keys may be of either set until the plan has run.
+        // Until the plan has run, the keys may be of either set.
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
@@ -115,7 +116,7 @@ impl RopeSwitch {
         Ok(())
     }
 
-    /// Records that a plan has run, and takes back `rewritten` for its storage.
+    /// Records that a plan has run, and keeps the memory of `rewritten` for reuse.
     pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan) {
         for span in &plan.spans {
             let factors = self.of(span.at + span.tokens.len());
@@ -128,22 +129,23 @@ impl RopeSwitch {
         self.rewritten = rewritten;
     }
 
-    /// Checks that a slot's first `length` tokens can go on in a sequence of that length.
+    /// Checks that a slot's first `length` tokens can be continued as a sequence of that length.
     ///
     /// # Errors
-    /// [`StepError::CannotRewind`] for keys of the other set, of which some were handed over and cannot be made anew.
+    /// [`StepError::CannotRewind`] if the keys are of the other set and some of them were handed over, so that they
+    /// cannot be computed again.
     pub(crate) fn check_kept(&self, slot: SlotId, length: usize) -> Result<(), StepError> {
         let held = &self.slots[slot.index()];
         let is_known = held.tokens.len() >= length || held.factors == Some(self.of(length));
         if is_known { Ok(()) } else { Err(StepError::CannotRewind) }
     }
 
-    /// Records that a slot was cut back.
+    /// Records that a slot was truncated.
     pub(crate) fn truncate(&mut self, slot: SlotId, length: usize) {
         self.slots[slot.index()].tokens.truncate(length);
     }
 
-    /// Prepares a slot for keys of tokens `at` to `length` from an executor that holds as many.
+    /// Prepares a slot to receive the keys of tokens `at` to `length` from an executor with `length` tokens.
     pub(crate) fn hand_over(&mut self, slot: SlotId, at: usize, length: usize) -> Result<(), StepError> {
         let factors = self.of(length);
         let held = &mut self.slots[slot.index()];
@@ -159,8 +161,8 @@ impl RopeSwitch {
         Ok(())
     }
 
-    /// Copies keys from slot to slot by `run`, from the first token on if those before them are of another set. The next
-    /// step computes them again if their set is not that of its length.
+    /// Copies keys between slots by calling `run`. If the keys before `tokens` are of another set, they are copied too.
+    /// If the set does not match the slot's length, the next step computes the keys again.
     pub(crate) fn copy(
         &mut self,
         copy: &KvCopy,
@@ -174,7 +176,7 @@ impl RopeSwitch {
         target.tokens.truncate(tokens.start);
         let known = target.tokens.len();
         target.tokens.extend(source.tokens.iter().take(tokens.end).skip(known));
-        // Until the copy has succeeded the keys may be of either set.
+        // Until the copy has succeeded, the keys may be of either set.
         target.factors = None;
         run(&KvCopy { from, to, tokens: start..tokens.end })?;
         target.factors = source.factors;
@@ -186,7 +188,7 @@ impl RopeSwitch {
 mod tests {
     use super::*;
 
-    /// Position, tokens, wanted rows and factors of each span.
+    /// Position, tokens, requested rows and factors of each span.
     type Shown = Vec<(usize, Vec<TokenId>, Wanted, RopeFactors)>;
 
     fn step(
@@ -227,14 +229,14 @@ mod tests {
             (switch.slots[1].factors, &switch.slots[1].tokens[..]),
             (Some(Long), &[1, 2, 3, 4, 5, 6][..])
         );
-        // Fewer tokens go on with the other set, so that the slot that gets them computes them again.
+        // The shorter sequence uses the other set, so the slot that receives the copy computes its keys again.
         run(&mut switch, copy(1, 0, 0..3)).unwrap();
         switch.truncate(SlotId(0), 3);
         let next = step(&mut switch, 3, &[9], Last).unwrap();
         assert_eq!(next, [(0, vec![1, 2, 3], Nothing, Short), (3, vec![9], Last, Short)]);
-        // Behind keys of the other set, the first ones are copied as well.
+        // If the keys before are of the other set, they are copied too.
         run(&mut switch, copy(1, 0, 3..6)).unwrap();
-        // Keys whose tokens are unknown stay with the set that they have.
+        // Keys without known tokens keep their set.
         switch.hand_over(SlotId(2), 0, 6).unwrap();
         assert_eq!(run(&mut switch, copy(2, 0, 0..3)), Err(StepError::CannotRewind));
         assert_eq!(switch.check_kept(SlotId(2), 3), Err(StepError::CannotRewind));

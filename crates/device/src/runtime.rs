@@ -1,7 +1,7 @@
-//! ONNX Runtime itself: one library and one environment per process, telemetry off.
+//! ONNX Runtime itself: one library and one environment per process, with telemetry disabled.
 //!
-//! ONNX Runtime from 1.29 on sends usage data unless `ORT_DISABLE_TELEMETRY` is 1 when its environment is created;
-//! switching it off afterwards is too late, so [`Runtime::load`] refuses to go on without it.
+//! Since version 1.29, ONNX Runtime sends usage data unless `ORT_DISABLE_TELEMETRY` is 1 when its environment is
+//! created. Disabling it afterwards is too late, so [`Runtime::load`] fails if the variable is not set.
 
 use std::{
     collections::BTreeMap,
@@ -24,20 +24,20 @@ use crate::{
 
 const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
-/// The oldest minor version that has every function we call.
+/// Oldest minor version that has every function used here.
 const OLDEST: u32 = ort::MINOR_VERSION;
 
-/// Switches ONNX Runtime's telemetry off for this process and its children. Must be the first statement of `main`:
+/// Disables ONNX Runtime's telemetry for this process and its children. The call must be the first statement of `main`:
 /// changing the environment is sound only while no other thread reads it.
 pub fn disable_telemetry() {
-    // SAFETY: the documentation above makes this the first statement of `main`, before any thread is started.
+    // SAFETY: the documentation requires that this is the first statement of `main`, before any thread is started.
     unsafe { std::env::set_var(TELEMETRY, "1") };
 }
 
-/// The minor version of a library that may be ONNX Runtime: 31 for 1.31.1. `None` where it cannot be loaded or is
-/// something else. The library is let go again.
+/// Returns the minor version of an ONNX Runtime library, such as 31 for 1.31.1; `None` if the file cannot be loaded or
+/// is another library. The library is unloaded again.
 pub fn probe(library: &Path) -> Option<u32> {
-    // A relative path would be looked for beside the executable.
+    // A relative path would be resolved against the folder of the executable.
     ort::util::probe(library.canonicalize().ok()?)
 }
 
@@ -54,11 +54,12 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 static LOADING: Mutex<()> = Mutex::new(());
 
 impl Runtime {
-    /// Loads the library, once per process; later calls must name the same file.
+    /// Loads the library once per process. Later calls must name the same file.
     ///
     /// # Errors
-    /// [`DeviceError::TelemetryOn`] unless [`disable_telemetry`] was called or the variable was set from outside,
-    /// [`DeviceError::Load`] for a file that is not ONNX Runtime 1.24 or later, [`DeviceError::AlreadyLoaded`].
+    /// [`DeviceError::TelemetryOn`] if neither [`disable_telemetry`] was called nor the variable was set by the user,
+    /// [`DeviceError::Load`] for a file that is not ONNX Runtime 1.24 or later, [`DeviceError::AlreadyLoaded`] if
+    /// another file is loaded.
     pub fn load(library: &Path) -> Result<&'static Self, DeviceError> {
         let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let load = |reason: String| DeviceError::Load { path: library.to_owned(), reason };
@@ -88,27 +89,27 @@ impl Runtime {
         Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version, plugins: Mutex::default() }))
     }
 
-    /// The runtime that this process has loaded, if any.
+    /// Returns the runtime that this process has loaded, if any.
     pub fn loaded() -> Option<&'static Self> {
         RUNTIME.get()
     }
 
-    /// Its version, such as `1.31.1`.
+    /// Returns the version of ONNX Runtime, such as `1.31.1`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The file it was loaded from.
+    /// Returns the path of the loaded library.
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// Loads a provider's library; one that is loaded already stays as it is. A provider that stands inside of this
-    /// ONNX Runtime is named by ONNX Runtime's own library.
+    /// Loads a provider's library, unless it is already loaded. For a provider that is part of this ONNX Runtime,
+    /// `library` is ONNX Runtime's own library.
     ///
     /// # Errors
-    /// [`DeviceError::Plugin`] for a file that is not that provider, or where another file serves it already;
-    /// [`DeviceError::AlreadyLoaded`] for a provider that works in an ONNX Runtime of its own alone.
+    /// [`DeviceError::Plugin`] for a file that is not that provider, or if another file was loaded for the provider;
+    /// [`DeviceError::AlreadyLoaded`] for a provider that works only in its own ONNX Runtime.
     pub fn register(&self, ep: Ep, library: &Path) -> Result<(), DeviceError> {
         let refused = |reason: String| DeviceError::Plugin { ep, path: library.to_owned(), reason };
         let library = library.canonicalize().map_err(|error| refused(error.to_string()))?;
@@ -132,17 +133,17 @@ impl Runtime {
         Ok(())
     }
 
-    /// The devices it offers.
+    /// Returns the devices that ONNX Runtime offers.
     pub fn devices(&self) -> Vec<OrtDevice> {
         self.environment.devices().map(|device| offered(&device)).collect()
     }
 
-    /// Returns whether it includes a provider.
+    /// Returns whether ONNX Runtime includes a provider.
     pub(crate) fn has(&self, ep: Ep) -> bool {
         let api = ort::api();
         let (mut names, mut count) = (ptr::null_mut(), 0);
-        // SAFETY: both out-pointers are valid; the list holds that many strings, is read before it is released, and
-        // released once. A status is handed over to `ort`, which releases it.
+        // SAFETY: both out-pointers are valid; the list has `count` strings, and is released once after it was read.
+        // `ort` takes ownership of each status and releases it.
         unsafe {
             let status = (api.GetAvailableProviders)(&raw mut names, &raw mut count);
             if ort::Error::result_from_status(status).is_err() || names.is_null() {
@@ -156,7 +157,7 @@ impl Runtime {
         }
     }
 
-    /// The one of its devices that is meant.
+    /// Returns ONNX Runtime's device that matches `meant`.
     pub(crate) fn device(&self, meant: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
         let offers = self.devices();
         let none = DeviceError::NoDevice { device: meant.name().describe() };
@@ -184,10 +185,10 @@ fn offered(device: &ort::device::Device<'_>) -> OrtDevice {
     }
 }
 
-/// Returns a provider's metadata of one of its devices.
+/// Returns a value from a provider's metadata of one of its devices.
 fn metadata(device: &ort::device::Device<'_>, key: &CStr) -> Option<String> {
     let api = ort::api();
-    // SAFETY: the device is alive, and what the calls give belongs to it; both may be null, which is seen to.
+    // SAFETY: the device is alive, and the results belong to it; both are checked for null.
     unsafe {
         let pairs = (api.EpDevice_EpMetadata)(device.ptr());
         let value = if pairs.is_null() { ptr::null() } else { (api.GetKeyValue)(pairs, key.as_ptr()) };
@@ -204,21 +205,23 @@ fn why_not(path: &Path) -> String {
     }
 }
 
-/// The whole version stands in the library's file name on Linux and macOS; elsewhere only the minor one is known.
+/// Returns the version of a library. On Linux and macOS the file name contains the full version; elsewhere only the
+/// minor version is known.
 fn version_of(path: &Path, minor: u32) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(".dylib");
     if digits.starts_with(&format!("1.{minor}.")) { digits.to_owned() } else { format!("1.{minor}") }
 }
 
-/// Where every line of ONNX Runtime's log goes too, if anywhere.
+/// File to which ONNX Runtime's log is also written, if any.
 static RECORDED: Mutex<Option<File>> = Mutex::new(None);
 
-/// While it lives, ONNX Runtime's log goes to a file too, whichever session it is of. Of two the later has it.
+/// Recording of the log of all of ONNX Runtime's sessions to a file, until it is dropped. A second recording replaces
+/// the first.
 pub(crate) struct LogRecording;
 
 impl LogRecording {
-    /// Makes the file.
+    /// Creates the file and starts the recording.
     pub(crate) fn to(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
         *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
@@ -234,14 +237,14 @@ impl Drop for LogRecording {
 
 fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     if let Some(file) = &mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) {
-        // A line that a full disk swallows is no reason to stop.
+        // A write error, such as a full disk, is not a reason to stop.
         let _ = writeln!(file, "{level:?} {location} {message}");
     }
     match level {
         LogLevel::Verbose => tracing::trace!(target: "ort", category, location, "{message}"),
         LogLevel::Info => tracing::trace!(target: "ort", category, location, "{message}"),
-        // ONNX Runtime's warnings address its developers; what matters to users is returned as an error or shown in the
-        // placement.
+        // ONNX Runtime's warnings are meant for its developers. Problems that concern users are returned as errors or
+        // shown in the placement.
         LogLevel::Warning => tracing::debug!(target: "ort", category, location, "{message}"),
         LogLevel::Error | LogLevel::Fatal => tracing::error!(target: "ort", category, location, "{message}"),
     }

@@ -1,6 +1,6 @@
-//! One run of a graph with given inputs, for those who want numbers of a graph and no engine.
+//! A single run of a graph with given inputs, for callers that need a graph's outputs but no engine.
 //!
-//! Nothing here knows what a graph computes or what its inputs mean.
+//! This module is independent of the computation of a graph and the meaning of its inputs.
 
 use std::{ffi::CString, path::Path};
 
@@ -16,12 +16,12 @@ use crate::{
 
 pub use crate::ort::CpuOperators;
 
-/// Loads a graph on the CPU, runs it once with ONNX Runtime's own operators, and returns outputs; `threads` as for an
-/// executor.
+/// Loads a graph on the CPU, runs it once with ONNX Runtime's own operators, and returns outputs. `threads` has the
+/// same meaning as for an executor.
 ///
 /// # Errors
-/// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, and for names and shapes that are not the graph's;
-/// [`DeviceError::Package`] for shapes of another number of elements than there are.
+/// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, and for names and shapes that do not match the graph's;
+/// [`DeviceError::Package`] for an input whose number of elements does not match its shape.
 pub fn run(
     runtime: &Runtime,
     graph: &Path,
@@ -35,16 +35,16 @@ pub fn run(
 /// Settings of one run on the CPU.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuRun {
-    /// Threads, as for an executor.
+    /// Number of threads, with the same meaning as for an executor.
     pub threads: usize,
-    /// Operators.
+    /// Implementation of the operators.
     pub operators: CpuOperators,
 }
 
 /// Loads a graph on the CPU, runs it once and returns outputs.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn run_with(
     runtime: &Runtime,
     graph: &Path,
@@ -73,12 +73,13 @@ pub fn run_with(
             Elements::I32(values) => Tensor::new(values, DType::I32, &shape),
             Elements::I64(values) => Tensor::new(values, DType::I64, &shape),
         };
-        // SAFETY: the elements belong to `inputs`, which outlives the binding and is not touched until the run is over.
+        // SAFETY: the elements belong to `inputs`, which outlives the binding and is not accessed until the run has
+        // ended.
         unsafe { binding.input(&name, tensor) }.map_err(failed("take an input"))?;
     }
     for (output, values) in outputs.iter().zip(&mut results) {
         let shape = extents(&output.shape);
-        // SAFETY: as above; no result grows or moves its elements before the run is over.
+        // SAFETY: as above; the results are not resized or moved until the run has ended.
         unsafe { binding.output(&name(&output.name)?, Tensor::new(values, DType::F32, &shape)) }
             .map_err(failed("take an output"))?;
     }

@@ -1,9 +1,9 @@
-//! Two executors as one: prompts are read on one device, answers written on the other.
+//! Two executors combined into one: prompts are processed on one device, and answers are generated on the other.
 //!
-//! Spans of several tokens go to the prefill side, single tokens to the decode side, and so do spans that verify the next
-//! tokens of an answer, whose past lies there alone. Before a side runs, it is handed
-//! the keys and values that only the other one has. Both sides keep what they have seen, so that a handover moves each
-//! token once. Knows the port alone: neither what the sides run on, nor how they keep their cache.
+//! Spans of several tokens run on the prefill side. Single tokens run on the decode side, and so do spans that verify
+//! the next tokens of an answer, whose past is only there. Before a side runs, it receives the keys and values that
+//! only the other side has. Both sides keep the tokens that they have, so that each token is handed over once. The
+//! module depends only on the engine's port, and is independent of the devices and of the layout of their caches.
 
 use std::ops::Range;
 
@@ -18,31 +18,32 @@ use crate::error::DeviceError;
 /// Options of the division of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitOptions {
-    /// Spans with fewer tokens than this are read on the decode side, if it takes that many at once: below it, the
-    /// handover costs more than the faster prefill saves. 0 and 1 send every span of several tokens to prefill.
+    /// Number of tokens from which a span runs on the prefill side. Shorter spans run on the decode side, if its chunk
+    /// is large enough: for them, the handover costs more than the faster prefill saves. With 0 or 1, every span of
+    /// several tokens runs on the prefill side.
     pub break_even: usize,
 }
 
 /// A decoder on two devices.
 pub struct SplitExecutor {
     limits: Limits,
-    /// The longest span that the decode side takes.
+    /// Maximum number of tokens in a span that runs on the decode side.
     short: usize,
-    /// Prefill and decode.
+    /// The prefill side and the decode side.
     sides: [Side; 2],
-    /// The side of each span of the current plan.
+    /// Side of each span of the current plan.
     chosen: Vec<usize>,
     source: LogitsSource,
     logits: Vec<f32>,
     scans: Vec<RowScan>,
 }
 
-/// Where the logits of the last step lie.
+/// Location of the logits of the last step.
 #[derive(Debug, Clone, Copy)]
 enum LogitsSource {
-    /// On the one side that gave any.
+    /// In the executor of the only side that returned any.
     Side(usize),
-    /// So many rows of both sides, gathered.
+    /// In rows gathered from both sides. The field is their number.
     Gathered(usize),
 }
 
@@ -50,16 +51,16 @@ enum LogitsSource {
 struct Side {
     executor: Box<dyn Executor>,
     slots: Vec<SideSlot>,
-    /// Its part of the current plan.
+    /// This side's part of the current plan.
     plan: StepPlan,
 }
 
-/// A slot on one side.
+/// State of a slot on one side.
 #[derive(Debug, Clone, Copy, Default)]
 struct SideSlot {
-    /// Number of the sequence's first tokens that the side certainly holds.
+    /// Number of the sequence's first tokens that this side certainly has.
     length: usize,
-    /// A failure may have left more tokens in it.
+    /// The slot may have more tokens, left by a failure.
     soiled: bool,
 }
 
@@ -67,7 +68,7 @@ const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
 impl SplitExecutor {
-    /// Joins two executors of one model, whose slots are all empty.
+    /// Combines two executors of one model. All of their slots must be empty.
     ///
     /// # Errors
     /// [`DeviceError::Package`] for executors with different vocabularies.
@@ -97,7 +98,7 @@ impl SplitExecutor {
     fn side_of(&self, span: &Span) -> usize {
         let [prefill, decode] = self.sides.each_ref().map(|side| side.slots[span.slot.index()].length);
         let tokens = span.tokens.len();
-        // The rows of an answer's next tokens, if prefill would have to be handed the answer so far.
+        // The span verifies the next tokens of an answer, which would first have to be handed over to the prefill side.
         let verifies = span.logits == Wanted::All && decode == span.at && prefill < span.at;
         let short = if verifies {
             self.short.max(self.sides[DECODE].executor.verify_limit(span.at))
@@ -107,7 +108,7 @@ impl SplitExecutor {
         if tokens <= short { DECODE } else { PREFILL }
     }
 
-    /// Returns the number of tokens in a slot: the side that ran last has all of them.
+    /// Returns the number of tokens in a slot. The side that ran last has all of them.
     fn length(&self, slot: SlotId) -> usize {
         self.sides.iter().map(|side| side.slots[slot.index()].length).max().unwrap_or(0)
     }
@@ -129,7 +130,7 @@ impl SplitExecutor {
         }
     }
 
-    /// Copies the keys and values that a side lacks of a slot's first `length` tokens from the other side.
+    /// Copies the keys and values of a slot's first `length` tokens that a side lacks from the other side.
     fn hand_over(&mut self, to: usize, slot: SlotId, length: usize) -> Result<(), StepError> {
         let [prefill, decode] = &mut self.sides;
         let (to, from) = if to == PREFILL { (prefill, decode) } else { (decode, prefill) };
@@ -141,7 +142,7 @@ impl SplitExecutor {
         to.write(slot, own, &block)
     }
 
-    /// After the loss of a device, which empties all slots of one side, empties the slots of the other side too.
+    /// Empties all slots of both sides if `error` is the loss of a device, which has emptied the slots of one side.
     fn forget(&mut self, error: StepError) -> StepError {
         if !matches!(error, StepError::Lost { .. }) {
             return error;
@@ -157,7 +158,7 @@ impl SplitExecutor {
         error
     }
 
-    /// Runs the sides' parts of a plan, after the handovers that they need.
+    /// Hands over the tokens that the sides lack, and runs their parts of a plan.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.sides.iter_mut().for_each(|side| side.plan.clear());
         self.chosen.clear();
@@ -181,7 +182,7 @@ impl SplitExecutor {
         Ok(())
     }
 
-    /// Puts the logits of both sides in the plan's order.
+    /// Arranges the logits of both sides in the order of the plan.
     fn gather(&mut self, plan: &StepPlan) -> LogitsSource {
         self.logits.clear();
         self.scans.clear();
@@ -228,7 +229,7 @@ impl Side {
         outcome
     }
 
-    /// Copies what the side holds of the tokens.
+    /// Copies those of the tokens that this side has.
     fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         self.cut(copy.to, copy.tokens.start)?;
         let own = self.slots[copy.to.index()].length;
@@ -302,7 +303,7 @@ impl Executor for SplitExecutor {
         if !self.sides.iter().zip(&stuck).any(kept) {
             return Err(StepError::CannotRewind);
         }
-        // A side that cannot rewind empties the slot, and gets it back from the other side when it is needed.
+        // A side that cannot rewind empties the slot. The other side hands the tokens over again when they are needed.
         let mut forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
         forgetful.try_for_each(|(side, _)| side.truncate(slot, 0))
     }
@@ -339,7 +340,7 @@ impl Executor for SplitExecutor {
     }
 }
 
-/// Limits of two executors together.
+/// Returns the limits of two executors together.
 fn joined(prefill: &Limits, decode: &Limits) -> Result<Limits, DeviceError> {
     if prefill.vocab != decode.vocab {
         let expected = format!("one vocabulary on both devices, of {} tokens", prefill.vocab);
@@ -356,14 +357,14 @@ fn joined(prefill: &Limits, decode: &Limits) -> Result<Limits, DeviceError> {
     })
 }
 
-/// Arithmetic that stays within both budgets: each token lies on both sides at most, and rows grow in a step that both
-/// sides' steps divide.
+/// Returns KV limits that satisfy both budgets: each token is at most once on each side, and rows grow in steps that
+/// are multiples of both sides' steps.
 fn joined_kv(sides: [&Limits; 2], context: usize) -> KvLimits {
     let [a, b] = sides.map(|side| side.kv.step.max(1));
     let step = (a / greatest_common_divisor(a, b)).saturating_mul(b).min(context.max(1));
     let tokens = sides.map(|side| {
         let tokens = side.kv.budget.checked_div(side.kv.bytes_per_token)?;
-        // A side's own rows may be longer than the joint context; its budget holds fewer of them.
+        // A side's own rows may be longer than the joint context, so fewer of them fit into its budget.
         let row = side.kv.capacity_for(context, side.context).max(1);
         usize::try_from(tokens as u128 * context as u128 / row as u128).ok()
     });

@@ -1,4 +1,4 @@
-//! Rows of a package's host tables, read straight from a memory map.
+//! Rows of a package's host tables, read directly from a memory map.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use narthex_spec::{
 
 use crate::{error::DeviceError, package};
 
-/// A table of the package.
+/// A host table of a package.
 pub(crate) struct Table {
     rows: usize,
     cols: usize,
@@ -31,8 +31,8 @@ enum Data {
     },
 }
 
-/// Embedding of tokens: rows of the token table, plus those of learned positions if the model has them, and the rows that
-/// every layer gets besides, if there are any.
+/// Embedding of tokens: the rows of the token table; the rows of learned positions, if the model has them, which are
+/// added to these; and the rows that each layer receives in addition, if the model has them.
 pub(crate) struct Embedding {
     tokens: Table,
     positions: Option<Table>,
@@ -40,7 +40,7 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
-    /// The embedding of a decoder.
+    /// Opens the embedding of a decoder.
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let open = |role, expected: (usize, usize)| {
             let table = Table::of_role(package, manifest, role)?;
@@ -67,17 +67,17 @@ impl Embedding {
         })
     }
 
-    /// Vocabulary entries.
+    /// Returns the size of the vocabulary.
     pub(crate) fn vocab(&self) -> usize {
         self.tokens.rows
     }
 
-    /// Elements of an embedded token.
+    /// Returns the number of elements of an embedded token.
     pub(crate) fn width(&self) -> usize {
         self.tokens.cols
     }
 
-    /// Writes a token at a position to `out`.
+    /// Writes the embedding of a token at a position to `out`.
     pub(crate) fn write(&self, token: TokenId, position: usize, out: &mut [f32]) {
         self.tokens.read_row(token as usize, out);
         if let Some(positions) = &self.positions {
@@ -85,12 +85,12 @@ impl Embedding {
         }
     }
 
-    /// Elements of a token's rows for all layers; 0 where there are none.
+    /// Returns the number of elements of a token's rows for all layers; 0 if the model has none.
     pub(crate) fn per_layer_width(&self) -> usize {
         self.per_layer.as_ref().map_or(0, |table| table.cols)
     }
 
-    /// Writes a token's rows for all layers to `out`; a token beyond the table has the first one's.
+    /// Writes a token's rows for all layers to `out`. A token that is not in the table has the rows of token 0.
     pub(crate) fn write_per_layer(&self, token: TokenId, out: &mut [f32]) {
         if let Some(table) = &self.per_layer {
             let row = token as usize;
@@ -99,13 +99,13 @@ impl Embedding {
     }
 }
 
-/// Cosines and sines of rotary angles.
+/// Tables of cosines and sines of rotary angles.
 pub(crate) const SHORT: [TableRole; 2] = [TableRole::Cos, TableRole::Sin];
 
-/// The same for sequences that are longer than those tables.
+/// Tables of cosines and sines for long sequences.
 pub(crate) const LONG: [TableRole; 2] = [TableRole::LongCos, TableRole::LongSin];
 
-/// Two tables of one shape.
+/// Opens two tables, which must have the same shape.
 pub(crate) fn pair(
     package: &Path,
     manifest: &Manifest,
@@ -131,8 +131,8 @@ impl MappedBytes {
         let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let file = open_regular(&path).map_err(|error| read(error.to_string()))?;
-        // SAFETY: packages are immutable: the store renames whole folders into place and never rewrites a file. Every
-        // access below is checked against the map's own length.
+        // SAFETY: packages are immutable: the store renames complete folders into place and never rewrites a file.
+        // Every access below is checked against the length of the map.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| read(error.to_string()))?;
         let end = range.offset.checked_add(range.length).filter(|&end| end <= map.len() as u64);
         if end.is_none() || range.length != expected as u64 {
@@ -154,7 +154,7 @@ fn number(half: &[u8]) -> f32 {
 }
 
 impl Table {
-    /// Maps the package's table of a role.
+    /// Maps the package's table with a role.
     pub(crate) fn of_role(package: &Path, manifest: &Manifest, role: TableRole) -> Result<Self, DeviceError> {
         let described = manifest.tables.iter().find(|table| table.role == role);
         let missing = || DeviceError::package(format!("a {role:?} table"), "none");
@@ -164,7 +164,8 @@ impl Table {
     /// Maps a table that the manifest describes.
     pub(crate) fn open(package: &Path, table: &HostTable) -> Result<Self, DeviceError> {
         let (rows, cols) = (table.rows, table.cols);
-        // The largest encoding takes four bytes an element; whatever fits no address fits no file.
+        // The largest encoding takes four bytes for each element. A table that exceeds the address space cannot be in a
+        // file.
         let fits = |elements: &usize| *elements > 0 && elements.checked_mul(4).is_some();
         let elements = rows
             .checked_mul(cols)
@@ -193,12 +194,12 @@ impl Table {
         Ok(Self { rows: table.rows, cols: table.cols, data })
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements in a row.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }

@@ -17,24 +17,24 @@ use crate::{
     runtime::Runtime,
 };
 
-/// The file that QNN's provider writes.
+/// File name of the trace of QNN's provider.
 const FILE: &str = "qnn_op_trace.json";
 
-/// The most bytes of a trace that are read; that of a thousand nodes has less than one megabyte.
+/// Maximum number of bytes of a trace that are read. The trace of a thousand nodes has less than one megabyte.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The most characters of a reason that are kept.
+/// Maximum number of characters of a reason.
 const LONGEST: usize = 200;
 
-/// The provider's reason for each node of a graph that it refuses, by the node's path; none from a provider that keeps no
-/// trace, or where it cannot be had.
+/// Returns the provider's reason for each node of a graph that it refuses, by the node's path. Returns no reasons if
+/// the provider writes no trace, or if the trace cannot be read.
 pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTreeMap<String, String> {
     let Some(scratch) = ScratchFolder::new() else { return BTreeMap::new() };
     if device.trace_to(&scratch.0).is_empty() {
         return BTreeMap::new();
     }
     let options = SessionOptions { writes: Writes::Trace(&scratch.0), ..SessionOptions::on(device, 1) };
-    // The outcome is known already; the trace is written on the way.
+    // The outcome is already known; only the trace is needed.
     drop(Session::open(runtime, graph, options));
     let mut bytes = Vec::new();
     let read =
@@ -42,13 +42,13 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
     if read.is_err() { BTreeMap::new() } else { parse(&bytes) }
 }
 
-/// The reasons in a trace.
+/// Returns the reasons in a trace.
 fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
     let trace: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let nodes = trace["unsupported_nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let reason = |node: &Value| {
         let (name, reason) = (node["node_name"].as_str()?, node["reason"].as_str()?);
-        // What follows is that the node is not assigned, which is known.
+        // The rest of the text states that the node is not assigned, which is already known.
         let own = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
         let text = own.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');
         Some((name.to_owned(), text.chars().take(LONGEST).collect()))
@@ -56,7 +56,7 @@ fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
     nodes.iter().filter_map(reason).filter(|(_, reason): &(_, String)| !reason.is_empty()).collect()
 }
 
-/// A folder that goes when it is dropped.
+/// A folder that is removed when it is dropped.
 struct ScratchFolder(PathBuf);
 
 impl ScratchFolder {
@@ -71,7 +71,7 @@ impl ScratchFolder {
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        // What is left behind in the system's folder for such things does no harm.
+        // A folder that remains among the system's temporary files does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

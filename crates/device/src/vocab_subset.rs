@@ -1,4 +1,4 @@
-//! The tokens that a reduced head has logits for. The others are never generated.
+//! The tokens for which a reduced head has logits. No other token is ever generated.
 
 use std::{io::Read, path::Path};
 
@@ -7,26 +7,26 @@ use narthex_spec::{TokenId, arch::DecoderArch, manifest::Manifest};
 
 use crate::{error::DeviceError, package};
 
-/// Bytes of a token in the list of a package at most: ten digits, a comma, a space.
+/// Maximum number of bytes for a token in the list of a package: ten digits, a comma and a space.
 const TOKEN_BYTES: u64 = 12;
 
-/// The longest list that is read, in bytes.
+/// Maximum size of a list in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The tokens that a head has logits for.
+/// The tokens for which a head has logits.
 pub(crate) struct VocabSubset {
     vocab: usize,
-    /// Rising; `None` for all.
+    /// Tokens in ascending order; `None` for the whole vocabulary.
     tokens: Option<Vec<TokenId>>,
 }
 
 impl VocabSubset {
-    /// A head over the whole vocabulary.
+    /// Returns the subset of a head for the whole vocabulary.
     pub(crate) fn all(vocab: usize) -> Self {
         Self { vocab, tokens: None }
     }
 
-    /// The tokens of a package's head, by its manifest.
+    /// Reads the tokens of a package's head from the file that the manifest names.
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let vocab = arch.vocab;
         let Some(count) = arch.kept_tokens else { return Ok(Self::all(vocab)) };
@@ -48,15 +48,15 @@ impl VocabSubset {
         Ok(Self { vocab, tokens: Some(tokens) })
     }
 
-    /// Logits in a row of the head's output.
+    /// Returns the number of logits in a row of the head's output.
     pub(crate) fn width(&self) -> usize {
         self.tokens.as_ref().map_or(self.vocab, Vec::len)
     }
 
-    /// Rows `[rows, width]` at the beginning of `logits [rows, vocab]` go to their tokens' places.
+    /// Moves the logits of `[rows, width]` at the beginning of `logits [rows, vocab]` to the places of their tokens.
     pub(crate) fn scatter(&self, logits: &mut [f32]) {
         let Some(tokens) = &self.tokens else { return };
-        // From the last on, what is written never lies before what is still to be read.
+        // In reverse order, no logit is overwritten before it has been moved.
         for row in (0..logits.len() / self.vocab).rev() {
             let (from, to) = (row * tokens.len(), row * self.vocab);
             let mut end = to + self.vocab;

@@ -1,8 +1,9 @@
-//! The KV cache in a device's own memory: each slot has two tensors per layer, `[1, heads, capacity, head_size]`, past
-//! and present at once. Attention on a GPU would treat a past in the host's memory as full to its capacity.
+//! The KV cache in a device's own memory. Each slot has two tensors per layer, `[1, heads, capacity, head_size]`, which
+//! hold both the past and the present. Attention on a GPU would treat a past in the host's memory as full to its
+//! capacity.
 //!
-//! ONNX Runtime copies whole tensors only, and gives no part of a device's memory an address. What a slot holds goes
-//! through the host's memory into larger tensors when its capacity grows, and so does a block that is written behind other
+//! ONNX Runtime copies only whole tensors and does not expose addresses within a device's memory. The contents of a
+//! slot are therefore copied through the host's memory when its capacity grows, and when a block is written after other
 //! tokens.
 
 use std::ops::Range;
@@ -21,7 +22,7 @@ pub(super) struct DeviceKvCache {
     layers: Vec<KvLayout>,
     limits: Limits,
     slots: Vec<SlotTensors>,
-    /// Changes whenever a slot gets other tensors.
+    /// Number that changes whenever the tensors of a slot are replaced.
     generation: u64,
     memory: DeviceMemory,
 }
@@ -58,12 +59,12 @@ impl DeviceKvCache {
         self.generation
     }
 
-    /// A layer's tensors of a row, which is a slot's number.
+    /// Returns a layer's tensors of a row. The row is the slot's number.
     pub(super) fn tensors(&self, row: usize, layer: usize) -> &[DeviceTensor; 2] {
         &self.slots[row].layers[layer]
     }
 
-    /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
+    /// Returns a slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(
         &self,
         tensor: KvTensor,
@@ -75,7 +76,7 @@ impl DeviceKvCache {
         Ok(KvRows::F32(self.row(tensor.layer, held.capacity).read(&data, range)))
     }
 
-    /// Puts `[tokens, heads, head_size]` into a slot that was reserved, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a reserved slot, starting at token `at`.
     pub(super) fn write(
         &mut self,
         tensor: KvTensor,
@@ -86,13 +87,13 @@ impl DeviceKvCache {
         let KvTensor { layer, part } = tensor;
         let row = self.row(layer, self.slots[slot.index()].capacity);
         let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];
-        // Nothing before the block has to be kept where it is the first.
+        // If the block is the first, there are no earlier tokens to keep.
         let mut data = if at == 0 { vec![0.0; row.len()] } else { self.memory.read(tensor)? };
         row.write(&mut data, at, rows.f32s());
         self.memory.write(tensor, &mut data)
     }
 
-    /// Copies tokens to another slot, which was reserved.
+    /// Copies tokens to another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         for layer in 0..self.layers.len() {
             for part in KvPart::BOTH {
@@ -109,7 +110,7 @@ impl DeviceKvCache {
         RowShape { heads, capacity, head_size }
     }
 
-    /// Keeps the first `length` tokens; a slot without any has no memory.
+    /// Keeps the first `length` tokens. The memory of an empty slot is released.
     pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
         let held = &mut self.slots[slot.index()];
         held.length = length;
@@ -119,7 +120,7 @@ impl DeviceKvCache {
         }
     }
 
-    /// CacheOutput each slot room for its length. After an error every slot holds what it did.
+    /// Allocates room in each slot for its length. After an error, all slots have their previous contents.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -142,7 +143,8 @@ impl DeviceKvCache {
         Ok(())
     }
 
-    /// CacheOutput a slot tensors of another capacity, with what it holds. After an error all is as it was.
+    /// Replaces a slot's tensors by tensors of another capacity with the same contents. After an error, nothing has
+    /// changed.
     fn resize(&mut self, Resize { slot, capacity }: Resize) -> Result<(), StepError> {
         let held = &self.slots[slot];
         let mut layers = Vec::with_capacity(self.layers.len());

@@ -1,5 +1,5 @@
-//! Runs of a decoder's graph: its inputs and outputs are bound to memory of the executor, and bound again only after a
-//! shape or an address has changed.
+//! Runs of a decoder's graph. Its inputs and outputs are bound to memory of the executor; they are bound again only if
+//! a shape or an address has changed.
 
 use narthex_engine::executor::StepError;
 use narthex_spec::DType;
@@ -19,7 +19,7 @@ use crate::{
 pub(super) struct AngleTables {
     positions: usize,
     pairs: usize,
-    /// Cosines and sines, each `[positions, pairs]`.
+    /// Cosines and sines, each of shape `[positions, pairs]`.
     parts: [Vec<f32>; 2],
 }
 
@@ -38,25 +38,25 @@ impl AngleTables {
 
 /// One run of the graph.
 pub(super) struct GraphRun<'a> {
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     pub(super) batch: usize,
-    /// New tokens of each row.
+    /// Number of new tokens in each row.
     pub(super) sequence: usize,
-    /// The longest row's tokens, past and new.
+    /// Number of past and new tokens in the longest row.
     pub(super) total: usize,
-    /// The first row of the cache.
+    /// Index of the first row in the cache.
     pub(super) first_row: usize,
-    /// Input for the tokens; the first `batch · sequence` places are read.
+    /// Input for the tokens. The first `batch · sequence` places are read.
     pub(super) feed: &'a mut DecoderInput,
-    /// Cosines and sines of every position, for graphs that take them as inputs.
+    /// Cosines and sines of every position, for graphs that have them as inputs.
     pub(super) angles: Option<&'a mut AngleTables>,
-    /// Output of the head, `[logits_rows, width]`.
+    /// Output of the head, of shape `[logits_rows, width]`.
     pub(super) logits: &'a mut [f32],
-    /// Rows of logits.
+    /// Number of rows of logits.
     pub(super) logits_rows: usize,
 }
 
-/// Shapes and addresses of a binding; equal keys need no new binding.
+/// Shapes and addresses of a binding. If the key is equal, the binding is still valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BindingKey {
     batch: usize,
@@ -69,23 +69,23 @@ struct BindingKey {
     generation: u64,
 }
 
-/// A binding with its small inputs.
+/// A binding and its small inputs.
 pub(super) struct BoundGraph {
     binding: Binding,
     key: Option<BindingKey>,
-    /// Past length of each row; written before each run.
+    /// Past length of each row, written before each run.
     pub(super) lengths: Vec<i32>,
-    /// Rows that the head computes; written before each run.
+    /// Rows for which the head computes logits, written before each run.
     pub(super) rows: Vec<i64>,
     total: [i32; 1],
     /// New keys and values of each layer, for graphs that return only these.
     new_kv: Vec<[Vec<f32>; 2]>,
-    /// Logits in a row of the head's output.
+    /// Number of logits in a row of the head's output.
     width: usize,
 }
 
 impl BoundGraph {
-    /// A binding for batches or chunks of up to `most`, whose head gives rows of `width`.
+    /// Creates a binding for batches or chunks of at most `most` tokens. The head returns rows of `width` logits.
     pub(super) fn new(session: &Session, most: usize, width: usize) -> Result<Self, StepError> {
         Ok(Self {
             binding: Binding::new(session)?,
@@ -98,7 +98,7 @@ impl BoundGraph {
         })
     }
 
-    /// Runs the graph; `lengths` and `rows` were written before.
+    /// Runs the graph. The caller has written `lengths` and `rows`.
     pub(super) fn run(
         &mut self,
         session: &mut Session,
@@ -145,9 +145,9 @@ impl BoundGraph {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
         let b = &mut self.binding;
-        // SAFETY: what is fed, angles, logits and the cache belong to the executor that owns this binding, lengths, rows, total
-        // and what is fresh to this value itself. All stay where they are, or their address or generation changes, which the key sees
-        // before the next run.
+        // SAFETY: the feed, the angles, the logits and the cache belong to the executor that owns this binding; all
+        // other memory belongs to this value. If any of it moves, its address or its generation changes, and with it
+        // the key, so that it is bound again before the next run.
         unsafe {
             match run.feed {
                 DecoderInput::Rows { embedding, rows, per_layer } => {

@@ -1,20 +1,20 @@
-//! Growth of a cache's capacity: geometric, so that what is copied stays in proportion to what is held, and within the KV
-//! budget and the context.
+//! Growth of a cache's capacity. It is geometric, so that the cost of copying is proportional to the contents, and
+//! limited by the KV budget and the context.
 
 use narthex_engine::executor::{KvLimits, Limits, StepError};
 
-/// By how much a capacity grows that is too small.
+/// Factor by which a capacity grows that is too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Growth {
-    /// By as much again, for attention that reads only the tokens that a row holds.
+    /// Doubling, for attention that reads only the tokens in a row.
     Double,
-    /// By an eighth, for attention that reads rows to their capacity.
+    /// Growth by an eighth, for attention that reads rows to their capacity.
     Eighth,
 }
 
 impl Growth {
-    /// Returns the capacity of a row that has `current` and needs room for `tokens`: at most `most`, unless that is less
-    /// than it needs.
+    /// Returns the new capacity of a row whose capacity is `current` and which needs room for `tokens`. It is at most
+    /// `most`, unless the row needs more.
     pub(super) fn capacity(self, limits: &Limits, current: usize, tokens: usize, most: usize) -> usize {
         let (kv, context) = (&limits.kv, limits.context);
         let more = match self {
@@ -26,7 +26,7 @@ impl Growth {
     }
 }
 
-/// Returns the greatest capacity of `rows` rows within `bytes` bytes.
+/// Returns the maximum capacity of `rows` rows that fits into `bytes` bytes.
 pub(super) fn most_within(limits: &Limits, bytes: usize, rows: usize) -> usize {
     let row = KvLimits { budget: bytes / rows.max(1), ..limits.kv };
     row.tokens_alone(limits.context)
@@ -35,9 +35,9 @@ pub(super) fn most_within(limits: &Limits, bytes: usize, rows: usize) -> usize {
 /// A slot with tensors of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SlotUse {
-    /// Tokens that its tensors have room for.
+    /// Number of tokens for which its tensors have room.
     pub(super) capacity: usize,
-    /// Tokens that it holds or is about to.
+    /// Number of tokens that it has or is about to have.
     pub(super) tokens: usize,
 }
 
@@ -48,10 +48,11 @@ pub(super) struct Resize {
     pub(super) capacity: usize,
 }
 
-/// Plans how `slot` gets room for its tokens: other slots give up what they have to spare if the budget is too small.
+/// Plans the capacities that give `slot` room for its tokens. If the budget is too small, the capacities of other slots
+/// are reduced to what they need.
 ///
 /// # Errors
-/// [`StepError::OutOfMemory`] if that is not enough.
+/// [`StepError::OutOfMemory`] if the budget is still too small.
 pub(super) fn make_room(
     limits: &Limits,
     growth: Growth,
@@ -133,7 +134,7 @@ mod tests {
                 found.ok().map(|all| all.iter().map(|resize| (resize.slot, resize.capacity)).collect());
             assert_eq!(found.unwrap_or_default(), expected, "{budget}: {uses:?}");
         };
-        // Within the budget nobody has to.
+        // Within the budget, no other slot is reduced.
         check(64, &[(32, 17), (0, 4)], 1, &[(1, 4)]);
         check(64, &[(32, 17), (16, 17)], 1, &[(1, 32)]);
         check(48, &[(32, 17), (16, 17)], 1, &[(0, 20), (1, 28)]);

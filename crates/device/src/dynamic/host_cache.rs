@@ -1,9 +1,9 @@
-//! The KV cache in the host's memory: per layer two buffers `[rows, heads, capacity, head_size]` in single or half
-//! precision, past and present at once.
+//! The KV cache in the host's memory. Each layer has two buffers `[rows, heads, capacity, head_size]` in single or half
+//! precision, which hold both the past and the present.
 //!
-//! A slot has a row from its first token until it is emptied. All rows share one capacity. Growth moves the rows to larger
-//! buffers, without the gaps that emptied slots left. Pages of unused rows are never touched and take no memory. When slots
-//! are emptied and little is left, the rows move to smaller buffers.
+//! A slot has a row from its first token until it is emptied. All rows have the same capacity. When it grows, the rows
+//! are moved to larger buffers, without gaps from emptied slots. Pages of unused rows are never touched and take no
+//! memory. When slots are emptied and few tokens remain, the rows are moved to smaller buffers.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use super::{
 };
 use crate::memory::Buffer;
 
-/// The cache shrinks once it has touched this many times the memory that its slots need: seldom enough that copying is
-/// cheap.
+/// The cache shrinks once it has touched this many times the memory that its slots need. The factor is large enough
+/// that copying is rare.
 const SLACK: usize = 4;
 
 /// The cache of one executor.
@@ -29,13 +29,13 @@ pub(super) struct HostKvCache {
     growth: Growth,
     rows: usize,
     capacity: usize,
-    /// Rows, counted from the first, that slots have used since the last layout.
+    /// Number of rows, counted from the first, that slots have used since the last layout.
     touched: usize,
-    /// Tokens of each slot.
+    /// Number of tokens in each slot.
     lengths: Vec<usize>,
     /// Row of each slot.
     row_of: Vec<Option<usize>>,
-    /// Changes whenever rows move in memory.
+    /// Number that changes whenever rows move in memory.
     generation: u64,
 }
 
@@ -46,24 +46,24 @@ struct Layer {
 }
 
 impl Layer {
-    /// A row in elements.
+    /// Returns the shape of a row in elements.
     fn row(&self, capacity: usize) -> RowShape {
         RowShape { heads: self.layout.heads, capacity, head_size: self.layout.head_size }
     }
 
-    /// A row in bytes.
+    /// Returns the shape of a row in bytes.
     fn row_bytes(&self, capacity: usize) -> RowShape {
         let row = self.row(capacity);
         RowShape { head_size: row.head_size * self.layout.dtype.size(), ..row }
     }
 
-    /// The elements of a row, which are of this type.
+    /// Returns the elements of a row, whose type must be `T`.
     fn elements<T: Pod>(&self, part: KvPart, row: usize, capacity: usize) -> &[T] {
         let length = self.row(capacity).len();
         &self.buffers[part as usize].as_slice()[row * length..][..length]
     }
 
-    /// The elements of a row, which are of this type, to write.
+    /// Returns the elements of a row for writing. Their type must be `T`.
     fn elements_mut<T: Pod>(&mut self, part: KvPart, row: usize, capacity: usize) -> &mut [T] {
         let length = self.row(capacity).len();
         &mut self.buffers[part as usize].as_mut_slice()[row * length..][..length]
@@ -74,7 +74,7 @@ impl Layer {
 struct Move {
     slot: usize,
     from: usize,
-    /// Tokens that it holds.
+    /// Number of tokens in the slot.
     length: usize,
 }
 
@@ -95,7 +95,7 @@ impl HostKvCache {
         }
     }
 
-    /// Tokens in a slot.
+    /// Returns the number of tokens in a slot.
     pub(super) fn length(&self, slot: SlotId) -> usize {
         self.lengths[slot.index()]
     }
@@ -105,22 +105,22 @@ impl HostKvCache {
         self.lengths[slot.index()] = length;
     }
 
-    /// The row of a slot that was reserved.
+    /// Returns the row of a slot, which must be reserved.
     pub(super) fn row(&self, slot: SlotId) -> usize {
         self.row_of[slot.index()].unwrap_or(0)
     }
 
-    /// Tokens per row.
+    /// Returns the capacity of a row in tokens.
     pub(super) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Changes whenever rows move in memory.
+    /// Returns a number that changes whenever rows move in memory.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Shape and element type of a layer.
+    /// Returns the shape and the element type of a layer.
     pub(super) fn layout(&self, layer: usize) -> &KvLayout {
         &self.layers[layer].layout
     }
@@ -149,7 +149,7 @@ impl HostKvCache {
         }
     }
 
-    /// Writes `[tokens, heads, head_size]` to a reserved row, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a reserved row, starting at token `at`.
     ///
     /// # Errors
     /// [`StepError::Device`] for an element that the cache's type cannot hold.
@@ -173,7 +173,7 @@ impl HostKvCache {
         Ok(())
     }
 
-    /// Copies tokens to the row of another slot, which was reserved.
+    /// Copies tokens to the row of another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) {
         let (from, to) = (self.row(copy.from), self.row(copy.to));
         for layer in &mut self.layers {
@@ -193,7 +193,7 @@ impl HostKvCache {
         }
     }
 
-    /// CacheOutput back memory where slots need far less than the cache holds.
+    /// Releases memory if slots need far less than the cache has.
     fn shrink(&mut self) {
         let occupied = self.row_of.iter().flatten().count();
         if occupied == 0 {
@@ -212,7 +212,7 @@ impl HostKvCache {
         }
     }
 
-    /// CacheOutput each slot a row with room for its length.
+    /// Assigns each slot a row with room for its length.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -241,8 +241,8 @@ impl HostKvCache {
         Ok(())
     }
 
-    /// Moves the rows in use to buffers for `occupied` slots, with spare rows if the budget allows, since untouched rows
-    /// cost nothing. An error leaves the cache unchanged.
+    /// Moves the rows in use to new buffers for `occupied` slots. If the budget allows, the buffers have spare rows,
+    /// since untouched rows take no memory. An error leaves the cache unchanged.
     fn lay_out(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
         let kv = self.limits.kv;
         let error = StepError::OutOfMemory { rows: occupied, capacity, wanted: kv.bytes(occupied, capacity) };
@@ -280,7 +280,8 @@ impl HostKvCache {
         Ok(())
     }
 
-    /// Moves the rows of these slots next to each other and returns the first of them. Rows move only if they must.
+    /// Moves the rows of these slots next to each other and returns the first of them. Rows that are already in place
+    /// are not moved.
     pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
         let rows = || slots.iter().map(|slot| self.row(*slot));
         let (first, last) = (rows().min().unwrap_or(0), rows().max().unwrap_or(0));
@@ -362,7 +363,7 @@ mod tests {
         cache.set_length(id, length);
     }
 
-    /// A number below 2048, which half precision holds.
+    /// Returns a number below 2048, which half precision represents exactly.
     fn content(slot: u32, part: KvPart, head: usize, position: usize) -> f32 {
         (slot as usize * 300 + part as usize * 150 + head * 75 + position) as f32
     }
@@ -390,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Both element types.
+    /// The element types of a cache.
     const DTYPES: [DType; 2] = [DType::F32, DType::F16];
 
     #[test]
@@ -422,13 +423,13 @@ mod tests {
                 let block = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
                 assert_eq!((block.len(), matches!(block, KvRows::F16(_))), (3 * 2 * 3, dtype == DType::F16));
                 assert_eq!(block.to_f32()[(2 * 2 + 1) * 3], content(1, part, 1, 4));
-                // Blocks of either type are taken.
+                // The cache accepts blocks of either type.
                 for rows in [KvRows::F32(block.to_f32()), KvRows::F16(block.to_f16().unwrap())] {
                     c.write(KvTensor { layer: 0, part }, SlotId(1), 2, &rows).unwrap();
                     assert_eq!(c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5), block);
                 }
             }
-            // Other tokens of the slot, and other slots, are as they were.
+            // The slot's other tokens and the other slots are unchanged.
             check(&mut c, 0);
             check(&mut c, 1);
             let value = KvTensor { layer: 0, part: KvPart::Value };
@@ -513,9 +514,9 @@ mod tests {
             }
             (64, copied)
         };
-        // At lengths of 4, 8, 16 and 32.
+        // The cache grows at lengths of 4, 8, 16 and 32.
         assert_eq!(copied(1 << 20), (64, 60));
-        // The last growth takes what the budget has left.
+        // The last growth is limited by the rest of the budget.
         assert_eq!(copied(48 * 40), (40, 60));
     }
 

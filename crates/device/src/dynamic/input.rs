@@ -10,7 +10,7 @@ use narthex_spec::{
 
 use crate::{error::DeviceError, table::Embedding};
 
-/// Greatest vocabulary accepted from an imported decoder, which has no table to check it against.
+/// Maximum vocabulary of an imported decoder, which has no table to check it against.
 const MAX_VOCAB: usize = 1 << 24;
 
 /// Input of the graph for its tokens.
@@ -24,9 +24,9 @@ pub(crate) enum DecoderInput {
         /// Rows of the per-layer table, `[places, layers · width]`; empty without such a table.
         per_layer: Vec<f32>,
     },
-    /// The tokens, `[places]`.
+    /// Token numbers, `[places]`.
     Tokens {
-        /// Entries of the vocabulary.
+        /// Size of the vocabulary.
         vocab: usize,
         /// Values of the next run.
         tokens: Vec<i64>,
@@ -34,13 +34,13 @@ pub(crate) enum DecoderInput {
 }
 
 impl DecoderInput {
-    /// Input of a decoder that Narthex compiled.
+    /// Creates the input of a decoder that Narthex compiled.
     pub(super) fn rows(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let embedding = Box::new(Embedding::open(package, manifest, arch)?);
         Ok(Self::Rows { embedding, rows: Vec::new(), per_layer: Vec::new() })
     }
 
-    /// Input of an imported decoder.
+    /// Creates the input of an imported decoder.
     pub(super) fn tokens(imported: &ImportedDecoder) -> Result<Self, DeviceError> {
         match imported.vocab {
             vocab @ 1..=MAX_VOCAB => Ok(Self::Tokens { vocab, tokens: Vec::new() }),
@@ -48,7 +48,7 @@ impl DecoderInput {
         }
     }
 
-    /// Makes room for this many tokens in a run.
+    /// Allocates memory for this many tokens in a run.
     pub(super) fn resize(&mut self, places: usize) {
         match self {
             Self::Rows { embedding, rows, per_layer } => {
@@ -59,7 +59,7 @@ impl DecoderInput {
         }
     }
 
-    /// Address of the values; another one means that they have moved.
+    /// Returns the address of the values. If it changes, they have moved.
     pub(super) fn address(&self) -> usize {
         match self {
             Self::Rows { rows, .. } => rows.as_ptr() as usize,
@@ -67,7 +67,7 @@ impl DecoderInput {
         }
     }
 
-    /// Entries of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub(crate) fn vocab(&self) -> usize {
         match self {
             Self::Rows { embedding, .. } => embedding.vocab(),

@@ -1,4 +1,4 @@
-//! A decoder's KV cache, in the host's memory or in its device's own.
+//! A decoder's KV cache, in the host's memory or in the device's own.
 
 use std::ops::Range;
 
@@ -15,14 +15,14 @@ use crate::ort::{Binding, Tensor};
 
 /// The KV cache of one executor.
 pub(super) enum KvCache {
-    /// Rows in the host's memory; neighbouring rows run as one batch.
+    /// Rows in the host's memory. Neighbouring rows run as one batch.
     Host(HostKvCache),
-    /// Tensors in the device's memory, for each slot its own.
+    /// Tensors in the device's memory, separate for each slot.
     Device(DeviceKvCache),
 }
 
 impl KvCache {
-    /// Maximum number of slots in one run.
+    /// Returns the maximum number of slots in one run.
     pub(super) fn most_rows(&self, batch: usize) -> usize {
         match self {
             Self::Host(_) => batch,
@@ -30,7 +30,7 @@ impl KvCache {
         }
     }
 
-    /// Tokens in a slot.
+    /// Returns the number of tokens in a slot.
     pub(super) fn length(&self, slot: SlotId) -> usize {
         match self {
             Self::Host(cache) => cache.length(slot),
@@ -46,7 +46,7 @@ impl KvCache {
         }
     }
 
-    /// The row of a slot that was reserved.
+    /// Returns the row of a slot, which must be reserved.
     pub(super) fn row(&self, slot: SlotId) -> usize {
         match self {
             Self::Host(cache) => cache.row(slot),
@@ -62,7 +62,7 @@ impl KvCache {
         }
     }
 
-    /// Changes whenever rows move in memory.
+    /// Returns a number that changes whenever rows move in memory.
     pub(super) fn generation(&self) -> u64 {
         match self {
             Self::Host(cache) => cache.generation(),
@@ -78,7 +78,7 @@ impl KvCache {
         }
     }
 
-    /// CacheOutput each slot room for its length.
+    /// Allocates room in each slot for its length.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -94,7 +94,7 @@ impl KvCache {
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
         match self {
             Self::Host(cache) => cache.place(tensor, row, tokens, values),
-            // Graphs that return only new keys and values have their cache in the host's memory.
+            // The cache of a graph that returns only new keys and values is in the host's memory.
             Self::Device(_) => {}
         }
     }
@@ -112,7 +112,7 @@ impl KvCache {
         }
     }
 
-    /// Writes `[tokens, heads, head_size]` to a reserved row, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a reserved row, starting at token `at`.
     pub(super) fn write(
         &mut self,
         tensor: KvTensor,
@@ -126,7 +126,7 @@ impl KvCache {
         }
     }
 
-    /// Copies tokens to another slot, which was reserved.
+    /// Copies tokens to another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         match self {
             Self::Host(cache) => {
@@ -137,12 +137,13 @@ impl KvCache {
         }
     }
 
-    /// Binds some rows: past and present at once, or the past and, for the new keys and values of `sequence` tokens, the
-    /// buffers `new`, one pair for each layer.
+    /// Binds some rows. If the graph returns the whole cache, each buffer is bound as both past and present. If it
+    /// returns only the new keys and values of `sequence` tokens, these are bound to the buffers `new`, one pair for
+    /// each layer.
     ///
     /// # Safety
-    /// The buffers must not move, and the binding must be bound again, before its next run, once [`Self::generation`] has
-    /// changed.
+    /// The buffers must not move. Once [`Self::generation`] has changed, the rows must be bound again before the next
+    /// run.
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,
@@ -166,7 +167,7 @@ impl KvCache {
                 let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
                 let past = cache.rows_mut(KvTensor { layer, part }, rows.clone());
                 let past = Tensor::of_bytes(past, dtype, &shape);
-                // SAFETY: the memory stays where it is until the generation changes.
+                // SAFETY: the memory does not move until the generation changes.
                 unsafe { binding.input(&names.past, past) }?;
                 let new_shape = [batch, heads, sequence, head_size].map(|extent| extent as i64);
                 let present = match new.get_mut(layer) {
@@ -178,7 +179,7 @@ impl KvCache {
                     None => past,
                 };
                 for name in &names.present {
-                    // SAFETY: as for the past; the buffers stay where they are by the caller's promise.
+                    // SAFETY: as for the past; the caller guarantees that the buffers do not move.
                     unsafe { binding.output(name, present) }?;
                 }
             }

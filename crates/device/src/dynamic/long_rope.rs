@@ -1,4 +1,4 @@
-//! LongRoPE: two sets of rotary factors, chosen by a sequence's length.
+//! LongRoPE: two sets of rotary factors, selected by the length of a sequence.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     table::{LONG, SHORT, pair},
 };
 
-/// Both sets of rotary angles, and the switch between them.
+/// Both sets of rotary angles, and the state that selects between them.
 pub(crate) struct LongRope {
     pub(super) switch: RopeSwitch,
     short: AngleTables,
@@ -20,7 +20,7 @@ pub(crate) struct LongRope {
 }
 
 impl LongRope {
-    /// The two sets of a package, if its model has two.
+    /// Returns the two sets of a package, or `None` if its model has only one.
     pub(super) fn open(
         package: &Path,
         manifest: &Manifest,

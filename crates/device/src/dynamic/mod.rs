@@ -1,7 +1,7 @@
-//! Variant A of a decoder, on the CPU or a GPU: implements the engine's [`Executor`].
+//! Variant A of a decoder, on the CPU or a GPU. It implements the engine's [`Executor`].
 //!
 //! A step becomes one run for all single tokens, batched over neighbouring rows of the cache, and one run for each
-//! longer span, because GroupQueryAttention takes several new tokens after a past in one row only.
+//! longer span, because GroupQueryAttention accepts several new tokens after a past in only one row.
 
 mod device_cache;
 mod graph;
@@ -55,7 +55,8 @@ pub(crate) use parts::DecoderParts;
 use parts::LoadedGraph;
 use rows::{KvPart, KvTensor};
 
-/// A decoder on one device. Its cache lies where the device's attention reads it, on a GPU in the GPU's own memory.
+/// A decoder on one device. Its cache is in the memory from which the device's attention reads: on a GPU, the GPU's
+/// own.
 pub struct DynamicExecutor {
     limits: Limits,
     feed: DecoderInput,
@@ -69,22 +70,22 @@ pub struct DynamicExecutor {
     decode: BoundGraph,
     prefill: BoundGraph,
     logits: Vec<f32>,
-    /// Rows of logits that the last step gave.
+    /// Number of rows of logits from the last step.
     logits_rows: usize,
     group: Vec<SlotId>,
-    // Dropped last: the bindings above belong to them.
+    // Declared after the bindings, so that it is dropped after them: they belong to it.
     graph: LoadedGraph,
-    /// The graph for more than one token, if it is another one.
+    /// Graph for several tokens, if it differs from `graph`.
     prompt: Option<LoadedGraph>,
 }
 
 impl DynamicExecutor {
-    /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU, as the placement shows.
+    /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; [`Self::placements`] lists them.
     ///
-    /// # Errors
-    /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an absent
-    /// device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
-    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
+    /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an
+    /// absent device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of
+    /// variant A, [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for an option
+    /// that is zero.
     pub fn open(
         runtime: &'static Runtime,
         package: &Path,
@@ -98,7 +99,7 @@ impl DynamicExecutor {
         feed.resize(limits.chunk.max(limits.batch));
         let prompt = package::prompt_graph(manifest);
         let context = static_shapes::shared_by(package, [Some(entry), prompt])?;
-        // The graph for prompts reads the same cache, and may attend in another way.
+        // The graph for prompts uses the same cache, and its attention may not have been replaced.
         let kv_precision = if prompt.is_some() { KvPrecision::Single } else { options.kv_precision };
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = SessionOptions { context, kv_precision, ..session };
@@ -118,7 +119,7 @@ impl DynamicExecutor {
         limits.kv.bytes_per_token = bytes_per_token(&kv);
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
-            // Graphs that return only new keys and values leave placing them to the host.
+            // If a graph returns only new keys and values, the host writes them to the cache.
             Some(memory) if names.gives == CacheOutput::Present => {
                 KvCache::Device(DeviceKvCache::new(&kv, &limits, memory))
             }
@@ -148,7 +149,7 @@ impl DynamicExecutor {
         })
     }
 
-    /// Where the nodes of each graph run.
+    /// Returns the placement of the nodes of each graph.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = std::iter::once(&self.graph).chain(&self.prompt);
         let placed = |graph: &LoadedGraph| GraphPlacement {
@@ -158,7 +159,7 @@ impl DynamicExecutor {
         graphs.map(placed).collect()
     }
 
-    /// Shape and element type of each layer's cache.
+    /// Returns the shape and the element type of each layer's cache.
     pub fn cache_layouts(&self) -> &[KvLayout] {
         &self.kv
     }
@@ -169,7 +170,8 @@ impl DynamicExecutor {
         Ok(self.cache.length(slot))
     }
 
-    /// Runs the spans of a plan, each with its rotary factors; an empty list stands for the short ones.
+    /// Runs the spans of a plan. `factors` has the rotary factors of each span; if it is empty, all spans use the short
+    /// ones.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
         let factors_of = |span: usize| factors.get(span).copied().unwrap_or(RopeFactors::Short);
         let (mut at, mut row) = (0, 0);
@@ -193,7 +195,7 @@ impl DynamicExecutor {
         Ok(())
     }
 
-    /// Runs neighbouring single-token spans as one batch; their logits begin at row `row`.
+    /// Runs single-token spans as one batch. Their logits start at row `row`.
     fn run_batch(
         &mut self,
         plan: &StepPlan,
@@ -229,7 +231,7 @@ impl DynamicExecutor {
         Ok(())
     }
 
-    /// Runs one span, whole or token by token as the graph takes it; its logits begin at row `row`.
+    /// Runs one span, as a whole or token by token, depending on the graph. Its logits start at row `row`.
     fn run_span(
         &mut self,
         plan: &StepPlan,
@@ -252,7 +254,7 @@ impl DynamicExecutor {
         Ok(())
     }
 
-    /// Runs tokens of one slot from a position on; the last of them give these rows of logits.
+    /// Runs tokens of one slot, starting at a position. The logits of the last tokens are written to `rows`.
     fn run_tokens(
         &mut self,
         slot: SlotId,

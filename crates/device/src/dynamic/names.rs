@@ -11,38 +11,39 @@ use narthex_spec::{
 use super::input::DecoderInput;
 use crate::{error::DeviceError, package};
 
-/// The graph's names by role.
+/// Names of the graph's inputs and outputs by role.
 pub(super) struct DecoderNames {
-    /// Embedded tokens, or tokens.
+    /// Input for embedded tokens, or for token numbers.
     pub(super) first: CString,
-    /// Rows for every layer, if they are an input.
+    /// Input for the rows of every layer, if the graph has one.
     pub(super) per_layer: Option<CString>,
     pub(super) seqlens_k: CString,
     pub(super) total_length: CString,
     pub(super) logits_rows: CString,
     pub(super) logits: CString,
-    /// Cosines and sines, if they are inputs.
+    /// Inputs for cosines and sines, if the graph has them.
     pub(super) angles: Option<[CString; 2]>,
-    /// Keys and values of each entry of the cache.
+    /// Names for the keys and values of each entry of the cache.
     pub(super) cache: Vec<[CacheNames; 2]>,
-    /// Output of keys and values.
+    /// Form in which the graph returns keys and values.
     pub(super) gives: CacheOutput,
-    /// Takes one row at a time.
+    /// The graph accepts only one row at a time.
     pub(super) one_row: bool,
 }
 
-/// Keys or values of one entry of the cache: the past, and the outputs for the present or the new ones.
+/// Names for the keys or values of one entry of the cache: the input for the past, and the outputs for the present or
+/// the new ones.
 pub(super) struct CacheNames {
     pub(super) past: CString,
     pub(super) present: Vec<CString>,
 }
 
-/// Output of keys and values.
+/// Form in which a graph returns keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheOutput {
-    /// The whole cache: the graph writes new keys and values to their places in the buffers of the past.
+    /// The whole cache. The graph writes new keys and values to their places in the buffers of the past.
     Present,
-    /// Only the new ones, of one row; the executor places them behind the past.
+    /// Only the new keys and values of one row. The executor copies them to their places after the past.
     New,
 }
 

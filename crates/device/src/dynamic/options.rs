@@ -1,29 +1,30 @@
-//! Bounds that a caller sets.
+//! Options that a caller sets for an executor.
 
 use narthex_engine::executor::{KvLimits, Limits};
 use narthex_spec::{KvPrecision, manifest::KvLayout};
 
 use crate::error::DeviceError;
 
-/// Bounds of an executor.
+/// Options of an executor.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorOptions {
-    /// Threads; 0 takes one per physical core that this process may use.
+    /// Number of threads. 0 means one per physical core that this process may use.
     pub threads: usize,
-    /// Slots.
+    /// Number of slots.
     pub slots: usize,
-    /// Maximum number of bytes of the KV cache.
+    /// Maximum size of the KV cache in bytes.
     pub kv_budget: usize,
-    /// Tokens of which the cache's capacity is a multiple.
+    /// Step size of the cache's capacity in tokens.
     pub kv_step: usize,
     /// Maximum number of new tokens in one span.
     pub chunk: usize,
-    /// Precision of the cache where operators of Narthex attend over it: on the CPU. Elsewhere it is the graph's.
+    /// Precision of the cache if Narthex's operators compute attention, as on the CPU. Otherwise the graph determines
+    /// it.
     pub kv_precision: KvPrecision,
 }
 
 impl ExecutorOptions {
-    /// Limits of a model under these options.
+    /// Returns the limits of a model with these options.
     pub(super) fn limits(
         &self,
         context: usize,
@@ -45,7 +46,7 @@ impl ExecutorOptions {
     }
 }
 
-/// Bytes of one token's keys and values in all layers, saturating.
+/// Returns the bytes of one token's keys and values in all layers, or `usize::MAX` on overflow.
 pub(super) fn bytes_per_token(kv: &[KvLayout]) -> usize {
     kv.iter().map(KvLayout::bytes_per_token).fold(0, usize::saturating_add)
 }

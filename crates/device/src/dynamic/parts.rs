@@ -44,8 +44,8 @@ impl LoadedGraph {
         Ok(Self { file: entry.file.clone(), names, past, session })
     }
 
-    /// Layouts of the cache with the element types that the loaded graph takes: those of the package, unless attention
-    /// was replaced when the graph was loaded.
+    /// Returns the layouts of the cache with the element types of the loaded graph. They differ from the package's if
+    /// attention was replaced when the graph was loaded.
     pub(super) fn cache_layouts(&self, layouts: &[KvLayout]) -> Vec<KvLayout> {
         let loaded = |(layout, [keys, _]): (&KvLayout, &[CacheNames; 2])| {
             let half = self.session.takes_half(&keys.past);
@@ -55,10 +55,10 @@ impl LoadedGraph {
     }
 }
 
-/// Longest sequence accepted from an imported decoder, in tokens; it has no table to check it against.
+/// Maximum context of an imported decoder in tokens. It has no table to check the context against.
 const MAX_CONTEXT: usize = 1 << 24;
 
-/// Parts of a decoder's package beside the graph.
+/// Parts of a decoder's package other than the graph.
 pub(crate) struct DecoderParts<'a> {
     pub(super) entry: &'a GraphEntry,
     pub(crate) feed: DecoderInput,
@@ -70,7 +70,7 @@ pub(crate) struct DecoderParts<'a> {
 }
 
 impl<'a> DecoderParts<'a> {
-    /// Reads and checks all of it.
+    /// Reads and checks the parts.
     pub(crate) fn read(
         package: &Path,
         manifest: &'a Manifest,

@@ -1,4 +1,4 @@
-//! Rows of a cache, `[heads, capacity, head_size]`: each head's tokens lie side by side.
+//! Rows of a cache, `[heads, capacity, head_size]`. The tokens of each head are contiguous.
 
 use std::ops::Range;
 
@@ -20,23 +20,23 @@ pub(super) struct KvTensor {
     pub(super) part: KvPart,
 }
 
-/// The extents of a row, in units of what is moved: elements, or bytes.
+/// Extents of a row, in units of the data that is moved: elements or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
     pub(super) heads: usize,
-    /// Tokens that there is room for.
+    /// Number of tokens for which there is room.
     pub(super) capacity: usize,
-    /// Units of one head's token.
+    /// Number of units for one token of one head.
     pub(super) head_size: usize,
 }
 
 impl RowShape {
-    /// Units of a row.
+    /// Returns the number of units in a row.
     pub(super) fn len(self) -> usize {
         self.heads * self.capacity * self.head_size
     }
 
-    /// The first unit of a head's token.
+    /// Returns the index of the first unit of a head's token.
     fn at(self, head: usize, token: usize) -> usize {
         (head * self.capacity + token) * self.head_size
     }
@@ -50,7 +50,7 @@ impl RowShape {
         }
     }
 
-    /// Copies some tokens of row `from` to the same places in row `to`.
+    /// Copies some tokens of row `from` to the same positions in row `to`.
     pub(super) fn copy_within<T: Copy>(self, rows: &mut [T], from: usize, to: usize, tokens: &Range<usize>) {
         let [from, to] = [from, to].map(|row| row * self.len());
         for head in 0..self.heads {
@@ -70,7 +70,7 @@ impl RowShape {
         out
     }
 
-    /// Writes `[tokens, heads, head_size]` to a row, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a row, starting at token `at`.
     pub(super) fn write<T>(self, row: &mut [T], at: usize, values: impl IntoIterator<Item = T>) {
         for (index, value) in values.into_iter().enumerate() {
             let (vector, element) = (index / self.head_size, index % self.head_size);

@@ -1,4 +1,4 @@
-//! Input of an encoder's graph for its tokens: rows that the host looked up, or the tokens themselves.
+//! Input of an encoder's graph for its tokens: rows that the host has looked up, or the token numbers.
 
 use std::path::Path;
 
@@ -15,19 +15,19 @@ use crate::{
     ort::{Binding, Tensor},
 };
 
-/// Greatest vocabulary, width or length accepted from an imported encoder, which has no table to check them against.
+/// Maximum vocabulary, width and length of an imported encoder, which has no table to check them against.
 const MAX_NUMBER: usize = 1 << 24;
 
 /// Input of the graph for its tokens.
 pub(crate) enum EncoderInput {
-    /// Rows that the host looked up.
+    /// Rows that the host has looked up.
     Rows {
         tables: EncoderTables,
         embeds: Vec<f32>,
-        /// Position rows; empty if `embeds` includes them.
+        /// Position rows. Empty if `embeds` includes them.
         positions: Vec<f32>,
     },
-    /// The tokens themselves, and the segments that they are of.
+    /// Token numbers, and the segment of each token.
     Tokens { vocab: usize, tokens: Vec<i64>, segments: Vec<i64> },
 }
 
@@ -46,7 +46,7 @@ impl EncoderInput {
         }
     }
 
-    /// Entries of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub(super) fn vocab(&self) -> usize {
         match self {
             Self::Rows { tables, .. } => tables.vocab(),
@@ -54,7 +54,7 @@ impl EncoderInput {
         }
     }
 
-    /// All zeros, which is what padding has, for this many padded tokens.
+    /// Sets the input to zeros, the values of padding, for this many padded tokens.
     pub(super) fn clear(&mut self, rows: usize) {
         fn zeros<T: Default + Clone>(values: &mut Vec<T>, length: usize) {
             values.clear();
@@ -72,7 +72,7 @@ impl EncoderInput {
         }
     }
 
-    /// Writes a text's token to its place among the padded ones.
+    /// Writes a text's token to its place among the padded tokens.
     pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
         match self {
             Self::Rows { tables, embeds, positions } => {
@@ -87,17 +87,17 @@ impl EncoderInput {
         }
     }
 
-    /// Binds what was written for a padded batch.
+    /// Binds the written input of a padded batch.
     ///
     /// # Safety
-    /// As for [`Binding::input`]: `self` must stay where it is until the run is over.
+    /// The conditions of [`Binding::input`] apply: the memory of `self` must not move until the run has ended.
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,
         names: &EncoderNames,
         [batch, sequence]: [i64; 2],
     ) -> Result<(), StepError> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe {
             match self {
                 Self::Rows { tables, embeds, positions } => {
@@ -122,7 +122,7 @@ impl EncoderInput {
     }
 }
 
-/// Checks the manifest's numbers for an imported encoder.
+/// Checks the sizes that an imported encoder's manifest states.
 fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), DeviceError> {
     let numbers = [imported.vocab, imported.width, max_length];
     if let Some(number) = numbers.into_iter().find(|number| !(1..=MAX_NUMBER).contains(number)) {

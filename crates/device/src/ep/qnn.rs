@@ -83,9 +83,9 @@ impl QnnOptions {
             ("rpc_control_latency", rpc_latency.to_string()),
             ("qnn_context_priority", priority.unwrap_or_default().as_str().to_owned()),
             ("htp_graph_finalization_optimization_mode", "3".to_owned()),
-            // Always set, because the default differs from the documented one.
+            // The option is always set, because the default differs from the documented one.
             ("enable_htp_fp16_precision", "1".to_owned()),
-            // Otherwise the CPU would quantise the graph's inputs and outputs.
+            // Without this option, the CPU would quantise the graph's inputs and outputs.
             ("offload_graph_io_quantization", "0".to_owned()),
         ];
         if !self.chips.is_empty() {
@@ -110,7 +110,8 @@ pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
     vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
 }
 
-/// Returns the options for the control's form of a graph, which would otherwise be written to the current folder.
+/// Returns the options by which the control writes its form of a graph to `folder`. Without them, it writes to the
+/// current folder.
 pub(super) fn form_to(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("dump_qnn_ir_dlc", "1".to_owned()), ("dump_qnn_ir_dlc_dir", folder)]

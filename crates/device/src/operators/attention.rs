@@ -1,7 +1,7 @@
-//! `narthex.Attention`: rotation of queries and keys, the cache's update and attention over it, as one operator in place
-//! of `GroupQueryAttention`, whose inputs and outputs it has.
+//! `narthex.Attention`: one operator that rotates queries and keys, updates the cache and computes attention over it.
+//! It replaces `GroupQueryAttention` and has the same inputs and outputs.
 //!
-//! This file reads and checks a call; `attention_step` computes it.
+//! This file reads and checks the inputs of a call; `attention_step` computes the outputs.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
@@ -18,7 +18,7 @@ use super::{
     call::{Call, Input},
 };
 
-/// Attributes, as `GroupQueryAttention` calls them.
+/// Attributes, with the names that they have in `GroupQueryAttention`.
 pub(super) const HEADS: &str = "num_heads";
 pub(super) const KV_HEADS: &str = "kv_num_heads";
 pub(super) const SCALE: &str = "scale";
@@ -26,7 +26,7 @@ pub(super) const SOFT_CAP: &str = "softcap";
 pub(super) const WINDOW: &str = "local_window_size";
 pub(super) const ROTATES: &str = "do_rotary";
 
-/// The operator over a cache of these elements.
+/// The operator for a cache with elements of type `T`.
 pub(super) struct AttentionOperator<T> {
     shared: Arc<Shared>,
     element: PhantomData<T>,
@@ -87,7 +87,7 @@ impl<T: CacheElement> Operator for AttentionOperator<T> {
     }
 }
 
-/// The operator in a node.
+/// The operator as the kernel of one node.
 pub(super) struct AttentionKernel<T> {
     shared: Arc<Shared>,
     heads: Heads,
@@ -121,16 +121,16 @@ fn unexpected(expected: impl fmt::Display, found: impl fmt::Debug) -> ort::Error
 #[derive(Clone, Copy)]
 struct CallShape {
     batch: usize,
-    /// New tokens of each sequence.
+    /// Number of new tokens in each sequence.
     sequence: usize,
-    /// Tokens that the past has room for.
+    /// Number of tokens for which the past has room.
     held: usize,
-    /// Elements of a head.
+    /// Number of elements in a head.
     size: usize,
 }
 
 impl<T> AttentionKernel<T> {
-    /// A call's inputs but for the past, checked against each other.
+    /// Returns a call's inputs except the past, after checking that they match.
     fn step<'a>(&'a self, call: &Call<'a>) -> ort::Result<(AttentionStep<'a>, CallShape)> {
         let query: Input<'a, f32> = call.input(0)?;
         let shape = self.shape(call, &query)?;
@@ -172,7 +172,7 @@ impl<T> AttentionKernel<T> {
         Ok(CallShape { batch, sequence, held, size })
     }
 
-    /// Queries, keys and values of the new tokens, which may be side by side.
+    /// Returns the queries, keys and values of the new tokens, which may be columns of one input.
     fn new_rows<'a>(
         &self,
         call: &Call<'a>,
@@ -206,7 +206,7 @@ fn angles<'a>(cos: &Input<'a, f32>, sin: &Input<'a, f32>, size: usize) -> ort::R
     }
 }
 
-/// The past tokens of each sequence, and the tokens of the longest with its new ones.
+/// Returns the number of past tokens of each sequence, and the length of the longest sequence with its new tokens.
 fn pasts<'a>(
     call: &Call<'a>,
     shape: CallShape,
@@ -219,7 +219,7 @@ fn pasts<'a>(
         _ => None,
     };
     let total = total.ok_or_else(|| unexpected(format!("a length from {new} on"), "another"))?;
-    // The sequences of a first prompt may be padded.
+    // If no sequence has a past, the sequences may be padded.
     let none = total == new;
     let fits = |&length: &i32| {
         let past = usize::try_from(length).ok().and_then(|length| (length + 1).checked_sub(new));

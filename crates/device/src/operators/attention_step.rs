@@ -1,7 +1,7 @@
 //! One call of `narthex.Attention`.
 //!
-//! New keys and values are written behind the past first. Then tasks share the work by key and value heads, and by
-//! tokens; the keys of single tokens are divided between tasks.
+//! New keys and values are first written after the past. The work is then divided into tasks by key and value heads and
+//! by tokens. For single tokens, the keys are also divided between tasks.
 
 use std::{ops::Range, sync::OnceLock};
 
@@ -12,27 +12,27 @@ use super::{Buffers, Shared, at_least, cache::CacheElement, call::Call, linear::
 /// Keys of a task that attends to some of the keys of one token.
 const PART_KEYS: usize = AttentionPart::KEYS;
 
-/// Queries of a task, at which converting keys and values costs little.
+/// Number of queries in a task. For this many queries, the cost of converting keys and values is small.
 const TASK_QUERIES: usize = 192;
 
-/// New tokens up to which one thread writes all keys and values.
+/// Maximum number of new tokens for which one thread writes all keys and values.
 const FEW_TOKENS: usize = 8;
 
 /// Numbers of heads.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
-    /// Heads of keys and values.
+    /// Number of heads of keys and values.
     pub(super) kv: usize,
-    /// Heads of queries that share one of them.
+    /// Number of heads of queries for each head of keys and values.
     pub(super) group: usize,
 }
 
-/// Cosines and sines: a row for each position.
+/// Cosines and sines, one row for each position.
 #[derive(Clone, Copy)]
 pub(super) struct Angles<'a> {
     pub(super) cos: &'a [f32],
     pub(super) sin: &'a [f32],
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub(super) pairs: usize,
 }
 
@@ -45,54 +45,54 @@ impl Angles<'_> {
 /// Past tokens of the sequences.
 #[derive(Clone, Copy)]
 pub(super) struct Pasts<'a> {
-    /// Tokens of each sequence with its new ones, less one; checked.
+    /// Number of tokens in each sequence, including the new ones, minus one. The values have been checked.
     pub(super) lengths: &'a [i32],
-    /// New tokens of each sequence.
+    /// Number of new tokens in each sequence.
     pub(super) new: usize,
     /// No sequence has a past.
     pub(super) none: bool,
 }
 
 impl Pasts<'_> {
-    /// Past tokens of a sequence.
+    /// Returns the number of past tokens in a sequence.
     fn of(&self, sequence: usize) -> usize {
         if self.none { 0 } else { self.lengths[sequence] as usize + 1 - self.new }
     }
 
-    /// Number of sequences.
+    /// Returns the number of sequences.
     fn count(&self) -> usize {
         self.lengths.len()
     }
 }
 
-/// Keys and values `[batch, heads, capacity, size]`, and those that must be copied to them first.
+/// Keys and values `[batch, heads, capacity, size]`, and those that must first be copied to them.
 pub(super) struct Present<'a, T> {
     pub(super) keys: &'a mut [T],
     pub(super) values: &'a mut [T],
-    /// Keys and values so far, where they are other memory.
+    /// Past keys and values, if they are in other memory.
     pub(super) past: [Option<&'a [T]>; 2],
-    /// Tokens that the past has room for.
+    /// Number of tokens for which the past has room.
     pub(super) held: usize,
 }
 
-/// Queries, keys and values of new tokens and their places, all of which fit each other.
+/// Queries, keys and values of new tokens and their positions. Their shapes match each other.
 pub(super) struct AttentionStep<'a> {
     pub(super) shared: &'a Shared,
     pub(super) attention: Attention,
     pub(super) heads: Heads,
-    /// A row for each new token of each sequence.
+    /// Matrix with one row for each new token of each sequence.
     pub(super) query: MatrixRef<'a>,
     pub(super) key: MatrixRef<'a>,
     pub(super) value: MatrixRef<'a>,
-    /// New tokens of each sequence.
+    /// Number of new tokens in each sequence.
     pub(super) sequence: usize,
     pub(super) angles: Option<Angles<'a>>,
     pub(super) pasts: Pasts<'a>,
-    /// Tokens that the present has room for.
+    /// Number of tokens for which the present has room.
     pub(super) capacity: usize,
 }
 
-/// Keys that a task attends to, for one single token and one head of keys and values.
+/// Task for one token, one head of keys and values, and some of the keys.
 struct PartJob {
     /// Index of the sequence and the head.
     index: usize,
@@ -100,7 +100,7 @@ struct PartJob {
 }
 
 impl AttentionStep<'_> {
-    /// Writes the present and the results.
+    /// Writes the present keys and values, and the results.
     pub(super) fn run<T: CacheElement>(
         &self,
         call: &Call<'_>,
@@ -136,13 +136,13 @@ impl AttentionStep<'_> {
         }
     }
 
-    /// Past tokens of one head.
+    /// Returns the past tokens of one head.
     fn past_of<'p, T>(&self, past: &'p [T], held: usize, index: usize) -> &'p [T] {
         let (size, tokens) = (self.attention.head_size, self.pasts.of(index / self.heads.kv));
         &past[index * held * size..][..tokens * size]
     }
 
-    /// Writes a head's new keys or values behind its past, which is copied first if it is elsewhere.
+    /// Writes a head's new keys or values after its past, which is copied first if it is in other memory.
     fn write_head<T: CacheElement>(
         &self,
         index: usize,
@@ -169,7 +169,7 @@ impl AttentionStep<'_> {
         });
     }
 
-    /// Sequence and head of an index.
+    /// Returns the sequence and the head of an index.
     fn place_of(&self, index: usize) -> (usize, usize) {
         (index / self.heads.kv, index % self.heads.kv)
     }
@@ -203,7 +203,7 @@ impl AttentionStep<'_> {
         })
     }
 
-    /// Attention of one new token of each sequence.
+    /// Computes the attention of one new token of each sequence.
     fn attend_single_tokens<T: CacheElement>(
         &self,
         call: &Call<'_>,
@@ -243,7 +243,8 @@ impl AttentionStep<'_> {
         Ok(())
     }
 
-    /// Attention of one new token of each sequence over few keys. One thread alone takes nothing from the allocator.
+    /// Computes the attention of one new token of each sequence over few keys. A single thread does not allocate
+    /// memory.
     fn attend_whole_heads<T: CacheElement>(
         &self,
         call: &Call<'_>,
@@ -263,7 +264,7 @@ impl AttentionStep<'_> {
         })
     }
 
-    /// Attention of one new token for one head of keys and values.
+    /// Computes the attention of one new token for one head of keys and values.
     fn attend_head<T: CacheElement>(&self, cache: &Cache<'_, T>, index: usize, out: &mut [f32]) {
         self.with_queries(index, 0..1, |queries, scratch| {
             let (cache, width) = (cache.head(index, queries.first_position + 1, self), out.len());
@@ -272,7 +273,7 @@ impl AttentionStep<'_> {
         });
     }
 
-    /// Attention of several new tokens of each sequence.
+    /// Computes the attention of several new tokens of each sequence.
     fn attend_tokens<T: CacheElement>(
         &self,
         call: &Call<'_>,
@@ -295,7 +296,7 @@ impl AttentionStep<'_> {
             }
         }
         call.parallel(tasks.len(), |at| {
-            // The last tokens see the most keys, and come first.
+            // The last tokens see the most keys, so their tasks are started first.
             let task = tasks.get(tasks.len() - 1 - at).and_then(Part::take);
             let Some((index, first, out)) = task else { return };
             self.with_queries(index, first..first + out.rows(), |queries, scratch| {
@@ -314,16 +315,16 @@ enum NewPart {
     Value,
 }
 
-/// Keys and values of all heads, to read.
+/// Keys and values of all heads, for reading.
 struct Cache<'a, T> {
     keys: &'a [T],
     values: &'a [T],
-    /// Elements of a head.
+    /// Number of elements in a head.
     row: usize,
 }
 
 impl<T: CacheElement> Cache<'_, T> {
-    /// The first keys and values of a head.
+    /// Returns the first `tokens` keys and values of a head.
     fn head(&self, index: usize, tokens: usize, step: &AttentionStep<'_>) -> KeyValues<'_> {
         let [keys, values] = [self.keys, self.values]
             .map(|all| T::rows(&all[index * self.row..][..tokens * step.attention.head_size]));

@@ -1,4 +1,4 @@
-//! Elements of the cache that `narthex.Attention` reads and writes, and the graphs whose cache can have them.
+//! Element types of the cache that `narthex.Attention` reads and writes, and the graphs in which they can be replaced.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,13 +10,13 @@ use ort::value::TensorElementType;
 
 use super::call::Element;
 
-/// Inputs of attention with past keys and values.
+/// Indices of the inputs of attention with past keys and values.
 pub(super) const PAST: [usize; 2] = [3, 4];
 
-/// Outputs of attention with present keys and values.
+/// Indices of the outputs of attention with present keys and values.
 const PRESENT: [usize; 2] = [1, 2];
 
-/// Element of a cache.
+/// Element type of a cache.
 pub(super) trait CacheElement: Element + Send + Sync + 'static {
     /// Operator type of attention over such a cache.
     const ATTENTION: &'static str;
@@ -24,7 +24,7 @@ pub(super) trait CacheElement: Element + Send + Sync + 'static {
     /// Type of the tensors.
     const TYPE: TensorElementType;
 
-    /// Rows of one head, as kernels read them.
+    /// Returns the rows of one head in the form that kernels read.
     fn rows(elements: &[Self]) -> CacheRows<'_>;
 
     /// Writes a row of keys or values.
@@ -52,7 +52,7 @@ impl CacheElement for f16 {
         CacheRows::F16(elements)
     }
 
-    /// Numbers beyond half precision become its greatest: an infinity would turn every later result into NaN.
+    /// Limits numbers to the range of half precision, because an infinity would turn every later result into NaN.
     fn store(row: &mut [f32], out: &mut [Self]) {
         const MOST: f32 = 65504.0;
         row.iter_mut().filter(|x| x.is_finite()).for_each(|x| *x = x.clamp(-MOST, MOST));
@@ -60,8 +60,8 @@ impl CacheElement for f16 {
     }
 }
 
-/// Returns the inputs and outputs that hold keys and values, if only these attention nodes read and write them; `reads`
-/// counts the reads of each value.
+/// Returns the inputs and outputs that contain keys and values, if only these attention nodes read and write them.
+/// `reads` has the number of reads of each value.
 pub(super) fn cache_values<'a>(
     graph: &Graph,
     attention: &[&'a Node],
@@ -80,7 +80,7 @@ pub(super) fn cache_values<'a>(
     fits.then(|| own.into_keys().chain(present().map(String::as_str)).collect())
 }
 
-/// Gives a graph's cache elements of half precision.
+/// Changes the element type of a graph's cache to half precision.
 pub(super) fn halve(graph: &mut Graph, cache: &HashSet<String>) {
     let values = graph.inputs.iter_mut().chain(&mut graph.outputs);
     for value in values.filter(|value| cache.contains(&value.name)) {
@@ -104,7 +104,7 @@ mod tests {
         assert!(found[5].is_nan() && found[6] == 0.0, "{found:?}");
     }
 
-    /// Attention over the cache `name`, as the graph's output.
+    /// Returns attention whose cache is the input `name`.
     fn attention(name: &str) -> Node {
         let inputs = ["query", "key", "value"].map(str::to_owned).into_iter();
         let past = ["key", "value"].map(|part| format!("past.{name}.{part}"));

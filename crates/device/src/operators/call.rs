@@ -1,4 +1,4 @@
-//! One call of an operator by ONNX Runtime: its tensors, and tasks on ONNX Runtime's threads.
+//! A call of an operator by ONNX Runtime: its tensors, and tasks on ONNX Runtime's threads.
 
 use std::{
     ffi::c_void,
@@ -21,7 +21,7 @@ pub(super) struct Input<'a, T = f32> {
 
 /// Element of an input.
 pub(super) trait Element: Copy {
-    /// Its type, as ONNX Runtime names it.
+    /// Type of the element in ONNX Runtime's C API.
     const KIND: ort_sys::ONNXTensorElementDataType;
 }
 
@@ -40,7 +40,7 @@ impl Element for i32 {
         ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 }
 
-/// An input whose elements are not read yet.
+/// An input whose element type has not been checked.
 struct RawInput<'a> {
     data: *const c_void,
     kind: ort_sys::ONNXTensorElementDataType,
@@ -48,14 +48,14 @@ struct RawInput<'a> {
 }
 
 impl Input<'_> {
-    /// Elements of the last axis; 0 for a scalar.
+    /// Returns the number of elements in the last axis; 0 for a scalar.
     pub(super) fn columns(&self) -> usize {
         self.shape.last().map_or(0, |&extent| extent as usize)
     }
 }
 
 fn check(status: ort_sys::OrtStatusPtr) -> ort::Result<()> {
-    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    // SAFETY: the C API has just returned the status; `ort` takes ownership of it and releases it.
     unsafe { ort::Error::result_from_status(status) }
 }
 
@@ -73,27 +73,28 @@ impl<'a> Call<'a> {
         self.0.ptr().cast_mut()
     }
 
-    /// An input that the operator declares as required.
+    /// Returns an input that the operator declares as required.
     pub(super) fn input<T: Element>(&self, index: usize) -> ort::Result<Input<'a, T>> {
         self.optional(index)?.ok_or_else(missing)
     }
 
-    /// An input, if the node has it.
+    /// Returns an input, if the node has it.
     pub(super) fn optional<T: Element>(&self, index: usize) -> ort::Result<Option<Input<'a, T>>> {
         let Some(RawInput { data, kind, shape }) = self.raw_input(index)? else { return Ok(None) };
         if kind != T::KIND {
             return Err(ort::Error::new("an input is of another type of elements"));
         }
-        // SAFETY: the tensor lives as long as the call, and has as many elements of this type as its shape states.
+        // SAFETY: the tensor lives as long as the call, and its shape states the number of its elements, which have
+        // this type.
         Ok(Some(Input { data: unsafe { elements(data.cast(), count(shape)) }, shape }))
     }
 
-    /// Shape of an input.
+    /// Returns the shape of an input.
     pub(super) fn shape(&self, index: usize) -> ort::Result<&'a [i64]> {
         Ok(self.raw_input(index)?.ok_or_else(missing)?.shape)
     }
 
-    /// An input, unless its memory is that of an output, which is then updated in place.
+    /// Returns an input, or `None` if its memory is that of an output, which is then updated in place.
     pub(super) fn unless_in_place<T: Element>(
         &self,
         index: usize,
@@ -126,7 +127,7 @@ impl<'a> Call<'a> {
         Ok(Some(RawInput { data, kind, shape: unsafe { elements(shape, rank) } }))
     }
 
-    /// An output whose elements the operator declares to be of this type, and which is written whole.
+    /// Returns an output whose elements have the type that the operator declares. The caller must write all elements.
     pub(super) fn output<T: Element>(&self, index: usize, shape: &[i64]) -> ort::Result<&'a mut [T]> {
         let api = ort::api();
         let (mut value, mut data) = (ptr::null_mut(), ptr::null_mut());
@@ -140,11 +141,11 @@ impl<'a> Call<'a> {
         if data.is_null() || count(shape) == 0 {
             return Ok(&mut []);
         }
-        // SAFETY: ONNX Runtime allocated the output for this shape, and gives each output's memory to this call alone.
+        // SAFETY: ONNX Runtime has allocated the output for this shape, and no other call uses its memory.
         Ok(unsafe { slice::from_raw_parts_mut(data.cast(), count(shape)) })
     }
 
-    /// Runs `task` for every number below `count` on ONNX Runtime's threads, and waits for all of them.
+    /// Runs `task` for every number below `count` on ONNX Runtime's threads, and waits until all have ended.
     pub(super) fn parallel(&self, count: usize, task: impl Fn(usize) + Sync) -> ort::Result<()> {
         if count <= 1 {
             (0..count).for_each(task);
@@ -152,8 +153,8 @@ impl<'a> Call<'a> {
         }
         let tasks = Tasks { task, panicked: AtomicBool::new(false) };
         let data = ptr::from_ref(&tasks).cast_mut().cast();
-        // SAFETY: the context is alive, `tasks` outlives the call, which returns after the last task, and the function
-        // is the one for its type.
+        // SAFETY: the context is alive, the call returns after the last task and `tasks` outlives it, and the function
+        // matches the type of `tasks`.
         check(unsafe {
             (ort::api().KernelContext_ParallelFor)(self.raw(), run_task_of(&tasks), count, 0, data)
         })?;
@@ -167,7 +168,7 @@ struct Tasks<F> {
     panicked: AtomicBool,
 }
 
-/// The function that ONNX Runtime calls for each task.
+/// Returns the function that ONNX Runtime calls for each task.
 fn run_task_of<F: Fn(usize) + Sync>(_: &Tasks<F>) -> unsafe extern "C" fn(*mut c_void, usize) {
     unsafe extern "C" fn run<F: Fn(usize) + Sync>(tasks: *mut c_void, index: usize) {
         // SAFETY: `parallel` passes a reference to tasks of this type, which may be shared between threads.
@@ -192,12 +193,12 @@ fn count(shape: &[i64]) -> usize {
 }
 
 /// # Safety
-/// `start` must point to `length` elements that live as long as `'a` and are not written meanwhile, unless there are
-/// none.
+/// `start` must point to `length` elements that live as long as `'a` and are not written during that time. It may have
+/// any value if `length` is 0.
 unsafe fn elements<'a, T>(start: *const T, length: usize) -> &'a [T] {
     if start.is_null() || length == 0 {
         return &[];
     }
-    // SAFETY: by this function's own promise.
+    // SAFETY: the caller guarantees it.
     unsafe { slice::from_raw_parts(start, length) }
 }

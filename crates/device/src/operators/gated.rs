@@ -1,7 +1,8 @@
 //! `narthex.GatedMlp`: a gated feed-forward network, from its input rows to the output of its last product.
 //!
-//! Rows are rounded once for gate and up. The hidden rows never leave the cache where many rows are divided between
-//! threads; few rows are divided by hidden columns, and then by columns of the output.
+//! Rows are rounded once for both gate and up. If there are many rows, they are divided between threads, and the hidden
+//! rows stay in the cache. If there are few rows, the hidden columns are divided between threads, and then the columns
+//! of the output.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(super) const GATE: &str = "gate";
 pub(super) const UP: &str = "up";
 pub(super) const DOWN: &str = "down";
 
-/// Hidden columns that one task computes at once, so that they stay in the cache.
+/// Number of hidden columns that a task computes at once, so that they stay in the cache.
 const HIDDEN_COLUMNS: usize = 256;
 
 /// The operator.
@@ -55,13 +56,13 @@ impl Operator for GatedMlpOperator {
     }
 }
 
-/// The operator in a node.
+/// The operator as the kernel of one node.
 pub(super) struct GatedMlpKernel {
     shared: Arc<Shared>,
     gate: usize,
     up: usize,
     down: usize,
-    /// Epsilon of the norm of the rows, if there is one.
+    /// Epsilon of the RMS norm of the rows, if there is one.
     epsilon: Option<f32>,
 }
 
@@ -82,7 +83,7 @@ impl Kernel for GatedMlpKernel {
     }
 }
 
-/// The layers of a network.
+/// Layers of a network.
 struct GatedMlp<'a> {
     shared: &'a Shared,
     gate: &'a Linear,

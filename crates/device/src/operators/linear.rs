@@ -1,7 +1,8 @@
-//! `narthex.Linear`: a product of rows, rounded to eight bits, with packed weights.
+//! `narthex.Linear`: a product of packed weights and rows that are rounded to eight bits.
 //!
-//! Many rows are divided between threads, each of which rounds its rows and multiplies them with all columns. Few rows
-//! are rounded by one thread, and their columns are divided. A row's results are the same either way.
+//! If there are many rows, they are divided between threads; each thread rounds its rows and multiplies them by all
+//! columns. If there are few rows, one thread rounds them, and the columns are divided. A row's results are the same in
+//! both cases.
 
 use std::{
     ops::Range,
@@ -27,13 +28,13 @@ pub(super) const LINEAR: &str = "Linear";
 /// Attribute with the index of the weights.
 pub(super) const WEIGHTS: &str = "weights";
 
-/// Minimum number of rows of a task that multiplies with all columns. Smaller tasks would read the weights too often.
+/// Minimum number of rows of a task that multiplies all columns. With fewer rows, the weights would be read too often.
 const MIN_ROWS: usize = 24;
 
 /// Maximum number of rows of such a task, so that they stay in the cache.
 const MAX_ROWS: usize = 96;
 
-/// Number of tasks per thread, so that a slow thread takes fewer.
+/// Number of tasks per thread. With several tasks, a slow thread can process fewer of them.
 const TASKS_PER_THREAD: usize = 2;
 
 /// Number of rows of a register tile. Tasks have a multiple of it.
@@ -71,42 +72,43 @@ impl Operator for LinearOperator {
     }
 }
 
-/// Inputs of a product: rows, and the branch and the gain where they are a stream that is normed.
+/// Returns the inputs of a product: rows, and optionally the branch and the gain of an RMS norm.
 pub(super) fn input_types() -> [OperatorInput; 3] {
     let kind = TensorElementType::Float32;
     [OperatorInput::required(kind), OperatorInput::optional(kind), OperatorInput::optional(kind)]
 }
 
-/// Outputs of a product: rows, and the stream where there is one.
+/// Returns the outputs of a product: rows, and the residual stream if there is an RMS norm.
 pub(super) fn output_types() -> [OperatorOutput; 2] {
     let kind = TensorElementType::Float32;
     [OperatorOutput::required(kind), OperatorOutput::optional(kind)]
 }
 
-/// The index of weights that an attribute of a node states.
+/// Returns the index of weights in an attribute of a node.
 pub(super) fn index_of(shared: &Shared, context: &KernelContext<'_>, attribute: &str) -> ort::Result<usize> {
     let index = context.get::<i64>(attribute).and_then(|index| usize::try_from(index).ok());
     let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
     index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
 }
 
-/// Rows of a task that computes all columns; `None` where there are too few rows to divide them between threads.
+/// Returns the number of rows of a task that computes all columns; `None` if there are too few rows to divide them
+/// between threads.
 pub(super) fn row_block(rows: usize, threads: usize) -> Option<usize> {
     let block = (rows / (threads * TASKS_PER_THREAD)).next_multiple_of(PANEL).clamp(MIN_ROWS, MAX_ROWS);
     (rows >= threads * MIN_ROWS).then_some(block)
 }
 
-/// Columns of a task, of a product that reads `bytes` bytes for all its columns and rows.
+/// Returns the number of columns of a task, for a product that reads `bytes` bytes in total.
 pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize {
     let most = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
     columns.div_ceil(most.min(bytes / MIN_TASK_BYTES).max(1)).next_multiple_of(COLUMN_STEP)
 }
 
-/// The operator in a node.
+/// The operator as the kernel of one node.
 pub(super) struct LinearKernel {
     shared: Arc<Shared>,
     index: usize,
-    /// Epsilon of the norm of the rows, if there is one.
+    /// Epsilon of the RMS norm of the rows, if there is one.
     epsilon: Option<f32>,
 }
 
@@ -122,7 +124,7 @@ impl Kernel for LinearKernel {
 }
 
 impl Shared {
-    /// Multiplies rows with a layer's weights.
+    /// Multiplies rows by a layer's weights.
     fn multiply(
         &self,
         call: &Call<'_>,
@@ -154,7 +156,7 @@ impl Shared {
         self.kernels.quantize(x, linear.weights.block(), Granularity::Block, rows);
     }
 
-    /// Multiplies rows with all columns, which are divided between threads.
+    /// Multiplies rows by all columns, which are divided between threads.
     pub(super) fn divide_columns(
         &self,
         call: &Call<'_>,
@@ -172,7 +174,7 @@ impl Shared {
         })
     }
 
-    /// Multiplies rows with some columns.
+    /// Multiplies rows by some columns.
     pub(super) fn multiply_columns(
         &self,
         linear: &Linear,
@@ -186,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Part of an output, which one task takes.
+/// Part of an output, taken by a single task.
 pub(super) struct Part<T>(Mutex<Option<T>>);
 
 impl<T> Part<T> {
@@ -199,8 +201,8 @@ impl<T> Part<T> {
     }
 }
 
-/// Runs a task for every `step` columns of an output, with the first of them. One task alone takes nothing from the
-/// allocator.
+/// Runs a task for every `step` columns of an output. A task receives the index of its first column. A single task does
+/// not allocate memory.
 pub(super) fn for_columns(
     call: &Call<'_>,
     out: MatrixMut<'_>,

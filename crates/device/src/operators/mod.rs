@@ -1,10 +1,10 @@
 //! Narthex's CPU kernels as operators of ONNX Runtime's CPU provider.
 //!
-//! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU, because packages never change and serve every
-//! device. The weights of rewritten nodes are packed for this processor and handed to the operators directly; ONNX
-//! Runtime does not see them. `rewrite` finds the nodes, `weights` packs, `linear`, `gated` and `attention` compute,
-//! `cache` has the element types of the KV cache,
-//! and `call` is the border to ONNX Runtime, whose threads run all of it.
+//! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU; packages are not changed, because they serve
+//! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
+//! that ONNX Runtime does not load them. `rewrite` finds the nodes, and `weights` packs their weights. `linear`,
+//! `gated` and `attention` compute. `cache` has the element types of the KV cache. `call` is the interface to ONNX
+//! Runtime, on whose threads the operators run.
 
 mod attention;
 mod attention_step;
@@ -39,21 +39,21 @@ const DOMAIN: &str = "narthex";
 /// Version of the domain.
 const VERSION: i64 = 1;
 
-/// Largest graph that is read, without its data files: Protobuf's limit on a message.
+/// Maximum size of a graph without its data files, which is Protobuf's limit for a message.
 const MAX_GRAPH_BYTES: usize = 2 << 30;
 
-/// A graph that uses operators of Narthex, and these operators.
+/// A graph that uses Narthex's operators, and these operators.
 pub(crate) struct OwnOperators {
-    /// The graph as the bytes of an ONNX file, whose data files are those of the original.
+    /// The graph as the bytes of an ONNX file. Its data files are those of the original.
     pub(crate) graph: Vec<u8>,
-    /// The operators, with the weights that the graph lacks.
+    /// The operators, with the weights that were removed from the graph.
     pub(crate) domain: OperatorDomain,
 }
 
 impl OwnOperators {
-    /// Rewrites the graph of a file for the CPU; `threads` pack its weights. Attention keeps its cache in the given
-    /// precision, if all nodes that read it were replaced. `None` if it has no node to replace, or cannot be read, which
-    /// is for ONNX Runtime to report.
+    /// Rewrites the graph of a file for the CPU, and packs its weights on `threads` threads. The cache of attention
+    /// gets the given precision if all nodes that read it were replaced. Returns `None` if no node can be replaced.
+    /// Also returns `None` if the graph cannot be read, because ONNX Runtime then reports the error.
     pub(crate) fn of(model: &Path, threads: usize, cache: KvPrecision) -> Option<Self> {
         let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
         let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
@@ -69,7 +69,7 @@ impl OwnOperators {
     }
 }
 
-/// The kernels of this processor, chosen by a measurement once per process.
+/// Returns the kernels of this processor, which are selected by a measurement once per process.
 fn kernels() -> Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
     *KERNELS.get_or_init(Kernels::measured)
@@ -80,7 +80,7 @@ struct Shared {
     kernels: Kernels,
     linears: Vec<Linear>,
     threads: usize,
-    /// Buffers that no task uses now: as many as tasks ran at once.
+    /// Buffers that no task uses at present. There are at most as many as tasks that ran concurrently.
     buffers: Mutex<Vec<Buffers>>,
 }
 
@@ -97,7 +97,7 @@ struct Buffers {
     new_row: Vec<f32>,
 }
 
-/// The first `length` elements of a buffer, which grows if it must; their values are unspecified.
+/// Returns the first `length` elements of a buffer, which is extended if necessary. Their values are unspecified.
 fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
         buffer.resize(length, 0.0);

@@ -1,7 +1,7 @@
-//! Input rows of a product, which may be a residual stream that is added to and normed first.
+//! Input rows of a product, optionally with the addition and the RMS norm of a residual stream.
 //!
-//! `SkipSimplifiedLayerNormalization` becomes a part of the product that reads it: the rows are normed by the task that
-//! rounds them, and no node runs in between.
+//! `SkipSimplifiedLayerNormalization` is merged into the product that reads it. The task that rounds the rows also
+//! normalises them, so no separate node runs.
 
 use std::ops::Range;
 
@@ -19,35 +19,35 @@ pub(super) const EPSILON: &str = "epsilon";
 /// Maximum rank of an input.
 const MAX_RANK: usize = 8;
 
-/// Rows as a product reads them.
+/// Input rows of a product.
 pub(super) struct InputRows<'a> {
-    /// The rows, or the residual stream.
+    /// Rows, or the residual stream.
     x: MatrixRef<'a>,
     norm: Option<StreamNorm<'a>>,
 }
 
 /// RMS norm of a residual stream.
 struct StreamNorm<'a> {
-    /// Rows that join the stream.
+    /// Rows that are added to the stream.
     branch: MatrixRef<'a>,
     gain: &'a [f32],
     epsilon: f32,
 }
 
-/// The outputs of a product.
+/// Outputs of a product.
 pub(super) struct Outputs<'a> {
     pub(super) rows: &'a mut [f32],
-    /// The stream with the rows that joined it; empty without a norm.
+    /// Stream after the addition; empty without a norm.
     pub(super) sum: &'a mut [f32],
 }
 
-/// The epsilon of a node that norms its rows.
+/// Returns the epsilon of a node that normalises its rows; `None` for other nodes.
 pub(super) fn epsilon_of(context: &KernelContext<'_>) -> Option<f32> {
     context.get::<f32>(EPSILON)
 }
 
 impl<'a> InputRows<'a> {
-    /// The rows of a call, of `width` elements, and its outputs, whose rows have `columns`.
+    /// Returns the rows of a call, which have `width` elements, and its outputs, whose rows have `columns` elements.
     pub(super) fn of(
         call: &Call<'a>,
         width: usize,
@@ -80,12 +80,12 @@ impl<'a> InputRows<'a> {
         Ok((Self { x: MatrixRef::new(x.data, width), norm }, outputs))
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub(super) fn count(&self) -> usize {
         self.x.rows()
     }
 
-    /// Some rows as they are multiplied; `sum` takes these rows of the stream.
+    /// Returns a range of the rows, normalised if there is a norm. The same rows of the stream are written to `sum`.
     pub(super) fn rows<'b>(
         &'b self,
         shared: &Shared,
@@ -106,7 +106,7 @@ impl<'a> InputRows<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// The outputs of `count` rows each, of the rows' `columns` and the stream's `width`.
+    /// Divides the outputs into blocks of `count` rows. The rows have `columns` elements, those of the stream `width`.
     pub(super) fn blocks(self, count: usize, columns: usize, width: usize) -> impl Iterator<Item = Self> {
         let mut sums = self.sum.chunks_mut(count * width);
         let rows = self.rows.chunks_mut(count * columns);

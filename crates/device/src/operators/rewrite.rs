@@ -1,7 +1,8 @@
-//! The graph pass: products with weights in blocks of integers, and attention over a cache, become operators of Narthex.
+//! A graph pass that replaces products with block-quantised weights, and attention over a cache, by Narthex's
+//! operators.
 //!
-//! A product is replaced if it lets activations be rounded to eight bits, its blocks have a kernel, and its weights are
-//! constants. Constants that no node reads afterwards are removed, so that ONNX Runtime does not load them.
+//! A product is replaced if its activations may be rounded to eight bits, its block size has a kernel, and its weights
+//! are constants. Constants that no node reads afterwards are removed, so that ONNX Runtime does not load them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,21 +23,21 @@ use super::{
     weights::LinearSource,
 };
 
-/// `accuracy_level` of `MatMulNBits` that lets activations be rounded to eight bits.
+/// Value of `accuracy_level` of `MatMulNBits` that permits rounding activations to eight bits.
 const EIGHT_BIT_ACTIVATIONS: i64 = 4;
 
-/// Epsilon of a norm that states none.
+/// Epsilon of a norm without that attribute.
 const DEFAULT_EPSILON: f32 = 1e-5;
 
-/// Inputs of attention that have a kernel; the others are newer.
+/// Number of attention's inputs that the kernel supports. Later versions of the operator have more.
 const ATTENTION_INPUTS: usize = 9;
 
-/// Element type of single precision, as ONNX numbers it.
+/// ONNX's number of the element type of single precision.
 const TO_SINGLE: i64 = 1;
 
-/// Rewrites a graph, and returns the constants of the replaced nodes by the index that new nodes name. `None` if there
-/// is nothing to replace, or the graph cannot be written back. Attention keeps its cache in this precision, if no other
-/// node reads the cache.
+/// Rewrites a graph, and returns the constants of the replaced nodes. New nodes refer to them by index. Returns `None`
+/// if nothing can be replaced, or if the graph cannot be encoded again. The cache of attention gets this precision if
+/// no other node reads it.
 pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<LinearSource>> {
     if !graph.unread.is_empty() {
         return None;
@@ -72,7 +73,7 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     Some(sources)
 }
 
-/// The patch that replaces a node by `narthex.Linear`.
+/// Returns the patch that replaces a node by `narthex.Linear`.
 fn linear_patch(node: &Node, index: usize, norm: Option<&Node>) -> Option<Patch> {
     let mut replacement = Replacement::of(node);
     let own = own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]);
@@ -80,7 +81,7 @@ fn linear_patch(node: &Node, index: usize, norm: Option<&Node>) -> Option<Patch>
     replacement.patch("multiply by a kernel of Narthex")
 }
 
-/// Adds a product, which takes over the norm of its rows.
+/// Adds a product and merges the norm of its rows into it.
 fn push_product(replacement: &mut Replacement<'_>, mut product: Node, norm: Option<&Node>) {
     if let Some(norm) = norm {
         let sum = norm.outputs.get(3).filter(|sum| !sum.is_empty()).cloned();
@@ -94,14 +95,14 @@ fn push_product(replacement: &mut Replacement<'_>, mut product: Node, norm: Opti
     replacement.push(product);
 }
 
-/// Returns whether a node is grouped-query attention that `narthex.Attention` computes too.
+/// Returns whether a node is grouped-query attention that `narthex.Attention` can replace.
 fn is_attention(graph: &Graph, node: &Node) -> bool {
     if node.op != "GroupQueryAttention" || node.domain != MICROSOFT || node.outputs.len() != 3 {
         return false;
     }
     let known = |(name, value): &(String, Attribute)| match name.as_str() {
         HEADS | KV_HEADS | SCALE | SOFT_CAP | WINDOW | ROTATES => true,
-        // Others change what is computed, unless they are 0.
+        // Other attributes change the computation, unless they are 0.
         _ => matches!(value, Attribute::Int(0)),
     };
     let is_single = |name: &str| {
@@ -113,7 +114,7 @@ fn is_attention(graph: &Graph, node: &Node) -> bool {
     !more && cached && node.attributes.iter().all(known)
 }
 
-/// The patch that replaces attention by an operator of Narthex.
+/// Returns the patch that replaces attention by an operator of Narthex.
 fn attention_patch(node: &Node, op: &str) -> Option<Patch> {
     let own = (0..ATTENTION_INPUTS).map(|at| node.input(at).unwrap_or("").to_owned());
     let mut replacement = Replacement::of(node);
@@ -128,7 +129,7 @@ fn attention_patch(node: &Node, op: &str) -> Option<Patch> {
     replacement.patch("attend by a kernel of Narthex")
 }
 
-/// A node of Narthex that makes the values of `node` from `x`.
+/// Returns a node with an operator of Narthex that computes the outputs of `node` from `x`.
 fn own_node(node: &Node, op: &str, x: &str, indices: &[(&str, usize)]) -> Node {
     let attributes = indices.iter().map(|&(name, index)| (name.to_owned(), Attribute::from(index)));
     Node {
@@ -147,7 +148,7 @@ struct GatedMlpNodes<'a> {
     parts: [&'a Node; 6],
     /// Indices of the weights of gate, up and down.
     indices: [usize; 3],
-    /// The norm of its rows.
+    /// The norm of its input rows.
     norm: Option<&'a Node>,
 }
 
@@ -162,11 +163,11 @@ impl GatedMlpNodes<'_> {
     }
 }
 
-/// Which nodes make and read values.
+/// The node that computes each value, and the number of times that it is read.
 struct Links<'a> {
     nodes: &'a [Node],
     makers: HashMap<&'a str, usize>,
-    /// Number of reads of each value, by nodes, their bodies and the graph's outputs.
+    /// Number of reads of each value by nodes, their bodies and the graph's outputs.
     reads: HashMap<String, usize>,
 }
 
@@ -181,14 +182,14 @@ impl<'a> Links<'a> {
         Self { nodes: &graph.nodes, makers, reads }
     }
 
-    /// The node with one output that makes a value which is read this often.
+    /// Returns the node that computes a value, if it has one output, which is read `reads` times.
     fn maker(&self, value: &str, reads: usize) -> Option<(usize, &'a Node)> {
         let &at = self.makers.get(value)?;
         let node = &self.nodes[at];
         (node.outputs.len() == 1 && self.reads.get(value) == Some(&reads)).then_some((at, node))
     }
 
-    /// The network that ends with this product; `products` has the index of the weights by the place of the node.
+    /// Returns the network whose last product is `down`. `products` has the index of the weights for each node's index.
     ///
     /// ```text
     /// x ─┬─ gate ─┬─ Sigmoid ─┐
@@ -219,7 +220,8 @@ impl<'a> Links<'a> {
         })
     }
 
-    /// The norm of a residual stream that makes the rows of a product, which are read so often and nowhere else.
+    /// Returns the norm of a residual stream that computes the rows of a product, if they are read exactly `reads`
+    /// times.
     fn norm_of(&self, product: &Node, reads: usize) -> Option<&'a Node> {
         let rows = product.input(0)?;
         let norm = &self.nodes[*self.makers.get(rows)?];
@@ -239,14 +241,14 @@ fn is_plain(node: &Node, op: &str) -> bool {
 /// The constants of a graph.
 struct Constants<'a> {
     initializers: HashMap<&'a str, &'a Initializer>,
-    /// Constants in half precision, by the name of the value in single precision that a node makes of them.
+    /// Constants in half precision, by the name of the single-precision value to which a node casts them.
     casts: HashMap<&'a str, &'a str>,
 }
 
 impl<'a> Constants<'a> {
     fn of(graph: &'a Graph) -> Self {
         let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
-        // A constant that is an input too may be given another value.
+        // A constant that is also an input can have another value at run time.
         let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
         let is_cast =
             |node: &&Node| node.op == "Cast" && node.domain.is_empty() && node.int("to") == Some(TO_SINGLE);
@@ -257,7 +259,7 @@ impl<'a> Constants<'a> {
         }
     }
 
-    /// A constant of this type and number of elements.
+    /// Returns a constant, if it has this type and number of elements.
     fn get(&self, name: &str, dtype: DType, count: usize) -> Option<Initializer> {
         let constant = self.initializers.get(name)?;
         let found = constant.shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent))?;
@@ -265,7 +267,7 @@ impl<'a> Constants<'a> {
         (fits && constant.expected_bytes() == Some(constant.bytes())).then(|| (*constant).clone())
     }
 
-    /// The constants of a node that a kernel can replace.
+    /// Returns the constants of a node that a kernel can replace.
     fn linear(&self, node: &Node) -> Option<LinearSource> {
         let is_product = node.op == "MatMulNBits" && node.domain == MICROSOFT;
         if !is_product || node.int("accuracy_level") != Some(EIGHT_BIT_ACTIVATIONS) {
@@ -295,7 +297,7 @@ impl<'a> Constants<'a> {
             Some(bias) => Some(self.get(bias, DType::F32, outputs)?),
             None => None,
         };
-        // An order of the inputs has no kernel.
+        // Kernels do not support a permutation of the inputs.
         if node.input(4).is_some() || ![16, 32, 64, 128].contains(&block) {
             return None;
         }
@@ -304,7 +306,7 @@ impl<'a> Constants<'a> {
     }
 }
 
-/// Removes casts whose results nothing reads, and then constants that nothing reads.
+/// Removes casts that are not read, and then constants that are not read.
 fn remove_unread(graph: &mut Graph) {
     let read = read_values(graph);
     let is_read = |name: &String| read.contains(name);
@@ -313,7 +315,7 @@ fn remove_unread(graph: &mut Graph) {
     graph.initializers.retain(|constant| read.contains(&constant.name));
 }
 
-/// Names of the values that are read.
+/// Returns the names of the values that are read.
 fn read_values(graph: &Graph) -> HashSet<String> {
     let mut read = HashSet::new();
     for_each_read(graph, &mut |name| {

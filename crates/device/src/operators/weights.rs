@@ -13,17 +13,17 @@ use narthex_graph::{Element, Initializer, onnx::files::DataFiles};
 use narthex_kernels::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
 use narthex_spec::DType;
 
-/// Constants of a linear layer, as a graph names them.
+/// Constants of a linear layer in the graph.
 pub(super) struct LinearSource {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
     pub(super) block: usize,
     pub(super) bits: Bits,
     pub(super) quants: Initializer,
-    /// In half or single precision.
+    /// Scales in half or single precision.
     pub(super) scales: Initializer,
     pub(super) zeros: Option<Initializer>,
-    /// In single precision.
+    /// Bias in single precision.
     pub(super) bias: Option<Initializer>,
 }
 
@@ -43,7 +43,7 @@ impl Linear {
 }
 
 impl LinearSource {
-    /// The weights without their numbers, for their size.
+    /// Returns the weights without their data, which is sufficient to compute their size.
     fn shape(&self) -> BlockedWeights<'_> {
         let half = self.scales.dtype == Element::from(DType::F16);
         BlockedWeights {
@@ -57,7 +57,7 @@ impl LinearSource {
         }
     }
 
-    /// Packs the weights into bytes of their size.
+    /// Packs the weights into `out`, which has their packed size.
     fn pack(&self, folder: &Path, files: &mut DataFiles, out: &mut [u8]) -> Option<()> {
         let mut read = |constant: &Initializer| Some(files.bytes(folder, constant).ok()?.to_vec());
         let zeros = match &self.zeros {
@@ -86,7 +86,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Packs layers on some threads, side by side in memory; `None` if a constant cannot be read.
+/// Packs layers on several threads, in consecutive memory; `None` if a constant cannot be read.
 pub(super) fn pack(sources: &[LinearSource], folder: &Path, threads: usize) -> Option<Vec<Linear>> {
     let sizes = sources.iter().map(|source| source.shape().packed_bytes().ok());
     let sizes: Vec<usize> = sizes.collect::<Option<_>>()?;
@@ -127,9 +127,9 @@ pub(super) fn pack(sources: &[LinearSource], folder: &Path, threads: usize) -> O
     linears.collect()
 }
 
-/// Asks for large pages: a product of one row reads all weights once, and small pages halve its speed.
+/// Requests large pages. A product of one row reads all weights once, and small pages halve its speed.
 fn advise(memory: &MmapMut) {
-    // Systems that refuse give small pages.
+    // A system that refuses uses small pages.
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     #[cfg(not(target_os = "linux"))]

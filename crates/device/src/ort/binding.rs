@@ -62,7 +62,7 @@ impl Binding {
     /// Binds an output by name.
     ///
     /// # Safety
-    /// The conditions are those of [`Self::input`]; every run writes the memory.
+    /// The conditions of [`Self::input`] apply. Every run writes to the memory.
     pub(crate) unsafe fn output(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
         let value = self.memory.value(tensor)?;
         // SAFETY: as in `input`.

@@ -1,4 +1,4 @@
-//! Sessions, and raw bindings to the caller's memory. Nothing here knows of models.
+//! Sessions, and raw bindings to the caller's memory. This module is independent of models.
 
 mod binding;
 mod device_memory;

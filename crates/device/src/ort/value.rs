@@ -32,7 +32,7 @@ impl<'a> Tensor<'a> {
     /// A tensor over the bytes of its elements.
     ///
     /// # Panics
-    /// If the shape does not describe that many bytes, or they are not aligned.
+    /// Panics if the shape does not describe that many bytes, or they are not aligned.
     pub(crate) fn of_bytes(bytes: &mut [u8], dtype: DType, shape: &'a [i64]) -> Self {
         let expected: i64 = shape.iter().product();
         assert_eq!(bytes.len(), expected as usize * dtype.size(), "bytes of a tensor of shape {shape:?}");
