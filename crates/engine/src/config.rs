@@ -6,8 +6,8 @@ use narthex_spec::Speculation;
 
 use crate::executor::Limits;
 
-/// Default number of prompt tokens in a step: large enough to keep a CPU busy, small enough that running answers do not
-/// visibly stop.
+/// Default number of prompt tokens in a step: large enough to use the CPU well, small enough that running answers do
+/// not visibly pause.
 const PREFILL_CHUNK: usize = 256;
 
 /// Default limit of waiting requests.
@@ -16,25 +16,25 @@ const MAX_QUEUE: usize = 64;
 /// Configuration of an engine. Values out of range are clamped to the nearest valid one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Maximum number of waiting requests; further ones are refused.
+    /// Maximum number of waiting requests. Further requests are refused.
     pub max_queue: usize,
     /// Maximum number of running sequences, from 1 to the executor's slots.
     pub max_running: usize,
     /// Maximum number of prompt tokens in one step beside decoding sequences; at least 1.
     pub prefill_chunk: usize,
-    /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the rest, but always
-    /// enough to advance.
+    /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the remaining
+    /// tokens, and always enough to advance.
     pub step_token_budget: usize,
-    /// Maximum time of a step in which answers run beside prompts, if the executor's times are known: prompts then run in
-    /// smaller chunks. `None` for no maximum.
+    /// Maximum time of a step in which answers run together with prompts, if the executor's times are known. Prompts
+    /// then run in smaller chunks. `None` for no maximum.
     pub token_latency: Option<Duration>,
     /// Verification of several tokens in one step.
     pub speculation: Speculation,
 }
 
 impl EngineConfig {
-    /// Returns the standard bounds for an executor: as many sequences as it has slots, 64 waiting requests, prompts in
-    /// chunks of 256 tokens or the executor's own bound, and a step as large as one such chunk plus one token for each
+    /// Returns the default configuration for an executor: as many sequences as it has slots, 64 waiting requests,
+    /// prompts in chunks of 256 tokens or the executor's maximum, and a step of one such chunk plus one token for each
     /// decoding sequence.
     pub fn for_limits(limits: &Limits) -> Self {
         let prefill_chunk = limits.chunk.min(PREFILL_CHUNK);
@@ -63,30 +63,31 @@ impl EngineConfig {
 /// Counters of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Sequences in slots.
+    /// Number of sequences in slots.
     pub running: usize,
-    /// Sequences that wait for a slot.
+    /// Number of sequences that wait for a slot.
     pub waiting: usize,
-    /// Slots.
+    /// Number of slots.
     pub slots: usize,
-    /// KV bytes in use or reserved by running sequences, and held by idle slots for later prompts with the same prefix.
+    /// KV bytes in use or reserved by running sequences, and those of idle slots, which keep them for later prompts
+    /// with the same prefix.
     pub kv_used_bytes: usize,
     /// Maximum number of KV bytes in use.
     pub kv_budget_bytes: usize,
     /// KV bytes of one token.
     pub kv_token_bytes: usize,
-    /// Prompt tokens that ran; those of a preempted sequence count again.
+    /// Number of prompt tokens that ran. Those of a preempted sequence are counted again.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were already in a slot.
+    /// Number of prompt tokens that were already in a slot.
     pub cached_tokens: u64,
-    /// Tokens generated; a final stop token does not count.
+    /// Number of generated tokens, without final stop tokens.
     pub generated_tokens: u64,
-    /// Draft tokens that the model accepted.
+    /// Number of draft tokens that the model accepted.
     pub accepted_tokens: u64,
-    /// Draft tokens that the model rejected.
+    /// Number of draft tokens that the model rejected.
     pub rejected_tokens: u64,
     /// Number of preemptions.
     pub preemptions: u64,
-    /// Steps run, failed ones included.
+    /// Number of steps, including failed ones.
     pub steps: u64,
 }

@@ -1,4 +1,5 @@
-//! The port for a restriction of a sequence's tokens, as by a grammar, and its state in a running sequence.
+//! The port for a constraint on a sequence's tokens, such as a grammar, and the state of a constraint in a running
+//! sequence.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,19 +7,19 @@ use narthex_spec::TokenId;
 
 /// Restricts the tokens of one sequence.
 ///
-/// The engine calls [`Self::prepare`] beside the model's step, samples one of the allowed tokens, accepts it, and then
-/// accepts the forced tokens after it without running the model for each.
+/// The engine calls [`Self::prepare`] during the model's step, samples one of the allowed tokens and accepts it. It
+/// then accepts the forced tokens after it without running the model for each.
 pub trait Constraint: Send {
     /// Computes the tokens that may come next. Called on another thread while the model's step runs.
     fn prepare(&mut self);
 
-    /// Returns the tokens that may come next. [`Self::prepare`] was called since the last accepted token.
+    /// Returns the tokens that may come next. [`Self::prepare`] has been called since the last accepted token.
     fn allowed(&self) -> Allowed<'_>;
 
-    /// Takes the next token, which is an allowed or a forced one.
+    /// Accepts the next token, which is an allowed or a forced one.
     fn accept(&mut self, token: TokenId) -> Progress;
 
-    /// Appends the tokens that must come next. They are not accepted yet.
+    /// Appends the tokens that must come next, without accepting them.
     fn forced(&mut self, tokens: &mut Vec<TokenId>);
 }
 
@@ -45,7 +46,7 @@ pub enum Progress {
 /// The constraint of a running sequence.
 pub(crate) struct ActiveConstraint {
     constraint: Box<dyn Constraint>,
-    /// Set while `allowed` is valid.
+    /// True while `allowed` is valid.
     prepared: bool,
     panicked: bool,
 }
@@ -60,7 +61,7 @@ impl ActiveConstraint {
         !self.prepared
     }
 
-    /// Computes the allowed tokens, unless they are known.
+    /// Computes the allowed tokens, unless they are valid.
     pub(crate) fn prepare(&mut self) {
         if !self.prepared {
             self.guard(|constraint| constraint.prepare());
@@ -84,7 +85,7 @@ impl ActiveConstraint {
         }
     }
 
-    /// Takes the next token.
+    /// Accepts the next token.
     pub(crate) fn accept(&mut self, token: TokenId) -> Progress {
         self.prepared = false;
         self.guard(|constraint| constraint.accept(token)).unwrap_or(Progress::Open)
@@ -96,7 +97,7 @@ impl ActiveConstraint {
         self.guard(|constraint| constraint.forced(tokens));
     }
 
-    /// Calls the constraint. After a panic it is not called again.
+    /// Calls the constraint. After a panic, it is not called again.
     fn guard<T>(&mut self, call: impl FnOnce(&mut dyn Constraint) -> T) -> Option<T> {
         if self.panicked {
             return None;

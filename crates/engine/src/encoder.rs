@@ -13,7 +13,7 @@ pub struct EncoderLimits {
     pub max_batch_tokens: usize,
     /// Kind of rows that a text's output has.
     pub rows: Rows,
-    /// Elements of one row.
+    /// Number of elements in a row.
     pub width: usize,
 }
 
@@ -42,7 +42,7 @@ impl Rows {
 /// One text of a batch, or a pair of texts in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Text<'a> {
-    /// Its tokens, special ones included.
+    /// Tokens of the text, including special ones.
     pub tokens: &'a [TokenId],
     /// Index of the second segment's first token; the number of tokens if there is one segment.
     pub second: usize,
@@ -62,13 +62,13 @@ impl<'a> Text<'a> {
 pub struct EncoderOutput {
     /// `rows × width` values.
     pub data: Vec<f32>,
-    /// Elements of one row.
+    /// Number of elements in a row.
     pub width: usize,
 }
 
 /// One forward pass without a loop: embeddings, rerankers, question answering, masked tokens.
 pub trait Encoder: Send {
-    /// Bounds of its batches.
+    /// Returns the limits of a batch.
     fn limits(&self) -> &EncoderLimits;
 
     /// Runs texts of one or more tokens each, within the limits.

@@ -32,7 +32,7 @@ use crate::{
 /// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Something ran, or more may be left to run.
+    /// Something ran, or work may remain.
     Busy,
     /// Nothing is queued or running.
     Idle,
@@ -43,13 +43,13 @@ pub struct EngineLoop {
     device: SupervisedExecutor,
     config: EngineConfig,
     slots: Slots,
-    /// Sequences without slots, oldest first; all younger than the running ones.
+    /// Sequences without slots, oldest first. All of them are younger than the running ones.
     queue: VecDeque<Sequence>,
     /// Sequences with slots, oldest first.
     running: Vec<Sequence>,
-    /// Set after the device ran out of memory: no sequence is admitted until one ends.
+    /// True after the device ran out of memory. No sequence is admitted until one ends.
     pressed: bool,
-    /// Consecutive losses of the device.
+    /// Number of consecutive losses of the device.
     losses: usize,
     grants: Vec<Grant>,
     plan: StepPlan,
@@ -62,7 +62,7 @@ pub struct EngineLoop {
     scratch: Scratch,
     submitted: u64,
     finished: u64,
-    /// Counters. Those that follow from other fields are filled in by `stats`.
+    /// Counters. Those that follow from other fields are added by `stats`.
     stats: EngineStats,
 }
 
@@ -95,7 +95,7 @@ impl EngineLoop {
     /// Checks a request against an executor's limits.
     ///
     /// # Errors
-    /// All of [`SubmitError`] but [`SubmitError::Overloaded`] and [`SubmitError::ShutDown`].
+    /// All variants of [`SubmitError`] except [`SubmitError::Overloaded`] and [`SubmitError::ShutDown`].
     pub fn check(limits: &Limits, request: &Request) -> Result<(), SubmitError> {
         let (prompt, longest) = (request.prompt.len(), limits.longest());
         if prompt == 0 {
@@ -113,7 +113,7 @@ impl EngineLoop {
     /// Queues a request. The queue has no limit here; [`Engine`](crate::worker::Engine) enforces it.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// The errors of [`Self::check`].
     pub fn submit(&mut self, request: Request) -> Result<SequenceHandle, SubmitError> {
         Self::check(self.device.limits(), &request)?;
         let (sequence, handle) = Sequence::new(0, request, self.device.limits().longest());
@@ -133,7 +133,7 @@ impl EngineLoop {
         self.queue.len()
     }
 
-    /// Returns the bounds in force.
+    /// Returns the configuration in effect.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
@@ -151,7 +151,7 @@ impl EngineLoop {
         }
     }
 
-    /// Returns true if the executor panicked, so that nothing can run.
+    /// Returns true if the executor has panicked, so that nothing can run.
     pub fn is_dead(&self) -> bool {
         self.device.fault().is_some()
     }
@@ -232,7 +232,7 @@ impl EngineLoop {
         sequence.finish(finish);
     }
 
-    /// Returns a copy of the state that invariants cover.
+    /// Returns a copy of the state, for checks of invariants.
     pub fn snapshot(&self) -> Snapshot {
         let running = |s: &Sequence| RunningSequence {
             number: s.number,

@@ -1,7 +1,7 @@
 //! The port between the engine and a device that runs a decoder.
 //!
-//! The implementation owns the KV memory, the engine owns the accounting: an executor runs each [`StepPlan`] and does not
-//! decide which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
+//! The implementation owns the KV memory, and the engine owns the accounting: an executor runs each [`StepPlan`] and
+//! does not decide which slot is used. The port is implemented by `narthex-device`, and by a fake in `narthex-testkit`.
 
 mod block;
 mod check;
@@ -17,7 +17,7 @@ pub use check::{check_read, check_truncate};
 pub use copy::KvCopy;
 pub use logits::{Logits, NEVER, Peak, RowScan, ScannedRow};
 
-/// Bounds of an executor, fixed for its lifetime.
+/// Limits of an executor, constant for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of slots.
@@ -30,22 +30,23 @@ pub struct Limits {
     pub batch: usize,
     /// Width of a logits row.
     pub vocab: usize,
-    /// KV memory.
+    /// Limits of the KV memory.
     pub kv: KvLimits,
 }
 
 impl Limits {
-    /// Maximum number of tokens of one sequence, prompt and answer together: the context, or what the KV budget holds for
-    /// that sequence alone. The newest token needs no place in the cache, hence one more.
+    /// Returns the maximum number of tokens of one sequence, including prompt and answer: the context, or the capacity
+    /// of the KV budget for that sequence alone. The latter is one larger, because the newest token is not in the
+    /// cache.
     pub fn longest(&self) -> usize {
         self.context.min(self.kv.tokens_alone(self.context).saturating_add(1))
     }
 }
 
-/// The arithmetic of KV memory: every occupied row of the cache reserves the same capacity.
+/// Limits of the KV memory. Every row of the cache in use reserves the same capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
-    /// Bytes of one token's keys and values over all layers.
+    /// Bytes of one token's keys and values in all layers.
     pub bytes_per_token: usize,
     /// Capacities are multiples of this many tokens.
     pub step: usize,
@@ -60,29 +61,29 @@ impl KvLimits {
         tokens.max(1).div_ceil(step).saturating_mul(step).min(context)
     }
 
-    /// Returns the maximum number of tokens in a row that is the only one.
+    /// Returns the maximum number of tokens in a row if it is the only one.
     pub fn tokens_alone(&self, context: usize) -> usize {
         let tokens = self.budget.checked_div(self.bytes_per_token).unwrap_or(context);
         if tokens >= context { context } else { tokens - tokens % self.step.max(1) }
     }
 
-    /// Returns the bytes of `rows` rows of `capacity` tokens.
+    /// Returns the bytes of `rows` rows with `capacity` tokens each.
     pub fn bytes(&self, rows: usize, capacity: usize) -> usize {
         rows.saturating_mul(capacity).saturating_mul(self.bytes_per_token)
     }
 }
 
-/// One step. Spans name distinct slots; the storage is reused from step to step.
+/// One step. The spans are of distinct slots. The plan's memory is reused from step to step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPlan {
-    /// The new tokens of all spans.
+    /// New tokens of all spans.
     pub tokens: Vec<TokenId>,
-    /// The parts, in the order of their logits.
+    /// Spans, in the order of their logits.
     pub spans: Vec<Span>,
 }
 
 impl StepPlan {
-    /// Empties the plan and keeps its storage.
+    /// Empties the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.spans.clear();
@@ -95,12 +96,12 @@ impl StepPlan {
         self.spans.push(Span { slot, at, tokens: start..self.tokens.len(), logits });
     }
 
-    /// The new tokens of one span.
+    /// Returns the new tokens of one span.
     pub fn tokens_of(&self, span: &Span) -> &[TokenId] {
         &self.tokens[span.tokens.clone()]
     }
 
-    /// Rows of logits that all spans ask for.
+    /// Returns the number of rows of logits that all spans request.
     pub fn logits_rows(&self) -> usize {
         self.spans.iter().map(|span| span.logits.rows(span.tokens.len())).sum()
     }
@@ -109,29 +110,29 @@ impl StepPlan {
 /// New tokens of one slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// The slot.
+    /// Slot of the tokens.
     pub slot: SlotId,
     /// Position of the first new token: the number of tokens already in the slot.
     pub at: usize,
-    /// The new tokens, as a range of the plan's; at least one.
+    /// New tokens as a range of the plan's tokens. There is at least one.
     pub tokens: Range<usize>,
-    /// Rows of logits that it asks for.
+    /// Requested rows of logits.
     pub logits: Wanted,
 }
 
-/// Rows of logits that a span asks for.
+/// Rows of logits that a span requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// None: an inner chunk of a prompt.
+    /// No rows, as for an inner chunk of a prompt.
     Nothing,
-    /// The last token's.
+    /// The row of the last token.
     Last,
-    /// Every token's.
+    /// The rows of all tokens.
     All,
 }
 
 impl Wanted {
-    /// Rows for a span of `tokens` tokens.
+    /// Returns the number of rows for a span of `tokens` tokens.
     pub fn rows(self, tokens: usize) -> usize {
         match self {
             Self::Nothing => 0,
@@ -144,43 +145,43 @@ impl Wanted {
 /// Error of a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// The cache cannot grow: memory, or the budget.
+    /// The cache cannot grow, because of the memory or the budget.
     #[error(
         "the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than can be had"
     )]
     OutOfMemory {
-        /// Rows it would hold.
+        /// Number of rows that the cache would have.
         rows: usize,
-        /// Tokens per row.
+        /// Number of tokens in each row.
         capacity: usize,
-        /// Bytes in all.
+        /// Size of the cache in bytes.
         wanted: usize,
     },
-    /// The plan breaks the executor's limits; a defect of the caller.
+    /// The plan violates the executor's limits. This is a defect of the caller.
     #[error("step plan refused: {reason}")]
     BadPlan {
-        /// The reason.
+        /// Reason for the refusal.
         reason: String,
     },
-    /// The executor cannot take tokens back.
+    /// The executor cannot remove tokens from a slot.
     #[error("this device cannot rewind a sequence")]
     CannotRewind,
-    /// The device was lost, and the contents of every slot with it.
+    /// The device was lost, with the contents of every slot.
     #[error("the device was lost: {message}")]
     Lost {
-        /// The runtime's message.
+        /// Message of the runtime.
         message: String,
     },
     /// The device failed.
     #[error("the device failed: {message}")]
     Device {
-        /// The runtime's message.
+        /// Message of the runtime.
         message: String,
     },
 }
 
 impl StepError {
-    /// A refused plan.
+    /// Returns the error for a plan that is refused.
     pub fn bad_plan(reason: impl Into<String>) -> Self {
         Self::BadPlan { reason: reason.into() }
     }
@@ -188,67 +189,68 @@ impl StepError {
 
 /// Runs planned steps on a device. The implementation owns the KV memory; the engine owns the accounting.
 pub trait Executor: Send {
-    /// Bounds of its plans.
+    /// Returns the limits of its plans.
     fn limits(&self) -> &Limits;
 
-    /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens.
+    /// Runs one step. Afterwards, the slot of each span has `at + tokens.len()` tokens.
     ///
     /// # Errors
-    /// Whatever the error, the slots named in the plan still hold their first `at` tokens and nothing beyond them that
-    /// may be relied on; the caller truncates them to `at` or less before it names them again. Only after
-    /// [`StepError::Lost`] no slot, named or not, holds anything.
+    /// After any error except [`StepError::Lost`], the slots in the plan have their first `at` tokens. Further contents
+    /// are undefined; the caller truncates these slots to `at` tokens or fewer before it uses them again. After
+    /// [`StepError::Lost`], all slots are empty, including those that are not in the plan.
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError>;
 
-    /// Returns the logits of the last step. Unspecified rows if that step failed or none has run.
+    /// Returns the logits of the last step. If that step failed or no step has run, the rows are unspecified.
     fn logits(&self) -> Logits<'_>;
 
     /// Runs one step and returns its logits.
     ///
     /// # Errors
-    /// As [`Self::execute`].
+    /// The errors of [`Self::execute`].
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
         self.execute(plan)?;
         Ok(self.logits())
     }
 
-    /// Keeps only the first `len` tokens of a slot, which holds at least as many; 0 gives its memory back.
+    /// Keeps only the first `len` tokens of a slot, which must have at least as many. If `len` is 0, its memory is
+    /// released.
     ///
     /// # Errors
-    /// [`StepError::CannotRewind`] leaves the slot as it was; a device that cannot rewind can still empty a slot.
+    /// [`StepError::CannotRewind`] leaves the slot unchanged. A device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
 
-    /// Returns the maximum number of tokens in a span after the first `at` of a slot that runs like the next token of an
-    /// answer: in one run, on the same device, and with the same rotary factors. 1 means that longer spans cost as much
-    /// as their tokens one by one, or more.
+    /// Returns the maximum number of tokens in a span that continues a slot of `at` tokens and runs in the same way as
+    /// the next token of an answer: in one run, on the same device, and with the same rotary factors. 1 means that a
+    /// longer span costs at least as much as its tokens one by one.
     fn verify_limit(&self, at: usize) -> usize {
         let _ = at;
         self.limits().chunk
     }
 
-    /// Copies the keys and values of some of a slot's tokens; at least one, and all of them held.
+    /// Copies the keys and values of a range of a slot's tokens, which must contain at least one.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for a slot or a range that is not there, and from an executor that hands nothing over.
+    /// [`StepError::BadPlan`] for a slot or a range that does not exist, and from an executor that does not support it.
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         let _ = (slot, range);
         Err(StepError::bad_plan(NO_HANDOVER))
     }
 
-    /// Puts a block after the first `at` tokens of a slot, which holds at least as many; afterwards it holds
+    /// Writes a block after the first `at` tokens of a slot, which must have at least as many. Afterwards, the slot has
     /// `at + block.tokens()` tokens, as if it had computed them.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for a slot, place or shape that does not fit leaves the slot as it was; after any other
-    /// error it still holds its first `at` tokens, as after a failed step.
+    /// [`StepError::BadPlan`] for a slot, position or shape that does not fit leaves the slot unchanged. After any
+    /// other error, the slot has its first `at` tokens, as after a failed step.
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         let _ = (slot, at, block);
         Err(StepError::bad_plan(NO_HANDOVER))
     }
 
-    /// Copies keys and values from one slot to another, which then holds `copy.tokens.end` tokens.
+    /// Copies keys and values from one slot to another, which then has `copy.tokens.end` tokens.
     ///
     /// # Errors
-    /// As [`Self::read_kv`] and [`Self::write_kv`]; the slot that is copied from stays as it was.
+    /// The errors of [`Self::read_kv`] and [`Self::write_kv`]. The source slot is unchanged.
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         let block = self.read_kv(copy.from, copy.tokens.clone())?;
         self.write_kv(copy.to, copy.tokens.start, &block)

@@ -1,6 +1,6 @@
 //! Tokens in, tokens out: sequences, scheduling, KV accounting, sampling.
 //!
-//! This crate knows no text, no ONNX Runtime, no async and no clock. Start at [`request`] for the input of callers, at
+//! This crate contains no text, ONNX Runtime, async code or clock. Start at [`request`] for the input of callers, at
 //! [`executor`] for the port to a device, at [`supervise`] for the layer between engine and device, at [`engine_loop`]
 //! for the step, and at [`worker`] for the thread.
 

@@ -14,12 +14,12 @@ use crate::{constraint::Constraint, executor::StepError};
 
 /// One sequence to generate.
 pub struct Request {
-    /// Prompt tokens; at least one.
+    /// Prompt tokens. There must be at least one.
     pub prompt: Vec<TokenId>,
-    /// Maximum number of generated tokens; also limited by the context and the KV budget
-    /// ([`Limits::longest`](crate::executor::Limits::longest)). 0 runs the prompt only.
+    /// Maximum number of generated tokens, which the context and the KV budget also limit
+    /// ([`Limits::longest`](crate::executor::Limits::longest)). 0 runs only the prompt.
     pub max_tokens: usize,
-    /// Tokens that end the sequence; they are not reported.
+    /// Tokens that end the sequence. They are not reported.
     pub stop: Vec<TokenId>,
     /// Sampling settings.
     pub sampling: Sampling,
@@ -27,14 +27,14 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Log-probabilities to report for generated tokens and, with [`LogProbs::prompt`], for the prompt.
     pub logprobs: Option<LogProbs>,
-    /// Receiver of tokens; never called if the request is refused.
+    /// Receiver of the tokens. It is not called if the request is refused.
     pub sink: Box<dyn TokenSink>,
 }
 
 /// Log-probabilities to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogProbs {
-    /// Number of most likely tokens to report beside the sampled one.
+    /// Number of most likely tokens to report in addition to the sampled one.
     pub top: usize,
     /// True to report the prompt's tokens too (`echo`).
     pub prompt: bool,
@@ -43,27 +43,29 @@ pub struct LogProbs {
 /// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, typical, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// Divisor of the logits; 0 samples greedily.
+    /// Divisor of the logits. 0 selects greedy sampling.
     pub temperature: f32,
-    /// Keeps the `k` likeliest tokens; 0 keeps all.
+    /// Number of most likely tokens to keep. 0 keeps all.
     pub top_k: usize,
-    /// Keeps the smallest set whose probabilities reach this sum; 1 keeps all (Holtzman et al. 2019, arXiv:1904.09751).
+    /// Minimum sum of the probabilities of the most likely tokens to keep. 1 keeps all (Holtzman et al. 2019,
+    /// arXiv:1904.09751).
     pub top_p: f32,
-    /// Drops tokens less likely than this share of the likeliest; 0 drops none (Nguyen et al. 2024, arXiv:2407.01082).
+    /// Minimum probability of the tokens to keep, as a share of the most likely token's. 0 keeps all (Nguyen et al.
+    /// 2024, arXiv:2407.01082).
     pub min_p: f32,
-    /// Keeps the tokens whose information is closest to the expected one, up to this sum of probabilities; 1 keeps all
-    /// (Meister et al. 2022, arXiv:2202.00666).
+    /// Minimum sum of the probabilities of the tokens to keep whose information is closest to the expected one. 1 keeps
+    /// all (Meister et al. 2022, arXiv:2202.00666).
     pub typical_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 changes nothing
-    /// (Keskar et al. 2019, arXiv:1909.05858).
+    /// Factor that divides positive and multiplies negative logits of tokens in the prompt or the answer. 1 changes
+    /// nothing (Keskar et al. 2019, arXiv:1909.05858).
     pub repetition_penalty: f32,
-    /// Subtracted from the logits of tokens present in the answer.
+    /// Number subtracted from the logits of tokens that are in the answer.
     pub presence_penalty: f32,
-    /// Subtracted from logits once per occurrence in the answer.
+    /// Number subtracted from a token's logit for each of its occurrences in the answer.
     pub frequency_penalty: f32,
-    /// Added to the logits of single tokens.
+    /// Numbers added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Seed of the random generator; equal seeds and equal logits give equal tokens.
+    /// Seed of the random generator. Equal seeds and equal logits give equal tokens.
     pub seed: u64,
 }
 
@@ -125,28 +127,28 @@ pub enum Finish {
     ShutDown,
 }
 
-/// Counts of a finished sequence.
+/// Token counts of a finished sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Prompt tokens whose keys and values were already in a slot.
+    /// Number of prompt tokens whose keys and values were already in a slot.
     pub cached_tokens: usize,
-    /// Generated tokens, a final stop token included.
+    /// Number of generated tokens, including a final stop token.
     pub completion_tokens: usize,
-    /// Draft tokens that the model accepted; they are among the generated ones.
+    /// Number of draft tokens that the model accepted. They are included in the generated tokens.
     pub accepted_tokens: usize,
-    /// Draft tokens that the model rejected.
+    /// Number of draft tokens that the model rejected.
     pub rejected_tokens: usize,
 }
 
 /// Reason for refusing a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// Too many requests wait.
+    /// Too many requests are waiting.
     #[error("{queued} requests are waiting and the limit is {limit}; try again when some have been answered")]
     Overloaded {
-        /// Waiting requests.
+        /// Number of waiting requests.
         queued: usize,
         /// Maximum number of waiting requests.
         limit: usize,
@@ -156,7 +158,7 @@ pub enum SubmitError {
         "the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
     )]
     PromptTooLong {
-        /// Number of its tokens.
+        /// Number of tokens in the prompt.
         prompt: usize,
         /// Maximum number of tokens of prompt and answer together:
         /// [`Limits::longest`](crate::executor::Limits::longest).
@@ -175,7 +177,7 @@ pub enum SubmitError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// The engine takes no more requests.
+    /// The engine accepts no more requests.
     #[error("the engine is shut down and takes no more requests")]
     ShutDown,
 }
@@ -191,7 +193,7 @@ impl SequenceHandle {
         Self { cancelled: Arc::default() }
     }
 
-    /// Ends the sequence before the next step. Has no effect on a sequence that has ended.
+    /// Ends the sequence before the next step. Has no effect if the sequence has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
@@ -201,16 +203,17 @@ impl SequenceHandle {
     }
 }
 
-/// Receives a sequence's tokens on the engine's thread; must be quick and must not block.
+/// Receiver of a sequence's tokens, called on the engine's thread. Its methods must be quick and must not block.
 pub trait TokenSink: Send {
-    /// Receives a prompt token, if [`LogProbs::prompt`] was requested; all of them come before the first generated one.
+    /// Receives a prompt token, if [`LogProbs::prompt`] was requested. All prompt tokens come before the first
+    /// generated token.
     fn prompt_token(&mut self, _event: TokenEvent<'_>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    /// Receives a generated token. `Break` cancels the sequence; its slot is free at the next plan.
+    /// Receives a generated token. `Break` cancels the sequence, and its slot is free at the next plan.
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()>;
 
-    /// Receives the end. Called exactly once, as the last method, even if another one has panicked.
+    /// Receives the end of the sequence. Called exactly once, as the last method, even if another one has panicked.
     fn finish(&mut self, finish: Finish, usage: Usage);
 }

@@ -1,5 +1,5 @@
-//! One sequence from submission to its end: its tokens, its progress and its sink. Independent of other sequences, budgets
-//! and the executor.
+//! One sequence from submission to its end: its tokens, its progress and its sink. It is independent of other
+//! sequences, budgets and the executor.
 
 use std::{
     ops::ControlFlow,
@@ -17,11 +17,11 @@ use crate::{
     speculate::Acceptance,
 };
 
-/// Maximum number of tokens in a step if the logits of all are needed: a row is as wide as the vocabulary, and those of a
-/// whole prompt would take gigabytes.
+/// Maximum number of tokens in a step if the logits of all are needed. A row is as wide as the vocabulary, so the rows
+/// of a long prompt would take gigabytes.
 const ALL_ROWS_CHUNK: usize = 32;
 
-/// A sequence in the engine. In every case its sink receives the end exactly once.
+/// A sequence in the engine. Its sink always receives the end exactly once.
 pub(crate) struct Sequence {
     /// Order of submission.
     pub(crate) number: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     constraint: Option<ActiveConstraint>,
     logprobs: Option<LogProbs>,
-    /// The logits after the prompt.
+    /// Logits after the prompt.
     pub(crate) prompt_end: Option<PromptEnd>,
     /// Number of reported prompt tokens, if requested.
     reported: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Sequence {
     drafted: [usize; 2],
     handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
-    /// Set after the sink panicked.
+    /// True after the sink has panicked.
     sink_panicked: bool,
 }
 
@@ -103,7 +103,7 @@ impl Sequence {
         if self.wants_prompt() { self.pending().min(ALL_ROWS_CHUNK) } else { self.pending() }
     }
 
-    /// Returns the number of tokens for which the slot needs memory: the present ones, and the next one unless it is
+    /// Returns the number of tokens for which the slot needs memory: the present tokens, and the next one unless it is
     /// the last, which never runs.
     pub(crate) fn footprint(&self) -> usize {
         (self.tokens.len() + 1).min(self.room.saturating_sub(1)).max(self.tokens.len())
@@ -139,7 +139,7 @@ impl Sequence {
         self.prompt.min(self.cached).saturating_sub(at)
     }
 
-    /// Takes a slot that holds `cached` of its tokens. Returns the number of prompt tokens that need not run. It is 0
+    /// Assigns a slot that has `cached` of its tokens. Returns the number of prompt tokens that need not run; it is 0
     /// after a preemption, because those tokens were counted at the first start.
     pub(crate) fn start(&mut self, slot: SlotId, cached: usize) -> usize {
         self.slot = Some(slot);
@@ -238,7 +238,7 @@ impl Sequence {
         end
     }
 
-    /// Chooses and reports the next token, a forced one or else a sampled one. Ends the sequence if it has its maximum
+    /// Selects and reports the next token, which is forced or sampled. Ends the sequence if it has reached its maximum
     /// length.
     fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         if self.tokens.len() >= self.room {
@@ -269,7 +269,8 @@ impl Sequence {
         !scratch.forced.is_empty()
     }
 
-    /// Takes all forced tokens, so that they run in one step. Takes only the first one if each needs its row of logits.
+    /// Accepts all forced tokens, so that they run in one step. Accepts only the first one if the row of logits of each
+    /// is needed.
     fn take_forced(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         let count = if self.logprobs.is_some() { 1 } else { scratch.forced.len() };
         (0..count).find_map(|index| {

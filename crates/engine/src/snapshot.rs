@@ -7,7 +7,7 @@ use crate::{config::EngineStats, kv::SlotState};
 /// A copy of the engine's state.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Every slot.
+    /// States of all slots.
     pub slots: Vec<SlotState>,
     /// Running sequences, in order of their arrival.
     pub running: Vec<RunningSequence>,
@@ -28,7 +28,7 @@ pub struct Snapshot {
 pub struct RunningSequence {
     /// Number in order of arrival.
     pub number: u64,
-    /// Its slot.
+    /// Slot of the sequence.
     pub slot: Option<SlotId>,
     /// Number of its tokens in the cache, as counted by the sequence.
     pub cached: usize,

@@ -1,6 +1,7 @@
 //! The engine's thread, and the handle through which other threads use it.
 //!
-//! The thread runs [`EngineLoop`]. Only two decisions are made here: which requests enter, and when the thread ends.
+//! The thread runs [`EngineLoop`]. This module makes only two decisions: which requests are accepted, and when the
+//! thread ends.
 
 use std::{
     sync::Arc,
@@ -31,7 +32,7 @@ pub enum Drain {
     Now,
 }
 
-/// A running engine. Dropping it is equal to [`Engine::shutdown`] with [`Drain::Now`].
+/// A running engine. Dropping it is equivalent to [`Engine::shutdown`] with [`Drain::Now`].
 pub struct Engine {
     shared: Arc<Shared>,
     limits: Limits,
@@ -57,7 +58,7 @@ impl Engine {
     /// Starts the thread that owns the executor.
     ///
     /// # Errors
-    /// The system cannot create a thread.
+    /// Returns an error if the system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
@@ -86,7 +87,7 @@ impl Engine {
         if inbox.drain.is_some() {
             return Err(SubmitError::ShutDown);
         }
-        // The counters date from the last step, but each sequence is counted exactly once: as an arrival, waiting or
+        // The counters are those of the last step, but each sequence is counted exactly once: as an arrival, waiting or
         // running.
         let present = inbox.arrivals.len() + inbox.stats.waiting + inbox.stats.running;
         let EngineConfig { max_queue, max_running, .. } = self.config;
@@ -147,7 +148,7 @@ impl Drop for CloseOnExit<'_> {
     }
 }
 
-/// Body of the thread: takes requests, runs steps, sleeps without work.
+/// Body of the thread. It accepts requests, runs steps, and sleeps when there is no work.
 fn run(mut core: EngineLoop, shared: &Shared) {
     let _close = CloseOnExit(shared);
     let mut work = Work::Idle;
@@ -166,7 +167,7 @@ fn run(mut core: EngineLoop, shared: &Shared) {
     shared.inbox.lock().stats = core.stats();
 }
 
-/// Moves arrivals into the loop; waits first if there is no work.
+/// Moves arrivals into the loop. Waits first if there is no work.
 fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {

@@ -1,4 +1,4 @@
-//! Time between two tokens of an answer while a long prompt is read.
+//! Time between two tokens of an answer while a long prompt is processed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -73,7 +73,7 @@ fn prompts_are_read_in_chunks_that_keep_the_latency_of_running_answers() {
         assert!(longest >= bound / 2, "{longest:?} for {bound:?}");
         assert!(total < unbounded.total * 2, "{total:?} for {bound:?}, {:?} without", unbounded.total);
     }
-    // The prompt advances under a bound that no step can keep, too.
+    // The prompt advances even under a limit that no step can meet.
     let Steps { longest, .. } = read_prompt_beside_answer(Some(Duration::from_millis(1)));
     assert!(longest < Duration::from_millis(40), "{longest:?}");
 }

@@ -1,6 +1,6 @@
 //! Assignment of slots, and preemption.
 //!
-//! Slots are assigned first come, first served. If memory runs short, idle slots are emptied first. If the running
+//! Slots are assigned in order of arrival. If memory is insufficient, idle slots are emptied first. If the running
 //! sequences still do not fit, the youngest one is preempted: it returns to the head of the queue and keeps its tokens.
 
 use super::EngineLoop;
@@ -95,8 +95,8 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the first waiting sequence if it does not fit although no other runs: every slot, or too much of the
-    /// memory, was retired.
+    /// Ends the first waiting sequence if it does not fit although no other sequence runs, because all slots or too
+    /// much of the memory were retired.
     fn refuse_first(&mut self, footprint: usize) {
         let error = self.out_of_memory(footprint);
         if let Some(sequence) = self.queue.pop_front() {
@@ -139,7 +139,7 @@ impl EngineLoop {
         true
     }
 
-    /// Reserves room for the next tokens of every running sequence, preempting the youngest if there is not enough.
+    /// Reserves memory for the next tokens of every running sequence, and preempts the youngest if there is not enough.
     pub(super) fn reserve(&mut self) {
         while let Some(longest) = self.running.iter().map(Sequence::footprint).max() {
             if self.slots.fits(None, longest) || self.is_dead() {

@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl EngineLoop {
-    /// Adds a draft to the plan of one sequence's next token, if that pays.
+    /// Adds a draft to the plan for the next token of the only sequence, if a speed-up is expected.
     pub(super) fn speculate(&mut self) {
         self.draft.clear();
         let [sequence] = &self.running[..] else { return };
@@ -25,7 +25,7 @@ impl EngineLoop {
         }
         let Some(found) = Lookup::find(&sequence.tokens) else { return };
         let width = self.costs.width(sequence.acceptance.rate(found.ngram), most);
-        // Nothing is evicted for tokens that may be rejected.
+        // No slot is evicted for tokens that may be rejected.
         if width == 0 || !self.slots.fits(None, sequence.tokens.len() + width) {
             return;
         }
@@ -51,7 +51,7 @@ impl EngineLoop {
         }
     }
 
-    /// Chooses tokens after a draft has run, and truncates the slot by the rejected ones.
+    /// Samples tokens after a draft has run, and truncates the slot by the rejected ones.
     pub(super) fn verify(&mut self) {
         let (Some(sequence), Some(span)) = (self.running.first_mut(), self.plan.spans.first()) else {
             return;
@@ -74,7 +74,7 @@ impl EngineLoop {
     }
 
     /// Requeues the only sequence, to run again from its tokens, or reports its end. Called if the device cannot
-    /// rewind; speculation stays off from then on.
+    /// rewind. Speculation is then disabled.
     fn start_over(&mut self, end: Option<Finish>) {
         self.config.speculation = Speculation::Off;
         self.pressed = false;

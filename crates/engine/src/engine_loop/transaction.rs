@@ -17,7 +17,7 @@ impl EngineLoop {
     /// Runs the plan, samples next tokens and reports them.
     ///
     /// # Errors
-    /// Those of the executor, which leave every sequence unchanged.
+    /// The errors of the executor. They leave every sequence unchanged.
     pub(super) fn execute(&mut self) -> Result<(), StepError> {
         self.run_plan()?;
         self.losses = 0;
@@ -39,7 +39,7 @@ impl EngineLoop {
             self.stats.generated_tokens += (sequence.answered() - answered) as u64;
             ended.extend(end.map(|finish| (grant.index, finish)));
         }
-        // Youngest first, so that the indices of the others stay valid.
+        // The youngest sequence is removed first, so that the indices of the others stay valid.
         ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         for (index, finish) in ended {
             self.end(index, finish);
@@ -47,7 +47,7 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Runs the plan on the device. Constraints compute their allowed tokens on another thread meanwhile.
+    /// Runs the plan on the device. At the same time, constraints compute their allowed tokens on another thread.
     fn run_plan(&mut self) -> Result<(), StepError> {
         let Self { device, running, plan, .. } = self;
         let mut stale = running.iter_mut().filter_map(Sequence::stale_constraint).peekable();
@@ -56,7 +56,7 @@ impl EngineLoop {
         }
         thread::scope(|scope| {
             let prepare = move || stale.for_each(ActiveConstraint::prepare);
-            // If no thread starts, the constraint computes its tokens when they are needed.
+            // If the thread cannot be started, the constraint computes its tokens when they are needed.
             let _ = thread::Builder::new().name("constraint".to_owned()).spawn_scoped(scope, prepare);
             device.execute(plan)
         })

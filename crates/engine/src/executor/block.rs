@@ -1,27 +1,27 @@
-//! Keys and values on their way from one executor to another: plain values, and conversions of their type.
+//! Keys and values that are handed over between executors: plain values, and conversions of their type.
 //!
-//! Knows no device: every executor translates between this form and the one that its graphs want.
+//! The module is independent of devices: every executor converts between this form and the form of its graphs.
 
 use half::f16;
 use narthex_spec::manifest::{KeyRotation, KvLayout};
 
 use super::StepError;
 
-/// Keys and values of some neighbouring tokens of one slot, over all layers.
+/// Keys and values of consecutive tokens of one slot, in all layers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvBlock {
     tokens: usize,
     layers: Vec<KvLayer>,
 }
 
-/// One layer's part of a [`KvBlock`].
+/// Keys and values of one layer in a [`KvBlock`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvLayer {
-    /// Key/value heads.
+    /// Number of key and value heads.
     pub heads: usize,
-    /// Elements per head.
+    /// Number of elements in a head.
     pub head_size: usize,
-    /// Rotation of the keys to their positions.
+    /// Rotation state of the keys.
     pub rotation: KeyRotation,
     /// Keys `[tokens, heads, head_size]`.
     pub keys: KvRows,
@@ -29,7 +29,7 @@ pub struct KvLayer {
     pub values: KvRows,
 }
 
-/// Rows of keys or values in the type in which a device keeps them.
+/// Rows of keys or values in the element type of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvRows {
     /// Single precision.
@@ -39,7 +39,7 @@ pub enum KvRows {
 }
 
 impl KvRows {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -52,7 +52,7 @@ impl KvRows {
         self.len() == 0
     }
 
-    /// The elements in single precision, which holds every one of them.
+    /// Returns the elements in single precision, which represents all of them exactly.
     pub fn f32s(&self) -> impl Iterator<Item = f32> {
         let (single, half): (&[f32], &[f16]) = match self {
             Self::F32(values) => (values, &[]),
@@ -61,15 +61,15 @@ impl KvRows {
         single.iter().copied().chain(half.iter().map(|value| value.to_f32()))
     }
 
-    /// The elements in single precision.
+    /// Returns the elements in single precision.
     pub fn to_f32(&self) -> Vec<f32> {
         self.f32s().collect()
     }
 
-    /// The elements in half precision, rounded to the nearest.
+    /// Returns the elements in half precision, rounded to nearest.
     ///
     /// # Errors
-    /// [`StepError::Device`] for a finite element that half precision cannot hold.
+    /// [`StepError::Device`] for a finite element that is too large for half precision.
     pub fn to_f16(&self) -> Result<Vec<f16>, StepError> {
         let Self::F32(values) = self else { return Ok(self.f32s().map(f16::from_f32).collect()) };
         let narrow = |&value: &f32| {
@@ -83,10 +83,10 @@ impl KvRows {
 }
 
 impl KvBlock {
-    /// A block of `tokens` tokens.
+    /// Creates a block of `tokens` tokens.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for a layer whose keys or values are not `tokens × heads × head_size` elements.
+    /// [`StepError::BadPlan`] for a layer whose keys or values do not have `tokens × heads × head_size` elements.
     pub fn new(tokens: usize, layers: Vec<KvLayer>) -> Result<Self, StepError> {
         for (index, layer) in layers.iter().enumerate() {
             let elements = tokens.checked_mul(layer.heads).and_then(|n| n.checked_mul(layer.head_size));
@@ -101,10 +101,11 @@ impl KvBlock {
         Ok(Self { tokens, layers })
     }
 
-    /// A block of `tokens` tokens out of a cache of these layers: `read` gives one layer's keys and values.
+    /// Creates a block of `tokens` tokens from a cache with these layers. `read` returns the keys and values of one
+    /// layer.
     ///
     /// # Errors
-    /// As [`Self::new`], and what `read` fails with.
+    /// The errors of [`Self::new`] and of `read`.
     pub fn read(
         tokens: usize,
         layouts: &[KvLayout],
@@ -118,21 +119,21 @@ impl KvBlock {
         Self::new(tokens, layouts.iter().enumerate().map(layer).collect::<Result<_, StepError>>()?)
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// All layers, the first one first.
+    /// Returns all layers, starting with the first.
     pub fn layers(&self) -> &[KvLayer] {
         &self.layers
     }
 
-    /// Checks that a cache of these layers can take the block after `at` of the `held` tokens that a slot holds,
-    /// within `context` tokens.
+    /// Checks that a cache with these layers can store the block at token `at` of a slot that has `held` tokens, within
+    /// `context` tokens.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] that says what was expected and what was found.
+    /// [`StepError::BadPlan`] with the expected and the found value.
     pub fn check(
         &self,
         layouts: &[KvLayout],

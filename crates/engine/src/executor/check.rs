@@ -1,4 +1,4 @@
-//! Checks that every executor makes first: calls that break its limits or disagree with its slots are refused.
+//! Checks that every executor performs first. They refuse calls that violate its limits or do not match its slots.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use narthex_spec::SlotId;
 use super::{Limits, StepError, StepPlan};
 
 impl Limits {
-    /// Checks that a slot is one of the executor's.
+    /// Checks that the executor has a slot.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for one that is not.
+    /// [`StepError::BadPlan`] if it does not.
     pub fn check_slot(&self, slot: SlotId) -> Result<(), StepError> {
         if slot.index() < self.slots {
             return Ok(());
@@ -20,10 +20,10 @@ impl Limits {
 }
 
 impl StepPlan {
-    /// Checks that an executor of these limits, whose slots hold as many tokens as `held` says, can run the plan.
+    /// Checks that an executor with these limits can run the plan. `held` returns the number of tokens in each slot.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] that says what does not fit.
+    /// [`StepError::BadPlan`] with the first problem.
     pub fn check(&self, limits: &Limits, held: impl Fn(SlotId) -> usize) -> Result<(), StepError> {
         let bad = |reason| Err(StepError::bad_plan(reason));
         for (index, span) in self.spans.iter().enumerate() {
@@ -49,10 +49,10 @@ impl StepPlan {
     }
 }
 
-/// Checks that a slot that holds `held` tokens can keep its first `len`.
+/// Checks that a slot with `held` tokens can keep its first `len`.
 ///
 /// # Errors
-/// [`StepError::BadPlan`] where it holds fewer.
+/// [`StepError::BadPlan`] if it has fewer.
 pub fn check_truncate(slot: SlotId, len: usize, held: usize) -> Result<(), StepError> {
     if len <= held {
         return Ok(());
@@ -60,10 +60,10 @@ pub fn check_truncate(slot: SlotId, len: usize, held: usize) -> Result<(), StepE
     Err(StepError::bad_plan(format!("slot {} holds only {held} tokens", slot.0)))
 }
 
-/// Checks that a range of tokens can be read from a slot that holds `held`.
+/// Checks that a range of tokens can be read from a slot with `held` tokens.
 ///
 /// # Errors
-/// [`StepError::BadPlan`] for one that is empty or ends beyond them.
+/// [`StepError::BadPlan`] for a range that is empty or ends after the last token.
 pub fn check_read(range: &Range<usize>, held: usize) -> Result<(), StepError> {
     if range.start < range.end && range.end <= held {
         return Ok(());

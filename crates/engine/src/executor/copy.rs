@@ -1,4 +1,4 @@
-//! A copy of keys and values from one slot to another of the same executor.
+//! Copies of keys and values from one slot to another of the same executor.
 
 use std::ops::Range;
 
@@ -6,22 +6,22 @@ use narthex_spec::SlotId;
 
 use super::{StepError, check_read};
 
-/// Tokens of one slot whose keys and values another slot gets.
+/// Tokens of one slot whose keys and values are copied to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvCopy {
-    /// The slot that holds them.
+    /// Source slot.
     pub from: SlotId,
-    /// Another slot, which holds the same tokens up to `tokens.start`.
+    /// Target slot. Its tokens before `tokens.start` are the same as the source's.
     pub to: SlotId,
-    /// Their positions; at least one.
+    /// Positions of the tokens. There is at least one.
     pub tokens: Range<usize>,
 }
 
 impl KvCopy {
-    /// Checks the copy between two slots that hold so many tokens.
+    /// Checks the copy between slots with these numbers of tokens.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] that says what was expected and what was found.
+    /// [`StepError::BadPlan`] with the expected and the found value.
     pub fn check(&self, held_from: usize, held_to: usize) -> Result<(), StepError> {
         check_read(&self.tokens, held_from)?;
         if self.from == self.to {
@@ -37,7 +37,7 @@ impl KvCopy {
         Ok(())
     }
 
-    /// The error for a copy from a slot to itself.
+    /// Returns the error for a copy from a slot to itself.
     pub fn same_slot(slot: SlotId) -> StepError {
         StepError::bad_plan(format!("slot {} cannot be copied to itself", slot.0))
     }

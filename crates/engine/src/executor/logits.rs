@@ -1,17 +1,17 @@
-//! Logits of a step, and the one scan over each row that the numerics monitor, the sampler and log-probabilities share.
+//! Logits of a step, and the scan of each row, which the numerics monitor, the sampler and log-probabilities share.
 
 use narthex_spec::TokenId;
 
-/// The logit of a token that a model never generates: the least finite number, so that its probability is zero and a
-/// check for numbers that are not finite passes.
+/// Logit of a token that a model never generates. It is the least finite number, so that the probability is zero and
+/// the logit counts as finite.
 pub const NEVER: f32 = f32::MIN;
 
-/// Logits of one step: the rows of all spans in the plan's order, each span's rows in token order.
+/// Logits of one step. The rows of the spans are in the plan's order, and the rows of each span in token order.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {
     data: &'a [f32],
     vocab: usize,
-    /// One scan for each row, or none at all where the rows have not been scanned.
+    /// One scan for each row, or none if the rows have not been scanned.
     scans: &'a [RowScan],
 }
 
@@ -19,7 +19,7 @@ impl<'a> Logits<'a> {
     /// Wraps `rows × vocab` values.
     ///
     /// # Panics
-    /// If `data` is not a whole number of rows.
+    /// Panics if `data` is not a whole number of rows.
     pub fn new(data: &'a [f32], vocab: usize) -> Self {
         assert!(
             vocab > 0 && data.len().is_multiple_of(vocab),
@@ -29,37 +29,37 @@ impl<'a> Logits<'a> {
         Self { data, vocab, scans: &[] }
     }
 
-    /// The same rows with their scans, one for each.
+    /// Returns the same rows with one scan for each.
     ///
     /// # Panics
-    /// If the number of scans is neither zero nor the number of rows.
+    /// Panics if the number of scans is neither zero nor the number of rows.
     pub fn with_scans(self, scans: &'a [RowScan]) -> Self {
         assert!(scans.is_empty() || scans.len() == self.rows(), "{} scans of {}", scans.len(), self.rows());
         Self { scans, ..self }
     }
 
-    /// Width of a row.
+    /// Returns the width of a row.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// `count` rows from row `from` on.
+    /// Returns `count` rows, starting at row `from`.
     pub fn part(&self, from: usize, count: usize) -> Self {
         let data = &self.data[from * self.vocab..(from + count) * self.vocab];
         Self { data, scans: self.scans.get(from..from + count).unwrap_or(&[]), ..*self }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.data.len() / self.vocab
     }
 
-    /// One row.
+    /// Returns one row.
     pub fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.vocab..(index + 1) * self.vocab]
     }
 
-    /// One row with its scan, which is made now if it was not made before.
+    /// Returns one row with its scan. If the row has not been scanned, it is scanned now.
     pub fn scanned_row(&self, index: usize) -> ScannedRow<'a> {
         let logits = self.row(index);
         match self.scans.get(index) {
@@ -72,7 +72,7 @@ impl<'a> Logits<'a> {
 /// A row of logits and the result of its scan.
 #[derive(Debug, Clone, Copy)]
 pub struct ScannedRow<'a> {
-    /// The row.
+    /// Logits of the row.
     pub logits: &'a [f32],
     /// Result of its scan.
     pub scan: RowScan,
@@ -85,34 +85,34 @@ impl<'a> ScannedRow<'a> {
     }
 }
 
-/// Token with the greatest logit of a row; of equal ones the lowest.
+/// Token with the greatest logit of a row. If several are equal, the one with the lowest number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Peak {
-    /// The token.
+    /// Number of the token.
     pub token: TokenId,
-    /// Its logit.
+    /// Logit of the token.
     pub logit: f32,
 }
 
 /// Result of a scan over one row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RowScan {
-    /// Every logit is finite; this is the greatest one.
+    /// All logits are finite. The greatest is given.
     Finite(Peak),
-    /// A logit is NaN or infinite: the first one. An empty row counts as one of negative infinity.
+    /// A logit is NaN or infinite. The first such logit is given; for an empty row, negative infinity.
     NonFinite(f32),
 }
 
 impl RowScan {
     /// Scans a row once.
     pub fn of(logits: &[f32]) -> Self {
-        /// Values between two comparisons with the greatest so far.
+        /// Number of values between two comparisons with the greatest value so far.
         const BLOCK: usize = 512;
-        /// Values that are compared side by side, so that the compiler can vectorise the loop.
+        /// Number of values that are compared in parallel, so that the compiler can vectorise the loop.
         const LANES: usize = 16;
         let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
         for (index, block) in logits.chunks(BLOCK).enumerate() {
-            // Zero times a value is NaN where the value is not finite.
+            // Zero times a value that is not finite is NaN.
             let (mut zeros, mut greatest) = ([0.0; LANES], [f32::NEG_INFINITY; LANES]);
             let mut compare = |values: &[f32]| {
                 for ((&value, zero), greatest) in values.iter().zip(&mut zeros).zip(&mut greatest) {
@@ -137,7 +137,7 @@ impl RowScan {
         if peak.logit.is_finite() { Self::Finite(peak) } else { Self::NonFinite(peak.logit) }
     }
 
-    /// The value that is not finite, if there is one.
+    /// Returns the value that is not finite, if there is one.
     pub fn non_finite(self) -> Option<f32> {
         match self {
             Self::Finite(_) => None,
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!((logits.rows(), logits.part(1, 2).row(1)), (3, &data[4..]));
         let marker = RowScan::NonFinite(7.0);
         let scans = [RowScan::of(&data[..2]), RowScan::of(&data[2..4]), marker];
-        // A scan that is there is not made again.
+        // A row that has a scan is not scanned again.
         assert_eq!(logits.with_scans(&scans).part(1, 2).scanned_row(1).scan, marker);
         assert_eq!(logits.part(1, 2).scanned_row(1).scan, finite(1, 2.1));
     }

@@ -1,5 +1,5 @@
-//! Accounting of KV slots: their content, their memory, and the choice of a slot for a prompt. The memory itself belongs to
-//! the executor.
+//! Accounting of KV slots: their content, their memory, and the choice of a slot for a prompt. The memory itself
+//! belongs to the executor.
 
 mod prefix;
 mod slots;

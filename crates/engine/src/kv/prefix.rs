@@ -1,9 +1,9 @@
 //! Prefix caching: slots keep their tokens, so a prefix that a prompt shares with a slot need not run again. A prompt
 //! either takes over the idle slot with the prefix, or gets a copy of it in another slot.
 //!
-//! A slot that is taken over loses its remaining tokens. Their worth is the number of tokens to run again, less an
+//! A slot that is taken over loses its remaining tokens. Their worth is the number of tokens to run again, minus an
 //! amount that grows with the slot's age. This is GreedyDual (Young 1994): every eviction lowers the worth of all older
-//! contents by the worth of what was evicted.
+//! contents by the worth of the evicted contents.
 
 use std::cmp::Reverse;
 
@@ -11,26 +11,26 @@ use narthex_spec::{SlotId, TokenId};
 
 use super::slots::{PromptEnd, SlotState, Slots};
 
-/// Minimum length of a prefix worth copying: copying this many tokens takes less time than a step.
+/// Minimum length of a prefix that is copied. Copying this many tokens takes less time than a step.
 pub(crate) const MIN_COPY: usize = 16;
 
-/// A slot for a new sequence, and the prefix that it starts with.
+/// A slot for a new sequence, and the prefix with which it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotChoice {
     /// The slot.
     pub slot: SlotId,
-    /// Number of the prompt's tokens that it already holds.
+    /// Number of the prompt's tokens that the slot already has.
     pub reused: usize,
     /// A longer prefix to copy from another slot.
     pub copied: Option<Prefix>,
-    /// Number of tokens that the slot loses and that would have to run again, less the deduction for its age.
+    /// Number of tokens that the slot loses and that would have to run again, minus the deduction for its age.
     pub worth: u64,
 }
 
 /// First tokens of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
-    /// The slot that holds them.
+    /// Slot with the tokens.
     pub slot: SlotId,
     /// Number of tokens.
     pub length: usize,
@@ -50,13 +50,13 @@ pub enum Reuse {
 pub struct SlotContent<'a> {
     /// The tokens, in order.
     pub tokens: &'a [TokenId],
-    /// The end of the prompt among them.
+    /// Logits at the end of the prompt among the tokens.
     pub prompt_end: Option<&'a PromptEnd>,
 }
 
 impl SlotContent<'_> {
-    /// Returns the number of a prompt's tokens that need not run. The last token must run for its logits, unless they
-    /// are stored.
+    /// Returns the number of a prompt's tokens that need not run. The last token must run to compute its logits, unless
+    /// they are stored.
     fn shared(&self, prompt: &[TokenId]) -> usize {
         let has_end = self.prompt_end.is_some_and(|end| end.length == prompt.len());
         let most = if has_end { prompt.len() } else { prompt.len().saturating_sub(1) };
@@ -65,8 +65,8 @@ impl SlotContent<'_> {
 }
 
 impl Slots {
-    /// Returns the contents of all slots: of idle ones as they were released, of held ones from `running`. Retired
-    /// slots have unknown contents and are returned as empty.
+    /// Returns the contents of all slots: those of idle slots at their release, and those of held slots from `running`.
+    /// Retired slots have unknown contents and are returned as empty.
     pub fn contents<'a>(
         &'a self,
         running: impl Iterator<Item = (SlotId, SlotContent<'a>)>,
@@ -82,7 +82,7 @@ impl Slots {
         contents
     }
 
-    /// Returns the longest prefix of a prompt that a slot holds.
+    /// Returns the longest prefix of a prompt in any slot.
     pub fn longest_prefix(contents: &[SlotContent<'_>], prompt: &[TokenId]) -> Option<Prefix> {
         let prefixes = (0..).map(SlotId).zip(contents);
         prefixes
@@ -90,8 +90,9 @@ impl Slots {
             .max_by_key(|prefix| (prefix.length, Reverse(prefix.slot)))
     }
 
-    /// Returns the idle slot that costs a prompt the fewest tokens: those that must run now, plus the worth of those
-    /// that the slot loses. Ties go to a slot without a copy, then to an empty one, then to the one idle longest.
+    /// Returns the idle slot that costs a prompt the fewest tokens. The cost is the number of tokens that must run now,
+    /// plus the worth of the tokens that the slot loses. If several costs are equal, a slot without a copy is
+    /// preferred, then an empty slot, then the slot that has been idle longest.
     pub fn choose(
         &self,
         prompt: &[TokenId],
@@ -126,8 +127,8 @@ impl Slots {
         idle.min().map(|(worth, _, slot)| (slot, worth))
     }
 
-    /// Returns the worth of what an idle slot holds after its first `kept` tokens: their number, without those that
-    /// another slot holds as well, less the deduction for the slot's age.
+    /// Returns the worth of the tokens in an idle slot after its first `kept` tokens: their number, without those that
+    /// are also in another slot, minus the deduction for the slot's age.
     fn worth(&self, slot: SlotId, kept: usize, contents: &[SlotContent<'_>]) -> u64 {
         let SlotState::Idle { age, .. } = self.state(slot) else { return 0 };
         let own = contents[slot.index()].tokens;
@@ -168,13 +169,12 @@ mod tests {
         s.release(SlotId(0), vec![1, 2, 3], 5, None);
         s.release(SlotId(1), vec![1, 2], 2, None);
         check(&s, &[1, 2, 3, 4], Reuse::Prefix, 0, 3);
-        // Both slots hold everything that can be reused; the older, shorter one is chosen and the longer one stays
-        // whole.
+        // Both slots have everything that can be reused. The older, shorter one is chosen, and the longer one is kept.
         check(&s, &[1, 2, 3], Reuse::Prefix, 1, 2);
         check(&s, &[9], Reuse::Prefix, 2, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 2, 0);
         s.hold(SlotId(2), 0, 4);
-        // Slot 0 holds everything that slot 1 does.
+        // Slot 0 has everything that slot 1 has.
         check(&s, &[9], Reuse::Prefix, 1, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 1, 0);
         let end = PromptEnd { length: 2, logits: Box::new([0.5]), scan: RowScan::of(&[0.5]) };

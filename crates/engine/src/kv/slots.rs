@@ -4,11 +4,11 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::executor::{KvLimits, Limits, RowScan};
 
-/// The logits after a prompt's last token, stored so that the same prompt need not run again and gives identical
+/// Logits after a prompt's last token. They are stored so that the same prompt need not run again and gives identical
 /// results.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptEnd {
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub length: usize,
     /// Logits after the last of them.
     pub logits: Box<[f32]>,
@@ -19,27 +19,27 @@ pub struct PromptEnd {
 /// State of one slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotState {
-    /// Free, with the tokens whose keys and values it still holds, if any.
+    /// Free, with the tokens of which it still has keys and values, if any.
     Idle {
         /// The tokens, in order.
         tokens: Vec<TokenId>,
-        /// Step of its release.
+        /// Number of the step in which it was released.
         released: u64,
         /// Worth of all evictions before its release.
         age: u64,
-        /// The end of the prompt that ran in it last.
+        /// Logits at the end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
     },
-    /// Held by a running sequence.
+    /// In use by a running sequence.
     Held {
-        /// Tokens in the cache.
+        /// Number of tokens in the cache.
         length: usize,
-        /// Tokens for which memory is reserved.
+        /// Number of tokens for which memory is reserved.
         reserved: usize,
     },
     /// Retired, because the executor could not empty it; its content still takes memory.
     Retired {
-        /// Tokens that it may still hold.
+        /// Number of tokens that it may still have.
         length: usize,
     },
 }
@@ -47,7 +47,7 @@ pub enum SlotState {
 impl SlotState {
     const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, age: 0, prompt_end: None };
 
-    /// Tokens in the cache.
+    /// Returns the number of tokens in the cache.
     pub fn length(&self) -> usize {
         match self {
             Self::Idle { tokens, .. } => tokens.len(),
@@ -55,7 +55,7 @@ impl SlotState {
         }
     }
 
-    /// Number of tokens for which the slot needs memory.
+    /// Returns the number of tokens for which the slot needs memory.
     pub fn footprint(&self) -> usize {
         match self {
             Self::Held { length, reserved } => *length.max(reserved),
@@ -99,13 +99,13 @@ impl Slots {
         self.states.iter().enumerate().map(|(index, state)| (SlotId(index as u32), state))
     }
 
-    /// Returns the size of the cache in bytes: every row in use has the capacity that the longest one needs.
+    /// Returns the size of the cache in bytes. Every row in use has the capacity of the longest one.
     pub fn bytes(&self) -> usize {
         self.bytes_with(None, 0)
     }
 
     /// Returns true if the budget has room for a row of `length` tokens, in `newcomer` (the slot of a new sequence) or
-    /// in a slot that is held already.
+    /// in a slot that is already held.
     pub fn fits(&self, newcomer: Option<SlotId>, length: usize) -> bool {
         self.bytes_with(newcomer, length) <= self.kv.budget
     }
@@ -119,7 +119,7 @@ impl Slots {
         self.kv.bytes(rows, self.kv.capacity_for(longest, self.context))
     }
 
-    /// Worth of all evictions so far.
+    /// Returns the worth of all evictions so far.
     pub(super) fn age(&self) -> u64 {
         self.age
     }
@@ -129,7 +129,7 @@ impl Slots {
         self.age = self.age.saturating_add(worth);
     }
 
-    /// Returns true if an idle slot holds something.
+    /// Returns true if an idle slot has tokens.
     pub fn has_idle(&self) -> bool {
         self.states.iter().any(|state| matches!(state, SlotState::Idle { tokens, .. } if !tokens.is_empty()))
     }
@@ -153,12 +153,12 @@ impl Slots {
         self.hold(slot, length, reserved);
     }
 
-    /// Makes a slot idle. It keeps its tokens, and the logits after the prompt among them.
+    /// Makes a slot idle. It keeps its tokens, and the logits at the end of the prompt.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
         self.states[slot.index()] = SlotState::Idle { tokens, released: now, age: self.age, prompt_end };
     }
 
-    /// Empties every slot, even retired ones, after the device lost its memory.
+    /// Empties every slot, including retired ones, after the device has lost its memory.
     pub fn forget(&mut self) {
         self.states.fill(SlotState::EMPTY);
     }

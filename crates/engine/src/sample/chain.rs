@@ -14,7 +14,7 @@ use crate::{
 /// Number of most likely tokens in the first search for the nucleus.
 const FIRST_NUCLEUS: usize = 256;
 
-/// Number of most likely tokens that can be reported without an allocation; more than any API allows.
+/// Number of most likely tokens that can be reported without an allocation. It is larger than in any API.
 const TOP: usize = 32;
 
 /// Sampling state of one sequence: settings, random generator and token counts.
@@ -38,7 +38,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates buffers for a vocabulary; nothing is allocated after this.
+    /// Creates buffers for a vocabulary. Later calls do not allocate.
     pub fn new(vocab: usize) -> Self {
         Self {
             logits: Vec::with_capacity(vocab),
@@ -57,7 +57,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Orders by descending weight; equal weights by ascending id.
+    /// Orders by descending weight, then by ascending token number.
     fn likelier(&self, other: &Self) -> std::cmp::Ordering {
         other.weight.total_cmp(&self.weight).then(self.token.cmp(&other.token))
     }
@@ -153,7 +153,8 @@ impl Sampler {
             // The likeliest token's weight is 1.
             candidates.retain(|candidate| candidate.weight >= s.min_p.min(1.0));
         }
-        // The draw goes through the tokens by ascending id, independent of the order that the steps above left.
+        // The draw iterates over the tokens in ascending order, so that it does not depend on the order after the steps
+        // above.
         candidates.sort_unstable_by_key(|candidate| candidate.token);
         let mut left = self.rng.next_f64() * total(candidates);
         for candidate in candidates.iter() {
@@ -162,7 +163,7 @@ impl Sampler {
                 return candidate.token;
             }
         }
-        // Rounding errors may leave a positive rest after the last token.
+        // Because of rounding errors, a positive rest may remain after the last token.
         peak.token
     }
 }
@@ -225,8 +226,8 @@ fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f64) {
     candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
 }
 
-/// Returns the highest of the changed logits, some of which may be negative infinity; `None` if it is not finite or a
-/// logit is NaN.
+/// Returns the greatest of the changed logits, some of which may be negative infinity. Returns `None` if it is not
+/// finite or a logit is NaN.
 fn argmax(logits: &[f32]) -> Option<Peak> {
     let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
     for (token, &logit) in (0..).zip(logits) {
@@ -261,7 +262,7 @@ pub(crate) fn log_probs<'a>(
         if best.len() == top && best.last().is_none_or(|last| last.logprob >= logit) {
             continue;
         }
-        // The list holds logits until it is complete; of equal ones the lower id stays first.
+        // The list has logits until it is complete. Among equal logits, the lower token comes first.
         let at = best.partition_point(|other| other.logprob >= logit);
         best.insert(at, TokenLogProb { token, logprob: logit });
         best.truncate(top);

@@ -1,4 +1,4 @@
-//! From logits to the next token.
+//! Selection of the next token from logits.
 
 mod chain;
 mod rng;

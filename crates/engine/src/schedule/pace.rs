@@ -1,14 +1,15 @@
-//! Number of prompt tokens in a step beside running answers, by measurement, so that the time between two tokens of an answer
-//! stays under a bound.
+//! Number of prompt tokens in a step with running answers. It follows from measured times, so that the time between two
+//! tokens of an answer stays below a limit.
 
 use std::time::Duration;
 
 use crate::executor::StepPlan;
 
-/// Minimum number of prompt tokens in a step beside answers. Fewer cost almost as much time, and prompts must advance.
+/// Minimum number of prompt tokens in a step with answers. Fewer would take almost as much time, and prompts must
+/// advance.
 const MIN_TOKENS: usize = 16;
 
-/// Share of a new measurement.
+/// Weight of a new measurement in the moving average.
 const SHARE: f32 = 0.25;
 
 /// Measured times of steps: a constant part for the answers, and a part for each prompt token.
@@ -35,7 +36,7 @@ impl PromptPace {
         }
     }
 
-    /// Returns the number of prompt tokens that fit into a step of at most `bound` beside answers, at most `most`.
+    /// Returns the number of prompt tokens, at most `most`, that fit into a step of at most `bound` with answers.
     pub(crate) fn tokens(&self, bound: Duration, most: usize) -> usize {
         let Some(token) = self.token.filter(|token| *token > 0.0) else { return most };
         let left = bound.as_secs_f32() - self.answers.unwrap_or(0.0);
@@ -43,7 +44,8 @@ impl PromptPace {
     }
 }
 
-/// Adds a measurement to a moving average. One slow step is the system's, several are the model's.
+/// Adds a measurement to a moving average. Each measurement is clamped: a single slow step is noise, several are a
+/// trend.
 fn average(value: &mut Option<f32>, found: f32) {
     let old = value.unwrap_or(found);
     *value = Some(old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old));

@@ -2,7 +2,7 @@
 //!
 //! - Every sequence with a single token to run takes part in every step: an answer never waits for a prompt. If there
 //!   are more single tokens than the executor's batch, the sequences take turns.
-//! - Prompts share the remaining tokens of the step, at most one chunk in total, first come first served. The first one
+//! - Prompts share the remaining tokens of the step, at most one chunk in total, in order of arrival. The first one
 //!   always advances, so a prompt never waits for answers either.
 
 use crate::{config::EngineConfig, executor::Limits};
@@ -16,7 +16,7 @@ pub(crate) struct Grant {
     pub(crate) tokens: usize,
 }
 
-/// The bounds of a step.
+/// Limits of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     /// Maximum number of sequences that run a single token.
@@ -39,7 +39,7 @@ impl Bounds {
         }
     }
 
-    /// Bounds with a maximum number of tokens of all prompts.
+    /// Returns the limits with another maximum number of tokens of all prompts.
     pub(crate) fn with_prompts(self, prompts: usize) -> Self {
         Self { prompts: self.prompts.min(prompts), ..self }
     }
@@ -64,7 +64,7 @@ pub(crate) fn share(
     grants.extend(chosen.map(|(_, (index, tokens))| Grant { index, tokens }));
 
     let mut single = grants.len();
-    // A remainder of one token might find the batch full; two tokens always fit.
+    // If one token remained, the batch could be full; two tokens always fit.
     let least = bounds.chunk.min(2);
     let mut left = bounds.prompts.min(bounds.step.saturating_sub(single)).max(least);
     for (index, demand) in demands.filter(|&(_, demand)| demand > 1) {

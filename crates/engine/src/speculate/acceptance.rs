@@ -10,10 +10,10 @@ const CLASSES: usize = 5;
 /// Weight of the assumed rate, in tokens.
 const PRIOR_WEIGHT: f32 = 2.0;
 
-/// Factor on the earlier counts at each draft.
+/// Factor by which earlier counts are multiplied at each draft.
 const MEMORY: f32 = 0.85;
 
-/// Counts for each class of n-gram lengths: the longer the matching n-gram, the likelier its continuation.
+/// Counts for each class of n-gram lengths. The longer the matching n-gram, the more likely is its continuation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Acceptance {
     classes: [Counts; CLASSES],
@@ -30,7 +30,7 @@ impl Acceptance {
         PRIOR.iter().rposition(|(least, _)| ngram >= *least).unwrap_or(0)
     }
 
-    /// Returns the probability that a draft token is accepted if all before it were.
+    /// Returns the probability that a draft token is accepted if all tokens before it were.
     pub(crate) fn rate(&self, ngram: usize) -> f32 {
         let class = Self::class(ngram);
         let Counts { accepted, rejected } = self.classes[class];

@@ -13,12 +13,12 @@ pub(super) const MAX_NGRAM: usize = 16;
 pub(crate) struct Lookup {
     /// Position of the token that followed it.
     next: usize,
-    /// Length of the n-gram: number of equal tokens.
+    /// Length of the n-gram, which is the number of equal tokens.
     pub(crate) ngram: usize,
 }
 
 impl Lookup {
-    /// Finds the occurrence with the longest n-gram; of equally long ones, the last.
+    /// Finds the occurrence with the longest n-gram; if there are several, the last of them.
     pub(crate) fn find(tokens: &[TokenId]) -> Option<Self> {
         let (last, earlier) = tokens.split_last()?;
         let mut best: Option<Self> = None;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Widths of drafts. With the token before them they fill the row blocks of kernels for few rows.
+/// Widths of drafts. Together with the token before them, they fill the row blocks of kernels for few rows.
 const WIDTHS: [usize; 4] = [1, 3, 7, 15];
 
 /// Maximum number of tokens in a draft.
@@ -11,14 +11,14 @@ pub(crate) const MAX_WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
 /// Relative times assumed before the first measurement of each width.
 const PRIOR: [f32; WIDTHS.len()] = [1.25, 1.5, 2.0, 3.2];
 
-/// Expected speed-up below which no draft is tried.
+/// Minimum expected speed-up for which a draft is used.
 const MIN_GAIN: f32 = 1.1;
 
 /// Weight of a new measurement in the moving average.
 const SHARE: f32 = 0.25;
 
-/// Share by which the time of a width that was not chosen moves towards the assumed one at each choice, so that the
-/// width is tried again at times.
+/// Fraction by which the time of a width that was not selected moves towards the assumed one at each selection, so that
+/// the width is tried again from time to time.
 const DOUBT: f32 = 0.002;
 
 /// Measured times of an executor's steps with one sequence.

@@ -12,7 +12,8 @@ use crate::{
     executor::StepError,
 };
 
-/// An encoder that takes turns on its device, is opened again when the device is lost, and is monitored.
+/// An encoder that takes turns on its device, is reopened when the device is lost, and is monitored for values that are
+/// not finite.
 pub struct SupervisedEncoder {
     limits: EncoderLimits,
     encoder: Reopenable<dyn Encoder>,
@@ -21,25 +22,25 @@ pub struct SupervisedEncoder {
 }
 
 impl SupervisedEncoder {
-    /// An encoder on a device of its own, that nothing opens again and nothing monitors.
+    /// Creates a supervised encoder with exclusive use of its device, without reopening and without a monitor.
     pub fn new(encoder: Box<dyn Encoder>) -> Self {
         let limits = encoder.limits().clone();
         Self { limits, encoder: Reopenable::new(encoder), queue: None, monitor: None }
     }
 
-    /// Shares its device with the models of a queue: each turn takes at most so many texts.
+    /// Shares the device with the models of a queue. A turn processes at most `texts` texts.
     pub fn queued(self, queue: Arc<DeviceQueue>, texts: NonZeroUsize) -> Self {
         Self { queue: Some((queue, texts)), ..self }
     }
 
-    /// Is opened again by `open` when its device is lost; the batch that met the loss runs once more.
+    /// Reopens the encoder by `open` when its device is lost. The batch that failed with the loss runs once more.
     pub fn reopened_by(mut self, mut open: impl FnMut() -> Result<Self, String> + Send + 'static) -> Self {
         self.encoder.open =
             Some(Box::new(move || open()?.encoder.model.ok_or_else(|| super::reopen::GONE.to_owned())));
         self
     }
 
-    /// Fails with the monitor instead of giving values that are not finite.
+    /// Fails through the monitor if the output has a value that is not finite.
     pub fn monitored_by(self, monitor: NumericsMonitor) -> Self {
         Self { monitor: Some(monitor), ..self }
     }

@@ -1,5 +1,5 @@
-//! A supervised executor, which cannot take the engine down: panics become errors, and logits are those that the plan
-//! asks for.
+//! A supervised executor. It protects the engine from failures of the executor: panics become errors, and the logits
+//! are checked against the plan.
 
 use std::{
     ops::Range,
@@ -20,7 +20,8 @@ use crate::executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepEr
 /// Returns the time since some moment.
 type Clock = Box<dyn FnMut() -> Duration + Send>;
 
-/// An executor that takes turns on its device, is opened again when the device is lost, and is monitored.
+/// An executor that takes turns on its device, is reopened when the device is lost, and is monitored for values that
+/// are not finite.
 pub struct SupervisedExecutor {
     limits: Limits,
     executor: Reopenable<dyn Executor>,
@@ -29,14 +30,14 @@ pub struct SupervisedExecutor {
     clock: Option<Clock>,
     /// Time of the last step, if there is a clock.
     step_time: Option<Duration>,
-    /// Scans of the last step's logits; none if it failed.
+    /// Scans of the last step's logits; empty if it failed.
     scans: Vec<RowScan>,
-    /// The executor panicked. Its state is unknown, so it is not called again.
+    /// True if the executor has panicked. Its state is unknown, so it is not called again.
     panicked: bool,
 }
 
 impl SupervisedExecutor {
-    /// An executor on a device of its own, that nothing opens again and nothing monitors.
+    /// Creates a supervised executor with exclusive use of its device, without reopening and without a monitor.
     pub fn new(executor: Box<dyn Executor>) -> Self {
         let limits = executor.limits().clone();
         Self {
@@ -51,33 +52,33 @@ impl SupervisedExecutor {
         }
     }
 
-    /// Shares its device with the models of a queue: each call takes a turn.
+    /// Shares the device with the models of a queue. Each call takes a turn.
     pub fn queued(self, queue: Arc<DeviceQueue>) -> Self {
         Self { queue: Some(queue), ..self }
     }
 
-    /// Is opened again by `open` when its device is lost; its slots are empty then.
+    /// Reopens the executor by `open` when its device is lost. Its slots are then empty.
     pub fn reopened_by(mut self, mut open: impl FnMut() -> Result<Self, String> + Send + 'static) -> Self {
         self.executor.open = Some(Box::new(move || open()?.executor.model.ok_or_else(|| GONE.to_owned())));
         self
     }
 
-    /// Fails with the monitor instead of giving values that are not finite.
+    /// Fails through the monitor if logits, keys or values are not finite.
     pub fn monitored_by(self, monitor: NumericsMonitor) -> Self {
         Self { monitor: Some(monitor), ..self }
     }
 
-    /// Measures the time of each step by `clock`, which returns the time since some moment.
+    /// Measures the time of each step by `clock`, which returns the time since a fixed moment.
     pub fn timed_by(self, clock: impl FnMut() -> Duration + Send + 'static) -> Self {
         Self { clock: Some(Box::new(clock)), ..self }
     }
 
-    /// Time of the last step, without the wait for its turn.
+    /// Returns the time of the last step, without the wait for its turn.
     pub(crate) fn step_time(&self) -> Option<Duration> {
         self.step_time
     }
 
-    /// The reason why nothing can run any more, where the executor panicked.
+    /// Returns the error for all further calls if the executor has panicked.
     pub(crate) fn fault(&self) -> Option<StepError> {
         self.panicked.then(panicked)
     }
@@ -93,7 +94,7 @@ impl SupervisedExecutor {
         })
     }
 
-    /// Runs a plan in one turn, opening the model again if its device is lost.
+    /// Runs a plan in one turn, and reopens the model if its device is lost.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let _turn = self.queue.as_deref().map(DeviceQueue::wait);
         let start = self.clock.as_mut().map(|clock| clock());
@@ -102,7 +103,7 @@ impl SupervisedExecutor {
         outcome.map_err(|error| self.executor.recover(error))
     }
 
-    /// Checks the logits of a plan that has run, and scans each row of them.
+    /// Checks the logits of a plan that has run, and scans each row.
     fn scan(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let Some(executor) = &self.executor.model else { return Ok(()) };
         let logits = executor.logits();
@@ -122,8 +123,8 @@ impl SupervisedExecutor {
         }
     }
 
-    /// Reads keys and values, and checks them: pieces of a prompt give no logits, so that values that are not finite
-    /// would first show on the device that has them next.
+    /// Reads keys and values, and checks that they are finite. Inner chunks of a prompt return no logits, so values
+    /// that are not finite would otherwise be noticed only on the device to which they are handed over.
     fn read(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         let tokens = range.len();
         let gone = || StepError::Device { message: GONE.to_owned() };
@@ -185,7 +186,7 @@ impl Executor for SupervisedExecutor {
             let _turn = queue.as_deref().map(DeviceQueue::wait);
             match &mut executor.model {
                 Some(executor) => executor.truncate(slot, len),
-                // A device that is gone holds nothing.
+                // A device that is lost has empty slots.
                 None => limits.check_slot(slot),
             }
         })
@@ -200,10 +201,10 @@ impl Executor for SupervisedExecutor {
         if self.panicked {
             return Err(panicked());
         }
-        // Reading changes nothing, so that a panic in it says nothing about the steps to come.
+        // A read changes nothing, so a panic in it does not affect later steps.
         let read = catch_unwind(AssertUnwindSafe(|| self.read(slot, range)));
         match read.unwrap_or_else(|_| Err(panicked())) {
-            // The next step opens the model again, and reports the loss.
+            // The next step reopens the model and reports the loss.
             Err(StepError::Lost { message }) => Err(StepError::Device { message }),
             outcome => outcome,
         }
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
     use crate::executor::{KvLimits, Wanted};
 
-    /// Gives these logits for every plan; panics once where there are none.
+    /// An executor that returns these logits for every plan, and panics once if there are none.
     struct Fixed {
         limits: Limits,
         logits: Vec<f32>,
@@ -274,7 +275,7 @@ mod tests {
         }
     }
 
-    /// The second of two steps that each want one row of four logits, and what became of a truncation afterwards.
+    /// Checks the second of two steps, each of which requests one row of four logits, and a truncation after it.
     fn check(count: usize, width: usize, expect: &str) {
         let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };

@@ -1,7 +1,9 @@
-//! Supervision of models on a device: the one layer between the engine, or an encoder's queue, and what runs a model.
+//! Supervision of models on a device: the only layer between the engine, or an encoder's queue, and the code that runs
+//! a model.
 //!
-//! A supervised model takes its turns on a device that several models share, is opened again when its device is lost,
-//! and is monitored for values that are not finite; an executor's panics become errors. Knows the ports, never sequences.
+//! A supervised model takes turns on a device that several models share, is reopened when its device is lost, and is
+//! monitored for values that are not finite. Panics of an executor become errors. The layer depends on the ports and is
+//! independent of sequences.
 
 mod encoder;
 mod executor;

@@ -1,4 +1,4 @@
-//! A monitor for values that are not finite, so that no answer is made of them.
+//! A monitor for values that are not finite, which must not become part of an answer.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::executor::StepError;
 
-/// Notes that a model gave values that are not finite, and reports it once.
+/// Record of whether a model has returned values that are not finite. The first failure is reported.
 #[derive(Clone)]
 pub struct NumericsMonitor {
     failed: Arc<AtomicBool>,
@@ -15,7 +15,7 @@ pub struct NumericsMonitor {
 }
 
 impl NumericsMonitor {
-    /// A monitor that calls `report` with the reason when a model fails for the first time.
+    /// Creates a monitor that calls `report` with the reason at the first failure of a model.
     pub fn new(report: impl Fn(String) + Send + Sync + 'static) -> Self {
         Self { failed: Arc::new(AtomicBool::new(false)), report: Arc::new(report) }
     }
@@ -25,10 +25,10 @@ impl NumericsMonitor {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Fails the model where a value is given, which is not finite.
+    /// Fails if there is a value that is not finite.
     ///
     /// # Errors
-    /// [`StepError::Device`] that names the value.
+    /// [`StepError::Device`] with the value.
     pub(super) fn check(&self, what: &str, non_finite: Option<f32>) -> Result<(), StepError> {
         let Some(value) = non_finite else { return Ok(()) };
         let message = format!("it gave {what} that are not finite ({value})");
@@ -39,7 +39,7 @@ impl NumericsMonitor {
     }
 }
 
-/// The first value that is not finite.
+/// Returns the first value that is not finite.
 pub(super) fn first_non_finite(values: impl IntoIterator<Item = f32>) -> Option<f32> {
     values.into_iter().find(|value| !value.is_finite())
 }

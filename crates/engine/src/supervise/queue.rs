@@ -1,10 +1,11 @@
-//! Turns on a device that one model at a time may use, first come, first served.
+//! Turns on a device that only one model at a time can use, in order of arrival.
 //!
-//! A ticket lock of our own: a fair mutex lets a thread that has just come pass those that are about to sleep.
+//! It is our own ticket lock, because a fair mutex lets a thread that has just arrived overtake threads that are about
+//! to sleep.
 
 use parking_lot::{Condvar, Mutex};
 
-/// The queue for a device.
+/// Queue for a device.
 #[derive(Default)]
 pub struct DeviceQueue {
     tickets: Mutex<Tickets>,
@@ -13,13 +14,13 @@ pub struct DeviceQueue {
 
 #[derive(Default)]
 struct Tickets {
-    /// The next one to be given out.
+    /// Number of the next ticket.
     next: u64,
-    /// The one whose turn it is.
+    /// Number of the ticket whose turn it is.
     serving: u64,
 }
 
-/// A turn on a device; it ends when this is dropped.
+/// A turn on a device. It ends when this value is dropped.
 pub struct DeviceTurn<'a>(&'a DeviceQueue);
 
 impl DeviceQueue {
@@ -32,7 +33,7 @@ impl DeviceQueue {
         DeviceTurn(self)
     }
 
-    /// Number of turns that have ended.
+    /// Returns the number of turns that have ended.
     pub fn served(&self) -> u64 {
         self.tickets.lock().serving
     }

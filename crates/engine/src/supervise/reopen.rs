@@ -1,19 +1,19 @@
-//! Models that outlive the loss of their device, such as an NPU whose subsystem restarts or a GPU that is reset: they are
-//! opened again, empty.
+//! Models that survive the loss of their device, such as an NPU whose subsystem restarts or a GPU that is reset. They
+//! are reopened with an empty state.
 
 use crate::executor::StepError;
 
-/// Opens a model again; the reason if that fails.
+/// Function that reopens a model, or returns the reason why that failed.
 pub(super) type Reopen<T> = Box<dyn FnMut() -> Result<Box<T>, String> + Send>;
 
-/// Message about a device that was lost and is not back.
+/// Message for a device that was lost and has not come back.
 pub(super) const GONE: &str = "it was lost earlier";
 
-/// A model and the way to open it again.
+/// A model, and the function that reopens it.
 pub(super) struct Reopenable<T: ?Sized> {
-    /// `None` after a loss from which the device has not come back.
+    /// `None` after a loss, until the device has come back.
     pub(super) model: Option<Box<T>>,
-    /// `None` for a model that nothing opens again.
+    /// `None` for a model that cannot be reopened.
     pub(super) open: Option<Reopen<T>>,
 }
 
@@ -22,10 +22,10 @@ impl<T: ?Sized> Reopenable<T> {
         Self { model: Some(model), open: None }
     }
 
-    /// Drops the model and opens it again.
+    /// Drops the model and reopens it.
     fn reopen(&mut self, message: &str) -> Result<(), StepError> {
         let Some(open) = &mut self.open else { return Err(StepError::Lost { message: message.to_owned() }) };
-        // Some devices are given to one holder at a time.
+        // Some devices can be used by only one owner at a time.
         self.model = None;
         match open() {
             Ok(model) => {
@@ -39,7 +39,7 @@ impl<T: ?Sized> Reopenable<T> {
         }
     }
 
-    /// Returns the error that a caller gets for one of the model: after a loss, the model is opened again.
+    /// Returns the error for a caller after an error of the model. If the device was lost, the model is reopened.
     pub(super) fn recover(&mut self, error: StepError) -> StepError {
         match error {
             StepError::Lost { message } => match self.reopen(&message) {
@@ -53,7 +53,7 @@ impl<T: ?Sized> Reopenable<T> {
     /// Returns the model.
     ///
     /// # Errors
-    /// [`StepError::Lost`] if it had to be opened again, and is empty; [`StepError::Device`] if that failed.
+    /// [`StepError::Lost`] if the model had to be reopened and is empty; [`StepError::Device`] if that failed.
     pub(super) fn get(&mut self) -> Result<&mut T, StepError> {
         if self.model.is_none() {
             self.reopen(GONE)?;
