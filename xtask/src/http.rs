@@ -1,6 +1,6 @@
 //! An HTTP/1.1 client (RFC 9112) that can disconnect at any point, with one connection for each request.
 //!
-//! It is our own because HTTP libraries cannot send half a request.
+//! It is our own because HTTP libraries cannot send an incomplete request.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Time in which a server must send its next byte.
+/// Maximum time until a server sends its next byte.
 const READ_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A request.
@@ -21,7 +21,7 @@ pub(crate) struct Request<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// The moment at which the client disconnects.
+/// Time at which the client disconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disconnect {
     /// After the whole answer.

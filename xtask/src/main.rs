@@ -1,7 +1,7 @@
-//! The checks and chores of the workspace, run as `cargo xtask`.
+//! Checks and other tasks of the workspace, run as `cargo xtask`.
 //!
 //! This crate is not part of the product. Start at [`Command`] for the list, at [`tidy`] for the house rules, at
-//! [`mod@test`] for the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other
+//! [`mod@test`] for the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark against other
 //! runtimes.
 
 mod attack;
@@ -47,7 +47,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The checks and chores of Narthex.
+/// Checks and other tasks of Narthex.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -61,33 +61,33 @@ enum Command {
     Tidy(TidyArgs),
     /// Set up the store and run every check.
     Test(TestArgs),
-    /// Write the pages of the book that follow from the sources: the command line, the catalogue.
+    /// Write the generated pages of the book: the command line and the catalogue.
     Docs,
     /// Fuzz the parsers.
     Fuzz(FuzzArgs),
     /// Attack the program: malformed files, hostile requests, kills.
     Attack(AttackArgs),
-    /// Check real models under HTP emulation and on WebGPU over SwiftShader; takes half an hour.
+    /// Check real models under HTP emulation and on WebGPU over SwiftShader, in half an hour.
     Npu(RecordArgs),
     /// Run the tests of the crates with `unsafe` code under AddressSanitizer.
     Sanitize(RecordArgs),
     /// Compare exports in onnxruntime-genai with Narthex.
     Genai(RecordArgs),
-    /// Run frameworks for agents, OpenAI's client for Node and an API fuzzer against a server; installs 1 GB of packages.
+    /// Run agent frameworks, OpenAI's client for Node and an API fuzzer against a server. Installs 1 GB of packages.
     Clients(RecordArgs),
     /// Measure the masks of constrained decoding over 2,000 schemas, in minutes.
     Masks(RecordArgs),
     /// Ask a model the function-calling questions of the BFCL; every call must be valid.
     Bfcl(BfclArgs),
-    /// Measure the memory of a compile of a generated 7B checkpoint; takes 14 GB of disk.
+    /// Measure the memory of compiling a generated 7B checkpoint. Needs 14 GB of disk space.
     Memory(RecordArgs),
-    /// Keep a server busy: no request may fail, no resource may leak.
+    /// Run a server under load: no request may fail, and no resource may leak.
     Load(LoadArgs),
-    /// Measure Narthex beside other runtimes, as bench/README.md describes.
+    /// Compare the speed of Narthex with other runtimes, as bench/README.md describes.
     Peers(PeersArgs),
-    /// Compare the perplexity of models in f32 with llama.cpp over the same files.
+    /// Compare the perplexity of models in f32 with llama.cpp on the same files.
     Perplexity(RecordArgs),
-    /// Check tokenizers against real vocabularies and the tokens of other programs.
+    /// Compare tokenizers with other programs on real vocabularies.
     Vocabularies,
 }
 

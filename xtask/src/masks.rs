@@ -1,7 +1,7 @@
-//! `cargo xtask masks`: times of the masks of constrained decoding, over 2,000 generated schemas for each tokenizer.
+//! `cargo xtask masks`: measures the masks of constrained decoding over 2,000 generated schemas for each tokenizer.
 //!
-//! The measurement is an ignored test of `narthex-text`, which also validates every answer. It runs with the release profile,
-//! and with the vocabulary of an installed model beside two small ones.
+//! The measurement is an ignored test of `narthex-text`, which also validates every answer. It runs with the release
+//! profile, on the vocabulary of an installed model and on two small ones.
 
 use anyhow::{Context, ensure};
 
@@ -13,7 +13,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The ignored test.
+/// Name of the ignored test.
 const TEST: &str = "every_answer_is_valid_for_two_thousand_schemas";
 
 /// Model whose vocabulary is measured, and the folder of its package in the store.

@@ -1,11 +1,11 @@
-//! `cargo xtask memory`: peak memory of compiling a large checkpoint.
+//! `cargo xtask memory`: measures the peak memory of compiling a large checkpoint.
 //!
-//! The generated checkpoint has the shape of a 7B Llama; it and the packages are removed afterwards. Its first file is
-//! noise. The others are sparse files, which read as zeros and take no disk space. Memory use does not depend on the
-//! contents.
+//! The generated checkpoint has the shape of a 7B Llama. The checkpoint and the packages are removed afterwards. Its
+//! first file contains noise. The others are sparse files, which read as zeros and take no disk space. Memory use does
+//! not depend on the contents.
 //!
-//! Anonymous memory (`RssAnon`), which is backed by no file, is sampled every few milliseconds. The build is that of
-//! the tests: optimisation affects the time, not the memory.
+//! Anonymous memory (`RssAnon`), which belongs to no file, is sampled every few milliseconds. The program is built with
+//! the profile of tests: optimisation affects the time, not the memory.
 
 use std::{
     fs::{self, File},
@@ -32,7 +32,7 @@ use crate::{
 /// Maximum memory of a compile in bytes, in addition to three times the largest tensor.
 const BASE: u64 = 2 << 30;
 
-/// Free disk space, in bytes, for the checkpoint and a package.
+/// Free disk space in bytes that the checkpoint and a package need.
 const DISK: u64 = 14_000_000_000;
 
 const HIDDEN: usize = 4096;
@@ -137,7 +137,7 @@ fn peak_memory(command: &mut Command) -> anyhow::Result<u64> {
     Ok(peak)
 }
 
-/// Returns the free bytes of the disk with a folder.
+/// Returns the free space in bytes of the disk with a folder.
 fn free_bytes(folder: &Path) -> anyhow::Result<u64> {
     let output = Command::new("df").args(["-B1", "--output=avail"]).arg(folder).output();
     let text = String::from_utf8_lossy(&output.context("df cannot be started")?.stdout).into_owned();

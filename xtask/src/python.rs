@@ -64,7 +64,7 @@ pub(crate) struct VirtualEnvironment {
 }
 
 impl VirtualEnvironment {
-    /// Creates the environment if the folder has none.
+    /// Creates the environment if the folder does not have one.
     pub(crate) fn prepare(session: &Session<'_>, folder: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         let venv = folder.join("venv");

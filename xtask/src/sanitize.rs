@@ -1,6 +1,6 @@
 //! `cargo xtask sanitize`: runs the tests of the crates with `unsafe` code under AddressSanitizer.
 //!
-//! The sanitizer's runtime comes with stable Rust. The compiler's option is unstable, so `RUSTC_BOOTSTRAP` is set, only
+//! The sanitizer's runtime is part of stable Rust. The compiler's option is unstable, so `RUSTC_BOOTSTRAP` is set, only
 //! for this build. ONNX Runtime and the QNN SDK are not instrumented: their own accesses are not checked, but their
 //! allocations are. Leaks are not reported, because these libraries keep memory until the process ends.
 

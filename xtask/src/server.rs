@@ -1,4 +1,4 @@
-//! Servers as processes of their own.
+//! Servers as separate processes.
 
 use std::{
     fs::{self, File},
@@ -12,10 +12,10 @@ use anyhow::{Context, bail};
 
 use crate::session::Session;
 
-/// Time in which a server must be ready.
+/// Maximum time until a server is ready.
 const START: Duration = Duration::from_secs(120);
 
-/// A running server; it is stopped when this value is dropped.
+/// A running server. It is stopped when this value is dropped.
 pub(crate) struct Server {
     child: Child,
     /// Its address, as `host:port`.
@@ -89,7 +89,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns the `host:port` that a server prints once it listens; the line must be complete.
+/// Returns the `host:port` that a server prints when it listens. The line must be complete.
 fn address(text: &str) -> Option<&str> {
     let whole = &text[..text.rfind('\n')?];
     let line = whole.lines().find(|line| line.starts_with("listening on "))?;

@@ -1,4 +1,5 @@
-//! Store of a run, and the environment of its programs: the workspace's root, no standard input, telemetry off.
+//! The store of a run, and the environment of its programs: the workspace's root as the current folder, no standard
+//! input, and telemetry disabled.
 
 use std::{
     env,

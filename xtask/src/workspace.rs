@@ -1,6 +1,6 @@
-//! The workspace as Cargo describes it: root, packages and dependencies.
+//! The workspace as described by Cargo: root, packages and dependencies.
 //!
-//! Reads `cargo metadata --no-deps`, so nothing here resolves, fetches or builds.
+//! The module reads `cargo metadata --no-deps`, so it does not resolve, fetch or build anything.
 
 use std::{
     env,

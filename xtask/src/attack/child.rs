@@ -1,4 +1,4 @@
-//! Processes under attack: each is started with a store of its own, and its time and memory are watched.
+//! Processes under attack. Each is started with its own store, and its time and memory are monitored.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Malformed files of every format, through the commands that read them.
+//! Attacks with malformed files of every format on the commands that read them.
 //!
 //! Each attack has a folder of valid files, of which one is mutated. The program refuses mutated wheels by their digest
 //! before it opens them; their reader is a target of `cargo xtask fuzz`.
@@ -21,12 +21,12 @@ use super::{
     mutation::{Random, mutate},
 };
 
-/// A format, and the commands that read its files. `{}` stands for the folder, `{file}` for the mutated file.
+/// A format, and the commands that read its files. `{}` is replaced by the folder, `{file}` by the mutated file.
 struct FileAttack {
     format: &'static str,
     /// Valid files in the folder.
     base: ValidFiles,
-    /// The file that is mutated, relative to the folder.
+    /// File that is mutated, relative to the folder.
     file: &'static str,
     cases: usize,
     commands: &'static [&'static [&'static str]],

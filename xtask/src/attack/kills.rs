@@ -20,14 +20,14 @@ const KILLS: usize = 50;
 /// Maximum time until a kill.
 const LATEST: Duration = Duration::from_secs(5);
 
-/// A command to kill. `{}` stands for the folder of a checkpoint.
+/// A command to kill. `{}` is replaced by the folder of a checkpoint.
 struct Victim {
     what: &'static str,
     command: &'static [&'static str],
     store: StoreState,
 }
 
-/// Repository of a checkpoint on the local server in place of the hub.
+/// Repository of a checkpoint on the local server that replaces the hub.
 const DOWNLOAD: &str = "hf:attack/tiny";
 
 /// Pause after each piece of 8 KiB of a download, so that kills happen during it.
@@ -75,7 +75,7 @@ struct Bench<'a> {
     subject: &'a Subject<'a>,
     checkpoint: &'a Path,
     packed: &'a Path,
-    /// Address of the server in place of the hub.
+    /// Address of the server that replaces the hub.
     hub: &'a str,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct AttackArgs {
     /// Run one attack.
     #[arg(long, value_name = "ATTACK")]
     only: Option<Attack>,
-    /// Attack this program in place of one that is built.
+    /// Attack this program instead of building one.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Seed of the mutations and of the moments of kills.
@@ -49,7 +49,7 @@ pub(crate) struct AttackArgs {
     output: RecordArgs,
 }
 
-/// The attacks, in their order.
+/// The attacks, in the order of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Attack {
@@ -57,7 +57,7 @@ pub(crate) enum Attack {
     Files,
     /// Kills at random moments.
     Kills,
-    /// Requests over every route.
+    /// Malformed requests on every route.
     Requests,
     /// Bodies that are costly to read.
     Bodies,

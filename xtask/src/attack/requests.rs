@@ -21,7 +21,7 @@ use crate::{
     server::Server,
 };
 
-/// Number of requests over every route.
+/// Number of malformed requests.
 const REQUESTS: usize = 1000;
 
 /// Size of a hostile body in bytes.
@@ -31,7 +31,7 @@ const BODY: usize = 32_000_000;
 const SILENT: usize = 260;
 const OPEN_FILES: &str = "ulimit -n 200";
 
-/// Number of requests that wait at the same time.
+/// Number of requests that wait concurrently.
 const WAITING: usize = 600;
 
 const ROUTES: [(&str, &str); 12] = [
@@ -61,7 +61,7 @@ struct Live {
 }
 
 impl Live {
-    /// Starts a server under limits of the shell.
+    /// Starts a server under resource limits of the shell.
     fn start(subject: &Subject<'_>, limits: &str) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
         files::package(subject, home.path())?;
@@ -147,7 +147,7 @@ struct Cases {
     findings: Vec<String>,
 }
 
-/// Sends malformed requests over every route.
+/// Sends malformed requests to every route.
 pub(super) fn requests(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, ":")?;
     let bodies = seeds::of(Target::Request)?;
@@ -185,7 +185,7 @@ enum Form {
     Half(Vec<u8>),
 }
 
-/// A request in one of its forms: whole, cut, twice in one piece, or with odd headers.
+/// Returns a request in one of its forms: whole, truncated, twice in one piece, or with unusual headers.
 fn formed(request: Vec<u8>, form: usize, random: &mut Random) -> Form {
     let replace = |from: &str, to: &str| {
         let end = request.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(request.len());
@@ -205,7 +205,7 @@ fn formed(request: Vec<u8>, form: usize, random: &mut Random) -> Form {
     }
 }
 
-/// Sends eight costly bodies at once.
+/// Sends eight costly bodies concurrently.
 pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, ":")?;
     let fill = |head: &str, piece: &str, tail: &str| {

@@ -1,10 +1,10 @@
-//! The leaderboard's check of calls against the possible answers, for functions of Python: names, types and values.
+//! The leaderboard's comparison of calls with the possible answers, for Python functions: names, types and values.
 
 use serde_json::{Map, Value};
 
 use super::data::{AskedFunction, Call, Question};
 
-/// A type of Python.
+/// A Python type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PythonType {
     Str,
@@ -20,7 +20,7 @@ enum PythonType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ValueUsage {
     Literal,
-    /// A value of the answers' type in place of the function's.
+    /// A value of the answers' type instead of the function's type.
     Variable,
 }
 
@@ -51,7 +51,7 @@ fn fits(function: &AskedFunction, arguments: &Value, answers: &Map<String, Value
             _ => false,
         }
     });
-    // An empty text among the answers marks an argument that may be left out.
+    // An empty text among the answers marks an optional argument.
     let may_be_absent = |answers: &Value| answers.as_array().is_some_and(|list| list.iter().any(is_absent));
     let has_others = answers.iter().all(|(name, list)| arguments.contains_key(name) || may_be_absent(list));
     has_required && values && has_others
@@ -137,7 +137,7 @@ fn are_dictionaries(value: &Value, answer: &Value) -> bool {
     }
 }
 
-/// Returns a text without case, spaces and some punctuation; other values as they are.
+/// Returns a text in lower case without spaces and some punctuation. Other values are returned unchanged.
 fn plain(value: &Value) -> Value {
     let Some(text) = value.as_str() else { return value.clone() };
     let kept = text.chars().filter(|c| !" ,./-_*^".contains(*c));
@@ -175,7 +175,7 @@ fn type_of(value: &Value) -> PythonType {
     }
 }
 
-/// Returns the type of a name in the functions.
+/// Returns the Python type for a type name in the functions.
 fn python_type(name: &str) -> Option<PythonType> {
     Some(match name {
         "string" | "any" => PythonType::Str,
@@ -211,7 +211,7 @@ mod tests {
         check(of("boolean"), json!("true"), json!([true]), false);
         check(of("string"), json!("April 1, 2024"), json!(["april 1 2024"]), true);
         check(of("string"), json!("May"), json!(["april"]), false);
-        // A variable, of the answers' type.
+        // The value is a variable of the answers' type.
         check(of("integer"), json!("x"), json!(["x", ""]), true);
         check(of("integer"), json!("X"), json!(["x"]), false);
         let list = |item: &str| json!({"type": "array", "items": {"type": item}});

@@ -1,4 +1,4 @@
-//! Questions of the leaderboard: their messages, their functions as JSON schemas, and the answers that are right.
+//! Questions of the leaderboard: their messages, their functions as JSON schemas, and the correct answers.
 
 use std::{fs, path::Path};
 
@@ -43,7 +43,7 @@ pub(super) struct Question {
     pub(super) messages: Value,
     /// Functions in the notation of the leaderboard.
     pub(super) functions: Vec<AskedFunction>,
-    /// For each expected call, its function with the possible values of each argument.
+    /// For each expected call, the function with the possible values of each argument.
     pub(super) answers: Vec<Map<String, Value>>,
 }
 
@@ -99,7 +99,7 @@ impl Question {
         self.functions.iter().map(tool).collect()
     }
 
-    /// Returns the function of a name.
+    /// Returns the function with a name.
     pub(super) fn function(&self, name: &str) -> Option<&AskedFunction> {
         self.functions.iter().find(|function| function.name == name)
     }
@@ -120,7 +120,7 @@ fn schema(parameters: &Value) -> Value {
     let mut translated = Map::new();
     for (key, value) in fields {
         let value = match (key.as_str(), value) {
-            // It is no keyword of JSON Schema, and `required` says the same.
+            // JSON Schema has no such keyword, and `required` has the same information.
             ("optional", _) => continue,
             ("type", Value::String(name)) => Value::from(json_type(name)),
             ("properties", Value::Object(properties)) => {
@@ -134,7 +134,7 @@ fn schema(parameters: &Value) -> Value {
     Value::Object(translated)
 }
 
-/// Returns JSON's name of a type of Python, as the leaderboard translates it.
+/// Returns the JSON name of a Python type, as the leaderboard translates it.
 fn json_type(name: &str) -> &str {
     match name {
         "dict" => "object",

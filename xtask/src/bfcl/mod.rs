@@ -1,8 +1,8 @@
-//! `cargo xtask bfcl`: the Berkeley Function Calling Leaderboard's simple, multiple and parallel questions, with required
-//! calls, against a server on a free port.
+//! `cargo xtask bfcl`: the simple, multiple and parallel questions of the Berkeley Function Calling Leaderboard, with
+//! required calls, asked of a server on a free port.
 //!
-//! The questions are those of the package `bfcl-eval`. Every complete call must be valid under its schema, whatever the model;
-//! the share of right calls, by the leaderboard's rules, is the model's.
+//! The questions are those of the package `bfcl-eval`. Every complete call must be valid under its schema, whichever
+//! model runs. The share of correct calls, by the leaderboard's rules, is a property of the model and is only reported.
 
 mod check;
 mod data;
@@ -37,7 +37,7 @@ const PACKAGE: PinnedPackage = PinnedPackage {
 /// Maximum number of tokens of an answer.
 const MAX_TOKENS: usize = 512;
 
-/// Attempts at a request while the model loads, and the time between them.
+/// Maximum number of attempts at a request while the model loads, and the time between them.
 const ATTEMPTS: usize = 60;
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -60,19 +60,19 @@ pub(crate) struct BfclArgs {
 struct Score {
     category: &'static str,
     questions: usize,
-    /// Answers whose calls the leaderboard's rules accept.
+    /// Number of answers whose calls the leaderboard's rules accept.
     right: usize,
-    /// Calls that are complete.
+    /// Number of complete calls.
     calls: usize,
-    /// Complete calls that are valid under their schemas.
+    /// Number of complete calls that are valid under their schemas.
     valid: usize,
-    /// Answers that the limit of tokens cut.
+    /// Number of answers that reached the token limit.
     cut: usize,
-    /// Questions whose schemas were refused.
+    /// Number of questions whose schemas were refused.
     refused: usize,
 }
 
-/// Asks the questions; fails if a complete call is not valid under its schema.
+/// Asks the questions. Fails if a complete call is not valid under its schema.
 pub(crate) fn run(workspace: &Workspace, args: &BfclArgs) -> anyhow::Result<()> {
     let (commit, session) = test::prepare(workspace)?;
     let folder = PACKAGE.fetch(&session, &workspace.target.join(format!("bfcl-{}", PACKAGE.version)))?;
@@ -106,11 +106,11 @@ pub(crate) fn run(workspace: &Workspace, args: &BfclArgs) -> anyhow::Result<()> 
 #[derive(Debug, PartialEq)]
 enum Asked {
     Calls(Vec<Call>),
-    /// The limit of tokens cut the answer.
+    /// The answer reached the token limit.
     Cut,
     /// The server refused the question, with its message.
     Refused(String),
-    /// The answer has no calls, or one whose arguments are no JSON.
+    /// The answer has no calls, or a call whose arguments are not JSON.
     Malformed(String),
 }
 

@@ -1,4 +1,4 @@
-//! Builds the targets with instrumentation for libFuzzer.
+//! Building of the targets with instrumentation for libFuzzer.
 
 use std::{
     env,

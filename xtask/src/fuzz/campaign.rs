@@ -1,4 +1,4 @@
-//! One run of a target: starts from its seeds and its corpus, under limits, and ends after its time or at a crash.
+//! One run of a target. It starts from its seeds and its corpus, and ends after its time or at a crash.
 
 use std::{
     collections::BTreeSet,
@@ -26,22 +26,22 @@ pub(super) struct CampaignResult {
     pub(super) target: Target,
     /// Number of seeds.
     pub(super) seeds: usize,
-    /// Inputs that were run.
+    /// Number of inputs that were run.
     pub(super) executions: u64,
-    /// Edges of the code that were reached.
+    /// Number of edges of the code that were reached.
     pub(super) coverage: u64,
-    /// Pairs of edges and execution counts.
+    /// Number of pairs of edges and execution counts.
     pub(super) features: u64,
     /// Peak memory of the process, in MB.
     pub(super) peak_mb: u64,
     /// Duration of the run.
     pub(super) duration: Duration,
-    /// Files of the inputs that crashed it.
+    /// Files of the inputs that crashed the target.
     pub(super) crashes: Vec<String>,
 }
 
 impl CampaignResult {
-    /// Formats the result in a line.
+    /// Formats the result as a line.
     pub(super) fn summary(&self) -> String {
         format!(
             "{} seeds, {} inputs, {} edges, {} MB, {} crashes",

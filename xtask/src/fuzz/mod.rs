@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: builds the fuzz targets, generates their seeds, runs each for a while, and prints a table.
 //!
-//! The targets are in `fuzz/`, a workspace of its own. They run in libFuzzer without cargo-fuzz or a nightly toolchain:
-//! [`build`] passes the instrumentation to stable Rust. All outputs are under `target/fuzz`. The corpus of a run is
-//! kept there for the next one.
+//! The targets are in `fuzz/`, a separate workspace. They run in libFuzzer without cargo-fuzz or a nightly toolchain:
+//! [`build`] passes the instrumentation to stable Rust. All outputs are under `target/fuzz`. The corpus is kept there
+//! between runs.
 
 mod build;
 mod campaign;
@@ -74,7 +74,7 @@ impl Target {
 /// Arguments of `cargo xtask fuzz`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct FuzzArgs {
-    /// Targets to fuzz, separated by commas; all if there are none.
+    /// Targets to fuzz, separated by commas [default: all].
     #[arg(long = "target", value_name = "TARGETS", value_delimiter = ',')]
     targets: Vec<Target>,
     /// Seconds for each target.
@@ -101,7 +101,7 @@ struct Folders {
     scratch: PathBuf,
 }
 
-/// Returns a folder in memory, if the system has one. Targets write files for every input.
+/// Returns a folder in memory, if the system has one, because targets write files for every input.
 fn memory_folder() -> Option<PathBuf> {
     Some(PathBuf::from("/dev/shm")).filter(|folder| cfg!(target_os = "linux") && folder.is_dir())
 }
@@ -123,7 +123,7 @@ impl Folders {
     }
 }
 
-/// Builds the targets, fuzzes them, and prints the table; fails if an input crashed a target.
+/// Builds the targets, fuzzes them, and prints the table. Fails if an input crashed a target.
 pub(crate) fn run(workspace: &Workspace, args: &FuzzArgs) -> anyhow::Result<()> {
     let folders = Folders::of(workspace);
     let targets = if args.targets.is_empty() { Target::VARIANTS } else { &args.targets };

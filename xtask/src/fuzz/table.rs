@@ -1,4 +1,4 @@
-//! The table of the results.
+//! Table of the results.
 
 use std::{fmt::Write as _, fs};
 

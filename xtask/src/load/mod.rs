@@ -1,8 +1,9 @@
-//! `cargo xtask load`: a server with a chat and an embedding model under several clients, for minutes or for days.
+//! `cargo xtask load`: runs several clients against a server with a chat and an embedding model, for minutes or for
+//! days.
 //!
-//! No answer may be wrong, and nothing may leak: memory, threads, connections, sequences. The clients of [`traffic`] also
-//! disconnect early, send half a request, malformed requests and requests for missing things. The build is that of the
-//! tests; no times are reported.
+//! No answer may be wrong, and memory, threads, connections and sequences must not leak. The clients of [`traffic`]
+//! also disconnect early and send incomplete requests, malformed requests and requests for missing resources. The
+//! server is built with the profile of tests, and no times are reported.
 
 mod traffic;
 
@@ -34,13 +35,13 @@ const CLIENTS: u64 = 32;
 /// Maximum growth of memory from the second to the last quarter, as a share.
 const GROWTH: f64 = 0.02;
 
-/// Time in which a server must finish the requests of disconnected clients.
+/// Maximum time in which a server finishes the requests of disconnected clients.
 const DRAIN_TIME: Duration = Duration::from_secs(60);
 
 /// Arguments of `cargo xtask load`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub(crate) struct LoadArgs {
-    /// Minutes that the load lasts.
+    /// Duration of the load in minutes.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u64).range(1..100_000))]
     minutes: u64,
     #[command(flatten)]
@@ -82,7 +83,7 @@ pub(crate) fn run(workspace: &Workspace, args: LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the clients until the time is over; returns the server's usage, sampled every second.
+/// Runs the clients for `time`. Returns the server's usage, sampled every second.
 fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Result<Vec<Usage>> {
     let greedy = GreedyAnswers::collect(&server.address)?;
     for &kind in RequestKind::VARIANTS {
@@ -133,7 +134,7 @@ fn run_client(address: &str, mut client: Client, greedy: &GreedyAnswers, counts:
     }
 }
 
-/// Waits until the server has no request, sequence or stream left.
+/// Waits until the server has no requests, sequences or streams left.
 fn wait_until_drained(server: &Server) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {

@@ -37,7 +37,7 @@ pub(super) enum RequestKind {
 }
 
 impl RequestKind {
-    /// Describes the kind in words.
+    /// Returns a description of the kind.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Chat => "chat, the whole answer at once",
@@ -55,7 +55,7 @@ impl RequestKind {
     }
 }
 
-/// Kinds of requests, repeated by frequency: three of ten requests are cancelled.
+/// Kinds of requests, repeated by frequency. Three of ten requests are cancelled.
 const SHARES: [RequestKind; 20] = {
     use RequestKind as Kind;
     [
@@ -137,7 +137,7 @@ impl Client {
         SHARES[self.below(SHARES.len())]
     }
 
-    /// Returns a text; many texts start with the same words.
+    /// Returns a text. Many texts start with the same words.
     fn text(&mut self, most: usize) -> String {
         const WORDS: [&str; 12] =
             ["the", "cat", "river", "seven", "of", "Paris", "why", "blue", "runs", "été", "猫", "code();"];
@@ -217,7 +217,7 @@ impl Client {
                     body[at] = self.below(256) as u8;
                 }
                 let answer = http::send(address, Request { method: "POST", path: chat, body: &body }, end)?;
-                // The request may still be valid if only a letter of a text changed.
+                // The request may still be valid, if only a letter in a text has changed.
                 if answer.status >= 500 { expect(answer, 400, "") } else { Ok(()) }
             }
             RequestKind::Status => {

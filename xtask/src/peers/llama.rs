@@ -25,7 +25,7 @@ const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
 /// Programs that are built.
 const PROGRAMS: [&str; 4] = ["llama-bench", "llama-quantize", "llama-perplexity", "llama-server"];
 
-/// Options of CMake that leave out unused programs and network access.
+/// CMake options that exclude unused programs and network access.
 const OPTIONS: [&str; 7] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DLLAMA_BUILD_TESTS=OFF",
@@ -51,7 +51,7 @@ pub(super) struct Llama<'a> {
 }
 
 impl<'a> Llama<'a> {
-    /// Builds llama.cpp unless it is built; that takes ten minutes on two cores.
+    /// Builds llama.cpp, unless it is already built. The build takes ten minutes on two cores.
     pub(super) fn prepare(setup: &'a Setup<'a>) -> anyhow::Result<Self> {
         let llama = Self { setup, folder: setup.folder.join(format!("llama-{}", LLAMA_CPP.version)) };
         if !PROGRAMS.iter().all(|name| llama.path(name).is_file()) {
@@ -82,7 +82,7 @@ impl<'a> Llama<'a> {
         self.setup.session.command(self.path(program))
     }
 
-    /// Quantises a checkpoint to another type. llama.cpp chooses the types of the embedding and the head.
+    /// Quantises a checkpoint to another type. llama.cpp selects the types of the embedding and the head.
     pub(super) fn quantize(&self, checkpoint: &Path, kind: &str, file: &Path) -> anyhow::Result<()> {
         let part = file.with_extension("part");
         let mut quantize = self.command("llama-quantize");
@@ -90,7 +90,7 @@ impl<'a> Llama<'a> {
         fs::rename(&part, file).with_context(|| file.display().to_string())
     }
 
-    /// Measures prefill from an empty cache and decode after a prompt, like the other sides.
+    /// Measures prefill from an empty cache and decode after a prompt, as for the other sides.
     pub(super) fn measure(&self, file: &Path, work: Workload) -> anyhow::Result<Measurement> {
         let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
         let prefill = self.rates(file, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;

@@ -9,27 +9,27 @@ use crate::peers::spread::median;
 /// Result of one run of a side.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Measurement {
-    /// Prompt tokens per second up to the first generated token, the median of the repetitions.
+    /// Prompt tokens per second up to the first generated token. Median of the repetitions.
     pub(super) prefill: f64,
-    /// Generated tokens per second after it.
+    /// Generated tokens per second after the first.
     pub(super) decode: f64,
     /// Versions of the libraries.
     pub(super) versions: BTreeMap<String, String>,
-    /// Overhead of the gateway, for Narthex.
+    /// Overhead of the gateway. Only Narthex has one.
     pub(super) gateway: Option<Overhead>,
 }
 
-/// Time that the gateway adds to the engine's.
+/// Time that the gateway adds to that of the engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Overhead {
-    /// Time per token through the gateway, divided by the engine's own.
+    /// Time per token through the gateway divided by that of the engine.
     pub(super) token_ratio: f64,
-    /// Milliseconds per request.
+    /// Additional milliseconds per request.
     pub(super) request_ms: f64,
 }
 
 impl Measurement {
-    /// Takes the medians of at least one repetition each.
+    /// Computes the medians of at least one repetition each.
     pub(super) fn new(
         prefill: &[f64],
         decode: &[f64],

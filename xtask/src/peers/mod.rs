@@ -1,9 +1,9 @@
-//! `cargo xtask peers`: Narthex beside a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai and OpenVINO GenAI, all
-//! with the weights of one file, in turns, in one run: [`Part`] lists the measurements.
+//! `cargo xtask peers`: compares Narthex with a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai and OpenVINO
+//! GenAI. All run the weights of one file, in turns. [`Part`] lists the measurements.
 //!
-//! Generated files lie under `target/peers` and are reused. A side that cannot run is recorded with the reason. Bounds are
-//! shown beside the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
-//! measurement; `bench/README.md` explains the result.
+//! Generated files are under `target/peers` and are reused. If a side cannot run, the reason is recorded. Bounds are
+//! shown with the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
+//! measurement. `bench/README.md` explains the results.
 
 mod llama;
 mod measurement;
@@ -38,26 +38,26 @@ use workload::{SHAPES, STANDARD, Workload};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub(crate) enum Part {
-    /// Every side with prompts of 256 tokens, cold start and perplexity.
+    /// All sides with prompts of 256 tokens, cold start and perplexity.
     Standard,
     /// Short prompts, long prompts, long answers.
     Shapes,
     /// Larger models with random weights.
     Models,
-    /// Servers under 1, 4 and 16 clients.
+    /// Servers with 1, 4 and 16 clients.
     Servers,
 }
 
 /// Arguments of `cargo xtask peers`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct PeersArgs {
-    /// Sides to measure, separated by commas; all if there are none.
+    /// Sides to measure, separated by commas [default: all].
     #[arg(long, value_name = "SIDES", value_delimiter = ',')]
     only: Vec<Side>,
-    /// Parts to measure, separated by commas; all if there are none.
+    /// Parts to measure, separated by commas [default: all].
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     parts: Vec<Part>,
-    /// Measurements of each side.
+    /// Number of measurements of each side.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u64).range(1..))]
     rounds: u64,
     #[command(flatten)]
@@ -92,7 +92,7 @@ impl PeersArgs {
     }
 }
 
-/// A side, its runner and its measurements so far, or the reason why there are none.
+/// A side, its runner and its measurements so far, or the reason why it cannot be measured.
 struct SideRun<'a> {
     side: Side,
     runner: anyhow::Result<Runner<'a>>,
@@ -188,7 +188,7 @@ impl<'a> SideRun<'a> {
         Self { side, runner, measurements: Ok(Vec::new()) }
     }
 
-    /// Measures once more, unless it failed before.
+    /// Measures the side once more, unless it has failed.
     fn measure(&mut self, setup: &Setup<'_>, work: Workload) {
         let (Ok(runner), Ok(measurements)) = (&self.runner, &mut self.measurements) else { return };
         match runner.measure(setup, work) {

@@ -1,7 +1,8 @@
-//! `cargo xtask perplexity`: perplexity of models in f32 over a fixed text, beside llama.cpp over the same GGUF files.
+//! `cargo xtask perplexity`: compares the perplexity of models in f32 over a fixed text with llama.cpp over the same
+//! GGUF files.
 //!
-//! Both compute with the same weights, so the results differ only by rounding. Nothing is timed, and the build is that of
-//! the tests.
+//! Both compute with the same weights, so the results differ only by rounding. No times are measured, and the program
+//! is built with the profile of tests.
 
 use std::fmt::Write as _;
 
@@ -19,16 +20,16 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Models by name, and their GGUF files.
+/// Models, and their GGUF files.
 const MODELS: [(&str, &str); 2] = [(MODEL, CHECKPOINT), ("gemma3:270m-base", "gemma-3-270m-q4_k_m.gguf")];
 
-/// Scheme of the packages, which keeps the numbers of the file.
+/// Scheme of the packages, which stores the numbers of the file exactly.
 const SCHEME: &str = "f32";
 
-/// Maximum distance of a ratio from one.
+/// Maximum difference of a ratio from one.
 const BOUND: f64 = 0.01;
 
-/// Compiles missing packages, measures, and writes the result; fails if a ratio is out of bounds.
+/// Compiles missing packages, measures, and writes the result. Fails if a ratio is out of bounds.
 pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let setup = Setup::untimed(&session, session.build_narthex()?)?;
@@ -68,7 +69,7 @@ fn is_met(found: &Perplexities) -> bool {
     (found.ratio - 1.0).abs() <= BOUND
 }
 
-/// Formats the results as a page.
+/// Formats the results as a Markdown page.
 fn page(about: &str, rows: &[(&str, &str, Perplexities)]) -> anyhow::Result<String> {
     let mut text = format!(
         "# Perplexity over the same file, {}\n\n{about}; `cargo xtask perplexity --record`.\n\nPackages in {SCHEME} beside \

@@ -1,4 +1,4 @@
-//! Bar charts of a run as SVG, with the medians as bars and the smallest and the largest round as lines.
+//! Bar charts of a run as SVG. The bars are medians, and the lines extend from the smallest to the largest round.
 
 use std::fmt::Write as _;
 
@@ -28,7 +28,7 @@ struct Bar<'a> {
     spread: &'a Spread,
 }
 
-/// A chart: bars of one unit.
+/// A chart with bars of one unit.
 struct Chart<'a> {
     title: String,
     bars: Vec<Bar<'a>>,
@@ -94,9 +94,9 @@ impl Chart<'_> {
     }
 }
 
-/// Draws a rectangle of left, top, width and height.
+/// Draws a rectangle at a left and top position, with a width and a height.
 fn rectangle(svg: &mut String, [x, y, width, height]: &[f64; 4], color: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         svg,
         "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{color}\"/>"

@@ -1,6 +1,6 @@
-//! Perplexity of a package over a fixed text, beside llama.cpp with the same number of bits.
+//! Comparison of a package's perplexity over a fixed text with that of llama.cpp with the same number of bits.
 //!
-//! llama.cpp splits the text into tokens and windows; `bench/peers/perplexity.py` uses the same ones.
+//! llama.cpp divides the text into tokens and windows. `bench/peers/perplexity.py` uses the same ones.
 
 use std::{fs, path::Path};
 
@@ -38,7 +38,7 @@ pub(super) const PAIRS: [PerplexityPair; 2] = [
     PerplexityPair { ours: Side::NarthexW8, theirs: Side::LlamaQ8, scheme: "w8", kind: "Q8_0", bound: None },
 ];
 
-/// Two perplexities of one text, or the reason why there are none.
+/// Two perplexities of one text, or the reason why they could not be measured.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Comparison {
     pub(super) ours: String,
@@ -99,7 +99,7 @@ pub(super) fn perplexities(
     let mut script = setup.script("perplexity.py");
     script.arg(package).arg(&tokens).args(["--threads", &setup.threads.to_string()]);
     let answer = process::output(&mut script)?.answer()?;
-    // The file holds every logit of the text, but only its tokens are needed.
+    // The file contains all logits of the text, but only its tokens are needed.
     fs::remove_file(&tokens).with_context(|| tokens.display().to_string())?;
     let count = |name: &str| answer[name].as_u64().with_context(|| format!("perplexity.py gave no {name}"));
     let ours = answer["perplexity"].as_f64().context("perplexity.py gave no perplexity")?;

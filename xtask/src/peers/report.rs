@@ -1,4 +1,4 @@
-//! Everything that a run found, as it is recorded.
+//! Results of a run, in the form in which they are recorded.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use crate::{
     record,
 };
 
-/// Share of a bare loop's speed that Narthex must reach.
+/// Minimum share of a bare loop's speed that Narthex should reach.
 const LOOP_WANTED: Wanted = Wanted { prefill: 0.95, decode: 0.95 };
 
-/// Maximum of the gateway's time per token divided by the engine's.
+/// Maximum of the gateway's time per token divided by that of the engine.
 const TOKEN_BOUND: f64 = 1.03;
 
 /// Maximum overhead of the gateway per request, in milliseconds.
@@ -37,10 +37,10 @@ pub(super) struct Report {
     pub(super) commit: String,
     pub(super) command: String,
     pub(super) machine: Machine,
-    /// Measurements of every side.
+    /// Number of measurements of each side.
     pub(super) rounds: u64,
     pub(super) speeds: Vec<SpeedRun>,
-    /// Time from the start of `narthex chat` to its first byte, with its files in the system's cache.
+    /// Time from the start of `narthex chat` to its first byte, with its files in the system's file cache.
     pub(super) cold_start_ms: Option<Spread>,
     pub(super) perplexity: Vec<Comparison>,
     pub(super) servers: Servers,
@@ -52,7 +52,7 @@ pub(super) struct SpeedRun {
     pub(super) model: &'static str,
     pub(super) prompt_tokens: usize,
     pub(super) decode_tokens: usize,
-    /// Repetitions within a measurement, whose median counts.
+    /// Number of repetitions within a measurement. The result is their median.
     pub(super) repeat: usize,
     pub(super) wanted: Wanted,
     pub(super) sides: Vec<SideResult>,
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-/// Results of one side, or the reason why there are none.
+/// Results of one side, or the reason why it could not be measured.
 #[derive(Debug, Serialize)]
 pub(super) struct SideResult {
     pub(super) side: &'static str,
@@ -97,7 +97,7 @@ pub(super) struct Speed {
     pub(super) decode: Spread,
 }
 
-/// Overhead of Narthex's gateway over its engine.
+/// Overhead of Narthex's gateway in comparison with its engine.
 #[derive(Debug, Serialize)]
 pub(super) struct GatewayOverhead {
     pub(super) token_ratio: Spread,
@@ -159,7 +159,7 @@ impl SpeedRun {
         wanted: Wanted,
         mut sides: Vec<SideResult>,
     ) -> Self {
-        // A reason may contain folders of this machine, which have no meaning elsewhere.
+        // A reason may contain folders of this machine, which are replaced because they have no meaning elsewhere.
         let (root, home) = (setup.session.workspace.root.display(), setup.session.home.display());
         for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
             *reason = reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".");
@@ -169,7 +169,7 @@ impl SpeedRun {
         Self { model, prompt_tokens: prompt, decode_tokens: decode, repeat, wanted, sides, ratios }
     }
 
-    /// Returns the model and the workload of a run beside the standard one, as in `, random-1b, 256 + 64`.
+    /// Returns the model and the workload of a run other than the standard one, as in `, random-1b, 256 + 64`.
     pub(super) fn suffix(&self) -> String {
         format!(", {}, {} + {}", self.model, self.prompt_tokens, self.decode_tokens)
     }
@@ -202,7 +202,7 @@ impl SpeedRun {
 }
 
 impl Report {
-    /// An empty report about this machine.
+    /// Creates an empty report for this machine.
     pub(super) fn new(setup: &Setup<'_>, args: &PeersArgs) -> anyhow::Result<Self> {
         Ok(Self {
             date: record::today(),

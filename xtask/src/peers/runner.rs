@@ -1,4 +1,4 @@
-//! Runs one side: a process that loads the model, warms up, and measures a few repetitions.
+//! Measurement of one side by a process that loads the model, warms up, and measures a few repetitions.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ const GENAI: &[&str] = &["onnx==1.23.2", "onnxruntime-genai==0.18.0"];
 /// Packages of the OpenVINO side.
 const OPENVINO: &[&str] = &["openvino==2026.4.1", "openvino-genai==2026.4.1.0"];
 
-/// Answer of a loop in `bench/peers`.
+/// Output of a loop in `bench/peers`.
 #[derive(Deserialize)]
 struct LoopAnswer {
     prefill: Vec<f64>,
@@ -38,7 +38,7 @@ struct LoopAnswer {
     versions: BTreeMap<String, String>,
 }
 
-/// The recorded part of `narthex bench --json`.
+/// The parts of the output of `narthex bench --json` that are recorded.
 #[derive(Deserialize)]
 struct BenchAnswer {
     machine: BenchMachine,
@@ -96,7 +96,7 @@ pub(super) enum Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    /// Installs and generates the missing requirements of a side.
+    /// Installs and generates what a side requires and is missing.
     pub(super) fn prepare(side: Side, setup: &'a Setup<'a>, weights: &Weights) -> anyhow::Result<Self> {
         let llama = |kind| {
             let llama = Llama::prepare(setup)?;
@@ -149,7 +149,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Writes the graph of a package for genai. It is written every time, because the package may be a new one.
+/// Writes the graph of a package for onnxruntime-genai. It is written every time, because the package may have changed.
 fn genai_folder(setup: &Setup<'_>, weights: &Weights, scheme: &str) -> anyhow::Result<PathBuf> {
     let folder = weights.derived(setup, &format!("genai-{scheme}"));
     let package = setup.package(weights.model, scheme);
@@ -157,7 +157,7 @@ fn genai_folder(setup: &Setup<'_>, weights: &Weights, scheme: &str) -> anyhow::R
     Ok(folder)
 }
 
-/// Installs OpenVINO GenAI and converts the weights for it, once.
+/// Installs OpenVINO GenAI and converts the weights for it, if this has not been done.
 pub(super) fn openvino_folder(setup: &Setup<'_>, weights: &Weights) -> anyhow::Result<PathBuf> {
     setup.install("openvino", OPENVINO)?;
     let folder = weights.derived(setup, "openvino");
@@ -182,7 +182,7 @@ pub(super) fn cold_start(setup: &Setup<'_>, scheme: &str) -> anyhow::Result<Dura
     let mut first = [0];
     let read = child.stdout.as_mut().context("no standard output")?.read_exact(&mut first);
     let duration = start.elapsed();
-    // The rest of the output fits into the pipe, so the program ends.
+    // The rest of the output fits into the pipe, so the program can end.
     let status = child.wait()?;
     read.with_context(|| format!("`narthex chat` answered nothing and ended with {status}"))?;
     Ok(duration)

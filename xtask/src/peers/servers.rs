@@ -1,7 +1,7 @@
-//! Tokens per second of whole servers under concurrent clients.
+//! Throughput of complete servers under concurrent clients.
 //!
-//! Narthex and `llama-server` answer `/v1/completions`; OpenVINO GenAI's continuous batching runs in its own process without
-//! HTTP. Prompts differ from their first word on, so no prefix cache answers for a server.
+//! Narthex and `llama-server` serve `/v1/completions`. OpenVINO GenAI's continuous batching runs in its own process
+//! without HTTP. All prompts differ from the first word, so that no server can use a prefix cache.
 
 use std::{
     fs,
@@ -27,22 +27,22 @@ use crate::{
 /// Numbers of concurrent clients.
 const CLIENTS: [usize; 3] = [1, 4, 16];
 
-/// Slots of each server.
+/// Number of slots of each server.
 const SLOTS: usize = 16;
 
-/// Words of a prompt, which are about 220 tokens.
+/// Number of words in a prompt, which are about 220 tokens.
 const WORDS: usize = 170;
 
-/// Tokens of an answer.
+/// Number of tokens in an answer.
 const ANSWER: usize = 64;
 
-/// Positions of a slot.
+/// Number of tokens that a slot can hold.
 const CONTEXT: usize = 512;
 
-/// Text whose words make the prompts, relative to the root.
+/// Text with the words of the prompts, relative to the root.
 const TEXT: &str = "bench/text/ferry.txt";
 
-/// Ratios over the peers that are wanted, by number of clients.
+/// Minimum ratios to the peers that Narthex should reach, by number of clients.
 const WANTED: [(usize, f64); 2] = [(4, 2.0), (16, 2.5)];
 
 /// A server with one form of the weights.
@@ -80,11 +80,11 @@ struct Throughput {
 struct Measured {
     side: ServerSide,
     clients: usize,
-    /// One for each round.
+    /// Results, one for each round.
     rounds: Vec<Throughput>,
 }
 
-/// The tokens that a client received, and the time until its last answer was complete.
+/// Number of tokens that a client received, and the time until its last answer was complete.
 #[derive(Debug, Clone, Copy)]
 struct Received {
     tokens: f64,
@@ -118,7 +118,7 @@ pub(super) struct ServerRatio {
     pub(super) wanted: Option<f64>,
 }
 
-/// Measures every server with every number of clients, in rounds.
+/// Measures every server with each number of clients, in rounds.
 pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Servers> {
     let text = setup.session.workspace.root.join(TEXT);
     let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
@@ -234,7 +234,7 @@ impl ServerSide {
     }
 }
 
-/// Completes a prompt; returns the number of generated tokens.
+/// Completes a prompt. Returns the number of generated tokens.
 fn ask(server: &Server, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
     let body = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
     let body = body.to_string();
@@ -247,7 +247,7 @@ fn ask(server: &Server, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
     }
 }
 
-/// Sends the prompts of each client one after another, all clients at once.
+/// Sends the prompts of each client one after another. All clients run concurrently.
 fn run_clients(server: &Server, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
     let started = Instant::now();
     let client = |prompts: &[String]| {
@@ -294,7 +294,7 @@ fn requests(clients: usize) -> usize {
     (8 / clients).max(2)
 }
 
-/// Returns a prompt that differs from all others from its first word on.
+/// Returns a prompt that differs from all others from its first word.
 fn prompt(words: &[&str], number: usize) -> String {
     let start = number * 37 % words.len().max(1);
     let words: Vec<&str> = words.iter().cycle().skip(start).take(WORDS).copied().collect();

@@ -1,6 +1,6 @@
-//! Requirements of every side: the program under test, a Python environment, the checkpoint and its packages.
+//! Requirements of the sides: the program under test, a Python environment, the checkpoint and its packages.
 //!
-//! All files lie under `target/peers` and are reused; the store is that of `cargo xtask test`.
+//! All files are under `target/peers` and are reused. The store is that of `cargo xtask test`.
 
 use std::{env, fs, path::PathBuf, process::Command, thread};
 
@@ -20,12 +20,12 @@ const PACKAGES: &[&str] = &["numpy==2.4.6", "onnxruntime==1.31.1"];
 /// Programs and folders of a run.
 pub(super) struct Setup<'a> {
     pub(super) session: &'a Session<'a>,
-    /// `target/peers`.
+    /// Folder `target/peers`.
     pub(super) folder: PathBuf,
     /// Narthex, built with the release profile.
     pub(super) narthex: PathBuf,
     environment: VirtualEnvironment,
-    /// Threads of every side.
+    /// Number of threads of every side.
     pub(super) threads: usize,
     /// Load average of the minute before the run, if the system reports it.
     pub(super) load: Option<f64>,
@@ -34,7 +34,7 @@ pub(super) struct Setup<'a> {
 impl<'a> Setup<'a> {
     /// Builds Narthex and prepares the environment and the packages.
     pub(super) fn prepare(session: &'a Session<'a>) -> anyhow::Result<Self> {
-        // The preparation adds load itself, so the load is read first.
+        // The preparation itself causes load, so the load is read first.
         let load = fs::read_to_string("/proc/loadavg").ok().and_then(|text| load(&text));
         let setup = Self { load, ..Self::untimed(session, session.build_release()?)? };
         for scheme in ["w8", "w4"] {
@@ -43,7 +43,7 @@ impl<'a> Setup<'a> {
         Ok(setup)
     }
 
-    /// Prepares the environment alone, for runs without times.
+    /// Prepares only the environment, for runs without times.
     pub(super) fn untimed(session: &'a Session<'a>, narthex: PathBuf) -> anyhow::Result<Self> {
         let folder = session.workspace.target.join("peers");
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -54,12 +54,12 @@ impl<'a> Setup<'a> {
         Ok(setup)
     }
 
-    /// Installs Python packages once, under a name.
+    /// Installs Python packages under a name, if this has not been done.
     pub(super) fn install(&self, name: &str, packages: &[&str]) -> anyhow::Result<()> {
         self.environment.install(self.session, name, packages)
     }
 
-    /// Generates one token, which fetches and compiles a missing package.
+    /// Generates one token, which fetches and compiles the package if it is missing.
     fn compile(&self, scheme: &str) -> anyhow::Result<()> {
         let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
         process::output(self.session.command(&self.narthex).args(ask))?;

@@ -1,13 +1,13 @@
-//! The sides and the ratios between them.
+//! Sides of the benchmark, and the ratios between them.
 
 use clap::ValueEnum;
 use serde::Serialize;
 use strum::{IntoStaticStr, VariantArray};
 
-/// One runtime with one form of the model's weights, in the order of each round.
+/// One runtime with one form of the model's weights. The variants are in the order of each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 pub(crate) enum Side {
-    /// Narthex with 8-bit weights, its default.
+    /// Narthex with 8-bit weights, which are its default.
     #[strum(serialize = "narthex-w8")]
     #[value(name = "narthex-w8")]
     NarthexW8,
@@ -58,11 +58,11 @@ pub(super) const PAIRS: [SpeedPair; 6] = [
     SpeedPair { of: Side::NarthexW4, to: Side::OpenVino },
 ];
 
-/// Sides of the measurements beside the standard one: other runtimes with their own weights.
+/// Sides of the measurements other than the standard one: other runtimes with their own weights.
 pub(super) const PEERS: [Side; 5] =
     [Side::NarthexW8, Side::LlamaQ8, Side::NarthexW4, Side::LlamaQ4, Side::OpenVino];
 
-/// Minimum ratios that are wanted over a peer.
+/// Minimum ratios to a peer that Narthex should reach.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Wanted {
     pub(super) prefill: f64,
@@ -70,12 +70,12 @@ pub(super) struct Wanted {
 }
 
 impl Side {
-    /// Its name on the command line and in the record.
+    /// Returns its name on the command line and in the record.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Describes the program and its weights.
+    /// Returns a description of the program and its weights.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::NarthexW8 => "`narthex bench`, package w8",
@@ -89,7 +89,7 @@ impl Side {
         }
     }
 
-    /// Returns the scheme of its package, if it runs one.
+    /// Returns the scheme of its package, if it runs a package.
     pub(super) fn scheme(self) -> Option<&'static str> {
         match self {
             Self::NarthexW8 | Self::LoopW8 => Some("w8"),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Returns the median of the numbers, or `None` if there are none.
+/// Returns the median of the numbers, or `None` for an empty list.
 pub(super) fn median(numbers: &[f64]) -> Option<f64> {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,18 +11,18 @@ pub(super) fn median(numbers: &[f64]) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// A quantity over several rounds.
+/// Values of a quantity in several rounds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
-    /// The numbers of the rounds, in order of time.
+    /// Values of the rounds, in order of time.
     pub(super) rounds: Vec<f64>,
 }
 
 impl Spread {
-    /// Returns the spread of at least one number.
+    /// Returns the spread of at least one number; `None` for an empty list.
     pub(super) fn of(rounds: Vec<f64>) -> Option<Self> {
         let median = median(&rounds)?;
         let min = rounds.iter().copied().fold(f64::INFINITY, f64::min);
@@ -35,7 +35,7 @@ impl Spread {
         Self::of(self.rounds.iter().zip(&other.rounds).map(|(a, b)| a / b).collect())
     }
 
-    /// Formats as `12.3 (11.9 to 12.5)`, with that many decimals.
+    /// Formats as `12.3 (11.9 to 12.5)`, with `digits` decimals.
     pub(super) fn format(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$} to {:.digits$})", self.median, self.min, self.max)
     }
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         let (a, b) = (Spread::of(vec![90.0, 50.0, 99.0]).unwrap(), Spread::of(vec![100.0; 3]).unwrap());
         assert_eq!((a.median, a.min, a.max), (90.0, 50.0, 99.0));
-        // The second round was slow for both, which does not change the ratio.
+        // The second round was slow for both sides, which does not change the ratio.
         let slow = Spread::of(vec![100.0, 50.0, 100.0]).unwrap();
         assert_eq!(a.over(&slow).unwrap().rounds, [0.9, 1.0, 0.99]);
         assert_eq!(a.over(&b).unwrap().format(2), "0.90 (0.50 to 0.99)");

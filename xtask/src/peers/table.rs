@@ -1,4 +1,4 @@
-//! The page and the files of a run.
+//! Output of a run: a page and files.
 
 use std::{fmt::Write as _, fs};
 
@@ -15,7 +15,7 @@ use crate::{
     workspace::{Workspace, relative},
 };
 
-/// Prints a run and writes it as JSON, as a page and as a plot.
+/// Prints a run, and writes it as JSON, as a page and as a plot.
 pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) -> anyhow::Result<()> {
     let page = page(report)?;
     terminal::line(format!("\n{page}"));
@@ -36,7 +36,7 @@ pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) ->
     Ok(())
 }
 
-/// `2026-11-21-amd-epyc-2`: the day, the processor and its threads.
+/// Returns the day, the processor and its number of threads, as in `2026-11-21-amd-epyc-2`.
 fn name(report: &Report) -> String {
     let cpu = report.machine.cpu.to_lowercase();
     let words: Vec<&str> =

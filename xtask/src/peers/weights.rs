@@ -1,4 +1,4 @@
-//! Weights that all sides run: one GGUF file for each model.
+//! Weights that all sides run. Each model has one GGUF file.
 
 use std::{fs, path::PathBuf};
 
@@ -12,7 +12,7 @@ use crate::{
     process, terminal,
 };
 
-/// Packages of the generator of random weights.
+/// Packages for the generator of random weights.
 const GENERATOR: &[&str] = &["numpy==2.4.6", "gguf==0.17.1"];
 
 /// Sizes of a Llama with random weights.
@@ -33,24 +33,24 @@ pub(super) const SHAPES: [LlamaShape; 2] = [
     LlamaShape { name: "random-1b", layers: 16, hidden: 2048, intermediate: 8192, heads: 32, kv_heads: 8 },
 ];
 
-/// One model in the form of every side.
+/// Weights of one model in the forms of all sides.
 pub(super) struct Weights {
     /// Name of the model in Narthex's store and in the record.
     pub(super) model: &'static str,
-    /// The GGUF file from which llama.cpp's files are quantised.
+    /// GGUF file from which llama.cpp's files are quantised.
     pub(super) checkpoint: PathBuf,
-    /// The GGUF file in Q4_1, which OpenVINO GenAI runs.
+    /// GGUF file in Q4_1, which OpenVINO GenAI runs.
     pub(super) q4_1: PathBuf,
 }
 
 impl Weights {
-    /// Returns the weights of SmolLM2, whose packages must be compiled.
+    /// Returns the weights of SmolLM2, for which packages are compiled if they are missing.
     pub(super) fn published(setup: &Setup<'_>) -> anyhow::Result<Self> {
         let checkpoint = setup.checkpoint(MODEL, CHECKPOINT)?;
         Ok(Self { model: MODEL, q4_1: checkpoint.clone(), checkpoint })
     }
 
-    /// Generates random weights of a shape, once, and compiles Narthex's packages.
+    /// Generates random weights of a shape, if this has not been done, and compiles Narthex's packages.
     pub(super) fn random(setup: &Setup<'_>, shape: LlamaShape) -> anyhow::Result<Self> {
         let checkpoint = setup.folder.join(format!("{}.gguf", shape.name));
         if !checkpoint.is_file() {
@@ -83,7 +83,7 @@ impl Weights {
         Ok(Self { q4_1, ..weights })
     }
 
-    /// Returns a file of llama.cpp in another type, which is quantised once.
+    /// Returns llama.cpp's file in another type, which is quantised if it is missing.
     pub(super) fn quantized(
         &self,
         llama: &Llama<'_>,

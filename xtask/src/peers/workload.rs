@@ -1,19 +1,19 @@
-//! The workloads of a measurement.
+//! Workloads of a measurement.
 
 use std::fmt;
 
 /// Sizes of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Workload {
-    /// Tokens of a prompt.
+    /// Number of tokens in a prompt.
     pub(super) prompt: usize,
-    /// Tokens generated after it.
+    /// Number of tokens that are generated after it.
     pub(super) decode: usize,
-    /// Counted repetitions, whose median is the result.
+    /// Number of counted repetitions. The result is their median.
     pub(super) repeat: usize,
 }
 
-/// The workload of every run, so that runs can be compared.
+/// Workload of every run, so that runs can be compared.
 pub(super) const STANDARD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
 
 /// A short question with a long answer, a document with a short answer, and a long conversation.
@@ -23,11 +23,11 @@ pub(super) const SHAPES: [Workload; 3] = [
     Workload { prompt: 4096, decode: 32, repeat: 1 },
 ];
 
-/// Tokens of a window of the perplexity text.
+/// Number of tokens in a window of the perplexity text.
 pub(super) const WINDOW: &str = "256";
 
 impl fmt::Display for Workload {
-    /// Writes the tokens of a prompt and of its answer, as in `256 + 64`.
+    /// Formats the numbers of tokens of a prompt and of its answer, as in `256 + 64`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} + {}", self.prompt, self.decode)
     }

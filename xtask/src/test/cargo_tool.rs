@@ -1,4 +1,4 @@
-//! Programs that Cargo builds for the stages, if none is installed.
+//! Programs that Cargo builds for the stages if they are not installed.
 
 use std::{env, path::PathBuf};
 
@@ -9,7 +9,7 @@ use crate::{
     workspace::cargo,
 };
 
-/// A program of a crate, with the version that is built if none is installed.
+/// A program from a crate. `version` is built if the program is not installed.
 pub(super) struct CargoTool {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct CargoTool {
 }
 
 impl CargoTool {
-    /// Returns the program, which is built into the target folder if none is installed.
+    /// Returns the path of the program. If it is not installed, it is built into the target folder.
     pub(super) fn find(&self, session: &Session<'_>) -> anyhow::Result<PathBuf> {
         let Self { name, version, options } = *self;
         if works(session.command(name).env("CARGO", cargo()).arg("--version")) {

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs every check, one stage after another, from nothing but a checkout.
+//! `cargo xtask test`: runs every check, one stage after another, starting from a bare checkout.
 //!
 //! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store
 //! with two models and the Python environments are created under the target folder and reused. Start at [`Stage`];
@@ -26,12 +26,12 @@ pub(crate) struct TestArgs {
     /// List the stages.
     #[arg(long, conflicts_with = "only")]
     pub(crate) list: bool,
-    /// Run one stage; the results of earlier ones must exist.
+    /// Run one stage. The results of earlier stages must exist.
     #[arg(long, value_name = "STAGE")]
     pub(crate) only: Option<Stage>,
 }
 
-/// One stage of the run; the variants are in the order of the run.
+/// One stage of the run. The variants are in the order of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Stage {
@@ -122,15 +122,15 @@ impl Stage {
     }
 }
 
-/// Fills the store for a command that uses real models. Also returns the commit, because the workspace may change while
-/// the command runs.
+/// Fills the store for a command that uses real models. Also returns the commit at this time, because the workspace may
+/// change while the command runs.
 pub(crate) fn prepare(workspace: &Workspace) -> anyhow::Result<(String, Session<'_>)> {
     let commit = record::commit(workspace)?;
     run(workspace, Selection::Only(Stage::Store))?;
     Ok((commit, Session::new(workspace)?))
 }
 
-/// Runs the chosen stages in order, up to the first that fails.
+/// Runs the selected stages in order, up to the first that fails.
 pub(crate) fn run(workspace: &Workspace, selection: Selection) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let chosen = match selection {

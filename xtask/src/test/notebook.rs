@@ -1,4 +1,4 @@
-//! The example notebook, run without a browser: every cell must succeed, and the plot must be there.
+//! The example notebook, run without a browser. Every cell must succeed, and the plot must exist.
 
 use std::fs;
 
@@ -9,10 +9,10 @@ use crate::{process, python::VirtualEnvironment, session::Session};
 /// The notebook, relative to the root.
 const NOTEBOOK: &str = "examples/plot_bench.ipynb";
 
-/// Packages that run it.
+/// Packages that are needed to run it.
 const PACKAGES: [&str; 3] = ["nbclient==0.11.0", "ipykernel==7.4.0", "matplotlib==3.11.2"];
 
-/// Runs every cell of the notebook in the first argument.
+/// Python program that runs every cell of the notebook in the first argument.
 const RUN: &str = "import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
 nbclient.NotebookClient(notebook, timeout=300, kernel_name='python3').execute()
@@ -25,7 +25,7 @@ pub(super) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     environment.install(session, "notebook", &PACKAGES)?;
     let narthex = session.build_narthex()?;
     let plot = folder.join("bench.png");
-    // A plot of an earlier run must not count.
+    // A plot from an earlier run must not count.
     let _ = fs::remove_file(&plot);
     let mut run = session.command(&environment.python);
     run.args(["-c", RUN]).arg(session.workspace.root.join(NOTEBOOK));

@@ -20,7 +20,7 @@ const VET: CargoTool = CargoTool { name: "cargo-vet", version: "0.10.3", options
 /// Arguments of cargo-deny; `deny.toml` configures the checks.
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
 
-/// Models for the tests of the whole product.
+/// Models for the tests of the complete product.
 const MODELS: [&str; 2] = ["smollm2:135m", "all-minilm-l6-v2"];
 
 /// Checks the format of every crate.
@@ -35,7 +35,7 @@ pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Runs Clippy on everything, tests included.
+/// Runs Clippy on all code, including tests.
 pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
     process::run(&mut session.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     Ok(String::new())
@@ -48,7 +48,7 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Checks that `supply-chain/` lists every dependency in its version.
+/// Checks that `supply-chain/` lists the version of every dependency.
 pub(crate) fn vet(session: &Session<'_>) -> anyhow::Result<String> {
     let program = VET.find(session)?;
     process::run(session.command(program).env("CARGO", cargo()).args(["vet", "--locked"]))?;

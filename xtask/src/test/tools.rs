@@ -4,7 +4,7 @@ use anyhow::bail;
 
 use crate::{process::works, python::Python, session::Session};
 
-/// Checks that every program is installed; the error lists all missing ones.
+/// Checks that every program is installed. The error lists all missing programs.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     let mut missing = Vec::new();
     for (component, command) in [("rustfmt", "fmt"), ("clippy", "clippy")] {

@@ -1,4 +1,4 @@
-//! Checks of text files: hosts of registries, broken links, crates missing from the documents.
+//! Checks of text files: hosts of registries, broken links, and crates that the documents do not mention.
 
 use std::{
     fs,
@@ -12,7 +12,8 @@ use crate::{
     workspace::{Package, relative},
 };
 
-/// Hosts of package registries and model hubs. Narthex connects to them only through the user's own tools and settings.
+/// Hosts of package registries and model hubs. Narthex connects to them only through the tools and settings of the
+/// user.
 const HOSTS: &[&str] =
     &["huggingface.co", "hf.co", "pypi.org", "pythonhosted.org", "modelscope.cn", "crates.io", "npmjs.com"];
 
@@ -22,10 +23,10 @@ const MAY_NAME_HOSTS: &[&str] = &["crates/catalog/src/source/hub.rs", "xtask/src
 /// Extensions of the files that are checked.
 const ENDINGS: &[&str] = &["rs", "toml", "md", "py", "sh", "yml", "yaml"];
 
-/// Folders without text of the project.
+/// Folders that are not part of the project's text.
 const SKIPPED: &[&str] = &[".git", ".venv", "__pycache__", "artifacts", "corpus", "node_modules", "target"];
 
-/// Documents that name every crate.
+/// Documents that must mention every crate.
 const MAPS: &[&str] = &["ARCHITECTURE.md"];
 
 /// A text file.
@@ -69,7 +70,7 @@ fn is_in_ci(path: &Path) -> bool {
     path.parent().and_then(Path::file_name).is_some_and(|folder| folder == ".ci")
 }
 
-/// Finds hosts that only the user's tools and settings may name.
+/// Finds hosts that only the tools and settings of the user may name.
 pub(crate) fn check_hosts(document: &Document) -> Vec<Finding> {
     if MAY_NAME_HOSTS.contains(&document.path.as_str()) {
         return Vec::new();

@@ -82,12 +82,12 @@ impl Exceptions {
         left
     }
 
-    /// Separates the findings that count from those of crates to which the rule does not apply yet.
+    /// Separates the findings that count from those in crates to which the rule does not apply yet.
     pub(crate) fn split_pending(&self, findings: Vec<Finding>) -> (Vec<Finding>, Vec<Finding>) {
         findings.into_iter().partition(|finding| self.pending_crate(finding).is_none())
     }
 
-    /// Counts the findings of each pending crate. The rule can be applied to a crate without any.
+    /// Counts the findings of each pending crate. If a crate has none, the rule can be applied to it.
     pub(crate) fn pending_notes(&self, pending: &[Finding]) -> Vec<String> {
         let mut notes = Vec::new();
         for (rule, folders) in &self.pending {

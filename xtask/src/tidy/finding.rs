@@ -32,9 +32,9 @@ pub(crate) enum Rule {
     BoolParameters,
     /// Sibling modules have no cyclic dependencies.
     ModuleCycles,
-    /// A type name is used once in a crate.
+    /// A type name occurs once in a crate.
     TypeNames,
-    /// Names have a meaning.
+    /// Names are meaningful.
     Names,
     /// Doc comments and messages are plain English.
     Prose,

@@ -12,7 +12,7 @@ use crate::{
 enum Layer {
     /// Part of the product; depends only on strictly lower numbers.
     Product(u8),
-    /// For developers: no part of the product depends on it.
+    /// Part of the development tools. No part of the product depends on it.
     Development,
 }
 

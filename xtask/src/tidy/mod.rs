@@ -1,4 +1,4 @@
-//! The house rules, checked on the sources. Nothing here builds or runs the product.
+//! The house rules, checked on the sources. This module does not build or run the product.
 //!
 //! Each rule is a pure function from facts to findings; `exceptions.toml` excuses some. To add a rule, add it
 //! to [`finding::Rule`] and call it in [`check`].
@@ -42,12 +42,12 @@ struct TidyResult {
 /// Arguments of `cargo xtask tidy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub(crate) struct TidyArgs {
-    /// Print the findings in crates that are not held to a rule yet.
+    /// Print the findings in crates to which a rule does not apply yet.
     #[arg(long)]
     pub(crate) pending: bool,
 }
 
-/// Prints every finding; fails if there is one.
+/// Prints every finding. Fails if there is one.
 pub(crate) fn report(workspace: &Workspace, args: TidyArgs) -> anyhow::Result<()> {
     let TidyResult { findings, pending, notes } = check(workspace)?;
     if args.pending {

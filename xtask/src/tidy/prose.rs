@@ -1,4 +1,4 @@
-//! Rules on the English of doc comments and string literals, as far as a program can check it.
+//! Rules on the English of doc comments and string literals, as far as a program can check them.
 
 use crate::tidy::{
     finding::{Finding, Rule},
@@ -6,10 +6,10 @@ use crate::tidy::{
     texts::{Text, TextKind},
 };
 
-/// Words with which no doc comment may open.
+/// Words that must not be the first of a doc comment.
 const OPENINGS: &[&str] = &["What", "Who", "Whether", "Say", "Tell", "How"];
 
-/// Words that may not occur in doc comments and string literals.
+/// Words that must not occur in doc comments and string literals.
 const WORDS: &[&str] = &["told", "whoever", "mended"];
 
 /// Checks one source, without its tests.

@@ -5,7 +5,7 @@ use crate::tidy::{
     source::{Function, Role, Source},
 };
 
-/// Maximum number of lines of a file without tests; longer files need an exception.
+/// Maximum number of lines of a file without tests. Longer files need an exception.
 const FILE_ADVISED: usize = 400;
 /// Maximum number of lines of a file without tests, even with an exception.
 const FILE_LIMIT: usize = 700;
@@ -13,7 +13,7 @@ const FILE_LIMIT: usize = 700;
 const FUNCTION_ADVISED: usize = 40;
 /// Maximum number of lines of a function's body.
 const FUNCTION_LIMIT: usize = 80;
-/// Maximum number of parameters of a function; the elements of a tuple count one by one.
+/// Maximum number of parameters of a function. The elements of a tuple count one by one.
 const PARAMETER_LIMIT: usize = 6;
 /// Maximum number of required methods of a trait.
 const TRAIT_LIMIT: usize = 5;

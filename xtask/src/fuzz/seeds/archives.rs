@@ -44,7 +44,7 @@ fn binding(role: Value, name: &str) -> Value {
     json!({"slot": role, "name": name, "dtype": "f32", "shape": ["batch", 64]})
 }
 
-/// Returns a manifest with the fields that both kinds have.
+/// Returns a manifest with the fields common to both kinds.
 fn manifest(architecture: Value, graph: Value, tables: Value) -> Value {
     let digest = "0".repeat(64);
     json!({
@@ -146,8 +146,7 @@ fn zip(members: &[(&str, &[u8])], method: CompressionMethod) -> anyhow::Result<V
     Ok(zip.finish()?.into_inner())
 }
 
-/// Returns the archive with other bytes at offset `at` of its end record, which has the position of the central
-/// directory.
+/// Returns the archive with `bytes` at offset `at` of its end record, which has the position of the central directory.
 fn in_end_record(archive: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     const END_RECORD: usize = 22;
     let mut archive = archive.to_vec();

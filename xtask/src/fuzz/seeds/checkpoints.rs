@@ -1,4 +1,4 @@
-//! Checkpoints: GGUF files, safetensors folders, and the small files beside safetensors.
+//! Checkpoints: GGUF files, safetensors folders, and the other small files of such a folder.
 //!
 //! Tensors are left out: the targets replace them by zeros, so that mutations affect only the parsed parts.
 
@@ -31,7 +31,7 @@ pub(super) fn gguf() -> Vec<Input> {
     inputs
 }
 
-/// Number of bytes of tensors that follow a header.
+/// Number of tensor bytes that are kept after a header.
 const KEPT: usize = 64;
 
 /// Returns a file up to a few bytes after the start of its tensors.

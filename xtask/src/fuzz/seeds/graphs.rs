@@ -22,7 +22,7 @@ pub(super) fn onnx() -> Vec<Input> {
         Input::bomb("length", [&field(7)[..], &varint(u64::MAX >> 1), b"x"].concat()),
         Input::bomb("nodes", message(7, &message(1, &[]).repeat(8_000))),
         Input::bomb("initializers", message(7, &message(5, &[]).repeat(8_000))),
-        // A deprecated protobuf group is opened again and again and never closed.
+        // A deprecated protobuf group that is opened repeatedly and never closed.
         Input::bomb("groups", varint(99 << 3 | 3).repeat(5000)),
     ]
 }

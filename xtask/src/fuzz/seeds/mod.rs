@@ -22,7 +22,7 @@ use crate::fuzz::Target;
 
 pub(crate) use words::of as words_of;
 
-/// Kinds of seeds.
+/// Kind of a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeedKind {
     /// A valid file, which the parser must accept.
@@ -36,9 +36,9 @@ pub(crate) enum SeedKind {
 pub(crate) struct Input {
     /// Name, unique among those of its kind.
     pub(crate) name: String,
-    /// Its kind.
+    /// Kind of the seed.
     pub(crate) kind: SeedKind,
-    /// Its bytes.
+    /// Contents.
     pub(crate) bytes: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! Chat templates in the forms that publishers use, written for this project.
+//! Chat templates with the constructs that publishers use, written for this project.
 
 use super::Input;
 

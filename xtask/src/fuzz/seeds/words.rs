@@ -1,4 +1,4 @@
-//! Words of a target's format that mutations would seldom find.
+//! Words of a target's format that mutations would rarely find.
 
 use crate::fuzz::Target;
 

@@ -1,4 +1,4 @@
-//! Fenced blocks of Markdown, the commands in them and the output that they show.
+//! Fenced Markdown blocks, the commands in them, and the output that they show.
 
 use anyhow::bail;
 
@@ -7,7 +7,7 @@ use anyhow::bail;
 pub(super) enum Language {
     /// Lines for a shell.
     Shell,
-    /// A transcript: commands behind `$ `, and their output.
+    /// A transcript: commands after `$ `, and their output.
     Console,
     Python,
 }
@@ -28,7 +28,7 @@ pub(super) struct Block {
 pub(super) enum Line {
     /// A server with these arguments.
     Serve(Vec<String>),
-    /// A command, with the lines that its output must have.
+    /// A command, with the lines that its output must contain.
     Command { text: String, output: Vec<String> },
 }
 
@@ -64,7 +64,7 @@ fn block(line: usize, info: &str, lines: &[&str]) -> Option<Block> {
 }
 
 impl Block {
-    /// Returns the commands of a block for a shell.
+    /// Returns the commands of a shell block or of a transcript.
     pub(super) fn lines(&self) -> anyhow::Result<Vec<Line>> {
         let mut found: Vec<Line> = Vec::new();
         let text = self.text.replace("\\\n", " ");
@@ -86,7 +86,7 @@ impl Block {
 impl Line {
     fn new(command: &str) -> Self {
         let command = command.replace("cargo run --release -- ", "narthex ");
-        // A comment behind a command is none of its arguments.
+        // A comment after a command is not an argument.
         let plain = command.split(" #").next().unwrap_or(&command);
         let mut words = plain.split_whitespace();
         if words.next() == Some("narthex") && words.next() == Some("serve") {
@@ -96,7 +96,7 @@ impl Line {
     }
 }
 
-/// Returns the first expected line that does not occur in the output after those before it. Numbers may differ.
+/// Returns the first expected line that does not follow in the output after the lines before it. Numbers may differ.
 pub(super) fn missing<'a>(expected: &'a [String], found: &str) -> Option<&'a str> {
     let found: Vec<String> = found.lines().map(without_numbers).collect();
     let mut rest = found.iter();
@@ -106,7 +106,7 @@ pub(super) fn missing<'a>(expected: &'a [String], found: &str) -> Option<&'a str
     })
 }
 
-/// Replaces every number by one sign.
+/// Replaces every number by the same character.
 fn without_numbers(line: &str) -> String {
     let mut text = String::new();
     for c in line.trim().chars() {

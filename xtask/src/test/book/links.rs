@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::Context;
 
-/// Pages that mdBook writes for itself.
+/// Pages that mdBook adds to the book.
 const OWN_PAGES: [&str; 3] = ["print.html", "toc.html", "404.html"];
 
-/// Returns a line for every link of the book that leads nowhere.
+/// Returns a line for every broken link of the book.
 pub(super) fn broken(book: &Path) -> anyhow::Result<Vec<String>> {
     let mut pages = BTreeMap::new();
     collect(book, &mut pages)?;
@@ -66,7 +66,7 @@ fn values<'a>(text: &'a str, attribute: &str) -> impl Iterator<Item = &'a str> {
     starts.into_iter().filter_map(|start| text[start..].split('"').next())
 }
 
-/// Returns the file that a link on a page leads to.
+/// Returns the target file of a link on a page.
 fn resolve(page: &Path, link: &str) -> PathBuf {
     let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
     for part in link.split('/') {

@@ -1,9 +1,9 @@
-//! The book and the README: the book builds, every link in it leads somewhere, and what a reader may copy works.
+//! Checks of the book and the README: the book builds, its links are valid, and its commands work.
 //!
 //! Blocks of `sh` and `console` run in a shell, over a copy of the store for each page. The lines of a `console` block
-//! that are no commands must occur in the output. `narthex serve` starts a server that lives as long as the page, and blocks
-//! of `python` talk to it. A block with `no-run` behind its language is left out: it needs hardware or the network, or it
-//! has placeholders. `cargo run --release --` stands for `narthex`, in the build of the tests.
+//! that are not commands must occur in the output. `narthex serve` starts a server that runs until the end of the page,
+//! and blocks of `python` send requests to it. A block with `no-run` after its language is left out: it needs hardware
+//! or the network, or it has placeholders. `cargo run --release --` is replaced by `narthex` as built for the tests.
 
 mod blocks;
 mod links;
@@ -25,12 +25,12 @@ use self::{
 use super::{cargo_tool::CargoTool, clients};
 use crate::{process, python::VirtualEnvironment, server::Server, session::Session, terminal};
 
-/// The program that builds the book. Its server and its search are left out, and the compiler optimises nothing, because the
-/// book is small.
+/// The program that builds the book. It is built without its server and its search, and without optimisation, because
+/// the book is small.
 const MDBOOK: CargoTool =
     CargoTool { name: "mdbook", version: "0.5.4", options: &["--no-default-features", "--debug"] };
 
-/// Address of the server in the texts.
+/// Address of the server in the pages.
 const SHOWN_ADDRESS: &str = "127.0.0.1:8000";
 
 /// Builds the book, checks its links and runs the blocks of its pages and of the README.
@@ -50,7 +50,7 @@ pub(super) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(format!("{} pages, {count} blocks of commands", pages.len()))
 }
 
-/// Programs for the blocks of every page.
+/// Programs that the blocks of every page use.
 struct Reader<'a> {
     session: &'a Session<'a>,
     python: VirtualEnvironment,
@@ -58,14 +58,14 @@ struct Reader<'a> {
     path: OsString,
 }
 
-/// A page that is followed, from a fresh copy of the store and an empty folder.
+/// A page whose blocks are run, with its own copy of the store and an empty folder.
 struct FollowedPage<'a> {
     reader: &'a Reader<'a>,
-    /// The session over the copy of the store.
+    /// Session with the copy of the store.
     session: Session<'a>,
     /// Current folder of the commands.
     folder: PathBuf,
-    /// The server that a command of the page started.
+    /// Server that a command of the page has started.
     server: Option<Server>,
 }
 
@@ -142,7 +142,8 @@ impl<'a> FollowedPage<'a> {
     }
 }
 
-/// Copies a folder; files become hard links where the file system has them, because a store never changes its files.
+/// Copies a folder. Files become hard links if the file system supports them, because the files of a store never
+/// change.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(to).with_context(|| to.display().to_string())?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {

@@ -1,4 +1,4 @@
-//! The pages that are checked: the README and those of the book.
+//! Pages that are checked: the README and the pages of the book.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use crate::workspace::relative;
 
 /// A page in Markdown.
 pub(super) struct Page {
-    /// Relative to the root.
+    /// Path relative to the root.
     pub(super) path: String,
     pub(super) text: String,
 }
