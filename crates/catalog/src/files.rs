@@ -1,4 +1,5 @@
-//! Files as bytes: digests, durable writes, folder sizes. Nothing here knows models or the store's layout.
+//! Files as bytes: digests, durable writes, folder sizes. This module is independent of models and of the store's
+//! layout.
 
 use std::{
     fs::{self, File},

@@ -1,8 +1,8 @@
 //! The catalogue of models, the store on disk, and all downloads.
 //!
-//! This is the only crate with outbound network, and the only writer of the store. It never reads a checkpoint's
-//! contents, never compiles, and knows of ONNX only the names of the libraries that it unpacks. Start at
-//! [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference), [`fetch::fetch`] (download),
+//! This is the only crate with outbound network access, and the only writer of the store. It does not read the contents
+//! of checkpoints and does not compile. Its only knowledge of ONNX is the names of the libraries that it unpacks. Start
+//! at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference), [`fetch::fetch`] (download),
 //! [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
 
 pub mod error;

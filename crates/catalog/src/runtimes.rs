@@ -31,7 +31,7 @@ use crate::{
 /// Environment variable with the path of ONNX Runtime's library. It takes precedence over the store.
 pub const DYLIB_VARIABLE: &str = "ORT_DYLIB_PATH";
 
-/// Returns every runtime that can be installed, in the order in which users see them.
+/// Returns every runtime that can be installed, in display order.
 pub fn all() -> impl Iterator<Item = &'static RuntimePackage> {
     pins::PACKAGES.iter()
 }

@@ -119,7 +119,7 @@ impl Store {
         lock::wait(&self.lock_path(key)?, key, progress, cancel)
     }
 
-    /// Takes the lock named `key` if no other process and no other guard in this process holds it.
+    /// Takes the lock named `key` if no other process and no other guard in this process has it.
     pub fn try_lock(&self, key: &str) -> Result<Option<Guard>, Error> {
         lock::attempt(&self.lock_path(key)?)
     }

@@ -104,7 +104,7 @@ struct RuntimeFile {
     runtime: Vec<RuntimePackage>,
 }
 
-/// All runtimes, in the order in which users see them.
+/// All runtimes, in display order.
 pub(super) static PACKAGES: LazyLock<Vec<RuntimePackage>> = LazyLock::new(|| {
     let file: Result<RuntimeFile, _> = toml::from_str(include_str!("../../runtimes.toml"));
     file.map_or_else(|_| Vec::new(), |file| file.runtime)

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{error::Error, files};
 
-/// Removes leftovers. Cheap if there are none.
+/// Removes leftovers. This is fast if there are none.
 pub(super) fn recover(store: &Store) -> Result<(), Error> {
     let (staged, swapped) = (list(&store.root().join("tmp"))?, asides(store)?);
     if staged.is_empty() && swapped.is_empty() {
@@ -28,7 +28,7 @@ pub(super) fn recover(store: &Store) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes one entry of `tmp/` unless a living process holds its lock.
+/// Removes one entry of `tmp/`, unless a living process has locked it.
 fn sweep(path: &Path) -> Result<(), Error> {
     if path.extension().is_some_and(|extension| extension == "lock") {
         // A lock file with a folder is handled with its folder; one without a folder is unused.
