@@ -81,7 +81,7 @@ impl Bars {
         line
     }
 
-    /// Returns the line of a stage, unless it says the same as the line of its step.
+    /// Returns the line of a stage, or `None` if it is the same as the line of its step.
     fn stage_line(&self, stage: &str, unit: Unit, total: Option<u64>) -> Option<String> {
         let steps = self.steps.lock();
         let indent = if steps.began.is_some() { "  " } else { "" };

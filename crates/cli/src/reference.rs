@@ -1,5 +1,5 @@
-//! The book's page about the command line, from the definition of the arguments. It exists in tests alone: one compares the
-//! page with the definition, another writes it.
+//! The page of the book about the command line, generated from the definition of the arguments. It is generated only in
+//! tests: one compares the page with the definition, another writes it.
 
 use std::{fs, path::PathBuf};
 
@@ -140,7 +140,7 @@ fn about(command: &Command) -> String {
     command.get_about().map(|about| markdown(&about.to_string())).unwrap_or_default()
 }
 
-/// Escapes a help text, except what stands between backticks.
+/// Escapes a help text, except for text between backticks.
 fn markdown(text: &str) -> String {
     let mut escaped = String::new();
     for (index, part) in text.split('`').enumerate() {

@@ -56,8 +56,8 @@ pub(crate) fn chat_config(store: &StoreArgs, chat: &ChatArgs) -> Config {
     Config { tool_format: chat.tools.tool_format, ..config(store, Some(&chat.load)) }
 }
 
-/// The gateway's settings for `bench`: answers to random prompts may repeat themselves, and what speculation makes of that
-/// says nothing about text.
+/// The gateway's settings for `bench`, without speculation: answers to random prompts may repeat themselves, so that
+/// measured times with speculation would not apply to real texts.
 pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
     Config { speculation: Speculation::Off, ..config(store, Some(load)) }
 }

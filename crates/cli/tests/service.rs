@@ -11,8 +11,8 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// Stand-in for systemctl: it keeps a list of its calls, refuses the calls in `refused`, and `enable` and `disable` make
-/// and remove the link that the real one does.
+/// Stand-in for systemctl. It lists its calls and refuses the calls in `refused`. `enable` and `disable` create and
+/// remove the same link as the real program.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 echo "$*" >>"$STAND_IN/calls"
 if grep -qxF -e "$*" "$STAND_IN/refused" 2>/dev/null; then echo "Failed: refused" >&2; exit 1; fi
@@ -190,7 +190,7 @@ fn printing_needs_no_init_system() {
     home.check(&["install", "--print", "--", "--slots", "0"], 2, "expected a number of at least 1");
 }
 
-/// systemd's own checker, where it is installed.
+/// Checks the units with systemd's own checker, if it is installed.
 #[test]
 fn systemd_accepts_the_units() {
     let home = Home::new();

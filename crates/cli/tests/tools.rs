@@ -20,7 +20,7 @@ use support::library;
 /// Copies between its own standard streams and a terminal of the given program.
 const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
 
-/// An MCP server with the tool `pick`, which says which letter was picked.
+/// An MCP server with the tool `pick`, which reports the letter that was picked.
 const SERVER: &str = r#"
 import json, sys
 SCHEMA = {"type": "object", "properties": {"letter": {"enum": ["x", "y"]}}, "required": ["letter"], "additionalProperties": False}

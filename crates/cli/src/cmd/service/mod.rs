@@ -1,7 +1,7 @@
 //! `narthex service`: the server as a service of systemd, launchd or Windows' Task Scheduler.
 //!
-//! The service is one file with a mark in it; a file without the mark is left alone. [`compose`] makes the file and the
-//! calls of the init system, and nothing else in this module depends on that system.
+//! The service is one file that contains a mark. A file without the mark is never changed. [`compose`] returns the file
+//! and the calls of the init system; no other part of this module depends on that system.
 
 mod compose;
 mod definition;
@@ -78,7 +78,7 @@ fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Resu
         }
     };
     restored.with_context(|| format!("cannot restore {}", service.file.display()))?;
-    // The init system may be what failed.
+    // The init system itself may have failed.
     let _ = service.forget.iter().try_for_each(|arguments| call(service, arguments));
     Ok(())
 }
@@ -121,8 +121,7 @@ fn check_arguments(arguments: &[String]) -> anyhow::Result<()> {
 
 /// Returns the text of the installed file, if there is one.
 ///
-/// # Errors
-/// A file without the mark, which belongs to somebody else.
+/// A file without the mark was not written by Narthex.
 fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(file) {
         Ok(text) if text.contains(MARK) => Ok(Some(text)),

@@ -9,7 +9,7 @@ use super::{
 
 const NAME: &str = "Narthex";
 
-/// Composes the task and its calls. The file is what the scheduler reads at the installation.
+/// Composes the task and its calls. The scheduler reads the file at installation.
 pub(super) fn service(settings: &ServiceSettings) -> ServiceDefinition {
     let file: PathBuf = settings.user_home.join("AppData").join("Local").join("narthex").join("service.xml");
     let mut create = words("/Create /F /TN Narthex /XML");
