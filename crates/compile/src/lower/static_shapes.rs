@@ -75,7 +75,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     Ok(Lowered { graphs, tables })
 }
 
-/// Slots of cosines and sines, with the prefix of their names.
+/// Slots for cosines and sines, and the prefix of their names in the graph.
 const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
     (Rotation::Global, [Slot::Cos, Slot::Sin], ""),
     (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
