@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 
-/// Signal that asks a job to stop. Clones share the signal.
+/// Signal that requests a job to stop. Clones share the signal.
 ///
 /// ```
 /// use narthex_gateway::Cancel;
@@ -54,19 +54,19 @@ impl Cancel {
         Self::default()
     }
 
-    /// Asks the job to stop, and wakes it if it waits.
+    /// Requests the job to stop, and wakes it if it waits.
     pub fn cancel(&self) {
         self.0.flag.store(true, Ordering::Release);
         let callbacks = mem::take(&mut self.0.callbacks.lock().registered);
         callbacks.into_values().for_each(|callback| callback());
     }
 
-    /// Returns whether the job was asked to stop.
+    /// Returns whether a stop was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.flag.load(Ordering::Acquire)
     }
 
-    /// Fails if the job was asked to stop.
+    /// Fails if a stop was requested.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }

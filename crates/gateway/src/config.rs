@@ -70,8 +70,8 @@ pub struct Config {
     pub max_models: usize,
     /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
-    /// Maximum time between two tokens of an answer while prompts are read beside it: they are read in smaller chunks. `None`
-    /// for no maximum.
+    /// Maximum time between two tokens of an answer while prompts are processed, which then run in smaller chunks.
+    /// `None` for no maximum.
     pub token_latency: Option<Duration>,
     /// Verification of several tokens of an answer in one step.
     pub speculation: Speculation,

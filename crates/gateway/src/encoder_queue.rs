@@ -99,7 +99,7 @@ impl Requests {
     }
 }
 
-/// An encoder on a thread of its own.
+/// An encoder that runs on its own thread.
 pub(crate) struct EncoderQueue {
     jobs: Mutex<Option<mpsc::Sender<EncoderJob>>>,
     requests: Arc<Mutex<Requests>>,
@@ -229,7 +229,7 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
     let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
     let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |input| (job, input.text())));
     let texts: Vec<(&EncoderJob, Text<'_>)> = texts.collect();
-    // Ascending by length, because the next text is taken from the end.
+    // Texts are in ascending order of length, because the next text is taken from the end.
     let mut order: Vec<usize> = (0..texts.len()).collect();
     order.sort_by_key(|&index| (texts[index].1.tokens.len(), Reverse(index)));
     let mut outputs = vec![Vec::new(); texts.len()];
@@ -333,7 +333,7 @@ mod tests {
                 (0..=limit).for_each(|_| release.send(()).unwrap());
                 assert!(callers.into_iter().all(|caller| caller.join().unwrap().is_ok()));
             });
-            // A caller with an answer finds room in the queue.
+            // After a caller has received its answer, there is room in the queue.
             release.send(()).unwrap();
             ask(&queue, vec![vec![1].into()]).unwrap();
             assert_eq!(queue.length(), QueueLength::default());

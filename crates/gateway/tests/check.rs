@@ -95,7 +95,7 @@ fn checkpoints_are_checked_by_their_settings() {
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     let report = check(&gateway, &path).unwrap();
     assert!(says(&report, "a decoder that Narthex compiles"), "{}", report.report);
-    // ONNX files in a folder with a checkpoint take precedence, because they are what would run.
+    // ONNX files in a folder with a checkpoint take precedence, because they are the files that would run.
     fs::write(folder.path().join("model.onnx"), "no model").unwrap();
     assert_eq!(check(&gateway, &path).unwrap_err().kind(), ErrorKind::Malformed);
     fs::remove_file(folder.path().join("model.onnx")).unwrap();
@@ -237,7 +237,7 @@ fn a_compiler_that_crashes_is_a_finding() {
     let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
     assert!(kept.join("graph.onnx").is_file() && kept.join("wrote.txt").is_file(), "{kept:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
-    // A process that is killed from outside gives no finding about the nodes.
+    // If a process is killed from outside, the result has no finding about the nodes.
     let report = check("kill -KILL $$").unwrap();
     let told = compiled(&report, Severity::Refuses).unwrap();
     assert!(told.message.contains("memory ran out") && told.places.is_empty(), "{told:?}");

@@ -41,7 +41,7 @@ fn half_precision_is_chosen_once_where_answers_stay_the_same() {
     assert_eq!((bytes, notes.len(), record(&tiny.home())), (SINGLE, 0, None));
     assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), SINGLE / 2, Vec::new()));
 
-    // A stored refusal holds, and is told.
+    // A stored refusal is used, and the reason is reported.
     let path = record(&tiny.home()).unwrap();
     let mut stored: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     assert!(stored["refused"].is_null() && stored["positions"].as_array().unwrap().len() > 4, "{stored}");
@@ -52,7 +52,7 @@ fn half_precision_is_chosen_once_where_answers_stay_the_same() {
     assert!(notes[0].contains("in f32 and not in f16, because with f16 its best token differs"), "{notes:?}");
     assert_eq!(run(&tiny, &model, KvCacheDtype::F16), (expected.clone(), SINGLE / 2, Vec::new()));
 
-    // What cannot be read, or was compared in another way, is compared again.
+    // A record that cannot be read, or that belongs to another kind of comparison, is replaced by a new comparison.
     for unknown in ["{", &stored.to_string().replace("\"edition\":1", "\"edition\":0")] {
         fs::write(&path, unknown).unwrap();
         assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), SINGLE / 2, Vec::new()));

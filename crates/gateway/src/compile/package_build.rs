@@ -37,7 +37,7 @@ use crate::{
 /// Downloads that a load may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullLimit {
-    /// Any download, for a command by a person or a caller with this right.
+    /// Any download, for a command of a person or for a caller with this right.
     None,
     /// No download and no compile.
     Installed,
@@ -45,7 +45,7 @@ pub(crate) enum PullLimit {
     Bytes(u64),
 }
 
-/// Source of a package that a load does not find installed.
+/// Source of a package that is not installed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModelSource<'a> {
     pub(crate) reference: &'a ModelRef,
@@ -248,8 +248,8 @@ impl PackageBuild<'_> {
         Ok(pipeline::compile(job, progress, cancel.flag())?)
     }
 
-    /// Measures what the package's passes and its reduction cost, and enters both into the manifest. The package
-    /// without its passes and the whole model are compiled for that.
+    /// Measures the loss of quality from the package's passes and from its reduction, and records both in the manifest.
+    /// For the comparison, the package without its passes and the complete model are compiled.
     fn measure_quality(
         &self,
         checkpoint: &CheckpointFiles,

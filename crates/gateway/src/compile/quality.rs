@@ -64,7 +64,7 @@ pub(super) fn measure_passes(packages: &ComparedPackage<'_>) -> Result<Quality, 
     }
 }
 
-/// Measures the cost of a reduction. Any finite cost is accepted, because the user asked for the reduction.
+/// Measures the loss of a reduction. Any finite loss is accepted, because the user requested the reduction.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a model whose output is not finite, and errors that prevented the measurement.

@@ -354,7 +354,7 @@ impl Error {
         }
     }
 
-    /// Returns the next step, where one is known.
+    /// Returns the next step, if it is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownModel { name, .. } => Some(unknown_hint(name)),

@@ -184,7 +184,7 @@ impl Gateway {
         export::export(&self.library, request, progress, cancel)
     }
 
-    /// Returns what [`Self::remove`] would remove.
+    /// Returns the folders that [`Self::remove`] would remove.
     ///
     /// # Errors
     /// [`Error::NotInstalled`].

@@ -77,8 +77,8 @@ impl Drop for ServerRegistration {
     }
 }
 
-/// Requests to models. Their texts name models and never files, because a client must neither learn which files exist
-/// nor make the gateway read them. The exception is [`Self::load`], which is for people at this machine.
+/// Requests. They refer to models by name and never by file: a client must neither find out which files exist nor make
+/// the gateway read them. The exception is [`Self::load`], which is for the users of this machine.
 impl Gateway {
     /// Opens the store and the catalogue. Loads no model.
     ///

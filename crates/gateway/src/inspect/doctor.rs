@@ -28,7 +28,7 @@ pub struct Finding {
     pub subject: String,
     /// Finding in words.
     pub text: String,
-    /// The next step, where one is known.
+    /// The next step, if it is known.
     pub fix: Option<String>,
 }
 

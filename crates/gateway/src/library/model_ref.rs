@@ -49,7 +49,8 @@ pub(crate) struct CheckpointSettings {
     pub(crate) stated: Option<RepoSummary>,
 }
 
-/// Finds the model that a text names: an installed package, else a catalogue entry, else a hub repository or a file.
+/// Finds the model to which a text refers: an installed package, else a catalogue entry, else a hub repository or a
+/// file.
 pub(crate) fn find(library: &Library, text: &str, cancel: &Cancel) -> Result<ResolvedModel, Error> {
     let (name, scheme) = split_scheme(text);
     let scheme = scheme.unwrap_or(DEFAULT_SCHEME);

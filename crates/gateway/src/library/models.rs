@@ -161,8 +161,8 @@ impl Library {
         })
     }
 
-    /// Returns the model that a text without a scheme refers to. Known names come first; another name may be a path in
-    /// the current folder, so this is for people at this machine alone.
+    /// Returns the model to which a text without a scheme refers. Known names take precedence. Another name may be a
+    /// path in the current folder, so this function is only for the users of this machine.
     pub(crate) fn reference(&self, text: &str) -> Result<ModelRef, Error> {
         if let Ok(name) = text.parse::<ModelName>()
             && self.is_known(&name)

@@ -45,7 +45,7 @@ impl Package {
 
     /// Reads the manifest and the tokenizer.
     pub(crate) fn open(key: &PackageKey, folder: &Path) -> Result<Self, Error> {
-        // Taken first, so that a replacement in between is noticed.
+        // The stamp is taken first, so that a replacement during the reads is noticed.
         let stamp = manifest_stamp(folder);
         let manifest = read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&read(folder, &manifest.tokenizer.file)?)?;

@@ -1,5 +1,5 @@
-//! Precision of the KV cache on the CPU. `auto` is half precision where reference texts get the same answers with it as
-//! with single precision; they run once for each package, and the outcome is stored.
+//! Precision of the KV cache on the CPU. `auto` selects half precision if reference texts get the same answers with it
+//! as with single precision. The comparison runs once for each package, and its result is stored.
 
 use narthex_device::static_shapes::Form;
 use narthex_engine::executor::Executor;
@@ -47,8 +47,8 @@ impl CacheComparison {
     }
 }
 
-/// Opens a decoder of dynamic shapes on the CPU with the precision that the settings name or that `auto` finds. Adds the
-/// reason to `notes` if `auto` does not find half precision good enough.
+/// Opens a decoder of dynamic shapes on the CPU with the precision that the settings state or that `auto` selects. Adds
+/// the reason to `notes` if `auto` selects single precision.
 pub(crate) fn open(
     request: &LoadRequest<'_>,
     cache: &DeviceCache,

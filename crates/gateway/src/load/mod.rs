@@ -1,6 +1,6 @@
 //! From a package to a model in memory: `LoadRequest` → `OpenModel` → `LoadedModel`.
 //!
-//! [`device_selection`] opens a package on the first device that takes it, [`verify`] compares that device with the
+//! [`device_selection`] opens a package on the first device that accepts it, [`verify`] compares that device with the
 //! CPU, and [`residency`] shares the loaded model among requests.
 
 pub(crate) mod auto;

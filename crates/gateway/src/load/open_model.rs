@@ -8,14 +8,14 @@ use crate::{
     report::{models::PassedOver, placement::PlacementReport},
 };
 
-/// Target of the log's line with the device of a loaded model, so that programs can show it alone.
+/// Target of the log line with the device of a loaded model, so that programs can show only this line.
 const DEVICE_LINE: &str = "narthex::device";
 
 /// A model that is open on its devices.
 pub(crate) struct OpenModel {
     pub(crate) model: Model,
     pub(crate) report: PlacementReport,
-    /// Preferred devices that did not take the model.
+    /// Preferred devices that refused the model.
     pub(crate) passed_over: Vec<PassedOver>,
     /// Monitors of the devices' numerics.
     pub(crate) monitors: Vec<NumericsMonitor>,

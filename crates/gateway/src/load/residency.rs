@@ -203,12 +203,12 @@ impl ResidentModels {
         }
     }
 
-    /// Returns whether a request for the model came before.
+    /// Returns whether an earlier request used the model.
     pub(crate) fn contains(&self, key: &PackageKey) -> bool {
         self.models.lock().contains_key(key)
     }
 
-    /// Returns the model, or makes the caller its loader.
+    /// Returns the model, or makes the caller load it.
     pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
@@ -316,7 +316,7 @@ impl ResidentModels {
         self.notify();
     }
 
-    /// Removes the models whose packages were removed or replaced. Requests that hold one finish on it.
+    /// Removes the models whose packages were removed or replaced. Requests that already use a model continue with it.
     pub(crate) fn drop_stale(&self) {
         let is_stale = |residence: &Residence| matches!(residence, Residence::Ready { model, .. } if !model.is_current());
         let stale: Vec<_> = self.models.lock().extract_if(.., |_, residence| is_stale(residence)).collect();
@@ -325,7 +325,7 @@ impl ResidentModels {
         }
     }
 
-    /// Removes a model. Requests that hold it finish on it.
+    /// Removes a model. Requests that already use it continue with it.
     pub(crate) fn evict(&self, key: &PackageKey) {
         let evicted = {
             let mut models = self.models.lock();

@@ -1,5 +1,5 @@
-//! Supervision of loaded models: an NPU or GPU is used by one model at a time, first come, first served; a model whose
-//! device was lost is opened again; a model is stopped by values that are not finite.
+//! Supervision of loaded models. Models use an NPU or a GPU one at a time, in order of arrival. A model whose device
+//! was lost is reopened. A model that returns values that are not finite is stopped.
 
 use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{error::Error, load::sessions::Model};
 /// Queues of this process, one for each provider. A device belongs to the process, so all gateways share its queue.
 static QUEUES: Mutex<BTreeMap<Ep, Arc<DeviceQueue>>> = Mutex::new(BTreeMap::new());
 
-/// Supervises a model on `device`. `open` opens the same model again after the device was lost.
+/// Supervises a model on `device`. `open` reopens the same model after the device was lost.
 pub(crate) fn supervised(
     model: Model,
     device: DeviceName,

@@ -1,4 +1,4 @@
-//! One run of a new package's graph on the CPU, so that a graph that does not run is found before the package is kept.
+//! One run of a new package's graph on the CPU, so that a graph that fails is found before the package is installed.
 
 use std::{path::Path, sync::Arc};
 
@@ -26,7 +26,7 @@ use crate::{
 const LONGEST: usize = 8;
 
 /// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has
-/// operators of other providers, is kept with a note.
+/// operators of other providers, is accepted with a note.
 ///
 /// # Errors
 /// [`Error::BadPackage`] with ONNX Runtime's reason.

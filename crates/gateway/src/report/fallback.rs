@@ -30,7 +30,7 @@ pub struct FallbackNode {
     pub op: String,
     /// Reason.
     pub why: String,
-    /// The next step, where one is known.
+    /// The next step, if it is known.
     pub fix: Option<String>,
 }
 

@@ -79,13 +79,13 @@ pub struct ModelListing {
     pub kind: ModelKind,
     /// Name for people.
     pub title: String,
-    /// Number of parameters, where known.
+    /// Number of parameters, if known.
     pub parameters: Option<u64>,
     /// Download size in bytes, for a model of the catalogue.
     pub download_bytes: Option<u64>,
     /// Sizes and NPU score, for a model of the catalogue that this version compiles.
     pub figures: Option<Figures>,
-    /// Licence, where known.
+    /// Licence, if known.
     pub license: Option<String>,
     /// Access to the download, for a model of the catalogue.
     pub access: Access,
@@ -144,7 +144,7 @@ pub struct ModelStatus {
     pub state: ModelState,
     /// Placement on devices, once loaded.
     pub placement: Option<PlacementReport>,
-    /// Preferred devices that did not take the model.
+    /// Preferred devices that refused the model.
     pub passed_over: Vec<PassedOver>,
     /// Counters of the engine or of the encoder's queue.
     pub engine: Option<EngineCounters>,
@@ -195,14 +195,14 @@ pub enum ModelState {
     },
 }
 
-/// A preferred device that did not take a model.
+/// A preferred device that refused a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
     /// Device.
     pub device: DeviceName,
     /// Reason.
     pub reason: String,
-    /// The next step, where one is known.
+    /// The next step, if it is known.
     pub fix: Option<String>,
     /// Set if users are warned, because the device is present or was named.
     pub announced: bool,

@@ -1,8 +1,9 @@
 //! Extractive question answering: the spans of a context that answer a question best.
 //!
-//! A context that exceeds the model's length is read in overlapping windows. In each window, the start and end logits
-//! become probabilities over the context and the first token, which stands for "no answer". The score of a span is the
-//! product of its two probabilities, and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
+//! A context that is longer than the model's maximum length is processed in overlapping windows. In each window, the
+//! start and end logits become probabilities over the context and the first token, which represents "no answer". The
+//! score of a span is the product of its two probabilities; the best score of all windows counts (Devlin et al. 2018,
+//! arXiv:1810.04805, §4.3).
 
 use std::ops::Range;
 

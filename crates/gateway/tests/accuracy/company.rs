@@ -1,4 +1,5 @@
-//! A request gets the same tokens alone and in a batch with others, unless two tokens are nearly equally likely.
+//! A request gets the same tokens alone and in a batch with other requests, unless two tokens are nearly equally
+//! likely.
 
 use std::{ops::ControlFlow, sync::mpsc};
 

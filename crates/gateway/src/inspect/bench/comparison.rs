@@ -56,7 +56,7 @@ pub enum Outcome {
     Refused {
         /// Reason.
         reason: String,
-        /// The next step, where one is known.
+        /// The next step, if it is known.
         fix: Option<String>,
     },
 }

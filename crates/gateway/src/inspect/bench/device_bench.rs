@@ -37,7 +37,7 @@ impl Gateway {
     /// benchmark, is listed with its reason. Unloads the models afterwards.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a place has software that stands in for an NPU, whose times mean nothing.
+    /// [`Error::Invalid`] if a place uses software that stands in for an NPU, whose times have no meaning.
     /// [`Error::NoDevice`] if no device ran.
     pub fn compare(
         &self,

@@ -105,7 +105,7 @@ impl Gateway {
     /// Measures a chat model, which stays in memory. Fetches and compiles it first if it is not installed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the settings have software that stands in for an NPU, whose times mean nothing.
+    /// [`Error::Invalid`] if the settings use software that stands in for an NPU, whose times have no meaning.
     pub fn bench(
         &self,
         model: &str,

@@ -1,4 +1,4 @@
-//! Overhead of the gateway: the same conversation runs through the engine alone and through the gateway, in turn.
+//! Overhead of the gateway: the same conversation runs alternately through the engine alone and through the gateway.
 
 use std::{ops::ControlFlow, sync::mpsc, time::Instant};
 
@@ -116,8 +116,8 @@ impl OverheadBench<'_> {
         (0..REQUESTS).map(|number| self.pair(number, [conversation; 2], 1)).collect()
     }
 
-    /// Runs a round through the engine and one through the gateway over these conversations. The order alternates,
-    /// since the second round may find a warmer machine.
+    /// Runs these conversations once through the engine and once through the gateway. The order alternates, because the
+    /// first run may affect the time of the second.
     fn pair(
         &self,
         number: usize,

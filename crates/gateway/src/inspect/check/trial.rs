@@ -74,7 +74,7 @@ impl Gateway {
     /// valid graph for any chip, and writes its own form of it into a folder. Returns `None` without such a backend.
     ///
     /// # Errors
-    /// As for [`Gateway::try_out`].
+    /// The errors of [`Gateway::try_out`].
     pub fn control(
         &self,
         target: &Target,
@@ -94,7 +94,7 @@ impl Gateway {
     /// into the folder, for the vendor. During the call, `folder` is the working directory of the process.
     ///
     /// # Errors
-    /// As for [`Gateway::try_out`], and [`Error::Io`].
+    /// The errors of [`Gateway::try_out`], and [`Error::Io`].
     pub fn save(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
         match self.load_compiler(target, cancel)? {
             Some((runtime, device)) => {
@@ -110,7 +110,7 @@ impl Gateway {
     /// folder.
     ///
     /// # Errors
-    /// As for [`Gateway::try_out`], and [`Error::Io`].
+    /// The errors of [`Gateway::try_out`], and [`Error::Io`].
     pub fn record(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
         match self.load_compiler(target, cancel)? {
             Some((runtime, device)) => write_log(runtime, &device, graph, folder),

@@ -51,14 +51,14 @@ struct MeasurementRecord {
     outcome: MeasurementOutcome,
 }
 
-/// Measurements, and the devices that did not take the package.
+/// Measurements, and the devices that refused the package.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct MeasurementOutcome {
     measured: Measurements,
     refused: Vec<PassedOver>,
 }
 
-/// Opens a decoder on a device. The inner error is that of a device which does not take the package.
+/// Opens a decoder on a device. The inner error is that of a device that refuses the package.
 pub(crate) type OpenDecoder<'a> =
     &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>;
 

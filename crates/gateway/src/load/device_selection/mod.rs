@@ -21,8 +21,8 @@ struct FailedAttempt {
     error: AttemptError,
 }
 
-/// Opens a package as the settings require: a decoder on the configured or measured division first, then any model on
-/// the first device of the order that takes it.
+/// Opens a package according to the settings: a decoder first on the configured or measured division; then any model on
+/// the first device of the order that accepts it.
 pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
     let Config { place, ref providers, .. } = *request.config;
     let (mut preferred, mut measured) = (None, None);
@@ -52,7 +52,7 @@ pub(crate) fn select(request: &LoadRequest<'_>) -> Result<OpenModel, Error> {
     Ok(open)
 }
 
-/// Opens a package at the first of these places that takes it.
+/// Opens a package at the first of these places that accepts it.
 pub(crate) fn open_first(
     request: &LoadRequest<'_>,
     places: impl IntoIterator<Item = DevicePlacement>,
@@ -124,7 +124,7 @@ fn insufficient_share(config: &Config, report: &PlacementReport) -> Option<Passe
     Some(PassedOver { device: report.device, reason, fix: fallback.fix(), announced: true, fallback })
 }
 
-/// Devices that did not take a model.
+/// Devices that refused a model.
 #[derive(Default)]
 struct Failures {
     passed_over: Vec<PassedOver>,

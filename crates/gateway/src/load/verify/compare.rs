@@ -3,8 +3,8 @@
 use narthex_engine::executor::NEVER;
 use serde::{Deserialize, Serialize};
 
-/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision on another device is ten times
-/// lower; a wrong layout or scale is far higher.
+/// Maximum mean Kullback-Leibler divergence of distributions, in nats. With half precision on another device, the
+/// divergence is about a tenth of this. With a wrong layout or scale, it is far higher.
 const MEAN_DIVERGENCE: f64 = 0.02;
 
 /// Minimum difference of the CPU's two best logits for the best token to be compared. Closer logits may round either

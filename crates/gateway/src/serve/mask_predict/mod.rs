@@ -151,7 +151,7 @@ mod tests {
         check(2, 1, &[&[0.5, 0.4]], &[&[0, 1]], &[0.5, 0.4]);
         // Of four tokens two are masked after the first of two rounds; the earlier one of equals.
         check(4, 2, &[&[0.9, 0.1, 0.3, 0.3], &[0.7, 0.8]], &[&[0, 1, 2, 3], &[1, 2]], &[0.9, 0.7, 0.8, 0.3]);
-        // An early token is masked as soon as all others are more certain.
+        // An early token becomes a mask again when all other tokens have higher probabilities.
         check(3, 3, &[&[0.5, 0.1, 0.2], &[0.9, 0.8], &[0.6]], &[&[0, 1, 2], &[1, 2], &[0]], &[0.6, 0.9, 0.8]);
         // With more rounds than tokens, the last rounds would mask less than one token and are skipped.
         check(1, 4, &[&[0.5]], &[&[0]], &[0.5]);

@@ -45,7 +45,7 @@ impl Tool {
 /// Guarantee for the arguments of a call that the model chooses to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// They follow the schema as well as the model can.
+    /// The model follows the schema as well as it can.
     BestEffort,
     /// They are valid under the schema.
     Strict,
@@ -54,7 +54,7 @@ pub enum Strictness {
 /// Choice between calls and text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ToolChoice {
-    /// Text alone; the model does not see the tools.
+    /// Only text. The model does not see the tools.
     None,
     /// The model chooses.
     #[default]
