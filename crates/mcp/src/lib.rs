@@ -1,8 +1,8 @@
 //! Tools between programs over the Model Context Protocol (MCP).
 //!
-//! [`server`] offers chat, embeddings, reranking, checks and plans to agents over standard input and output. In the other
-//! direction, [`toolbox`] has the tools of other MCP servers and of commands for a local model, and [`rounds`] executes a
-//! model's calls until it answers. Nothing here prints or asks; that is the caller's.
+//! [`server`] offers chat, embeddings, reranking, checks and plans to agents over standard input and output. In the
+//! other direction, [`toolbox`] offers the tools of other MCP servers and of commands to a local model, and [`rounds`]
+//! executes a model's calls until it answers. This crate does not print or prompt; the caller does.
 
 pub mod rounds;
 pub mod server;

@@ -46,7 +46,7 @@ pub trait Dialogue {
     /// Failure that ends the conversation.
     type Failure;
 
-    /// Asks the model for the answer to these messages.
+    /// Requests the model's answer to these messages.
     fn answer(&mut self, messages: &[Message], choice: &ToolChoice) -> Result<ModelAnswer, Self::Failure>;
 
     /// Shows a call to the user, who decides on it.
@@ -157,7 +157,7 @@ fn message(answer: &ModelAnswer, calls: &[WrittenCall]) -> Message {
         },
     });
     let tool_calls: Vec<ToolCall> = calls.collect();
-    // Templates take reasoning as part of a turn with calls alone.
+    // Templates accept reasoning only in a turn with calls.
     let reasoning = Some(&answer.reasoning).filter(|text| !text.is_empty() && !tool_calls.is_empty());
     Message {
         reasoning_content: reasoning.cloned(),
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::toolbox::{ToolFile, ToolOutcome};
 
-    /// A model that says what it is told, and a user who refuses `rm`.
+    /// A model with scripted answers, and a user who refuses `rm`.
     #[derive(Default)]
     struct Scripted {
         answers: VecDeque<ModelAnswer>,

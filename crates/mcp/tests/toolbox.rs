@@ -1,4 +1,4 @@
-//! Tools of MCP servers: a stand-in in Python that answers from a script, as a process over pipes.
+//! Tools of MCP servers. A Python stand-in runs as a process connected by pipes and answers from a script.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -98,7 +98,7 @@ fn tools_of_servers_and_files_are_called() {
     assert_eq!(call("fail"), (ToolOutcome::Failed, "nothing to add".to_owned()));
     assert!(call("sing").1.contains("no tool is called \"sing\"; the tools are add, add_2"));
 
-    // The user stops a call; the server stays.
+    // The user stops a call. The server continues to run.
     let looks = Cell::new(0);
     let stopped = || looks.replace(looks.get() + 1) > 0;
     let result = toolbox.call("sleep", Map::new(), &stopped);
@@ -107,7 +107,7 @@ fn tools_of_servers_and_files_are_called() {
         (ToolOutcome::Failed, "the user interrupted the call")
     );
     assert_eq!(call("add_2").1, "5");
-    // A server that ends is a failure of its tools alone.
+    // If a server ends, only its own tools fail.
     assert_eq!(call("die_now_2").0, ToolOutcome::Failed);
     assert_eq!((call("add_3").0, call("add_2").1), (ToolOutcome::Failed, "5".to_owned()));
     assert!(!one.end().exists());

@@ -28,7 +28,7 @@ use calls::{CALLS, CallError, CallSite, ToolAnswer};
 /// Maximum number of calls at once. Further calls are refused.
 const MAX_CALLS: usize = 64;
 
-/// Interval between notes of progress to a client that asked for them.
+/// Interval between progress notifications to a client that requested them.
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// Settings of the tools.
@@ -52,7 +52,7 @@ pub enum McpError {
     /// The runtime for asynchronous work cannot be started.
     #[error("the server cannot be started: {0}")]
     Runtime(#[from] std::io::Error),
-    /// The client did not speak MCP.
+    /// The client did not follow the MCP protocol.
     #[error("the client did not begin as MCP requires: {0}; start `narthex mcp` from an MCP client")]
     Handshake(String),
 }
@@ -126,7 +126,7 @@ impl ToolServer {
         Self { site, places: Arc::new(Semaphore::new(MAX_CALLS)), stopped }
     }
 
-    /// Runs a call on a thread of its own. It is cancelled when the client takes it back, and when the server stops.
+    /// Runs a call on its own thread. The call is cancelled if the client cancels it or the server stops.
     async fn run(
         &self,
         name: &str,

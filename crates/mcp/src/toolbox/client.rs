@@ -28,7 +28,7 @@ use super::{CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, Stop, ToolResult, Toolbo
 /// Interval between looks at the user's stop.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum bytes of a server's log that are kept.
+/// Maximum number of bytes of a server's log that are kept.
 const MAX_LOG: usize = 2 << 10;
 
 /// Maximum bytes of a description.

@@ -1,4 +1,4 @@
-//! A command as a tool: it gets the arguments as JSON on standard input, and its standard output is the result.
+//! A command as a tool. It receives the arguments as JSON on standard input, and its standard output is the result.
 
 use std::{
     io::{Read, Write},
@@ -15,10 +15,11 @@ use super::{MAX_RESULT, Stop, ToolResult};
 /// Interval between looks at a command that runs.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time to read the rest of the output of a command that has ended. A process that it left behind may hold the pipe.
+/// Maximum time to read the remaining output of a command that has ended. A process that it started may keep the pipe
+/// open.
 const REST: Duration = Duration::from_millis(500);
 
-/// Maximum bytes of standard error that are kept.
+/// Maximum number of bytes of standard error that are kept.
 const MAX_LOG: usize = 4 << 10;
 
 /// A command that is a tool.
@@ -137,7 +138,7 @@ mod tests {
         };
         check("cat; echo hidden >&2", ToolOutcome::Done, "{\"a\":1}\n");
         check("echo out; echo why >&2; exit 3", ToolOutcome::Failed, "exit status: 3\nout\nwhy");
-        // More than a pipe holds, in both directions.
+        // The data exceeds the capacity of a pipe in both directions.
         check("yes | head -c 1000000", ToolOutcome::Done, "[The result was cut after 65536 bytes.]");
         check("printf 'a\\377b'", ToolOutcome::Done, "a\u{fffd}b");
         check("sleep 1000 & exit 0", ToolOutcome::Failed, "left a process behind");

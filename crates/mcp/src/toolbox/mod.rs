@@ -94,7 +94,7 @@ pub struct ToolResult {
 pub enum ToolOutcome {
     /// The tool succeeded.
     Done,
-    /// The tool failed; the text says why.
+    /// The tool failed. The text contains the reason.
     Failed,
 }
 
@@ -118,7 +118,7 @@ enum Origin {
     Command(usize),
 }
 
-/// A tool under the name that the model sees.
+/// A tool with the name that the model sees.
 struct Entry {
     tool: Tool,
     origin: Origin,
@@ -134,8 +134,8 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// Starts MCP servers by their command lines, and adds the tools of files. A tool with the name of another one gets a
-    /// number at its end.
+    /// Starts MCP servers by their command lines, and adds the tools of files. If a tool has the name of another one, a
+    /// number is appended to its name.
     ///
     /// # Errors
     /// [`ToolboxError`] for a server that cannot be started or does not answer.
