@@ -102,7 +102,7 @@ impl AnswerFields {
     /// Returns the options of the answer, and adds ignored fields to `ignored`.
     ///
     /// # Errors
-    /// 400 for values of a wrong type, and for options that Narthex does not know.
+    /// 400 for values of a wrong type, and for options that Narthex does not support.
     pub(super) fn read(self, ignored: &mut Ignored) -> Result<GenerateOptions, ApiError> {
         if self.keep_alive.is_some() {
             ignored.push("keep_alive");

@@ -83,9 +83,9 @@ pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Returns the value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length" tells
-/// clients that it is incomplete. There is no reason for a malformed tool call either; it is "stop", as in vLLM and
-/// llama.cpp.
+/// Returns the value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length"
+/// indicates to clients that it is incomplete. There is no reason for a malformed tool call either; it is "stop", as in
+/// vLLM and llama.cpp.
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop | FinishReason::MalformedCall => "stop",
