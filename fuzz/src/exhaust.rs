@@ -1,4 +1,4 @@
-//! Uses up what a parser accepted, so that a fault that a parser let pass shows here.
+//! Use of everything that a parser has accepted, which reveals defects that the parser has missed.
 
 use narthex_checkpoint::{Checkpoint, TokenizerSource, WeightSource};
 use narthex_compile::quant::Plan;
@@ -8,14 +8,15 @@ use narthex_text::{
     tokenizer::{Specials, Tokenizer},
 };
 
-/// Text with what tokenizers treat apart: letters, digits, marks, spaces, special tokens, characters of four bytes.
+/// Text with everything that tokenizers treat specially: letters, digits, combining marks, spaces, special tokens, and
+/// characters of four bytes.
 const TEXT: &str =
     "Hello wörld 123,  it's\t<|im_start|>user\n[CLS] 漢字 🙂 e\u{301} \u{FDD0}<0x0A>\r\n▁the end";
 
-/// The most elements of a tensor that are decoded.
+/// Maximum number of elements of a tensor that are decoded.
 const ELEMENTS: usize = 1 << 16;
 
-/// Reads weights, tokenizer and chat template of a checkpoint that was opened.
+/// Reads the weights, the tokenizer and the chat template of an opened checkpoint.
 pub fn checkpoint(checkpoint: &Checkpoint) {
     let recipe = Recipe::new(Scheme::W8);
     for planned in Plan::new(&checkpoint.architecture, &recipe).weights {
@@ -33,7 +34,7 @@ pub fn checkpoint(checkpoint: &Checkpoint) {
     }
 }
 
-/// An opened checkpoint has promised every weight of its plan, in the plan's shape.
+/// Checks that an opened checkpoint has a weight of its plan in the planned shape.
 fn weight(weights: &dyn WeightSource, name: &str, rows: usize, cols: usize) {
     let weight = weights.weight(name).expect("a weight that the census has seen");
     assert_eq!((weight.rows_len(), weight.cols()), (rows, cols), "{name}");
@@ -47,7 +48,7 @@ fn weight(weights: &dyn WeightSource, name: &str, rows: usize, cols: usize) {
     }
 }
 
-/// Encodes and decodes; an accepted tokenizer writes a `tokenizer.json` that is accepted again and gives the same
+/// Encodes and decodes texts. The `tokenizer.json` that an accepted tokenizer writes must be accepted and give the same
 /// tokens.
 pub fn tokenizer(tokenizer: &Tokenizer) {
     let size = tokenizer.vocab_size();

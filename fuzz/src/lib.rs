@@ -1,8 +1,8 @@
-//! What the fuzz targets share: a cap on memory, a rule for panics, a folder for files, and readers that use up
-//! whatever a parser accepted.
+//! Common parts of the fuzz targets: a limit on memory, the treatment of panics, a folder for files, and functions that
+//! use everything that a parser has accepted.
 //!
-//! One file of `targets/` per target. Seeds, dictionaries and runs are made by `cargo xtask fuzz`; nothing here is
-//! part of the product.
+//! Each target is a file in `targets/`. `cargo xtask fuzz` generates seeds and dictionaries and runs the targets. This
+//! crate is not part of the product.
 
 pub mod exhaust;
 pub mod scratch;
@@ -11,20 +11,20 @@ use std::{alloc::System, panic};
 
 use cap::Cap;
 
-/// Bytes of heap that a target may hold at any time. libFuzzer's own `-malloc_limit_mb` needs a sanitizer, which
-/// stable Rust has not; `-rss_limit_mb` sees only what lasts a second.
+/// Maximum size of a target's heap in bytes. libFuzzer's own `-malloc_limit_mb` needs a sanitizer, which stable Rust
+/// does not have. `-rss_limit_mb` notices only memory that is in use for about a second.
 pub const HEAP_LIMIT: usize = 256 << 20;
 
 #[global_allocator]
 static HEAP: Cap<System> = Cap::new(System, HEAP_LIMIT);
 
-/// Prepares the process; to be called once, before the first input.
+/// Prepares the process. Must be called once, before the first input.
 ///
-/// A panic in Narthex's own code ends the process, so that libFuzzer keeps the input. One in a library unwinds: where
-/// Narthex contains it that is as designed, and where nothing does libFuzzer's caller ends the process.
+/// A panic in Narthex's own code ends the process, so that libFuzzer stores the input. A panic in a library unwinds. If
+/// Narthex catches it, the target continues as the product would; otherwise libFuzzer's caller ends the process.
 pub fn prepare() {
     let print = panic::take_hook();
-    // libFuzzer's own hook is dropped with its abort; the message of a fatal panic is worth having.
+    // libFuzzer's own hook is dropped, because it aborts at every panic. The message of a fatal panic is printed below.
     drop(print);
     panic::set_hook(Box::new(|info| {
         let library =

@@ -1,4 +1,4 @@
-//! Files for parsers that take paths: written anew for every input, in one temporary folder per process.
+//! Files for parsers that take paths. They are written again for every input, in one temporary folder for each process.
 
 use std::{
     fs::{self, File},
@@ -9,30 +9,32 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Bytes of zeros behind a file that is written with [`Tail::Zeros`]: room for the weights of a tiny model.
+/// Number of zero bytes after a file that is written with [`Tail::Zeros`]. This is enough for the weights of a tiny
+/// model.
 const ROOM: u64 = 512 << 10;
 
-/// What comes behind the bytes of an input.
+/// Content after the bytes of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tail {
     /// Nothing.
     Nothing,
-    /// Zeros that take no disk, so that inputs can be headers alone and mutations meet what is parsed.
+    /// Zeros that take no disk space, so that an input can be only a header and mutations affect only the parsed parts.
     Zeros,
-    /// Zeros up to this length of the whole file.
+    /// Zeros up to this length of the file.
     UpTo(u64),
 }
 
-/// The folder of this process. It is left behind at the end, in the folder for temporary files.
+/// Returns the folder of this process. It is not removed at the end; it is in the system's folder for temporary files.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| TempDir::new().expect("a temporary folder")).path()
 }
 
-/// Writes a file of the folder and gives its path.
+/// Writes a file in the folder and returns its path.
 pub fn write(name: &str, bytes: &[u8], tail: Tail) -> PathBuf {
     let path = folder().join(name);
-    // Some file systems write a file out when it is cut to nothing and written anew, but not one that was removed.
+    // If an existing file is truncated and written again, some file systems write it to disk at once. They do not if it
+    // is removed first.
     let _ = fs::remove_file(&path);
     let mut file = File::create(&path).expect("a file to write");
     file.write_all(bytes).expect("room for the file");
@@ -45,17 +47,17 @@ pub fn write(name: &str, bytes: &[u8], tail: Tail) -> PathBuf {
     path
 }
 
-/// Removes a file of the folder, where it is.
+/// Removes a file in the folder, if it exists.
 pub fn remove(name: &str) {
-    // Most inputs leave most files out.
+    // Most inputs do not have most of the files.
     let _ = fs::remove_file(folder().join(name));
 }
 
-/// Stands before each file of an input that holds several; its name and the end of the line follow. No text in UTF-8
-/// has these bytes. `xtask/src/fuzz/seeds` writes the same.
+/// Marker before each file of an input with several files. The name of the file and a newline follow it. No UTF-8 text
+/// has these bytes. `xtask/src/fuzz/seeds` writes the same marker.
 const MARK: &[u8] = b"\xff\xfe\xff";
 
-/// The files of an input, each with its name; what stands before the first is dropped.
+/// Returns the files of an input with their names. Bytes before the first marker are ignored.
 pub fn files(data: &[u8]) -> Vec<(&str, &[u8])> {
     let mut starts: Vec<usize> = data
         .windows(MARK.len())
@@ -65,7 +67,7 @@ pub fn files(data: &[u8]) -> Vec<(&str, &[u8])> {
         .collect();
     starts.push(data.len());
     let file = |range: &[usize]| {
-        // Two marks may overlap; the first of them begins no file.
+        // Two markers may overlap. The first of them does not begin a file.
         let part = data.get(range[0] + MARK.len()..range[1])?;
         let end = part.iter().position(|&byte| byte == b'\n')?;
         Some((std::str::from_utf8(&part[..end]).ok()?, &part[end + 1..]))

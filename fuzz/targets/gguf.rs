@@ -1,4 +1,4 @@
-//! GGUF files: header, metadata, tensor table, configuration, vocabulary, and the tokenizer and weights behind them.
+//! GGUF files: header, metadata, tensor table, configuration and vocabulary, and the tokenizer and the weights in them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,8 @@
-//! JSON schemas, Lark grammars and regular expressions: compiling them, and an answer that follows them.
+//! JSON schemas, Lark grammars and regular expressions: they are compiled, and an answer that follows them is
+//! generated.
 //!
-//! An input that begins with `{` is a schema, one that begins with `/` a regular expression, any other a Lark grammar.
+//! An input that begins with `{` is a schema, an input that begins with `/` is a regular expression, and any other
+//! input is a Lark grammar.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -12,7 +14,7 @@ use narthex_text::{
     tokenizer::Tokenizer,
 };
 
-/// Maximum tokens of an answer.
+/// Maximum number of tokens in an answer.
 const TOKENS: usize = 48;
 
 /// The compiler for the tokenizer of the tiny Llama.

@@ -1,7 +1,8 @@
-//! The small files beside safetensors: configuration, tokenizer, template, and those of sentence-transformers.
+//! The small files of a safetensors folder: configuration, tokenizer and template, and those of sentence-transformers.
 //!
-//! An input holds files by name, as `scratch::files` says; those of other names are dropped. The weights stay as they
-//! are: a tiny BERT's where the configuration speaks of one, else a tiny Llama's.
+//! An input contains files with names, as described in `scratch::files`; files with other names are ignored. The
+//! weights do not change: they are those of a tiny BERT if the configuration mentions it, otherwise those of a tiny
+//! Llama.
 #![no_main]
 
 use std::{fs, sync::OnceLock};
@@ -29,7 +30,7 @@ const FILES: [&str; 10] = [
     "README.md",
 ];
 
-/// Writes both models, once; their small files are replaced by every input.
+/// Writes both models once. Every input replaces their small files.
 fn weights() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {

@@ -1,7 +1,8 @@
-//! Folders of existing ONNX exports: their configuration, their graphs, and the package that is made of those accepted.
+//! Folders of existing ONNX exports: their configuration and their graphs, and the package that is written if they are
+//! accepted.
 //!
-//! An input holds files by name, as `scratch::files` says; those of other names are dropped. The data file that graphs name
-//! stays as it is, all zeros.
+//! An input contains files with names, as described in `scratch::files`; files with other names are ignored. The data
+//! file to which graphs refer does not change; it contains only zeros.
 #![no_main]
 
 use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
@@ -32,13 +33,13 @@ const FILES: [&str; 17] = [
     "embed_tokens.onnx",
 ];
 
-/// The data file, and its bytes; `xtask/src/fuzz/seeds/exports.rs` has the same.
+/// Name of the data file, and its size in bytes. `xtask/src/fuzz/seeds/exports.rs` has the same values.
 const DATA: (&str, u64) = ("model.onnx.data", 128 << 10);
 
-/// The export's folder.
+/// Folder of the export.
 const EXPORT: &str = "export";
 
-/// Puts the files of an input in the place of those before.
+/// Replaces the files of the previous input by those of this input.
 fn export(data: &[u8]) -> PathBuf {
     let folder = scratch::folder().join(EXPORT);
     fs::create_dir_all(folder.join("1_Pooling")).expect("a folder");

@@ -1,4 +1,4 @@
-//! The file of API keys: its reading, and whether what is written for its keys reads alike.
+//! The file of API keys: it is read, written and read again, which must give the same keys.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,7 @@
-//! `manifest.json` of a package: its reading, and what an executor takes from it before ONNX Runtime sees the graph.
+//! `manifest.json` of a package: it is read, together with everything that an executor reads before ONNX Runtime reads
+//! the graph.
 //!
-//! The files that a manifest lists are made as it says, of zeros, where they are small and lie beside it.
+//! The files that a manifest lists are created with zeros, if their names have no folder. Their sizes are limited.
 #![no_main]
 
 use std::{fs, path::Path};
@@ -10,10 +11,10 @@ use narthex_fuzz::scratch::{self, Tail};
 use narthex_gateway::fuzzing::open_package;
 use narthex_spec::{ModelName, manifest::Manifest};
 
-/// The most bytes of a file that is made.
+/// Maximum size of a created file in bytes.
 const ROOM: u64 = 1 << 22;
 
-/// The most files that are made.
+/// Maximum number of created files.
 const FILES: usize = 8;
 
 fn make_files(data: &[u8]) {

@@ -1,4 +1,4 @@
-//! ONNX files: decoding, the rules that graphs keep, and the way back to bytes.
+//! ONNX files: decoding, the rules for graphs, and encoding.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,6 +10,6 @@ fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
     graph.dump();
     let bytes = graph.encode();
     let again = Graph::decode(&bytes).expect("a graph that reads its own bytes");
-    // Compared as bytes: numbers that are none differ from themselves.
+    // The comparison uses bytes, because NaN is not equal to itself.
     assert!(again.encode() == bytes, "a graph changes on its way through a file");
 });

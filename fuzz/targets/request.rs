@@ -1,4 +1,4 @@
-//! Bodies of requests, each read as every endpoint reads it.
+//! Bodies of requests. Each is parsed by every endpoint.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

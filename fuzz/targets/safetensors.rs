@@ -1,6 +1,6 @@
-//! Safetensors: one file, or an index and its shards, under a configuration that stays as it is.
+//! Safetensors: one file, or an index and its shards, with a configuration that does not change.
 //!
-//! An input holds files by name, as `scratch::files` says; those of other names are dropped.
+//! An input contains files with names, as described in `scratch::files`; files with other names are ignored.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -20,16 +20,16 @@ const FILES: [&str; 4] = [
     "model-00002-of-00002.safetensors",
 ];
 
-/// The most bytes of zeros that stand for tensors.
+/// Maximum number of zero bytes that replace the tensors.
 const ROOM: u64 = 1 << 20;
 
-/// Writes the configuration and the tokenizer, once.
+/// Writes the configuration and the tokenizer once.
 fn settings() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| tiny_llama_safetensors(scratch::folder(), 1).expect("a tiny checkpoint"));
 }
 
-/// The length of the file whose header stands in `bytes`, if the header can be read.
+/// Returns the length of the file whose header is in `bytes`, if the header can be parsed.
 fn stated_length(bytes: &[u8]) -> Option<u64> {
     let length = u64::from_le_bytes(*bytes.first_chunk()?);
     let header = bytes.get(8..)?.get(..usize::try_from(length).ok()?)?;

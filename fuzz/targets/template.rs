@@ -1,4 +1,4 @@
-//! Chat templates: parsing, and rendering of conversations under the limits that the product sets.
+//! Chat templates: they are parsed, and conversations are rendered under the limits of the product.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use libfuzzer_sys::fuzz_target;
 use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
 
-/// A conversation with every role.
+/// Returns a conversation with every role.
 fn conversation() -> Vec<Message> {
     let turns = [
         (Role::System, "Answer briefly."),

@@ -1,6 +1,7 @@
-//! Wheels: the archive's index, the names of its members, and their unpacking.
+//! Wheels: the index of the archive, the names of its members, and unpacking.
 //!
-//! A wheel's digest is checked before it is opened, so only pinned files come this far; a second wall is tested.
+//! The digest of a wheel is checked before it is opened, so only pinned files reach this code. This target tests a
+//! second line of defence.
 #![no_main]
 
 use std::fs;
