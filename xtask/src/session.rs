@@ -57,8 +57,8 @@ impl<'a> Session<'a> {
         command
     }
 
-    /// Returns a command for Cargo. The variables that `cargo run` set for this program are removed, because build scripts
-    /// that read them would run again and rebuild everything that depends on them.
+    /// Returns a command for Cargo. The variables that `cargo run` set for this program are removed, because build
+    /// scripts that read them would run again and rebuild everything that depends on them.
     pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(cargo());
         let is_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

@@ -117,7 +117,8 @@ impl ModelRef {
     /// Returns the model that the reference names.
     ///
     /// # Errors
-    /// As [`ModelId::resolve`]; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and [`Error::UnknownWheel`] for paths.
+    /// As [`ModelId::resolve`]; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and [`Error::UnknownWheel`] for
+    /// paths.
     pub fn resolve(&self, catalog: &Catalog) -> Result<CheckpointSource, Error> {
         match self {
             Self::Id(id) => id.resolve(catalog),
@@ -189,7 +190,8 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> CheckpointSource {
     CheckpointSource { name, exact_name: None, source, license, provenance: entry.source.describe() }
 }
 
-/// Resolves a repository. The model's name is the repository, followed by file and revision unless they are the default.
+/// Resolves a repository. The model's name is the repository, followed by file and revision unless they are the
+/// default.
 fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! Nothing outside `tmp/` is ever incomplete: folders are filled in `tmp/`, flushed, and renamed into place. A replaced
-//! folder is first renamed to `<folder>.old` and then removed. If a process dies in between, [`Store::open`] restores or
-//! removes it. It also removes staging folders of dead processes.
+//! folder is first renamed to `<folder>.old` and then removed. If a process dies in between, [`Store::open`] restores
+//! or removes it. It also removes staging folders of dead processes.
 //!
 //! On Unix only the store's user can read it: folders have mode 700 and files 600.
 

@@ -209,8 +209,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) truncate: bool,
 
-    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages of this machine, and
-    /// none if other machines can connect]
+    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages of this machine,
+    /// and none if other machines can connect]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<AllowedOrigin>,
 
@@ -222,8 +222,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) insecure_no_auth: bool,
 
-    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its small models) or always
-    /// [default: catalogue, and never if other machines can connect]
+    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its small models) or
+    /// always [default: catalogue, and never if other machines can connect]
     #[arg(long, value_name = "POLICY")]
     pub(crate) auto_pull: Option<AutoPull>,
 
@@ -247,8 +247,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().max_queue)]
     pub(crate) max_queue: usize,
 
-    /// Maximum time between two tokens of an answer while other prompts are read, in milliseconds; prompts are then read in
-    /// smaller chunks; 0 for no maximum
+    /// Maximum time between two tokens of an answer while other prompts are read, in milliseconds; prompts are then
+    /// read in smaller chunks; 0 for no maximum
     #[arg(long, default_value_t = 200, value_name = "MS")]
     pub(crate) token_latency: u64,
 

@@ -51,7 +51,8 @@ impl Bars {
         Self { all: MultiProgress::new(), running: Mutex::default(), style, steps: Mutex::default() }
     }
 
-    /// Returns the time since the first step as words that follow a summary, ` in 24 s`; nothing if no steps were shown.
+    /// Returns the time since the first step as words that follow a summary, ` in 24 s`; nothing if no steps were
+    /// shown.
     pub(crate) fn took(&self) -> String {
         let began = self.steps.lock().began;
         began.map_or_else(String::new, |began| format!(" in {}", duration(began.elapsed())))

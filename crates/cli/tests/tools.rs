@@ -1,4 +1,5 @@
-//! `narthex chat` with tools. The model has random weights, so its first answer is a call of a named tool, which a grammar guarantees.
+//! `narthex chat` with tools. The model has random weights, so its first answer is a call of a named tool, which a
+//! grammar guarantees.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]

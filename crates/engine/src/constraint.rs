@@ -28,7 +28,8 @@ pub trait Constraint: Send {
 pub enum Allowed<'a> {
     /// Every token.
     All,
-    /// Tokens whose bit is set: token `t` is bit `t % 32` of word `t / 32`. Tokens beyond the last word are not allowed.
+    /// Tokens whose bit is set: token `t` is bit `t % 32` of word `t / 32`. Tokens beyond the last word are not
+    /// allowed.
     Only(&'a [u32]),
     /// None, because the constraint failed with this reason.
     Failed(&'a str),

@@ -1,8 +1,8 @@
 //! The engine loop without its thread: a queue, the running sequences, and steps.
 //!
-//! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves each
-//! sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `speculation` adds drafts
-//! to plans; `transaction` applies a step to its sequences.
+//! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves
+//! each sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `speculation`
+//! adds drafts to plans; `transaction` applies a step to its sequences.
 
 mod admission;
 mod speculation;

@@ -13,8 +13,8 @@ use narthex_mcp::toolbox::{ToolFile, ToolOutcome, Toolbox, ToolboxError};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// A server with the tools `add` (the sum), `fail` (a failure), `sleep` (no answer), `die` (the end of the process), on two
-/// pages. It writes its end to the file of its second argument.
+/// A server with the tools `add` (the sum), `fail` (a failure), `sleep` (no answer), `die` (the end of the process), on
+/// two pages. It writes its end to the file of its second argument.
 const STAND_IN: &str = r#"
 import json, sys
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}

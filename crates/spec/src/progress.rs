@@ -69,8 +69,8 @@ impl<F: Fn(Progress) + Send + Sync> Sink for F {
     }
 }
 
-/// The steps of a job. Each function that takes part plans its steps before the first one begins, so that every step can
-/// state its number and the number of all. A job of a single step reports none.
+/// The steps of a job. Each function that takes part plans its steps before the first one begins, so that every step
+/// can state its number and the number of all. A job of a single step reports none.
 pub struct JobSteps<'a> {
     sink: &'a dyn Sink,
     planned: Cell<usize>,

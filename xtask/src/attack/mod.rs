@@ -1,9 +1,9 @@
 //! `cargo xtask attack`: malformed files, hostile requests and kills against the program, as scripts.
 //!
-//! Every attack has a number of cases and a bound on the time of each. A panic, a hang of more than [`HANG`], a death by a
-//! signal, memory of more than [`MEMORY`] beyond the model, and a store that is not clean afterwards are findings, and any
-//! finding fails the run. Start at [`Attack`]; [`files`], [`kills`] and [`requests`] implement the attacks, [`child`] watches
-//! the processes.
+//! Every attack has a number of cases and a bound on the time of each. A panic, a hang of more than [`HANG`], a death
+//! by a signal, memory of more than [`MEMORY`] beyond the model, and a store that is not clean afterwards are findings,
+//! and any finding fails the run. Start at [`Attack`]; [`files`], [`kills`] and [`requests`] implement the attacks,
+//! [`child`] watches the processes.
 
 mod child;
 mod files;

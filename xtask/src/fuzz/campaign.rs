@@ -12,8 +12,8 @@ use anyhow::Context;
 
 use crate::fuzz::{Folders, Target, seeds};
 
-/// Memory limit of the process in MB, including libFuzzer's corpus and the stacks of threads. `fuzz/src/lib.rs` limits the
-/// heap.
+/// Memory limit of the process in MB, including libFuzzer's corpus and the stacks of threads. `fuzz/src/lib.rs` limits
+/// the heap.
 const PROCESS_LIMIT: u32 = 1024;
 
 /// Time limit for one input in seconds. Templates take longest: half a million steps, several times.

@@ -1,7 +1,7 @@
 //! Python clients of OpenAI, Anthropic and Ollama against a server on a free port.
 //!
-//! The scripts in `conformance` send the requests and check the answers. This module prepares their Python environment with
-//! the pinned clients, and runs the server.
+//! The scripts in `conformance` send the requests and check the answers. This module prepares their Python environment
+//! with the pinned clients, and runs the server.
 
 use std::path::PathBuf;
 

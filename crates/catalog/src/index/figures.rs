@@ -1,5 +1,5 @@
-//! Sizes and NPU scores of the catalogue's compiled models, computed from the entries' settings and stored in a file that a
-//! test of a higher crate recomputes.
+//! Sizes and NPU scores of the catalogue's compiled models, computed from the entries' settings and stored in a file
+//! that a test of a higher crate recomputes.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Suggestions for a mistyped name: names that contain it, then names within a small edit distance, with all sizes of the
-//! nearest family.
+//! Suggestions for a mistyped name: names that contain it, then names within a small edit distance, with all sizes of
+//! the nearest family.
 
 use narthex_spec::ModelName;
 

@@ -59,7 +59,8 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or `HF_HOME`.
+    /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or
+    /// `HF_HOME`.
     pub fn from_environment(network: Network) -> Result<Self, Error> {
         let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
         Self::from_variables(&|name| env::var(name).ok(), home(), network)

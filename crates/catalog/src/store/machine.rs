@@ -43,7 +43,8 @@ impl Store {
         Ok(self.root().join("machine").join(Self::package_digest(folder)?.to_string()))
     }
 
-    /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its files.
+    /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its
+    /// files.
     pub fn package_digest(folder: &Path) -> Result<Sha256, Error> {
         let path = folder.join(MANIFEST_FILE);
         Ok(files::digest(&fs::read(&path).map_err(Error::io("read", &path))?))

@@ -69,7 +69,8 @@ impl Store {
     /// Verifies the files that changed since their last verification; all files the first time.
     ///
     /// # Errors
-    /// [`Error::Damaged`] for a file with another digest, [`Error::Io`] for one that cannot be read, [`Error::Cancelled`].
+    /// [`Error::Damaged`] for a file with another digest, [`Error::Io`] for one that cannot be read,
+    /// [`Error::Cancelled`].
     pub fn verify_changed(
         &self,
         stored: &StoredFiles<'_>,

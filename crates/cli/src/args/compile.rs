@@ -36,8 +36,8 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "LAYER,...", conflicts_with = "matformer")]
     pub(crate) drop_layers: Option<LayerList>,
 
-    /// Restrict the vocabulary to the tokens of a text, or to a list of ids in JSON (.json), with special tokens and bytes,
-    /// and measure the loss
+    /// Restrict the vocabulary to the tokens of a text, or to a list of ids in JSON (.json), with special tokens and
+    /// bytes, and measure the loss
     #[arg(long, value_name = "FILE")]
     pub(crate) prune_vocabulary: Option<PathBuf>,
 
@@ -63,8 +63,8 @@ pub(crate) struct CompileArgs {
     #[arg(long = "context", value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
     pub(crate) contexts: Vec<usize>,
 
-    /// Prompt tokens that the NPU reads in one run; several, as in 32,128, add graphs, and the last tokens of a prompt use the
-    /// shortest that fits [default: by the model's size]
+    /// Prompt tokens that the NPU reads in one run; several, as in 32,128, add graphs, and the last tokens of a prompt
+    /// use the shortest that fits [default: by the model's size]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
     pub(crate) prefill: Vec<usize>,
 

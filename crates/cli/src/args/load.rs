@@ -11,12 +11,13 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
 
-    /// Devices to try in order, as in qnn,directml,cpu; or a preset: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
+    /// Devices to try in order, as in qnn,directml,cpu; or a preset: auto, snapdragon, ryzen-ai, core-ultra, apple,
+    /// nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: DeviceOrder,
 
-    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices once and
-    /// selects the fastest, or the fastest pair for prefill and decode
+    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices
+    /// once and selects the fastest, or the fastest pair for prefill and decode
     #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
     pub(crate) place: Option<PlacementChoice>,
 
@@ -32,8 +33,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
     pub(crate) power: Power,
 
-    /// Options of Qualcomm's NPUs: priority=low|normal|high, vtcm=MIB, rpc-latency=MICROSECONDS [default: normal, all of the
-    /// chip's memory, the value of the power preset]
+    /// Options of Qualcomm's NPUs: priority=low|normal|high, vtcm=MIB, rpc-latency=MICROSECONDS [default: normal, all
+    /// of the chip's memory, the value of the power preset]
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub(crate) npu_option: Option<NpuOptions>,
 

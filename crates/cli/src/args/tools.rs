@@ -16,8 +16,8 @@ use serde::{
 /// Tools of a conversation.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ToolArgs {
-    /// Command line of an MCP server whose tools the model may call, as in "npx -y @modelcontextprotocol/server-everything";
-    /// repeatable
+    /// Command line of an MCP server whose tools the model may call, as in "npx -y
+    /// @modelcontextprotocol/server-everything"; repeatable
     #[arg(long, value_name = "SERVER")]
     pub(crate) mcp: Vec<String>,
 
@@ -33,8 +33,8 @@ pub(crate) struct ToolArgs {
     #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = tool_choice)]
     pub(crate) tool_choice: ToolChoice,
 
-    /// Format of tool calls in place of that of the package: hermes, llama-json, pythonic, qwen-coder, phi4-mini, mistral,
-    /// granite or chatglm3
+    /// Format of tool calls in place of that of the package: hermes, llama-json, pythonic, qwen-coder, phi4-mini,
+    /// mistral, granite or chatglm3
     #[arg(long, value_name = "FORMAT", value_parser = tool_format)]
     pub(crate) tool_format: Option<ToolFormat>,
 

@@ -87,7 +87,8 @@ impl ChatTools {
         }))
     }
 
-    /// Prints the answer of a model that may call the tools, and adds it to the messages with the calls and their results.
+    /// Prints the answer of a model that may call the tools, and adds it to the messages with the calls and their
+    /// results.
     fn run(&mut self, model: &ChatModel<'_>, messages: &mut Vec<Message>) -> anyhow::Result<AnswerEnd> {
         let Self { toolbox, definitions, rounds, approved } = self;
         let mut dialogue = TerminalDialogue { model, definitions, approved, end: AnswerEnd::Interrupted };

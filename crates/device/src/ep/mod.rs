@@ -1,7 +1,7 @@
 //! The devices on which graphs are loaded: one file per provider, each with its options as types.
 //!
-//! A provider's library is registered with the runtime once, by `Runtime::register`; a [`Device`] then holds the options
-//! of a session.
+//! A provider's library is registered with the runtime once, by `Runtime::register`; a [`Device`] then holds the
+//! options of a session.
 
 mod coreml;
 mod cpu;

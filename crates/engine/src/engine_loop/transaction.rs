@@ -62,8 +62,9 @@ impl EngineLoop {
         })
     }
 
-    /// Recovers from a failed step. After an out-of-memory error, memory is freed and the same sequences run again. After
-    /// the loss of the device, all sequences run again. After other errors, the participating sequences end with the reason.
+    /// Recovers from a failed step. After an out-of-memory error, memory is freed and the same sequences run again.
+    /// After the loss of the device, all sequences run again. After other errors, the participating sequences end with
+    /// the reason.
     pub(super) fn recover(&mut self, error: &StepError) {
         if matches!(error, StepError::Lost { .. }) {
             return self.restart(error);
@@ -108,8 +109,8 @@ impl EngineLoop {
         sequence.slot.is_some_and(|slot| self.device.truncate(slot, sequence.cached).is_ok())
     }
 
-    /// Empties every idle slot, or preempts the youngest sequence if there is none. No sequence is admitted until one ends,
-    /// because memory would run out again.
+    /// Empties every idle slot, or preempts the youngest sequence if there is none. No sequence is admitted until one
+    /// ends, because memory would run out again.
     fn free_memory(&mut self) {
         let found = self.slots.has_idle();
         while self.evict_least(&[]) {}

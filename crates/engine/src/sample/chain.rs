@@ -1,5 +1,5 @@
-//! The sampling chain from logits to a token, in the order that [`Sampling`] documents. A forbidden token has a logit of
-//! negative infinity, which is never drawn.
+//! The sampling chain from logits to a token, in the order that [`Sampling`] documents. A forbidden token has a logit
+//! of negative infinity, which is never drawn.
 
 use std::collections::HashMap;
 
@@ -77,8 +77,8 @@ impl Sampler {
         Self { rng: SplitMix64::new(sampling.seed), sampling, seen, counts }
     }
 
-    /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose. `allowed` has a
-    /// bit for each token that may be chosen, as in [`Allowed::Only`](crate::constraint::Allowed::Only).
+    /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose. `allowed` has
+    /// a bit for each token that may be chosen, as in [`Allowed::Only`](crate::constraint::Allowed::Only).
     pub fn sample(
         &mut self,
         row: ScannedRow<'_>,

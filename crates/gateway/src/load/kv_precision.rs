@@ -68,8 +68,8 @@ pub(crate) fn open(
     open_with(request, &request.config, precision)
 }
 
-/// Compares both precisions, one model after the other in memory, and stores the outcome. It does not depend on the slots
-/// and the memory that the settings give to the cache.
+/// Compares both precisions, one model after the other in memory, and stores the outcome. It does not depend on the
+/// slots and the memory that the settings give to the cache.
 fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheComparison, Error> {
     let title = "Comparing a KV cache of f16 with one of f32, once";
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);

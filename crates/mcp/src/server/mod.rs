@@ -1,6 +1,7 @@
 //! Narthex's own tools for agents: an MCP server over standard input and output.
 //!
-//! Start at [`serve`]. `calls` has the arguments and the answers of each tool, `models` the choice and the load of a model.
+//! Start at [`serve`]. `calls` has the arguments and the answers of each tool, `models` the choice and the load of a
+//! model.
 
 mod calls;
 mod models;
@@ -57,8 +58,8 @@ pub enum McpError {
     Handshake(String),
 }
 
-/// Serves the tools over standard input and output until the input ends or `signal` does. Calls that run at the end of the
-/// input have some seconds to finish; at the signal they are cancelled.
+/// Serves the tools over standard input and output until the input ends or `signal` does. Calls that run at the end of
+/// the input have some seconds to finish; at the signal they are cancelled.
 ///
 /// # Errors
 /// [`McpError::Handshake`] for a client that does not begin with MCP's handshake.

@@ -1,6 +1,8 @@
-//! Tools of other programs for a local model: those of MCP servers (`client`), and commands of a file (`file`, `command`).
+//! Tools of other programs for a local model: those of MCP servers (`client`), and commands of a file (`file`,
+//! `command`).
 //!
-//! Start at [`Toolbox`]. Everything that a tool returns is bounded in size and time, and its failure is a result for the model.
+//! Start at [`Toolbox`]. Everything that a tool returns is bounded in size and time, and its failure is a result for
+//! the model.
 
 mod client;
 mod command;

@@ -1,5 +1,5 @@
-//! The unit of systemd. A service of a user has the restrictions that need no privileges; a service of the machine runs as
-//! a user of its own and sees the system read-only.
+//! The unit of systemd. A service of a user has the restrictions that need no privileges; a service of the machine runs
+//! as a user of its own and sees the system read-only.
 
 use std::path::{Path, PathBuf};
 
