@@ -237,13 +237,13 @@ pub enum Error {
         reason: String,
     },
     /// A secret that the user chose is too short, too long, or cannot be sent.
-    #[error("{origin} holds no usable key: expected 16 to 512 visible ASCII characters without spaces")]
+    #[error("{origin} contains no usable key: expected 16 to 512 visible ASCII characters without spaces")]
     WeakSecret {
         /// Variable or file with the secret.
         origin: String,
     },
     /// The system returns no random numbers.
-    #[error("the system gives no random numbers: {reason}")]
+    #[error("the system returns no random numbers: {reason}")]
     NoRandomness {
         /// The system's reason.
         reason: String,

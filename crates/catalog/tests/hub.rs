@@ -147,7 +147,7 @@ fn a_download_that_never_gets_further_gives_up_and_keeps_what_it_has() {
     let server = server_with(&repo, |nth, _, honest| honest.cut(if nth == 0 { 1000 } else { 0 }));
     let error = hub_error(pull(&server.endpoint, cache.path()));
     assert!(matches!(error, HubError::Short { .. } | HubError::Broken { .. }), "{error}");
-    assert!(Error::from(error).hint().unwrap().contains("goes on where it stopped"));
+    assert!(Error::from(error).hint().unwrap().contains("continues where it stopped"));
     assert_eq!(fs::metadata(partial(cache.path(), &repo)).unwrap().len(), 1000);
 }
 
@@ -577,7 +577,7 @@ fn hostile_listings_are_refused() {
         assert!(error.contains(expect), "{error}");
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is written");
     };
-    check("not json".to_owned(), "makes no sense");
+    check("not json".to_owned(), "is not valid");
     check(r#"{"sha":"../../../etc/passwd","siblings":[]}"#.to_owned(), "is not a commit");
     check(
         format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"README.md"}}]}}"#),

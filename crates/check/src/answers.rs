@@ -30,7 +30,7 @@ pub(crate) fn ask_case(
             Problem::falls(
                 Rule::Rank,
                 format!(
-                    "it has tensors of {rank} axes, and the compiler takes this operator with at most {most}"
+                    "it has tensors of {rank} axes, and the compiler supports this operator with at most {most}"
                 ),
             )
             .fix(Fix::you("fold axes together with Reshape before it and unfold them after it")),
@@ -41,7 +41,7 @@ pub(crate) fn ask_case(
         Answer::Fails => Some(
             Problem::refuses(
                 Rule::CompilerFails,
-                "the vendor's compiler gives up on the whole graph when it meets this operator in this form",
+                "the vendor's compiler fails on the whole graph because of this operator in this form",
             )
             .fix(Fix::you(rewrite(node).unwrap_or("write it with other operators"))),
         ),
@@ -57,11 +57,11 @@ fn widest(view: &View<'_>, node: &Node) -> usize {
 }
 
 pub(crate) fn other_type(node: &Node, element: Element) -> Problem {
-    let why = format!("the compiler does not take this operator on elements of type {element}");
+    let why = format!("the compiler does not support this operator on elements of type {element}");
     let fix = match element {
         Element::F64 => "export the model in f32 or f16".to_owned(),
         element if element == DType::I64 => {
-            "cast to i32 before it, or keep this integer arithmetic on the host and give its result as an input".to_owned()
+            "cast to i32 before it, or keep this integer arithmetic on the host and pass its result as an input".to_owned()
         }
         element if element == DType::Bf16 => "export the model in f16, or choose a chip with bf16 (qnn:x2-elite)".to_owned(),
         _ => format!("cast around {}, or keep it on the host", node.op),
@@ -73,23 +73,20 @@ fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
     let (rule, why) = if node.domain == MICROSOFT {
         (
             Rule::ContribOperator,
-            "it is one of ONNX Runtime's contributed operators, which this compiler does not take",
+            "it is one of ONNX Runtime's contributed operators, which this compiler does not support",
         )
     } else if !node.domain.is_empty() {
-        (Rule::UnsupportedOperator, "it is of a custom domain, and no provider but its maker's takes it")
+        (Rule::UnsupportedOperator, "it is of a custom domain, which only its vendor's provider supports")
     } else if view.facts.knows(operator) {
-        (Rule::UnsupportedOperator, "the compiler was asked and leaves this operator to another device")
+        (Rule::UnsupportedOperator, "the compiler leaves this operator to another device")
     } else {
-        (
-            Rule::UnsupportedOperator,
-            "it is not among the operators that the compiler was asked for, so it counts as refused",
-        )
+        (Rule::UnsupportedOperator, "the compiler's support for it is unknown, so it counts as refused")
     };
     let problem = Problem::falls(rule, why);
     match narthex_rewrites(view, node) {
         Some(text) => problem.fix(Fix::narthex(text)),
         None => problem.fix(Fix::you(rewrite(node).unwrap_or(
-            "write it with operators that the compiler takes, or let the host compute it and give the result as an input",
+            "write it with operators that the compiler supports, or compute it on the host and pass the result as an input",
         ))),
     }
 }

@@ -120,11 +120,11 @@ impl Evidence {
         let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
         let control = self.control.map(|control| match control {
             ControlResult::Takes => {
-                ". With backend_type=ir the provider takes it, so the graph is sound and the chip's backend is at fault"
+                ". With backend_type=ir the provider accepts it, so the graph is valid and the chip's backend causes the failure"
             }
-            ControlResult::Fails => ". With backend_type=ir the provider fails too, so the fault lies before the chip's backend",
+            ControlResult::Fails => ". With backend_type=ir the provider fails too, so the failure is not caused by the chip's backend",
         });
-        let kept = format!(". Its log and the graph as it had it lie in {}", self.folder.display());
+        let kept = format!(". Its log and the graph that it received are in {}", self.folder.display());
         words.chain(control.map(str::to_owned)).chain([kept]).collect()
     }
 }
@@ -134,7 +134,7 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     let findings = match compiled {
         CompilerResult::Whole { nodes } => {
             found.iter_mut().filter(|found| found.severity == Severity::Falls).for_each(overrule);
-            let message = format!("the vendor's compiler took all of {}", plural(*nodes as u64, "node"));
+            let message = format!("the vendor's compiler accepted all of {}", plural(*nodes as u64, "node"));
             vec![Finding::new(Rule::Compiler, Severity::Notes, message)]
         }
         CompilerResult::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
@@ -154,7 +154,7 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
 fn overrule(found: &mut Finding) {
     found.severity = Severity::Notes;
     found.message = format!(
-        "the vendor's compiler took the graph, where the rules expected otherwise: {}",
+        "the vendor's compiler accepted the graph, although the rules expected otherwise: {}",
         found.message
     );
     found.fix = None;
@@ -187,9 +187,9 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
         }
         FaultyNodes::Nodes { paths, fix } => {
             let message = match paths.as_slice() {
-                [only] => format!("{message}. It fails on {only} alone"),
+                [only] => format!("{message}. It fails because of {only} alone"),
                 several => format!(
-                    "{message}. It fails on these {} nodes, and takes them as soon as one is left out",
+                    "{message}. It fails on these {} nodes, and accepts them if any one of them is removed",
                     several.len()
                 ),
             };
@@ -206,7 +206,7 @@ fn ended(how: &ProcessEnd) -> (String, Fix) {
     match how {
         ProcessEnd::Killed => (
             "the vendor's compiler was killed over this graph, most likely because memory ran out".to_owned(),
-            Fix::you("check it where there is more memory, or divide the model into parts"),
+            Fix::you("check it on a machine with more memory, or divide the model into parts"),
         ),
         ProcessEnd::Crashed(status) => (
             format!("the vendor's compiler crashed over this graph ({status})"),

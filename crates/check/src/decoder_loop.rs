@@ -81,7 +81,7 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
             "the whole cache, {:.1} MB, leaves the graph in every step; only the new tokens' keys and values are news",
             out as f64 / 1e6
         );
-        let fix = Fix::you("give only the new keys and values as outputs and let the host place them");
+        let fix = Fix::you("output only the new keys and values, and let the host copy them to the cache");
         let names = present.iter().map(|value| value.name.clone()).collect();
         Finding::new(Rule::CacheTraffic, Severity::Costs, message).at(names).fix(fix)
     })
@@ -93,8 +93,9 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
         let shape = view.known.get(&output.name).shape.as_deref();
         matches!(shape, Some([.., Some(rows), Some(vocabulary)]) if *rows > 1 && *vocabulary >= VOCABULARY)
     })?;
-    let message = format!("{} holds logits of every position, and only the last one's are wanted", wide.name);
-    let fix = Fix::you("gather the last position before the head, or give the head a graph of its own");
+    let message =
+        format!("{} has logits of every position, and only those of the last one are needed", wide.name);
+    let fix = Fix::you("gather the last position before the head, or put the head into a separate graph");
     Some(Finding::new(Rule::DecoderLoop, Severity::Costs, message).at(vec![wide.name.clone()]).fix(fix))
 }
 
@@ -117,7 +118,7 @@ fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
             "the token table, {:.1} MB, would lie on the NPU for a lookup of a few rows; long contexts fail to link with it",
             bytes as f64 / 1e6
         );
-        let fix = Fix::you("look tokens up on the host and give their rows as an input");
+        let fix = Fix::you("look up tokens on the host and pass their rows as an input");
         let places = tables.iter().map(|node| node.path()).collect();
         Finding::new(Rule::EmbeddingTable, Severity::Costs, message).at(places).fix(fix)
     })

@@ -55,7 +55,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
 
 fn late_extent() -> Problem {
     Problem::falls(Rule::OperatorForm, "its extent is known only at run time").fix(Fix::you(
-        "make the values on the host and give them as an input, or fix the shapes that it depends on",
+        "compute the values on the host and pass them as an input, or fix the shapes on which it depends",
     ))
 }
 
@@ -66,7 +66,9 @@ fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem
         Some(name) => Some(
             Problem::falls(
                 Rule::OperatorForm,
-                format!("its parameter {name:?} is computed at run time, and the compiler wants a constant"),
+                format!(
+                    "its parameter {name:?} is computed at run time, and the compiler requires a constant"
+                ),
             )
             .fix(Fix::you("fix the shapes that the parameter is computed from, or compute it on the host")),
         ),
@@ -150,7 +152,7 @@ fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
     let case = format!("to {to}");
     ask_case(view, node, &case, Some(from)).map(|problem| match from.element {
         Some(element) => {
-            Problem { why: format!("the compiler does not take a cast from {element} to {to}"), ..problem }
+            Problem { why: format!("the compiler does not support a cast from {element} to {to}"), ..problem }
         }
         None => problem,
     })
@@ -173,7 +175,7 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     let axis = node.int("axis").unwrap_or(-1);
     if rank.is_some_and(|rank| axis != -1 && axis != rank as i64 - 1) {
-        let why = format!("it normalises from axis {axis} on, and the compiler takes the last axis alone");
+        let why = format!("it normalises from axis {axis} on, and the compiler supports only the last axis");
         return Some(
             Problem::falls(Rule::OperatorForm, why)
                 .fix(Fix::you("fold the normalised axes into one with Reshape")),
@@ -184,7 +186,7 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
         && data != gain
     {
         let why =
-            format!("its activations are {data} and its gain is {gain}, and the compiler wants one type");
+            format!("its activations are {data} and its gain is {gain}, and the compiler requires one type");
         return Some(
             Problem::falls(Rule::ElementType, why).fix(Fix::you(format!("store the gain as {data}"))),
         );
@@ -200,21 +202,21 @@ fn resize(view: &View<'_>, node: &Node) -> Option<Problem> {
 fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
     let mask = view.input(node, 3);
     if mask.is_some_and(|mask| mask.element.is_some_and(|element| element == DType::Bool)) {
-        let why = "its mask is boolean, and the compiler takes masks that are added to the scores";
+        let why = "its mask is boolean, and the compiler supports only masks that are added to the scores";
         return Some(Problem::falls(Rule::BooleanMask, why).fix(Fix::narthex(
-            "turn the mask into numbers, 0 where a token may be seen and -100 elsewhere, with a Where before it",
+            "convert the mask to numbers by a Where before it: 0 if a token is visible, otherwise -100",
         )));
     }
     for unwanted in ["softmax_precision", "softcap", "qk_matmul_output_mode"] {
         if node.attribute(unwanted).is_some_and(|value| !is_zero(value)) {
-            let why = format!("it sets {unwanted}, which the compiler does not take");
+            let why = format!("it sets {unwanted}, which the compiler does not support");
             return Some(
                 Problem::falls(Rule::OperatorForm, why).fix(Fix::you(format!("export without {unwanted}"))),
             );
         }
     }
     if node.input(6).is_some() {
-        let why = "it reads the number of keys that are no padding, which the compiler does not take";
+        let why = "it reads the number of keys without padding, which the compiler does not support";
         return Some(
             Problem::falls(Rule::OperatorForm, why).fix(Fix::you("hide padding with the mask instead")),
         );
@@ -249,7 +251,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     let form = |why: String, fix: Fix| Some(Problem::falls(Rule::OperatorForm, why).fix(fix));
     if node.input(4).is_some() {
         let fix = Fix::you("reorder the weight's columns once when exporting, and drop g_idx");
-        return form("it reorders columns with g_idx, which the compiler does not take".to_owned(), fix);
+        return form("it reorders columns with g_idx, which the compiler does not support".to_owned(), fix);
     }
     let step = match bits {
         2 => 16,
@@ -257,21 +259,21 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
         8 => 4,
         _ => {
             return form(
-                format!("it has {bits} bits; the compiler takes 2, 4 and 8"),
+                format!("it has {bits} bits; the compiler supports 2, 4 and 8"),
                 Fix::you("quantise to 4 or 8 bits"),
             );
         }
     };
     if block <= 0 || block % step != 0 || k % block != 0 {
         let why = format!(
-            "its K is {k} with blocks of {block}; the compiler wants blocks of a multiple of {step} that divide K"
+            "its K is {k} with blocks of {block}; the compiler requires blocks of a multiple of {step} that divide K"
         );
         return form(why, Fix::you("quantise with a block size that divides K, such as 32"));
     }
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     if rank.is_some_and(|rank| rank != 3) {
         let why = format!(
-            "its activations have {} axes, and the compiler takes MatMulNBits with 3",
+            "its activations have {} axes, and the compiler supports MatMulNBits with 3",
             rank.unwrap_or(0)
         );
         let fix = Fix::narthex("put a Reshape to [1, rows, K] before it and one back after it");
@@ -279,7 +281,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     }
     if node.input(5).is_some() {
         let fix = Fix::narthex("add the bias with an Add after it");
-        return form("it has a bias, which the compiler does not take".to_owned(), fix);
+        return form("it has a bias, which the compiler does not support".to_owned(), fix);
     }
     let case = if node.input(3).is_some() && bits == 4 {
         "4 bits, zero points".to_owned()

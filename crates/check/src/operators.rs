@@ -76,10 +76,13 @@ fn control_flow(node: &Node) -> Option<Problem> {
     let has_body = node.attributes.iter().any(|(_, value)| matches!(value, Attribute::Graph(_)));
     (has_body && node.domain.is_empty()).then(|| {
         let fix = match node.op.as_str() {
-            "If" => "export the branch that is wanted as a graph of its own; for a merged decoder, the one with a past",
-            _ => "export the loop's body as a graph of its own and let the host repeat it",
+            "If" => {
+                "export the required branch as a separate graph; for a merged decoder, the one with a past"
+            }
+            _ => "export the loop's body as a separate graph, and let the host repeat it",
         };
-        Problem::falls(Rule::ControlFlow, format!("an NPU runs no {} with a body", node.op)).fix(Fix::you(fix))
+        Problem::falls(Rule::ControlFlow, format!("an NPU runs no {} with a body", node.op))
+            .fix(Fix::you(fix))
     })
 }
 

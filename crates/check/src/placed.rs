@@ -82,7 +82,7 @@ impl<'a> PlacedGraph<'a> {
         });
         let overruled = self.overruled.iter().map(|(index, expected)| {
             let why = format!(
-                "the vendor's compiler took it, where the rules expected otherwise: {}",
+                "the vendor's compiler accepted it, although the rules expected otherwise: {}",
                 expected.why
             );
             (*index, Problem { rule: expected.rule, severity: Severity::Notes, why, fix: None })

@@ -34,8 +34,8 @@ pub const LADDER: [&str; 7] = [
     "write the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
     "write the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
     "raise the log level to verbose and look for \"graph prepare failed\" and \"requires ... bytes of TCM\"",
-    "halve the graph until one node is left that does not compile alone",
-    "compile with backend_type=ir: if that works, the model is sound and the chip's backend is at fault",
+    "halve the graph until a single node remains that does not compile",
+    "compile with backend_type=ir: if that works, the model is valid and the chip's backend causes the failure",
     "compile with backend_type=saver: each call of the backend as a C program, for the vendor",
 ];
 

@@ -41,13 +41,13 @@ pub(crate) fn rewrite(node: &Node) -> Option<&'static str> {
             "write attention as MatMul, Add of a float mask, Softmax and MatMul; with the model builder, export without fused attention"
         }
         "Erf" => {
-            "write the activation as Gelu, or as x/2 · (1 + Erf(x/√2)), which the compiler knows as a whole"
+            "write the activation as Gelu, or as x/2 · (1 + Erf(x/√2)), which the compiler recognises as a whole"
         }
         "FastGelu" => "write it as Gelu with approximate=tanh (operator set 20)",
-        "GatherBlockQuantized" => "keep the token table on the host and give embedded tokens as an input",
-        "Trilu" | "EyeLike" => "make the mask on the host and give it as a float input",
+        "GatherBlockQuantized" => "keep the token table on the host and pass embedded tokens as an input",
+        "Trilu" | "EyeLike" => "compute the mask on the host and pass it as a float input",
         "NonZero" | "Unique" | "Compress" | "NonMaxSuppression" => {
-            "its result has as many elements as the data says; compute it on the host"
+            "the size of its result depends on the data; compute it on the host"
         }
         "Mean" => "write Add and Mul, or ReduceMean",
         "GroupNormalization" => "write it as Reshape, InstanceNormalization, Reshape, Mul and Add",

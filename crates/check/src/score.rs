@@ -94,8 +94,8 @@ pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdic
     }
     if npu_nodes == 0 {
         let first = findings.iter().find(|finding| finding.severity == Severity::Falls);
-        let reason =
-            first.map_or_else(|| "the NPU takes none of its nodes".to_owned(), |first| first.message.clone());
+        let reason = first
+            .map_or_else(|| "the NPU accepts none of its nodes".to_owned(), |first| first.message.clone());
         return Verdict::Refused { reason };
     }
     let (all, npu) = match sum(|summary| summary.multiply_accumulates) {

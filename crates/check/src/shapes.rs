@@ -42,8 +42,9 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
             .fix(fix)
     };
     let unread = view.graph().unread.iter().map(|what| {
-        let message =
-            format!("{what} is not looked at, so what depends on it is not checked and --fix writes no file");
+        let message = format!(
+            "{what} is not examined, so the nodes that depend on it are not checked and --fix writes no file"
+        );
         Finding::new(Rule::NotRead, Severity::Costs, message)
     });
     graph_error.map(text).into_iter().chain(unread).collect()
@@ -117,7 +118,7 @@ fn unranked(view: &PlacedGraph<'_>) -> Option<Finding> {
         .map(|input| input.name.clone())
         .collect();
     (!names.is_empty()).then(|| {
-        let message = format!("the file does not say what shape {} has", names.join(", "));
+        let message = format!("the file does not state the shape of {}", names.join(", "));
         Finding::new(Rule::UnknownShape, Severity::Falls, message)
             .at(names)
             .fix(Fix::you("export the model with the shapes of its inputs"))

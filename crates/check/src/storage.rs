@@ -44,9 +44,13 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
     for (file, (bytes, tensors)) in needed {
         if !stays_inside(file) {
             let message = format!(
-                "{tensors} weights lie in {file:?}, and ONNX Runtime reads data files beside the model alone"
+                "{tensors} weights are in {file:?}, and ONNX Runtime reads data files only from the model's folder"
             );
-            refuse(file, message, "move the data file beside the model and name it without folders above it");
+            refuse(
+                file,
+                message,
+                "move the data file into the model's folder, and name it without folders above it",
+            );
             continue;
         }
         match part.data_files.get(file) {
@@ -60,8 +64,8 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
             ),
             _ => refuse(
                 file,
-                format!("{file}, which holds {tensors} weights, is not there"),
-                "put the data file beside the model",
+                format!("{file}, which contains {tensors} weights, does not exist"),
+                "put the data file into the model's folder",
             ),
         }
     }
@@ -97,7 +101,7 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let Facts { part_caution, part_limit, .. } = view.facts;
     let parts = bytes.div_ceil(part_caution.max(1));
     let fix = || {
-        Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a graph of its own")))
+        Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a separate graph")))
     };
     if bytes > part_limit {
         let [takes, holds] = gigabytes([bytes, part_limit]);

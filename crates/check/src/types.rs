@@ -34,9 +34,11 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
         .map(|value| value.name.clone())
         .collect();
     (!odd.is_empty()).then(|| {
-        let message =
-            format!("{} holds no numbers, and an NPU computes with tensors of numbers alone", odd.join(", "));
-        let fix = Fix::you("keep the part that works on texts or sequences on the host");
+        let message = format!(
+            "{} does not contain numbers, and an NPU computes only with tensors of numbers",
+            odd.join(", ")
+        );
+        let fix = Fix::you("keep the part that processes texts or sequences on the host");
         Finding::new(Rule::ElementType, Severity::Falls, message).at(odd).fix(fix)
     })
 }
@@ -47,10 +49,10 @@ fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names: Vec<String> = inputs.map(|input| input.name.clone()).collect();
     (!names.is_empty()).then(|| {
         let message = format!(
-            "{} is boolean; some operators and most NPUs take only masks that are added to the scores",
+            "{} is boolean; some operators and most NPUs support only masks that are added to the scores",
             names.join(", ")
         );
-        let fix = Fix::you("export with a float mask: 0 where a token may be seen, -100 elsewhere");
+        let fix = Fix::you("export with a float mask: 0 if a token is visible, otherwise -100");
         Finding::new(Rule::BooleanMask, Severity::Notes, message).at(names).fix(fix)
     })
 }

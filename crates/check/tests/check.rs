@@ -150,7 +150,7 @@ fn a_write_that_fails_leaves_nothing() {
         *file = "../secret".into();
     }
     let (error, _) = write_to(&parts, "b");
-    assert!(error.to_string().contains("lies outside"), "{error}");
+    assert!(error.to_string().contains("is outside"), "{error}");
     // Existing files are not replaced.
     fs::create_dir(folder.path().join("c")).unwrap();
     fs::write(folder.path().join("c/decoder_model.onnx"), "mine").unwrap();

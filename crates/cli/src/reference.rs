@@ -165,7 +165,7 @@ fn file() -> PathBuf {
 #[test]
 fn the_page_about_the_command_line_is_current() {
     let written = fs::read_to_string(file()).unwrap_or_default();
-    assert!(written == page(), "docs/src/cli.md is out of date: `cargo xtask docs` writes it anew");
+    assert!(written == page(), "docs/src/cli.md is out of date: run `cargo xtask docs` to write it again");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn refused_imports_state_a_reason() {
     check(
         &["import", path, "--name", "bundle"],
         10,
-        "runs on the NPU of Snapdragon X2 Elite (x2-elite) alone",
+        "runs only on the NPU of Snapdragon X2 Elite (x2-elite)",
     );
     check(&["import", path, "--name", "bundle"], 10, "narthex compile MODEL --target qnn:x2-elite");
     check(&["import", path, "--name", "smollm2:135m"], 2, "another name with --name");

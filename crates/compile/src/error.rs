@@ -87,7 +87,7 @@ pub enum CompileError {
         key: String,
     },
     /// The model to be imported runs only on one kind of device, with its vendor's software.
-    #[error("{path} holds {what}, which runs on {device} alone; expected an export for CPUs or GPUs")]
+    #[error("{path} contains {what}, which runs only on {device}; expected an export for CPUs or GPUs")]
     Bound {
         /// The file or folder.
         path: PathBuf,

@@ -292,7 +292,10 @@ pub(crate) fn check_texts(
     }
     for text in texts {
         if let Some(place) = text.asked.iter().find(|&&place| place >= text.tokens.len()) {
-            return bad(format!("place {place} is asked of a text of {} tokens", text.tokens.len()));
+            return bad(format!(
+                "the row of token {place} is requested for a text of {} tokens",
+                text.tokens.len()
+            ));
         }
     }
     match texts.iter().flat_map(|text| text.tokens.iter()).find(|&&token| token as usize >= vocab) {

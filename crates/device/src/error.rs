@@ -48,7 +48,7 @@ pub enum DeviceError {
         device: &'static str,
     },
     /// The package was made for another device.
-    #[error("the package holds {holds}, which runs on {to} alone")]
+    #[error("the package contains {holds}, which runs only on {to}")]
     Bound {
         /// Description of its contents.
         holds: String,
@@ -151,15 +151,17 @@ impl DeviceError {
             Self::AlreadyLoaded { .. } => "use the other library in a process of its own",
             Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
-            Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
+            Self::Ort { .. } => {
+                "compile the model again with `narthex compile`, and report the problem if it persists"
+            }
             Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
-            Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
+            Self::NoDevice { .. } => "`narthex doctor` lists the devices of this machine",
             Self::Plugin { ep: Ep::VitisAi, .. } => {
                 "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
             }
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
-            Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",
+            Self::NotWhole { .. } => "`narthex check` on the graph shows the reasons and the remedies",
             Self::Option { .. } => "give a number of 1 or more",
             Self::Cancelled => return None,
         };

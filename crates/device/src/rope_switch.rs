@@ -101,7 +101,7 @@ impl RopeSwitch {
         }
         if held.tokens.len() < at {
             let reason = format!(
-                "slot {} holds keys that were handed over for at most {} tokens and cannot be made anew",
+                "slot {} has keys that were handed over for at most {} tokens and cannot be computed again",
                 slot.0, self.at
             );
             return Err(StepError::BadPlan { reason });
@@ -151,7 +151,7 @@ impl RopeSwitch {
         let held = &mut self.slots[slot.index()];
         if at > 0 && held.factors != Some(factors) {
             let reason = format!(
-                "slot {} holds keys of at most {} tokens, which those of more cannot follow",
+                "slot {} has keys of at most {} tokens, which keys of more tokens cannot follow",
                 slot.0, self.at
             );
             return Err(StepError::BadPlan { reason });
@@ -279,7 +279,7 @@ mod tests {
         switch.hand_over(SlotId(0), 0, 3).unwrap();
         assert_eq!(step(&mut switch, 3, &[4], Wanted::Last).unwrap().len(), 1);
         let error = step(&mut switch, 4, &[5], Wanted::Last).unwrap_err().to_string();
-        assert!(error.contains("cannot be made anew"), "{error}");
+        assert!(error.contains("cannot be computed again"), "{error}");
         let error = switch.hand_over(SlotId(0), 4, 6).unwrap_err().to_string();
         assert!(error.contains("cannot follow"), "{error}");
         switch.hand_over(SlotId(0), 0, 6).unwrap();

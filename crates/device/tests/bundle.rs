@@ -303,5 +303,5 @@ fn compiled_contexts_run_under_htp_emulation_and_nowhere_else() {
     let folder = imported.folder.path();
     let refused = DynamicExecutor::open(runtime(), folder, &imported.manifest, &Device::Cpu, &OPTIONS).err();
     let refused = refused.unwrap().to_string();
-    assert!(refused.contains("runs on the NPU of Snapdragon X Elite, X Plus (x-elite) alone"), "{refused}");
+    assert!(refused.contains("runs only on the NPU of Snapdragon X Elite, X Plus (x-elite)"), "{refused}");
 }

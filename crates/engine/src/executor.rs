@@ -147,7 +147,7 @@ impl Wanted {
 pub enum StepError {
     /// The cache cannot grow, because of the memory or the budget.
     #[error(
-        "the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than can be had"
+        "the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than available"
     )]
     OutOfMemory {
         /// Number of rows that the cache would have.

@@ -109,7 +109,7 @@ fn the_page_about_the_catalogue_is_current() {
     let written = fs::read_to_string(file()).unwrap_or_default();
     assert!(
         written == page(&catalog),
-        "docs/src/catalogue.md is out of date: `cargo xtask docs` writes it anew"
+        "docs/src/catalogue.md is out of date: run `cargo xtask docs` to write it again"
     );
     for entry in catalog.entries() {
         assert!(KINDS.iter().any(|(kind, _)| *kind == entry.kind), "{} is in no table", entry.name);

@@ -176,7 +176,7 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     tiny.with_qnn();
     let report = check(&tiny.gateway(), &file).unwrap();
     let told = compiled(&report, Severity::Notes).unwrap();
-    assert_eq!(told.message, "the vendor's compiler took all of 12 nodes");
+    assert_eq!(told.message, "the vendor's compiler accepted all of 12 nodes");
     assert_eq!(*report.verdict(), Verdict::Whole);
     // The rules predict that the CPU unpacks a weight that is only dequantised.
     let file = chain(folder.path(), |b, x| {
@@ -223,7 +223,7 @@ fn a_compiler_that_crashes_is_a_finding() {
     let report = check(r#"echo '{"whole":{"nodes":13}}' > "$3""#).unwrap();
     assert_eq!(
         compiled(&report, Severity::Notes).unwrap().message,
-        "the vendor's compiler took all of 13 nodes"
+        "the vendor's compiler accepted all of 13 nodes"
     );
     // The script crashes on every graph with this operator. The bisection finds the node as for an ordinary failure.
     let report = check(r#"test -n "$4" && echo > "$4/wrote.txt"; grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
@@ -234,7 +234,7 @@ fn a_compiler_that_crashes_is_a_finding() {
         (Some("chain.onnx"), ["/alone/Erf".to_owned()].as_slice())
     );
     // The messages that the compiler wrote before its crash are stored with the failing piece of the graph.
-    let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
+    let kept = Path::new(told.message.split_once(" received are in ").unwrap().1);
     assert!(kept.join("graph.onnx").is_file() && kept.join("wrote.txt").is_file(), "{kept:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
     // If a process is killed from outside, the result has no finding about the nodes.
@@ -254,7 +254,7 @@ fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
     let file = chain(folder.path(), written_out_norm);
     let report = check(&tiny.gateway(), &file).unwrap();
     let told = compiled(&report, Severity::Refuses).unwrap();
-    for words in ["1002", "the graph could not be prepared", "takes them as soon as one is left out"] {
+    for words in ["1002", "the graph could not be prepared", "accepts them if any one of them is removed"] {
         assert!(told.message.contains(words), "{}", told.message);
     }
     let parts = ["Pow", "ReduceMean", "Add", "Sqrt", "Reciprocal", "Mul"].map(|op| format!("/norm/{op}"));
@@ -264,11 +264,11 @@ fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
     // The other trials on the failing piece were also run, and their results are stored.
     assert!(
-        told.message.contains("the graph is sound and the chip's backend is at fault"),
+        told.message.contains("the graph is valid and the chip's backend causes the failure"),
         "{}",
         told.message
     );
-    let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
+    let kept = Path::new(told.message.split_once(" received are in ").unwrap().1);
     let names: Vec<String> =
         fs::read_dir(kept).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     for end in ["graph.onnx", "log.txt", "_qnn_ep_input_graph.json", "_0.json", "_0.dlc"] {

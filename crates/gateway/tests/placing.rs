@@ -201,7 +201,7 @@ fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
     // graph.
     assert!(positions.iter().any(|position| position["divergence"].as_f64().unwrap() > 0.0), "{found}");
     assert_eq!(found["quarantine"], serde_json::Value::Null);
-    found["quarantine"] = "it gave logits that are not finite".into();
+    found["quarantine"] = "it returned logits that are not finite".into();
     fs::write(kept(&tiny).join("verification.json"), found.to_string()).unwrap();
     let status = load(config(&tiny, "qnn:emulation,cpu"), &model).unwrap();
     assert_eq!(status.device(), Some(DeviceName::Cpu));

@@ -131,7 +131,7 @@ pub enum InvalidPlacement {
         found: String,
     },
     /// Both devices are the same.
-    #[error("expected two devices, found {device} for both; for a single device write {device} alone")]
+    #[error("expected two devices, found {device} for both; for a single device write only {device}")]
     Same {
         /// The device.
         device: DeviceName,
@@ -264,7 +264,7 @@ mod tests {
         check("prefill=qnn", Err("expected prefill=DEVICE,decode=DEVICE"));
         check("prefill=qnn,decode=cpu,decode=cpu", Err("found \"prefill=qnn"));
         check("prefill=tpu,decode=cpu", Err("unknown device \"tpu\""));
-        check("prefill=cpu,decode=cpu", Err("write cpu alone"));
+        check("prefill=cpu,decode=cpu", Err("write only cpu"));
         check("cpu", Err("expected prefill=DEVICE,decode=DEVICE"));
         check(" auto", Ok("auto"));
     }
@@ -278,7 +278,7 @@ mod tests {
         check("embeddings=qnn,layers=cpu,head=cpu", Err("expected embeddings=cpu, found qnn"));
         check("layers=qnn", Err("layers=DEVICE,head=DEVICE"));
         check("layers=qnn,decode=cpu", Err("found \"layers=qnn"));
-        check("embeddings=cpu,layers=qnn,head=qnn", Err("write qnn alone"));
+        check("embeddings=cpu,layers=qnn,head=qnn", Err("write only qnn"));
     }
 
     #[test]

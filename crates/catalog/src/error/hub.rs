@@ -23,7 +23,7 @@ pub enum HubError {
     #[error("the hub token is malformed: expected visible ASCII characters only")]
     BadToken,
     /// The certificates that `SSL_CERT_FILE` names cannot be read.
-    #[error("SSL_CERT_FILE names {path:?}, which holds no readable certificates")]
+    #[error("SSL_CERT_FILE names {path:?}, which contains no readable certificates")]
     BadCertificates {
         /// Path in the variable.
         path: String,
@@ -81,7 +81,7 @@ pub enum HubError {
         reason: &'static str,
     },
     /// A response is malformed.
-    #[error("the hub's answer about {repo} makes no sense: {reason}")]
+    #[error("the hub's answer about {repo} is not valid: {reason}")]
     BadAnswer {
         /// The repository.
         repo: String,
@@ -208,7 +208,7 @@ impl HubError {
                 "check the network and its proxy (HTTPS_PROXY); what was fetched is kept"
             }
             Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
-                "run the command again; it goes on where it stopped"
+                "run the command again; it continues where it stopped"
             }
             Self::Long { .. }
             | Self::WrongHash { .. }

@@ -140,7 +140,7 @@ fn copy_member(
         bytes += count as u64;
         if bytes > member.bytes {
             let (path, member) = (archive.to_path_buf(), member.name.clone());
-            return Err(Error::HostileArchive { path, member, reason: "is longer than the archive says" });
+            return Err(Error::HostileArchive { path, member, reason: "is longer than the archive states" });
         }
         hasher.update(&buffer);
         file.write_all(&buffer).map_err(Error::io("write", target))?;

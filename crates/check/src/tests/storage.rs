@@ -19,8 +19,8 @@ fn data_files_must_be_whole_and_near() {
     };
     check_file("w.data", Some(576), "fine");
     check_file("w.data", Some(575), "reach to byte 576");
-    check_file("w.data", None, "is not there");
-    check_file("../w.data", Some(576), "beside the model");
+    check_file("w.data", None, "does not exist");
+    check_file("../w.data", Some(576), "the model's folder");
 }
 
 #[test]

@@ -122,7 +122,11 @@ fn run(runner: &dyn GraphRunner, folder: &Path, segment: &Segment, feeds: Vec<Fe
     fs::remove_file(&path).map_err(failed)?;
     let outputs = outputs?;
     if outputs.len() != segment.outputs.len() {
-        return bad(format!("{} values were asked for, and {} came", segment.outputs.len(), outputs.len()));
+        return bad(format!(
+            "{} values were requested, and {} were returned",
+            segment.outputs.len(),
+            outputs.len()
+        ));
     }
     let named = |(Fetch { name, shape }, values): (&Fetch, Vec<f32>)| Feed {
         name: name.clone(),
@@ -141,7 +145,7 @@ impl CalibrationModel<'_> {
     fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed> {
         let count = tokens.len();
         let Some(binding) = entry.inputs.iter().find(|binding| binding.name == name) else {
-            return bad(format!("the probe reads {name}, which nothing gives"));
+            return bad(format!("the probe reads {name}, which has no source"));
         };
         let shape = shape(&binding.shape, count);
         let elements = match binding.slot {

@@ -101,7 +101,7 @@ fn made_for(node: &Node) -> String {
 const SNAPDRAGON: &str = "a Snapdragon's NPU";
 
 /// Contexts of OpenVINO are its own form of the graph, which each device compiles when it is loaded.
-const OPENVINO: &str = "Intel's devices, through OpenVINO,";
+const OPENVINO: &str = "Intel's devices, through OpenVINO";
 pub(super) const RYZEN: &str = "an AMD Ryzen AI NPU";
 
 fn error(path: &Path, what: String, device: Option<String>) -> CompileError {

@@ -99,7 +99,7 @@ mod tests {
                 (Err(error), Some(expect)) => {
                     let (text, hint) = (error.to_string(), error.hint().unwrap_or_default());
                     assert!(graph.is_none() && text.contains(expect), "{text}");
-                    assert!(text.contains("runs on an AMD Ryzen AI NPU alone"), "{text}");
+                    assert!(text.contains("runs only on an AMD Ryzen AI NPU"), "{text}");
                     assert!(hint.contains("--format quark"), "{hint}");
                 }
                 (found, _) => panic!("{options}: {found:?}"),

@@ -31,7 +31,7 @@ impl NumericsMonitor {
     /// [`StepError::Device`] with the value.
     pub(super) fn check(&self, what: &str, non_finite: Option<f32>) -> Result<(), StepError> {
         let Some(value) = non_finite else { return Ok(()) };
-        let message = format!("it gave {what} that are not finite ({value})");
+        let message = format!("it returned {what} that are not finite ({value})");
         if !self.failed.swap(true, Ordering::AcqRel) {
             (self.report)(message.clone());
         }

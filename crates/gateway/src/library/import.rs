@@ -44,7 +44,7 @@ pub(crate) fn import(
     library.check_name(&name, None, &source)?;
     let export = open(request)?;
     if let Some(bound) = export.bound() {
-        let note = format!("The export holds {}, which runs only on {}.", bound.holds, bound.device);
+        let note = format!("The export contains {}, which runs only on {}.", bound.holds, bound.device);
         progress.event(Progress::Note(note));
     }
     for note in export.notes() {
@@ -66,7 +66,7 @@ fn open(request: &ImportRequest) -> Result<Import, Error> {
         Err(_) if holds_checkpoint_alone(&request.path) => {
             let path = request.path.display();
             let message =
-                format!("path: {path} holds a checkpoint and no ONNX graph; try `narthex compile {path}`");
+                format!("path: {path} contains a checkpoint and no ONNX graph; try `narthex compile {path}`");
             Err(Error::Invalid { param: "path", message })
         }
         found => Ok(found?),

@@ -174,7 +174,7 @@ mod tests {
         let (gguf, model) = (tiny_llama_gguf(7), tempfile::tempdir().unwrap());
         tiny_llama_safetensors(model.path(), 7).unwrap();
         let config = fs::read(model.path().join("config.json")).unwrap();
-        check(&[("notes.txt", b"")], "holds no .onnx file");
+        check(&[("notes.txt", b"")], "contains no .onnx file");
         check(&[("m.gguf", &gguf)], "a checkpoint");
         check(&[("m.GGUF", &gguf[..gguf.len() / 2])], "m.GGUF is malformed");
         check(&[("a.gguf", &gguf), ("b.gguf", &gguf)], "expected a single .gguf file");

@@ -91,14 +91,14 @@ pub(crate) fn open(
         Ok(Some(folder)) => match open(Form::Folder(&folder)) {
             Ok(opened) => return Ok(opened),
             Err(error) => {
-                notes.push(format!("the stored contexts were refused and made again: {error}"));
+                notes.push(format!("the stored contexts were refused and compiled again: {error}"));
                 if cache.folder.remove(FOLDER).is_err() {
                     return open(Form::Graph);
                 }
             }
         },
         Ok(None) => {}
-        Err(reason) => notes.push(format!("the stored contexts were refused and made again: {reason}")),
+        Err(reason) => notes.push(format!("the stored contexts were refused and compiled again: {reason}")),
     }
     match compile(request, devices, compiler, cache) {
         Ok(folder) => open(Form::Folder(&folder)),

@@ -56,10 +56,13 @@ pub(crate) fn explain_nodes(
     let mut nodes = FallbackNodes::default();
     for node in refused {
         let rule = rules.get(&node.name);
-        let said = node.reason.as_ref().map(|reason| format!("the {ep} provider says: {reason}"));
+        let said = node.reason.as_ref().map(|reason| format!("the {ep} provider reports: {reason}"));
         let reasons: Vec<String> = rule.map(|rule| rule.why.clone()).into_iter().chain(said).collect();
-        let why =
-            if reasons.is_empty() { format!("the {ep} provider gave no reason") } else { reasons.join("; ") };
+        let why = if reasons.is_empty() {
+            format!("the {ep} provider reports no reason")
+        } else {
+            reasons.join("; ")
+        };
         let fix = rule.and_then(|rule| rule.fix.as_ref()).map(|fix| fix.text.clone());
         let (path, op) = (node.name.clone(), node.op.clone());
         nodes.push(FallbackNode { graph: graph.to_owned(), path, op, why, fix });
@@ -100,7 +103,7 @@ mod tests {
                 explain_nodes(Path::new("absent"), "g.onnx", &Device::Cpu, Ep::Qnn, &[refused(reason)]);
             assert_eq!(found.nodes[0].why, expected);
         };
-        check(Some("Cannot get shape"), "the qnn provider says: Cannot get shape");
-        check(None, "the qnn provider gave no reason");
+        check(Some("Cannot get shape"), "the qnn provider reports: Cannot get shape");
+        check(None, "the qnn provider reports no reason");
     }
 }

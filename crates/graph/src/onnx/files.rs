@@ -73,13 +73,13 @@ pub enum OnnxFileError {
         bytes: u64,
     },
     /// A folder has no model.
-    #[error("{path} holds no .onnx file; expected one in it or in its folder onnx")]
+    #[error("{path} contains no .onnx file; expected one in it or in its folder onnx")]
     NoModel {
         /// The folder.
         path: PathBuf,
     },
     /// A folder has too many models.
-    #[error("{path} holds {found} .onnx files, and one model has at most {MAX_FILES}; name one file")]
+    #[error("{path} contains {found} .onnx files, and one model has at most {MAX_FILES}; name one file")]
     TooMany {
         /// The folder.
         path: PathBuf,
@@ -103,7 +103,7 @@ impl OnnxFileError {
             }
             Self::Data { .. } => Some("fetch the model again; it may be cut off or damaged".to_owned()),
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("check the path; the data files of a graph lie beside it".to_owned())
+                Some("check the path; the data files of a graph must be in its folder".to_owned())
             }
             Self::Read { source, .. } => environment::hint(source).map(str::to_owned),
             Self::NoModel { .. } => {
@@ -237,7 +237,7 @@ impl DataFiles {
         let (name, folder_name) = (&initializer.name, folder.display());
         if !stays_inside(file) {
             let reason =
-                format!("the weight {name:?} is in the data file {file:?}, which lies outside {folder_name}");
+                format!("the weight {name:?} is in the data file {file:?}, which is outside {folder_name}");
             return Err(OnnxFileError::Data { reason });
         }
         let path = folder.join(file);

@@ -72,7 +72,7 @@ impl Hub {
         for name in chosen.iter().filter(|name| glob::is_weights(name)) {
             let size = listing.siblings.iter().find(|sibling| sibling.rfilename == *name);
             let Some(size) = size.and_then(|sibling| sibling.size) else {
-                let reason = format!("it does not say how long {name} is");
+                let reason = format!("it does not state the length of {name}");
                 return Err(HubError::BadAnswer { repo: source.repo.clone(), reason }.into());
             };
             let url = self.client.file_url(&source.repo, &listing.sha, name);

@@ -140,7 +140,7 @@ fn bundles_that_cannot_be_fed_are_refused_by_what_differs() {
     check(&binary("gone.bin"), "gone.bin");
     let source =
         |graph: &mut Graph| graph.nodes[0].attributes[3].1 = Attribute::String("OpenVINO".to_owned());
-    check(&source, "runs on Intel's devices, through OpenVINO, alone");
+    check(&source, "runs only on Intel's devices, through OpenVINO;");
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn bundles_for_one_device_are_refused_with_the_device() {
     let genie = json!({"devices": [{"soc_model": 69, "dsp_arch": "v79", "cores": []}]});
     check(
         &[("genie_config.json", json!({"dialog": {}})), ("htp_backend_ext_config.json", genie)],
-        "0 context binaries for Qualcomm's Genie (genie_config.json), which runs on the NPU of Snapdragon 8 Elite",
+        "0 context binaries for Qualcomm's Genie (genie_config.json), which runs only on the NPU of Snapdragon 8 Elite",
         "qnn:8-elite",
     );
     let options = json!({"custom_ops_library": "onnx_custom_ops.dll", "provider_options": []});
     let hybrid = json!({"model": {"type": "llama", "decoder": {"session_options": options}}});
     check(
         &[("genai_config.json", hybrid)],
-        "operators from onnx_custom_ops.dll, which runs on an AMD Ryzen AI NPU",
+        "operators from onnx_custom_ops.dll, which runs only on an AMD Ryzen AI NPU",
         "narthex compile DIR",
     );
 }
@@ -203,7 +203,7 @@ fn a_compiled_context_is_refused_with_its_compiler() {
     let path = folder.path().join("onnx/model.onnx");
     let write = |graph: &Graph| fs::write(&path, graph.encode()).unwrap();
     write(&graph);
-    check(folder.path(), "a compiled context (made with SDK 2.51), which runs on a Snapdragon's NPU alone");
+    check(folder.path(), "a compiled context (made with SDK 2.51), which runs only on a Snapdragon's NPU;");
     // The provider's compatibility record states the chips more exactly.
     let key = "ep_compatibility_info.QNNExecutionProvider";
     let stated = |info: &str, expect: &str| {
@@ -211,13 +211,13 @@ fn a_compiled_context_is_refused_with_its_compiler() {
         write(&Graph { metadata, ..graph.clone() });
         check(folder.path(), expect);
     };
-    stated("v2:6:2.51.0:5.51.0:79:69:8:0", "the NPU of Snapdragon 8 Elite (8-elite) alone");
+    stated("v2:6:2.51.0:5.51.0:79:69:8:0", "runs only on the NPU of Snapdragon 8 Elite (8-elite);");
     stated(
         "v2:6:2.51.0:5.51.0:73,79:60,69:8,8:0",
-        "X Plus (x-elite), the NPU of Snapdragon 8 Elite (8-elite) alone",
+        "X Plus (x-elite), the NPU of Snapdragon 8 Elite (8-elite);",
     );
-    stated("v2:6:2.51.0:5.51.0:73:0:8:0", "Snapdragon X Elite, X Plus (x-elite) alone");
+    stated("v2:6:2.51.0:5.51.0:73:0:8:0", "runs only on the NPU of Snapdragon X Elite, X Plus (x-elite);");
     for unknown in ["v3:6:2.51.0:5.51.0:79:69:8:0", "v2:6", "v2:6:a:b:c:d:e", ""] {
-        stated(unknown, "a Snapdragon's NPU alone");
+        stated(unknown, "runs only on a Snapdragon's NPU;");
     }
 }

@@ -145,7 +145,7 @@ fn graphs_that_cannot_be_kept_are_refused() {
         let (file, offset) = external.expect("a data file");
         change(file, offset);
     };
-    check(&|graph| data(graph, &|file, _| "../../etc/passwd".clone_into(file)), "lies outside");
+    check(&|graph| data(graph, &|file, _| "../../etc/passwd".clone_into(file)), "is outside");
     check(&|graph| data(graph, &|_, offset| *offset = u64::MAX - 1), "ends before the weight");
     check(&|graph| graph.opsets[0].1 = 9, "11 or newer");
     check(

@@ -134,7 +134,7 @@ impl RuntimeLibrary {
             match included {
                 Some(file) => drop(machine.libraries.insert(ep, file)),
                 None if installed.is_some() => {
-                    let needs = "it needs an ONNX Runtime of its own".to_owned();
+                    let needs = "it needs a separate ONNX Runtime".to_owned();
                     machine.elsewhere.insert(ep, self.refusal(ep, needs));
                 }
                 None => {}

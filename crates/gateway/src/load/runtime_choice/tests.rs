@@ -78,7 +78,7 @@ fn a_provider_that_needs_another_library_is_refused() {
         }
     };
     let own = |has: &str| {
-        format!("it needs an ONNX Runtime of its own, and this process has {has}; a process loads only one")
+        format!("it needs a separate ONNX Runtime, and this process has {has}; a process loads only one")
     };
     let cpu = own("that of the cpu runtime, 1.31.1");
     check(Ep::Cpu, &["openvino", "webgpu", "cpu"], &[("directml", &cpu), ("cuda", &cpu)]);

@@ -158,7 +158,7 @@ fn a_record_is_valid_until_the_key_changes() {
     };
     let cache = DeviceCache { folder, key };
     assert!(read_record(&cache).unwrap().is_none());
-    quarantine(&cache, "it gave logits that are not finite".into());
+    quarantine(&cache, "it returned logits that are not finite".into());
     let found = read_record(&cache).unwrap().unwrap();
     let refusal = refusal(DeviceName::Qnn, &found.quarantine.unwrap());
     assert!(refusal.reason.contains("quarantine") && refusal.reason.contains("not finite"), "{refusal:?}");

@@ -99,7 +99,7 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
     let passed = &status.passed_over[0];
     assert!(passed.announced && passed.device == DeviceName::Qnn && named(&passed.reason), "{passed:?}");
     let fallen = passed.fallback.nodes.iter().find(|node| node.path == path).unwrap();
-    assert!(fallen.why.contains("the qnn provider says: "), "{fallen:?}");
+    assert!(fallen.why.contains("the qnn provider reports: "), "{fallen:?}");
     assert!(fallen.fix.as_ref().is_some_and(|found| found.contains(fix)), "{fallen:?}");
     assert!(named(&log) && log.contains(fix), "{log}");
     assert!(loaded.ran_on().fallback.is_some_and(|told| named(&told)));
@@ -113,7 +113,7 @@ fn a_dynamic_dimension_is_told_everywhere() {
 
 #[test]
 fn a_boolean_mask_is_told_everywhere() {
-    check(boolean_mask, ("/layers.0/attn/mix/MatMul", "its mask is boolean", "turn the mask into numbers"));
+    check(boolean_mask, ("/layers.0/attn/mix/MatMul", "its mask is boolean", "convert the mask to numbers"));
 }
 
 #[test]
