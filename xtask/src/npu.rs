@@ -72,7 +72,7 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     if args.record {
         record::write(workspace, record::CONFORMANCE, "npu", &report(&commit, &findings))?;
     }
-    terminal::line(format!("npu: every check holds ({} s)", start.elapsed().as_secs()));
+    terminal::line(format!("npu: every check passed ({} s)", start.elapsed().as_secs()));
     Ok(())
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
             terminal::line("Gemma's vocabulary is skipped; fetch it with `narthex pull gemma3:270m-base`")
         }
     }
-    terminal::line("vocabularies: every check holds");
+    terminal::line("vocabularies: every check passed");
     Ok(())
 }
 

@@ -92,13 +92,15 @@ impl Stage {
         match self {
             Self::Tools => "look for the programs that the stages call",
             Self::Format => "rustfmt changes nothing",
-            Self::Tidy => "the house rules hold",
+            Self::Tidy => "the sources follow the house rules",
             Self::Clippy => "clippy and the compiler have no warning",
             Self::Deny => "licences, bans and sources of dependencies (cargo-deny)",
             Self::Vet => "every dependency is listed in supply-chain (cargo-vet)",
             Self::Store => "install runtimes and compile two models into a store",
             Self::Tests => "unit and integration tests",
-            Self::Book => "the book builds, its links lead somewhere, its commands and the README's run",
+            Self::Book => {
+                "the book builds, its links are valid, and its commands and those of the README run"
+            }
             Self::Notebook => "the example notebook runs",
             Self::Clients => "Python clients of OpenAI, Anthropic and Ollama against a live server",
         }

@@ -212,7 +212,7 @@ fn describe(level: &Level<'_>, group: &[String], cycle: &[String]) -> String {
     if group.len() + 1 > cycle.len() {
         let _ = write!(text, " (one cycle among {} modules)", group.len());
     }
-    text.push_str("; move what both need below both, or invert one dependency");
+    text.push_str("; move the parts that both need below both, or invert one dependency");
     for pair in cycle.windows(2) {
         if let Some(Reference { file, name }) = level.get(&pair[0]).and_then(|to| to.get(&pair[1])) {
             let _ = write!(text, "\n    {} → {}: {file} names {name}", pair[0], pair[1]);

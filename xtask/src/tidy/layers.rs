@@ -39,34 +39,34 @@ const LAYERS: &[(&str, Layer)] = &[
 
 /// Libraries, the crates that may use them, and the reason.
 const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
-    (&["ort", "ort-sys", "libloading"], &["narthex-device"], "device alone speaks to ONNX Runtime"),
-    (&["ureq", "reqwest"], &["narthex-catalog"], "catalog alone reaches out to the network"),
+    (&["ort", "ort-sys", "libloading"], &["narthex-device"], "only device uses ONNX Runtime"),
+    (&["ureq", "reqwest"], &["narthex-catalog"], "only catalog connects to the network"),
     (
         &["axum", "tower-http", "hyper", "hyper-util"],
         &["narthex-server"],
-        "server alone speaks HTTP to callers",
+        "only server accepts HTTP requests",
     ),
     (
         &["tokio", "tokio-rustls", "tokio-stream"],
         &["narthex-server", "narthex-mcp", "narthex-cli"],
-        "the library is synchronous; async stays in server and mcp",
+        "the library is synchronous; only server and mcp are asynchronous",
     ),
-    (&["rmcp"], &["narthex-mcp"], "mcp alone speaks MCP"),
+    (&["rmcp"], &["narthex-mcp"], "only mcp implements MCP"),
     (
         &["clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
         &["narthex-cli"],
-        "cli alone has a terminal",
+        "only cli uses a terminal",
     ),
     (&["clap"], &["narthex-cli", "xtask"], "only programs have arguments"),
     (
         &["tokenizers", "minijinja", "minijinja-contrib"],
         &["narthex-text"],
-        "text alone makes tokens of strings",
+        "only text converts strings to tokens",
     ),
     (
         &["prost"],
         &["narthex-graph", "narthex-text"],
-        "graph alone knows ONNX's files, and text SentencePiece's",
+        "only graph reads ONNX files, and only text reads SentencePiece models",
     ),
     (&["anyhow"], &["narthex-cli", "xtask"], "libraries have typed errors"),
     (&["syn", "proc-macro2"], &["xtask"], "only the checks read Rust"),
@@ -99,7 +99,7 @@ fn check_edge(from: &str, to: &str) -> Option<Finding> {
     let message = match (upper, lower) {
         (Layer::Product(upper), Layer::Product(lower)) if lower < upper => return None,
         (Layer::Product(upper), Layer::Product(lower)) => format!(
-            "layer {upper} may use lower layers alone, and {to} is in layer {lower}; move what both need further down"
+            "layer {upper} may use only lower layers, and {to} is in layer {lower}; move the parts that both need further down"
         ),
         (Layer::Product(_), Layer::Development) => {
             format!("{to} is for developers; name it under [dev-dependencies]")
@@ -114,7 +114,7 @@ fn check_capability(from: &str, to: &str) -> Option<Finding> {
     if owners.contains(&from) {
         return None;
     }
-    let message = format!("{why}; ask {} for it instead", owners.join(" or "));
+    let message = format!("{why}; use it through {} instead", owners.join(" or "));
     Some(Finding::firm(Rule::Capabilities, format!("{from} -> {to}"), message))
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn report(workspace: &Workspace, args: TidyArgs) -> anyhow::Result<()
     notes.iter().for_each(terminal::line);
     findings.iter().for_each(terminal::line);
     match findings.len() {
-        0 => terminal::line("tidy: every rule holds"),
+        0 => terminal::line("tidy: no rule is violated"),
         count => bail!("{count} finding{} above", if count == 1 { "" } else { "s" }),
     }
     Ok(())

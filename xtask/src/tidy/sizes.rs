@@ -22,10 +22,8 @@ const TRAIT_LIMIT: usize = 5;
 pub(crate) fn check(source: &Source) -> Vec<Finding> {
     let mut findings: Vec<Finding> = check_file(source).into_iter().collect();
     for function in source.functions.iter().filter(|function| function.lines > FUNCTION_LIMIT) {
-        let message = format!(
-            "has {} lines and may have {FUNCTION_LIMIT}; split it where its steps part",
-            function.lines
-        );
+        let message =
+            format!("has {} lines and may have {FUNCTION_LIMIT}; split it between its steps", function.lines);
         findings.push(Finding::firm(Rule::FunctionLines, subject(source, &function.name), message));
     }
     for function in &source.functions {
@@ -33,7 +31,7 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
     }
     for port in source.traits.iter().filter(|port| port.required > TRAIT_LIMIT) {
         let message = format!(
-            "asks {} methods of its implementations and may ask {TRAIT_LIMIT}; split it by caller",
+            "requires {} methods of its implementations and may require {TRAIT_LIMIT}; split it by caller",
             port.required
         );
         findings.push(Finding::excusable(Rule::TraitMethods, subject(source, &port.name), message));

@@ -55,7 +55,7 @@ fn check_names(source: &Source) -> Vec<Finding> {
                 || (named.kind != NameKind::Function && EMPTY_NOUNS.contains(&word.as_str()))
         };
         if let Some(word) = words(&named.name).iter().find(empty) {
-            let message = format!("{word:?} has no meaning; name it after what it does or holds");
+            let message = format!("{word:?} has no meaning; name it after its function or its contents");
             findings.push(Finding::excusable(
                 Rule::Names,
                 format!("{}::{}", source.path, named.name),
@@ -112,12 +112,12 @@ pub(crate) fn check_folders(packages: &[Package]) -> Vec<Finding> {
             None => package.name.clone(),
         };
         if package.folder != expected {
-            let message = format!("lies in {} instead of {expected}; rename one of them", package.folder);
+            let message = format!("is in {} instead of {expected}; rename one of them", package.folder);
             findings.push(Finding::firm(Rule::Folders, &package.name, message));
         }
         let is_empty = |word: &&String| [EMPTY_WORDS, EMPTY_NOUNS].concat().contains(&word.as_str());
         if let Some(word) = words(&package.name).iter().find(is_empty) {
-            let message = format!("{word:?} has no meaning; name the crate after what it guards");
+            let message = format!("{word:?} has no meaning; name the crate after its responsibility");
             findings.push(Finding::excusable(Rule::Names, &package.name, message));
         }
     }
