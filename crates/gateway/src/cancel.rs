@@ -71,8 +71,8 @@ impl Cancel {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Registers a function that [`Self::cancel`] calls, such as one that wakes a waiting thread. Calls it at once if the
-    /// signal is already set.
+    /// Registers a function that [`Self::cancel`] calls, such as one that wakes a waiting thread. Calls it at once if
+    /// the signal is already set.
     pub fn on_cancel(&self, callback: impl FnOnce() + Send + 'static) -> CancelCallback<'_> {
         let mut callbacks = self.0.callbacks.lock();
         // `cancel` sets the flag before it takes the callbacks, so that one of the two calls this one.

@@ -125,7 +125,7 @@ fn a_model_stays_while_a_request_holds_it() {
     eventually("room", || next.model().is_ok());
     let model = next.model().unwrap();
     gateway.remove(&encoder).unwrap();
-    // The name is not looked up again.
+    // The name is not resolved again.
     model.embed(&EmbedRequest::new(["the cat"]), &Cancel::new()).unwrap();
 }
 

@@ -272,7 +272,7 @@ impl Kernels {
     /// [`Self::attend`], with the same bits.
     ///
     /// # Panics
-    /// As [`Self::attend`]; if there are no such keys, or they are not a part.
+    /// The conditions of [`Self::attend`] apply. Also panics if there are no such keys, or they are not a part.
     pub fn attend_part(
         &self,
         attention: &Attention,
@@ -291,7 +291,7 @@ impl Kernels {
         part
     }
 
-    /// Writes the results of queries from the parts of their attention, in the order of their keys. `out` has the
+    /// Computes the results of queries from the parts of their attention, in the order of their keys. `out` has the
     /// queries' shape.
     ///
     /// # Panics

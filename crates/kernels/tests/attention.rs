@@ -75,7 +75,7 @@ impl Case {
         out
     }
 
-    /// The result, joined from the parts of the keys.
+    /// Returns the result of joining the parts of the keys.
     fn run_in_parts(&self, kernels: &Kernels, keys: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.queries.len()];
         let rows = MatrixRef::new(&self.queries, self.columns());
@@ -91,7 +91,7 @@ impl Case {
         out
     }
 
-    /// The results of single tokens, computed one after another.
+    /// Returns the results of single tokens, computed one after another.
     fn run_by_token(&self, kernels: &Kernels) -> Vec<f32> {
         let (columns, mut scratch) = (self.columns(), Scratch::default());
         let mut out = vec![f32::NAN; self.queries.len()];
@@ -105,7 +105,7 @@ impl Case {
         out
     }
 
-    /// The result of one head of a token by the definition.
+    /// Returns the result for one head of a token by the definition.
     fn define(&self, token: usize, head: usize, keys: usize) -> Vec<f64> {
         let size = self.attention.head_size;
         let query = &self.queries[token * self.columns() + head * size..][..size];

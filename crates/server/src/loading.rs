@@ -1,12 +1,12 @@
-//! Waiting for a model to load, without a thread.
+//! Waiting for a model to load, without occupying a thread.
 
 use narthex_gateway::{LoadStart, ReadyModel};
 use tokio::{sync::oneshot, time::timeout};
 
 use crate::{app::App, error::ApiError};
 
-/// Returns a model once it is in memory, up to the configured time. The number of requests that wait for a model is
-/// limited, and a client that disconnects frees its place.
+/// Waits until a model is in memory, up to the configured time, and returns it. The number of requests that wait for a
+/// model is limited, and a client that disconnects frees its place.
 pub(crate) async fn wait(app: &App, model: &str) -> Result<ReadyModel, ApiError> {
     let (gateway, name) = (app.gateway.clone(), model.to_owned());
     let load = match app.shared.jobs.run(move || gateway.start_load(&name)).await? {

@@ -9,7 +9,7 @@ use narthex_kernels::{Attention, AttentionPart, KeyValues, Mask, MatrixMut, Matr
 
 use super::{Buffers, Shared, at_least, cache::CacheElement, call::Call, linear::Part};
 
-/// Keys of a task that attends to some of the keys of one token.
+/// Number of keys for a task that attends to some of the keys of one token.
 const PART_KEYS: usize = AttentionPart::KEYS;
 
 /// Number of queries in a task. For this many queries, the cost of converting keys and values is small.

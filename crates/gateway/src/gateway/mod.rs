@@ -225,7 +225,8 @@ impl Gateway {
         }
     }
 
-    /// Returns the model that a request names, or its load, so that an asynchronous caller can wait without a thread.
+    /// Returns the model that a request names, or its load. An asynchronous caller can then wait without occupying a
+    /// thread.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
         let RequestedModel { id, key } = self.requested(model)?;
         match self.models.claim(&key)? {

@@ -1,4 +1,5 @@
-//! Requests to a model in memory. Those of a [`Gateway`](super::Gateway), which name a model, end here too.
+//! Requests to a model in memory. Requests of a [`Gateway`](super::Gateway), which name a model, are passed on to
+//! these.
 
 use crate::{
     cancel::Cancel,
@@ -16,7 +17,7 @@ use crate::{
     },
 };
 
-/// Requests, as those of a [`Gateway`](super::Gateway) with the same names.
+/// Requests, with the same names as those of a [`Gateway`](super::Gateway).
 impl ReadyModel {
     /// Starts a chat answer. Returns once it is queued.
     pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {

@@ -125,8 +125,8 @@ fn is_transient(kind: ErrorKind) -> bool {
 pub(crate) struct ResidentModels {
     models: Mutex<BTreeMap<PackageKey, Residence>>,
     changed: Condvar,
-    /// Time during which requests receive a failed load's error before one of them loads again. A load that found no room
-    /// is tried again at once.
+    /// Time during which requests receive a failed load's error before one of them loads again. A load that found no
+    /// room is tried again at once.
     retry_failed_after: Duration,
     limits: ResidencyLimits,
     next_waiter: AtomicU64,

@@ -1,4 +1,4 @@
-//! Few queries: values are read once from the cache, in the cache's precision.
+//! Attention of few queries: values are read once from the cache, in the cache's precision.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
     }
 }
 
-/// All queries with one block of keys.
+/// Computes all queries with one block of keys.
 #[inline(always)]
 fn step<S: Simd, const R: usize>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
     let queries = 0..R;

@@ -1,4 +1,4 @@
-//! Attention of many queries: each block of keys and values is converted once and multiplied in register tiles.
+//! Attention of many queries: the values of each block are converted once and multiplied in register tiles.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ enum Summed {
     Visible,
 }
 
-/// One panel of queries with one block of keys.
+/// Computes one panel of queries with one block of keys.
 #[inline(always)]
 fn step<S: Simd, const R: usize>(
     s: S,
@@ -77,7 +77,7 @@ fn step<S: Simd, const R: usize>(
     }
 }
 
-/// Adds the product of a panel and a tile to rows that are multiplied with factors first.
+/// Multiplies rows by factors, and adds the product of a panel and a tile to them.
 #[inline(always)]
 fn accumulate<S: Simd, const R: usize, const V: usize>(
     s: S,

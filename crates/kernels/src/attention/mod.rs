@@ -1,12 +1,12 @@
 //! Attention of the heads that share one key and value head, over a cache of keys and values.
 //!
-//! Keys are read in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash attention), so
-//! that scores are never held for more than a block. [`many`] converts the values of each block once for all queries;
-//! [`few`] reads floats as they are, for one or a few tokens.
+//! Keys are processed in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash
+//! attention), so that only the scores of one block are stored at a time. [`many`] converts the values of each block
+//! once for all queries; [`few`] reads floats directly from the cache, for one or a few tokens.
 //!
 //! Blocks start at multiples of 64 positions, and the sums of every 256 keys are merged in the order of the keys. Both
-//! ways add in the same order. A query's result therefore has the same bits whatever other queries are computed with
-//! it, however a prompt is divided into chunks, and however many threads share the keys.
+//! modules add in the same order. A query's result therefore has the same bits for any set of queries computed with it,
+//! any division of a prompt into chunks, and any number of threads that share the keys.
 
 mod cache;
 mod few;
@@ -32,7 +32,7 @@ use crate::{
 /// Number of keys in a block.
 pub(crate) const BLOCK: usize = 64;
 
-/// Queries up to which values are read as they are. They fit one panel.
+/// Maximum number of queries for which values are read directly from the cache. They fit into one panel.
 const FEW: usize = 8;
 const _: () = assert!(FEW <= MAX_ROWS && AttentionPart::KEYS.is_multiple_of(BLOCK));
 
@@ -117,7 +117,7 @@ impl Attend<'_> {
         &self.queries.rows.row(index / group)[index % group * size..][..size]
     }
 
-    /// Parts of the keys that some query sees.
+    /// Returns the parts of the keys that some query sees.
     fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         const KEYS: usize = AttentionPart::KEYS;
         let Range { start, end } = self.keys.clone();
@@ -125,7 +125,7 @@ impl Attend<'_> {
         (first..end).step_by(KEYS).map(move |part| part.max(start)..end.min(part + KEYS))
     }
 
-    /// Blocks of keys that some query sees.
+    /// Returns the blocks with at least one key that some query sees.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let tokens = self.queries.rows.rows();
         let start = self.visible(0).start.max(self.keys.start);

@@ -6,7 +6,7 @@ use crate::{
     view::MatrixMut,
 };
 
-/// Sums over some keys for some queries.
+/// Sums over some of the keys, for some queries.
 #[derive(Debug, Default)]
 pub struct AttentionPart {
     /// Number of elements of a head.
@@ -15,7 +15,7 @@ pub struct AttentionPart {
 }
 
 impl AttentionPart {
-    /// Number of keys of a part. Only the last part may have fewer.
+    /// Number of keys in a part. Only the last part may have fewer.
     pub const KEYS: usize = 256;
 
     /// Takes the sums of all queries.

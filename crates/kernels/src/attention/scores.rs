@@ -1,5 +1,5 @@
-//! Products of queries with the keys of a block. Each is one chain of fused multiply-adds from the first element to the
-//! last, whatever the number of queries.
+//! Products of queries with the keys of a block. Each product is one chain of fused multiply-adds from the first
+//! element to the last, regardless of the number of queries.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::simd::{LANES, Simd};
 
-/// Converts the keys of a block: 64 numbers for each element, zeros behind the last key.
+/// Converts the keys of a block to 64 numbers for each element. The numbers after the last key are zeros.
 #[inline(always)]
 pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
     let size = attend.attention.head_size;
@@ -32,7 +32,7 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
     }
 }
 
-/// Writes sixteen numbers for each element of up to sixteen rows, 64 numbers apart.
+/// Writes sixteen numbers for each element of up to sixteen rows. The elements are at a distance of 64 numbers.
 #[inline(always)]
 fn transpose<S: Simd, T: Element>(
     s: S,
@@ -67,7 +67,7 @@ fn transpose<S: Simd, T: Element>(
     }
 }
 
-/// Writes the products of a panel with the keys of a block: 64 for each query.
+/// Computes the products of a panel with the keys of a block, 64 for each query.
 #[inline(always)]
 pub(super) fn score<S: Simd, const R: usize>(s: S, buffers: &mut Buffers, panel: &Range<usize>) {
     let (queries, _) = buffers.queries.panel(panel).as_chunks::<R>();
@@ -81,7 +81,7 @@ pub(super) fn score<S: Simd, const R: usize>(s: S, buffers: &mut Buffers, panel:
     }
 }
 
-/// Rows of numbers that stand so far apart; the first of each belong to the tile.
+/// Rows at a distance of `stride` numbers. The tile consists of the first numbers of each row.
 #[derive(Clone, Copy)]
 pub(super) struct StridedRows<'a> {
     pub(super) rows: &'a [f32],

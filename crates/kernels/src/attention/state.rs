@@ -1,4 +1,4 @@
-//! The streaming softmax: sums of each query over the keys so far.
+//! State of the streaming softmax: the sums of each query over the keys so far.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use crate::{
     view::MatrixMut,
 };
 
-/// Sums of each query over some keys, which the streaming softmax keeps.
+/// Sums of each query over some of the keys.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
-    /// Greatest score of each query.
+    /// Maximum score of each query.
     peaks: Vec<f32>,
-    /// Sum of the exponentials of each query's distances to its greatest score.
+    /// For each query, the sum of the exponentials of its scores minus the maximum.
     totals: Vec<f32>,
-    /// Values weighted with these exponentials: a padded row for each query.
+    /// Values weighted by these exponentials, one padded row for each query.
     pub(super) values: Vec<f32>,
     /// Number of elements of a padded row.
     padded: usize,
 }
 
 impl Sums {
-    /// Makes room for queries with padded rows of so many elements. No query has seen a key yet.
+    /// Clears the sums, and makes room for queries whose padded rows have `padded` elements.
     pub(super) fn reset(&mut self, queries: usize, padded: usize) {
         self.padded = padded;
         refill(&mut self.peaks, queries, f32::NEG_INFINITY);
@@ -33,12 +33,12 @@ impl Sums {
         refill(&mut self.values, queries * padded, 0.0);
     }
 
-    /// Number of queries.
+    /// Returns the number of queries.
     pub(super) fn queries(&self) -> usize {
         self.peaks.len()
     }
 
-    /// Adds the sums over later keys, of as many queries.
+    /// Adds the sums of the same queries over later keys.
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Self) {
         for query in 0..self.queries() {
@@ -53,7 +53,7 @@ impl Sums {
                 values.copy_from_slice(more);
                 continue;
             }
-            // Scores that are NaN leave the lowest peak and a total that is NaN, which stays.
+            // If the scores are NaN, the peak is minus infinity and the total is NaN. The result is then NaN too.
             let peak = self.peaks[query].max(later.peaks[query]);
             let mut factors = [0.0; LANES];
             (factors[0], factors[1]) = (self.peaks[query] - peak, later.peaks[query] - peak);
@@ -68,7 +68,8 @@ impl Sums {
         }
     }
 
-    /// Writes the results of all queries, heads of `size` elements; zeros where a query saw no key.
+    /// Writes the results of all queries, which are heads of `size` elements. The result of a query that saw no key is
+    /// zeros.
     #[inline(always)]
     pub(super) fn write<S: Simd>(&self, s: S, size: usize, out: &mut MatrixMut<'_>) {
         let group = out.columns() / size;
@@ -87,10 +88,10 @@ impl Sums {
     }
 }
 
-/// Buffers of attention, reusable from call to call.
+/// Buffers for attention, reused from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// Queries in panels, multiplied with the factor of the scores.
+    /// Queries, arranged in panels and multiplied by the factor of the scores.
     pub(super) queries: FloatRows,
     /// Keys of a block, 64 numbers for each element.
     pub(super) keys: Vec<f32>,
@@ -102,7 +103,7 @@ pub(crate) struct Buffers {
     pub(super) weights: Vec<f32>,
     /// Sums over the current part of the keys.
     pub(super) part: Sums,
-    /// Sums over the parts before it.
+    /// Sums over the earlier parts.
     pub(super) sums: Sums,
     /// Number of elements of a padded row.
     pub(super) padded: usize,
@@ -114,7 +115,7 @@ fn refill<T: Copy>(vec: &mut Vec<T>, len: usize, value: T) {
 }
 
 impl Buffers {
-    /// Arranges the queries in panels of up to so many rows, and makes room for all else.
+    /// Arranges the queries in panels of up to `panel_rows` rows, and makes room for all other data.
     pub(super) fn reset(&mut self, attend: &Attend<'_>, padded: usize, panel_rows: usize) {
         let (size, count) = (attend.attention.head_size, attend.queries.rows.rows() * attend.group());
         self.padded = padded;

@@ -367,7 +367,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 }
 
-/// Turns rows into columns.
+/// Transposes eight rows of eight numbers.
 #[inline(always)]
 fn transpose<const VNNI: bool>(_: Avx2<VNNI>, rows: [__m256; 8]) -> [__m256; 8] {
     instruction!({

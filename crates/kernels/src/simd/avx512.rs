@@ -260,7 +260,7 @@ impl Simd for Avx512 {
             let mut out = [_mm512_setzero_ps(); 16];
             for i in 0..4 {
                 let [a, b, c, d] = [quads[0][i], quads[1][i], quads[2][i], quads[3][i]];
-                // The even 128-bit parts, then the odd ones.
+                // The even 128-bit parts come first, then the odd ones.
                 let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
                 let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
                 out[i] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);

@@ -126,7 +126,7 @@ pub(crate) trait Simd: Copy {
     fn round_to_i8(self, x: Self::Floats, out: &mut [i8; 16]);
     /// Sum of all lanes. Lanes at a distance of 8 are added first, then those at 4, 2 and 1.
     fn sum(self, x: Self::Floats) -> f32;
-    /// Turns rows into columns: lane `i` of vector `j` becomes lane `j` of vector `i`.
+    /// Transposes sixteen vectors: lane `i` of vector `j` becomes lane `j` of vector `i`.
     fn transpose(self, rows: [Self::Floats; 16]) -> [Self::Floats; 16];
     /// Greatest of all lanes, none of which is NaN.
     fn max_lane(self, x: Self::Floats) -> f32;

@@ -1,13 +1,13 @@
-//! The model of a call: the one that it names, else the operator's, else an installed one.
+//! The model of a call: the one that the call names, else the operator's, else an installed one.
 
 use narthex_gateway::{Cancel, Error, Gateway, LoadStart, ReadyModel, models::ModelKind};
 use narthex_spec::progress::Quiet;
 
 /// Models that a call may use.
 pub(super) struct CallModel<'a> {
-    /// Named by the call.
+    /// Model named by the call.
     pub(super) named: Option<&'a str>,
-    /// Chosen by the operator; it may be a path.
+    /// Model chosen by the operator. It may be a path.
     pub(super) configured: Option<&'a str>,
     /// Required kind.
     pub(super) kind: ModelKind,
@@ -20,7 +20,7 @@ pub(super) struct NamedModel {
 }
 
 impl CallModel<'_> {
-    /// Loads the model, however long that takes.
+    /// Loads the model, without a time limit.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the call names no model and none is installed; [`Error::Cancelled`].

@@ -13,7 +13,7 @@ use crate::{
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
-/// A model in memory. It does not leave for another model until this is dropped.
+/// A model in memory. It is not removed to make room for another model until this value is dropped.
 pub struct ReadyModel(pub(crate) Arc<LoadedModel>);
 
 /// State of a model when a request names it.
@@ -66,8 +66,8 @@ impl PendingLoad {
     /// Waits until the load has ended, and returns the model.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] once `cancel` is set, [`Error::Overloaded`] if too many requests wait for the model, and the
-    /// error of a failed load.
+    /// [`Error::Cancelled`] once `cancel` is set, [`Error::Overloaded`] if too many requests wait for the model, and
+    /// the error of a failed load.
     pub fn wait_for_end(&self, cancel: &Cancel) -> Result<ReadyModel, Error> {
         let (sender, woken) = mpsc::channel();
         let wake = || {
