@@ -53,7 +53,7 @@ fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
 #[test]
 fn a_prompt_in_chunks_equals_a_whole_one() {
     let half = Package::llama(Scheme::W8).with_half_cache();
-    let single = [Scheme::F32, Scheme::W8].map(|scheme| (scheme, Package::llama(scheme)));
+    let single = [Scheme::F32, Scheme::W8, Scheme::W4].map(|scheme| (scheme, Package::llama(scheme)));
     for (scheme, package) in single.into_iter().chain([(Scheme::W8, half)]) {
         let tokens = prompt(9, 50);
         let whole = alone(&package, &tokens, 50);
@@ -68,7 +68,9 @@ fn a_prompt_in_chunks_equals_a_whole_one() {
                 at += length;
             }
             let found = distance(&rows[0], &whole);
-            assert!(found <= 1e-5, "{scheme} {cuts:?} {wanted:?}: {found}");
+            // ONNX Runtime's own products depend on the number of rows.
+            let limit = if scheme == Scheme::F32 { 1e-5 } else { 0.0 };
+            assert!(found <= limit, "{scheme} {cuts:?} {wanted:?}: {found}");
         };
         check(&[16, 16, 16, 2], Wanted::Nothing);
         check(&[1, 1, 48], Wanted::Nothing);

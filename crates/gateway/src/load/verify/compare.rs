@@ -140,7 +140,7 @@ pub(crate) struct DecoderBounds {
 
 impl DecoderBounds {
     /// Bounds of a device.
-    const DEVICE: Self = Self { divergence: MEAN_DIVERGENCE, reference: "the CPU's" };
+    pub(crate) const DEVICE: Self = Self { divergence: MEAN_DIVERGENCE, reference: "the CPU's" };
 
     /// Returns the reason to refuse what gave these results.
     pub(crate) fn verdict(self, positions: &[Position]) -> Option<String> {
