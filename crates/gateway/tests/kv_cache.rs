@@ -53,7 +53,8 @@ fn half_precision_is_chosen_once_where_answers_stay_the_same() {
     assert_eq!(run(&tiny, &model, KvCacheDtype::F16), (expected.clone(), SINGLE / 2, Vec::new()));
 
     // A record that cannot be read, or that belongs to another kind of comparison, is replaced by a new comparison.
-    for unknown in ["{", &stored.to_string().replace("\"edition\":1", "\"edition\":0")] {
+    stored["edition"] = 0.into();
+    for unknown in ["{", &stored.to_string()] {
         fs::write(&path, unknown).unwrap();
         assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), SINGLE / 2, Vec::new()));
     }
