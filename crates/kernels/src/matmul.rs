@@ -25,6 +25,9 @@ pub struct Scratch {
     pub(crate) attention: Buffers,
 }
 
+/// Rows of a register tile up to which reading the weights limits the speed.
+const PREFETCH_ROWS: usize = 4;
+
 /// Method of reading four-bit weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FourBit {
@@ -76,6 +79,7 @@ impl MatMul<'_> {
             let (unpacked, _) = buffer.reserve(2 * lines * LINE).as_chunks_mut::<LINE>();
             for (tile, out) in loaded[..step.count].iter().zip(unpacked.chunks_exact_mut(lines)) {
                 for (packed, out) in tile.quants.iter().zip(out.as_chunks_mut::<2>().0) {
+                    s.prefetch(packed);
                     let [low, high] = s.unpack_nibbles(packed);
                     s.store_nibbles(low, &mut out[0]);
                     s.store_nibbles(high, &mut out[1]);
@@ -156,6 +160,8 @@ trait Format<S: Simd> {
     const MIDDLE: i32;
     /// Number of lines that contain four groups of four inputs.
     const LINES: usize;
+    /// The lines are those of the matrix and not of a copy.
+    const STORED: bool = true;
 
     /// Adds the products of four groups of four inputs.
     fn accumulate<const R: usize, const V: usize>(
@@ -235,6 +241,7 @@ impl<S: Simd> Format<S> for UnpackedNibbles {
     const OFFSET: i32 = 0;
     const MIDDLE: i32 = 8;
     const LINES: usize = 4;
+    const STORED: bool = false;
 
     #[inline(always)]
     fn accumulate<const R: usize, const V: usize>(
@@ -278,6 +285,13 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
             let mut lines = [&tiles[0].quants[line..][..F::LINES]; V];
             for v in 1..V {
                 lines[v] = &tiles[v].quants[line..][..F::LINES];
+            }
+            if R <= PREFETCH_ROWS && F::STORED {
+                for v in 0..V {
+                    for line in lines[v] {
+                        s.prefetch(line);
+                    }
+                }
             }
             F::accumulate(s, lines, quads, &mut acc);
         }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Operation, Simd};
+use super::{Operation, PREFETCH, Simd};
 
 /// Proof that this processor has AVX2, FMA and F16C, and AVX-VNNI where `VNNI` is set.
 #[derive(Debug, Clone, Copy)]
@@ -152,6 +152,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 [high(packed[0]), high(packed[1])],
             ]
         })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: &[u8; 64]) {
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(PREFETCH).cast()) }
     }
 
     #[inline(always)]

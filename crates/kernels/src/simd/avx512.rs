@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Operation, Simd};
+use super::{Operation, PREFETCH, Simd};
 
 /// Proof that this processor has AVX-512 F, BW, VL, DQ and VNNI, and FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -110,6 +110,12 @@ impl Simd for Avx512 {
             let low = _mm512_set1_epi8(15);
             [_mm512_and_si512(packed, low), _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low)]
         })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: &[u8; 64]) {
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(PREFETCH).cast()) }
     }
 
     #[inline(always)]

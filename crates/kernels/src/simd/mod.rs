@@ -22,6 +22,10 @@ pub(crate) mod avx512;
 /// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 
+/// Distance in bytes between weights that are read and those whose load starts. Processors do not look as far ahead, and
+/// not beyond a page.
+pub(crate) const PREFETCH: usize = 4096;
+
 /// Computation that can run on any instruction set.
 pub(crate) trait Operation {
     /// Result of the computation.
@@ -79,6 +83,8 @@ pub(crate) trait Simd: Copy {
     /// Loads 128 weights of four bits. The first vector has those of the low halves, the second those of the high
     /// halves.
     fn unpack_nibbles(self, x: &[u8; 64]) -> [Self::Nibbles; 2];
+    /// Starts to load the cache line that lies [`PREFETCH`] bytes behind another one. It need not be readable.
+    fn prefetch(self, line: &[u8; 64]);
     /// Stores 64 weights, one in each byte.
     fn store_nibbles(self, x: Self::Nibbles, out: &mut [u8; 64]);
     /// Adds to each lane the exact product of its four weights, less [`Self::BYTE_OFFSET`], with four activations.

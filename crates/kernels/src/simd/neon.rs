@@ -7,7 +7,7 @@ use std::{
 
 use half::f16;
 
-use super::{Operation, Simd};
+use super::{Operation, PREFETCH, Simd};
 
 /// Proof that this processor has NEON and its dot products.
 #[derive(Debug, Clone, Copy)]
@@ -174,6 +174,15 @@ impl Simd for Neon {
         let low = each!(i => vandq_s8(packed[i], vdupq_n_s8(15)));
         let high = each!(i => vreinterpretq_s8_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s8(packed[i]))));
         [low, high]
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: &[u8; 64]) {
+        let line = line.as_ptr().wrapping_add(PREFETCH);
+        // SAFETY: a prefetch reads nothing, whatever its address.
+        unsafe {
+            asm!("prfm pldl1keep, [{line}]", line = in(reg) line, options(nostack, readonly, preserves_flags))
+        }
     }
 
     #[inline(always)]

@@ -78,6 +78,8 @@ impl Simd for Portable {
         [x.map(|x| x & 15), x.map(|x| x >> 4)]
     }
 
+    fn prefetch(self, _: &[u8; 64]) {}
+
     fn store_nibbles(self, x: [u8; 64], out: &mut [u8; 64]) {
         *out = x;
     }
