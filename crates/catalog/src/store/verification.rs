@@ -3,8 +3,16 @@
 //! Reading a large model to verify it takes seconds, so [`Store::verify_changed`] skips files whose inode, size and
 //! times are those of their last verification. The record of it is small, belongs to this machine, and is stored in
 //! `machine/<sha256>/verified.json`. The [audit](super::audit) reads all files.
+//!
+//! Large files that this machine made for itself have no digests. [`MachineFolder::record_state`] records their inodes,
+//! sizes and times, and they are not used if these have changed.
 
-use std::{collections::BTreeMap, fs::Metadata, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, Metadata},
+    io,
+    path::{Path, PathBuf},
+};
 
 use narthex_mmap::open_inside;
 use narthex_spec::{
@@ -78,7 +86,7 @@ impl Store {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let record = self.verification_record(stored.identity);
-        let known = read_record(&record);
+        let known = read_record(&record, RECORD);
         let mut verified = BTreeMap::new();
         let mut changed = Vec::new();
         for (name, entry) in stored.files {
@@ -102,13 +110,59 @@ impl Store {
             }
             done += entry.bytes;
         }
-        write_record(&record, &verified);
+        if let Err(error) = write_record(&record, RECORD, &verified) {
+            // Every load then verifies all files.
+            tracing::debug!(%error, "the record of a verification could not be written");
+        }
         Ok(())
     }
 
     pub(super) fn verification_record(&self, identity: Sha256) -> MachineFolder {
         self.machine_of(identity)
     }
+}
+
+impl MachineFolder {
+    /// Records the state of the files in the folder `name`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn record_state(&self, name: &str) -> Result<(), Error> {
+        let states = self.folder(name).map(|folder| states(&folder)).transpose()?;
+        write_record(self, &state_record(name), &states.unwrap_or_default())
+    }
+
+    /// Returns the folder `name`, if it exists and its files have the recorded state.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a folder with any other state, and for one that cannot be read.
+    pub fn unchanged_folder(&self, name: &str) -> Result<Option<PathBuf>, Error> {
+        let Some(folder) = self.folder(name) else { return Ok(None) };
+        if states(&folder)? == read_record(self, &state_record(name)) {
+            return Ok(Some(folder));
+        }
+        let reason = "its files changed after they were stored";
+        Err(Error::io("use", folder)(io::Error::new(io::ErrorKind::InvalidData, reason)))
+    }
+}
+
+/// Returns the name of the record of a folder's state.
+fn state_record(name: &str) -> String {
+    format!("{name}.json")
+}
+
+/// Returns the state of every file in a folder, by name.
+fn states(folder: &Path) -> Result<BTreeMap<String, FileState>, Error> {
+    let list = || -> io::Result<_> {
+        let mut states = BTreeMap::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let state = FileState::of(&entry.metadata()?);
+            states.insert(entry.file_name().to_string_lossy().into_owned(), state);
+        }
+        Ok(states)
+    };
+    list().map_err(Error::io("list", folder))
 }
 
 impl StoredFiles<'_> {
@@ -135,18 +189,19 @@ fn read_error(stored: &StoredFiles<'_>, name: &str) -> impl FnOnce(io::Error) ->
     Error::io("look at", stored.folder.join(name))
 }
 
-fn read_record(record: &MachineFolder) -> BTreeMap<String, FileState> {
-    // Without a readable record, everything is verified.
-    let bytes = record.read(RECORD).ok().flatten();
+fn read_record(record: &MachineFolder, name: &str) -> BTreeMap<String, FileState> {
+    // Without a readable record, no state is known.
+    let bytes = record.read(name).ok().flatten();
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Writes the record. If the store cannot be written to, every load verifies all files.
-fn write_record(record: &MachineFolder, verified: &BTreeMap<String, FileState>) {
-    let written = serde_json::to_vec(verified).map(|bytes| record.write(RECORD, &bytes));
-    if let Ok(Err(error)) = written {
-        tracing::debug!(%error, "the record of a verification could not be written");
-    }
+fn write_record(
+    record: &MachineFolder,
+    name: &str,
+    states: &BTreeMap<String, FileState>,
+) -> Result<(), Error> {
+    let bytes = serde_json::to_vec(states).map_err(|error| Error::io("write", name)(error.into()))?;
+    record.write(name, &bytes)
 }
 
 /// Removes the record of a folder, so that the next load verifies it.
@@ -158,7 +213,10 @@ pub(super) fn forget(record: &MachineFolder) {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, sync::Mutex};
+    use std::{
+        sync::Mutex,
+        time::{Duration, SystemTime},
+    };
 
     use narthex_spec::progress::{Progress, Quiet};
 
@@ -249,6 +307,37 @@ mod tests {
         fs::remove_file(fixture.path("weights.bin")).unwrap();
         let missing = fixture.verify().unwrap_err().to_string();
         assert!(missing.contains("weights.bin"), "{missing}");
+    }
+
+    #[test]
+    fn a_folder_without_digests_is_used_only_while_it_is_unchanged() {
+        let fixture = Fixture::new();
+        let machine = fixture.store.machine_of(files::digest(b"manifest"));
+        assert_eq!(machine.unchanged_folder("packed").unwrap(), None);
+        let store = || {
+            let staging = machine.stage("packed").unwrap();
+            fs::write(staging.path().join("a"), [7; 100]).unwrap();
+            fs::write(staging.path().join("b"), [8; 100]).unwrap();
+            let folder = staging.commit().unwrap();
+            machine.record_state("packed").unwrap();
+            assert_eq!(machine.unchanged_folder("packed").unwrap().as_ref(), Some(&folder));
+            folder
+        };
+        let later = SystemTime::now() + Duration::from_secs(60);
+        let touch = |file: &Path| fs::File::options().write(true).open(file)?.set_modified(later);
+        let check = |change: &dyn Fn(&Path) -> io::Result<()>| {
+            let folder = store();
+            change(&folder).unwrap();
+            let error = machine.unchanged_folder("packed").unwrap_err().to_string();
+            assert!(error.contains("changed after they were stored"), "{error}");
+        };
+        check(&|folder| fs::write(folder.join("a"), [7; 99]));
+        check(&|folder| touch(&folder.join("b")));
+        check(&|folder| fs::remove_file(folder.join("b")));
+        check(&|folder| fs::write(folder.join("c"), []));
+        check(&|folder| fs::write(folder.with_added_extension("json"), "{"));
+        check(&|folder| fs::remove_file(folder.with_added_extension("json")));
+        store();
     }
 
     #[cfg(unix)]
