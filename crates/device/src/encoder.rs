@@ -20,6 +20,7 @@ use crate::{
     inventory,
     ort::{Binding, Session, SessionOptions, Tensor},
     package,
+    packed_weights::PackedWeights,
     placement::Placement,
     runtime::Runtime,
     table::Table,
@@ -29,11 +30,14 @@ pub(crate) use input::EncoderInput;
 
 /// Options of an encoder.
 #[derive(Debug, Clone, Copy)]
-pub struct EncoderOptions {
+pub struct EncoderOptions<'a> {
     /// Number of threads. 0 means one per physical core that this process may use.
     pub threads: usize,
     /// Maximum number of padded tokens in one batch.
     pub max_batch_tokens: usize,
+    /// Folder with the packed weights that an earlier load of the package has stored. See
+    /// [`DynamicEncoder::packed_weights`].
+    pub packed_weights: Option<&'a Path>,
 }
 
 /// An encoder on one device.
@@ -73,12 +77,13 @@ impl DynamicEncoder {
         package: &Path,
         manifest: &Manifest,
         device: &Device,
-        options: &EncoderOptions,
+        options: &EncoderOptions<'_>,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
         let EncoderParts { entry, gives: (rows, width), feed, names } =
             EncoderParts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
+        let session = SessionOptions { packed_weights: options.packed_weights, ..session };
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
             limits: EncoderLimits {
@@ -99,6 +104,12 @@ impl DynamicEncoder {
     /// Returns the placement of the graph's nodes.
     pub fn placement(&self) -> &Placement {
         self.session.placement()
+    }
+
+    /// Returns the packed weights of the graph, if the CPU computes with packed weights. A later load of the same
+    /// package need not pack them again if they are stored and passed in its options.
+    pub fn packed_weights(&self) -> Option<&PackedWeights> {
+        self.session.packed_weights()
     }
 
     /// Writes the inputs for the tokens, the mask and the requested rows.

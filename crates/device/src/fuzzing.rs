@@ -13,13 +13,14 @@ use crate::{
 };
 
 /// Options of an executor that are similar to the product's. No thread is started.
-const OPTIONS: ExecutorOptions = ExecutorOptions {
+const OPTIONS: ExecutorOptions<'_> = ExecutorOptions {
     threads: 1,
     slots: 4,
     kv_budget: 2 << 30,
     kv_step: 256,
     chunk: 256,
     kv_precision: KvPrecision::Single,
+    packed_weights: None,
 };
 
 /// Opens a package's tables and names as an executor does, and reads the first and last rows.

@@ -15,6 +15,7 @@ pub mod memory;
 mod operators;
 mod ort;
 mod package;
+pub mod packed_weights;
 pub mod placement;
 pub mod precompile;
 mod registry;

@@ -118,7 +118,7 @@ fn broken_encoders() {
     let check = |change: fn(&mut Package), words: &[&str]| {
         let mut package = Package::bert(Scheme::F32);
         change(&mut package);
-        let options = EncoderOptions { threads: 1, max_batch_tokens: 256 };
+        let options = EncoderOptions { threads: 1, max_batch_tokens: 256, packed_weights: None };
         refused(
             DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
                 .err(),

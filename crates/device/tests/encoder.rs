@@ -12,7 +12,7 @@ use support::{Package, distance, runtime};
 
 fn encoder(scheme: Scheme) -> DynamicEncoder {
     let package = Package::bert(scheme);
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 200 };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 200, packed_weights: None };
     DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }

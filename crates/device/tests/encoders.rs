@@ -43,7 +43,7 @@ fn package(golden: &Golden, head: Head, scheme: Scheme) -> Package {
 }
 
 fn dynamic(package: &Package) -> DynamicEncoder {
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
     DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -165,7 +165,7 @@ fn a_package_s_number_of_labels_is_not_believed() {
     let mut package = package(&golden, Head::Score, Scheme::F32);
     let Structure::Encoder(arch) = &mut package.manifest.architecture else { panic!("no encoder") };
     arch.head = EncoderHead::Score { labels: usize::MAX, dense: None };
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
     let folder = package.folder.path();
     let opened = DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options);
     let error = opened.err().expect("it was opened").to_string();

@@ -220,7 +220,7 @@ fn vectors_of(scheme: Scheme) {
     let package = Package::fixed_bert(scheme, shapes());
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = open_encoder(&package, &Device::Cpu);
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
     let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &Device::Cpu, &options).unwrap();
     let texts: Vec<Vec<TokenId>> = [1, 8, 9, 64]
         .iter()

@@ -187,7 +187,7 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
         fs::write(copy.path().join("1_Pooling/config.json"), settings).unwrap();
         let package = Package::imported(copy.path());
         assert_eq!(package.manifest.max_length, 24);
-        let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
+        let options = EncoderOptions { threads: 1, max_batch_tokens: 100, packed_weights: None };
         let folder = package.folder.path();
         let mut encoder =
             DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options).unwrap();
@@ -213,7 +213,7 @@ fn heads_give_the_rows_of_the_model_that_was_exported() {
         ("reranker", "bert", Head::Score),
     ] {
         let package = Package::imported(&exports(name));
-        let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
+        let options = EncoderOptions { threads: 1, max_batch_tokens: 100, packed_weights: None };
         let folder = package.folder.path();
         let mut encoder =
             DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options).unwrap();

@@ -143,7 +143,7 @@ fn prefill_on_the_cpu_and_decode_on_the_gpu_agree_with_the_cpu() {
 
 /// Opens an encoder and checks that every node is placed on the device.
 fn encoder(package: &Package, device: &Device) -> DynamicEncoder {
-    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000, packed_weights: None };
     let encoder = DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, device, &options)
         .unwrap_or_else(|error| panic!("{error}"));
     // A provider that is part of ONNX Runtime records no nodes; nodes on the CPU would be recorded.

@@ -122,14 +122,20 @@ fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
     }
 }
 
-/// Returns the folders with files that this machine stores for a model on its devices, one for each model. Records of
-/// verified files are beside them.
+/// Returns whether an entry of a model's folder has files for a device other than the CPU, whose packed weights are
+/// stored at any load.
+fn is_accelerator(entry: &Path) -> bool {
+    entry.is_dir() && !entry.ends_with("cpu")
+}
+
+/// Returns the folders with files that this machine stores for a model on devices other than the CPU, one for each
+/// model. Records of verified files are beside them.
 fn machine_folders(tiny: &Tiny) -> Vec<PathBuf> {
     let entries = |folder: &Path| {
         let entries = fs::read_dir(folder).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
-    let has_devices = |folder: &PathBuf| entries(folder).iter().any(|entry| entry.is_dir());
+    let has_devices = |folder: &PathBuf| entries(folder).iter().any(|entry| is_accelerator(entry));
     entries(&tiny.home().join("machine")).into_iter().filter(has_devices).collect()
 }
 
@@ -137,7 +143,7 @@ fn machine_folders(tiny: &Tiny) -> Vec<PathBuf> {
 fn kept(tiny: &Tiny) -> PathBuf {
     let folder = machine_folders(tiny).remove(0);
     let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.find(|entry| entry.is_dir()).unwrap()
+    entries.find(|entry| is_accelerator(entry)).unwrap()
 }
 
 fn record(tiny: &Tiny, name: &str) -> serde_json::Value {

@@ -32,6 +32,7 @@ use crate::{
     inventory,
     ort::{DeviceMemory, SessionOptions},
     package,
+    packed_weights::PackedWeights,
     placement::GraphPlacement,
     rope_switch::RopeFactors,
     runtime::Runtime,
@@ -91,7 +92,7 @@ impl DynamicExecutor {
         package: &Path,
         manifest: &Manifest,
         device: &Device,
-        options: &ExecutorOptions,
+        options: &ExecutorOptions<'_>,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
         let parts = DecoderParts::read(package, manifest, options)?;
@@ -102,7 +103,8 @@ impl DynamicExecutor {
         // The graph for prompts uses the same cache, and its attention may not have been replaced.
         let kv_precision = if prompt.is_some() { KvPrecision::Single } else { options.kv_precision };
         let session = SessionOptions::on(device, inventory::threads(options.threads));
-        let session = SessionOptions { context, kv_precision, ..session };
+        let packed_weights = options.packed_weights;
+        let session = SessionOptions { context, kv_precision, packed_weights, ..session };
         let graph = LoadedGraph::open(runtime, package, entry, names, session)?;
         let prompt = match prompt {
             Some(prompt) if prompt.kv != entry.kv => {
@@ -157,6 +159,13 @@ impl DynamicExecutor {
             placement: graph.session.placement().clone(),
         };
         graphs.map(placed).collect()
+    }
+
+    /// Returns the packed weights of each graph, if the CPU computes with packed weights. A later load of the same
+    /// package need not pack them again if they are stored and passed in its options.
+    pub fn packed_weights(&self) -> Vec<PackedWeights> {
+        let graphs = std::iter::once(&self.graph).chain(&self.prompt);
+        graphs.filter_map(|graph| graph.session.packed_weights().cloned()).collect()
     }
 
     /// Returns the shape and the element type of each layer's cache.

@@ -1,5 +1,7 @@
 //! Options that a caller sets for an executor.
 
+use std::path::Path;
+
 use narthex_engine::executor::{KvLimits, Limits};
 use narthex_spec::{KvPrecision, manifest::KvLayout};
 
@@ -7,7 +9,7 @@ use crate::error::DeviceError;
 
 /// Options of an executor.
 #[derive(Debug, Clone, Copy)]
-pub struct ExecutorOptions {
+pub struct ExecutorOptions<'a> {
     /// Number of threads. 0 means one per physical core that this process may use.
     pub threads: usize,
     /// Number of slots.
@@ -21,9 +23,12 @@ pub struct ExecutorOptions {
     /// Precision of the cache if Narthex's operators compute attention, as on the CPU. Otherwise the graph determines
     /// it.
     pub kv_precision: KvPrecision,
+    /// Folder with the packed weights that an earlier load of the package has stored. See
+    /// [`DynamicExecutor::packed_weights`](super::DynamicExecutor::packed_weights).
+    pub packed_weights: Option<&'a Path>,
 }
 
-impl ExecutorOptions {
+impl ExecutorOptions<'_> {
     /// Returns the limits of a model with these options.
     pub(super) fn limits(
         &self,

@@ -74,7 +74,7 @@ impl<'a> DecoderParts<'a> {
     pub(crate) fn read(
         package: &Path,
         manifest: &'a Manifest,
-        options: &ExecutorOptions,
+        options: &ExecutorOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let (arch, longest, steps) = match &manifest.architecture {
             Structure::Decoder(arch) => (Some(arch), arch.context, Steps::Any),

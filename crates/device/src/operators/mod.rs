@@ -31,7 +31,9 @@ use ort::operator::OperatorDomain;
 use attention::AttentionOperator;
 use gated::GatedMlpOperator;
 use linear::LinearOperator;
-use weights::Linear;
+use weights::{Linear, LinearLayers};
+
+use crate::packed_weights::PackedWeights;
 
 /// Domain of the operators.
 const DOMAIN: &str = "narthex";
@@ -48,24 +50,32 @@ pub(crate) struct OwnOperators {
     pub(crate) graph: Vec<u8>,
     /// The operators, with the weights that were removed from the graph.
     pub(crate) domain: OperatorDomain,
+    /// These weights, if there are any.
+    pub(crate) packed: Option<PackedWeights>,
 }
 
 impl OwnOperators {
-    /// Rewrites the graph of a file for the CPU, and packs its weights on `threads` threads. The cache of attention
-    /// gets the given precision if all nodes that read it were replaced. Returns `None` if no node can be replaced.
-    /// Also returns `None` if the graph cannot be read, because ONNX Runtime then reports the error.
-    pub(crate) fn of(model: &Path, threads: usize, cache: KvPrecision) -> Option<Self> {
+    /// Rewrites the graph of a file for the CPU. Its weights come from the folder `stored` if it has them, and are
+    /// otherwise packed on `threads` threads. The cache of attention gets the given precision if all nodes that read it
+    /// were replaced. Returns `None` if no node can be replaced. Also returns `None` if the graph cannot be read,
+    /// because ONNX Runtime then reports the error.
+    pub(crate) fn of(
+        model: &Path,
+        stored: Option<&Path>,
+        threads: usize,
+        cache: KvPrecision,
+    ) -> Option<Self> {
         let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
         let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
         let sources = rewrite::rewrite(&mut graph, cache)?;
-        let linears = weights::pack(&sources, model.parent()?, threads)?;
+        let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;
         let shared = Arc::new(Shared { kernels: kernels(), linears, threads, buffers: Mutex::default() });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(AttentionOperator::<f16>::new(shared)));
-        Some(Self { graph: graph.encode(), domain: domain.ok()? })
+        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed })
     }
 }
 

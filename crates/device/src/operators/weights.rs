@@ -1,4 +1,4 @@
-//! Weights of linear layers, packed for this processor when a graph is loaded.
+//! Weights of linear layers, packed when a graph is loaded, or by an earlier load.
 
 use std::{
     ops::Range,
@@ -12,6 +12,14 @@ use memmap2::MmapMut;
 use narthex_graph::{Element, Initializer, onnx::files::DataFiles};
 use narthex_kernels::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
 use narthex_spec::DType;
+
+use crate::packed_weights::{PackedWeights, zeroed};
+
+/// First line of the header of packed weights; the number is the version of the header.
+const FORMAT: &str = "narthex packed weights 1\n";
+
+/// Multiple of bytes at which packed matrices start.
+const ALIGNMENT: usize = 64;
 
 /// Constants of a linear layer in the graph.
 pub(super) struct LinearSource {
@@ -86,16 +94,92 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Packs layers on several threads, in consecutive memory; `None` if a constant cannot be read.
-pub(super) fn pack(sources: &[LinearSource], folder: &Path, threads: usize) -> Option<Vec<Linear>> {
-    let sizes = sources.iter().map(|source| source.shape().packed_bytes().ok());
-    let sizes: Vec<usize> = sizes.collect::<Option<_>>()?;
-    let total = sizes.iter().try_fold(0usize, |total, &size| total.checked_add(size))?;
-    let mut memory = MmapMut::map_anon(total.max(1)).ok()?;
-    advise(&memory);
-    let (mut rest, mut jobs) = (&mut memory[..total], Vec::with_capacity(sources.len()));
-    for (source, &size) in sources.iter().zip(&sizes) {
-        let (place, others) = rest.split_at_mut(size);
+/// Layers of a graph.
+pub(super) struct LinearLayers {
+    pub(super) linears: Vec<Linear>,
+    /// Their packed weights; `None` if there are no layers.
+    pub(super) packed: Option<PackedWeights>,
+}
+
+/// Loads the layers of the graph in the file `graph`. Their weights come from the folder `stored` if it has them, and
+/// are otherwise packed on `threads` threads. Returns `None` if a constant cannot be read.
+pub(super) fn load(
+    sources: &[LinearSource],
+    graph: &Path,
+    stored: Option<&Path>,
+    threads: usize,
+) -> Option<LinearLayers> {
+    if sources.is_empty() {
+        return Some(LinearLayers { linears: Vec::new(), packed: None });
+    }
+    let (folder, layout) = (graph.parent()?, FileLayout::of(sources)?);
+    let stored = stored.and_then(|stored| PackedWeights::open(stored, graph, &layout.header, layout.length));
+    if let Some(packed) = stored
+        && let Some(linears) = layout.linears(sources, folder, packed.bytes())
+    {
+        return Some(LinearLayers { linears, packed: Some(packed) });
+    }
+    let packed = PackedWeights::new(graph, Arc::new(pack(sources, folder, &layout, threads)?));
+    let linears = layout.linears(sources, folder, packed.bytes())?;
+    Some(LinearLayers { linears, packed: Some(packed) })
+}
+
+/// Layout of the packed weights of some layers in a file and in memory.
+struct FileLayout {
+    /// Text that names the constants and shapes of the layers, padded to a multiple of [`ALIGNMENT`].
+    header: Vec<u8>,
+    /// Bytes of each layer's packed weights.
+    ranges: Vec<Range<usize>>,
+    length: usize,
+}
+
+impl FileLayout {
+    fn of(sources: &[LinearSource]) -> Option<Self> {
+        let mut text = FORMAT.to_owned();
+        for source in sources {
+            let names = [Some(&source.quants), Some(&source.scales), source.zeros.as_ref()];
+            let names = names.map(|constant| constant.map_or("", |constant| constant.name.as_str()));
+            let LinearSource { outputs, inputs, block, bits, .. } = source;
+            text += &format!("{names:?} {outputs} {inputs} {block} {bits:?}\n");
+        }
+        let mut header = text.into_bytes();
+        header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
+        let (mut length, mut ranges) = (header.len(), Vec::with_capacity(sources.len()));
+        for source in sources {
+            let end = length.checked_add(source.shape().packed_bytes().ok()?)?;
+            ranges.push(length..end);
+            length = end;
+        }
+        Some(Self { header, ranges, length })
+    }
+
+    /// Returns the layers over these bytes; `None` if the bytes have other layers, or a bias cannot be read.
+    fn linears(&self, sources: &[LinearSource], folder: &Path, bytes: &SharedBytes) -> Option<Vec<Linear>> {
+        let mut files = DataFiles::default();
+        let linears = sources.iter().zip(&self.ranges).map(|(source, range)| {
+            let weights = PackedMatrix::from_bytes(Arc::clone(bytes), range.clone()).ok()?;
+            let found = (weights.outputs(), weights.inputs(), weights.block(), weights.bits());
+            if found != (source.outputs, source.inputs, source.block, source.bits) {
+                return None;
+            }
+            let bias = match &source.bias {
+                Some(bias) => Some(floats(files.bytes(folder, bias).ok()?)),
+                None => None,
+            };
+            Some(Linear { weights, bias })
+        });
+        linears.collect()
+    }
+}
+
+/// Packs layers on several threads; `None` if a constant cannot be read.
+fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: usize) -> Option<MmapMut> {
+    let mut memory = zeroed(layout.length).ok()?;
+    let (header, mut rest) = memory.split_at_mut(layout.header.len());
+    header.copy_from_slice(&layout.header);
+    let mut jobs = Vec::with_capacity(sources.len());
+    for (source, range) in sources.iter().zip(&layout.ranges) {
+        let (place, others) = rest.split_at_mut(range.len());
         jobs.push((source, place));
         rest = others;
     }
@@ -114,24 +198,5 @@ pub(super) fn pack(sources: &[LinearSource], folder: &Path, threads: usize) -> O
         let own = work();
         others.into_iter().fold(own, |all, other| all.and(other.join().ok().flatten()))
     })?;
-    let memory: SharedBytes = Arc::new(memory);
-    let (mut at, mut files) = (0, DataFiles::default());
-    let linears = sources.iter().zip(sizes).map(|(source, size)| {
-        at += size;
-        let bias = match &source.bias {
-            Some(bias) => Some(floats(files.bytes(folder, bias).ok()?)),
-            None => None,
-        };
-        Some(Linear { weights: PackedMatrix::from_bytes(Arc::clone(&memory), at - size..at).ok()?, bias })
-    });
-    linears.collect()
-}
-
-/// Requests large pages. A product of one row reads all weights once, and small pages halve its speed.
-fn advise(memory: &MmapMut) {
-    // A system that refuses uses small pages.
-    #[cfg(target_os = "linux")]
-    let _ = memory.advise(memmap2::Advice::HugePage);
-    #[cfg(not(target_os = "linux"))]
-    let _ = memory;
+    Some(memory)
 }

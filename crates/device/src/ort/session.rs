@@ -19,6 +19,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     operators::OwnOperators,
+    packed_weights::PackedWeights,
     placement::{self, Placement},
     runtime::Runtime,
 };
@@ -28,6 +29,7 @@ pub(crate) struct Session {
     inner: ort::session::Session,
     placement: Placement,
     copies_inputs: bool,
+    packed_weights: Option<PackedWeights>,
 }
 
 /// Options of a session.
@@ -45,6 +47,8 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) operators: CpuOperators,
     /// Precision of the KV cache of attention that operators of Narthex compute.
     pub(crate) kv_precision: KvPrecision,
+    /// Folder with packed weights of an earlier load for operators of Narthex.
+    pub(crate) packed_weights: Option<&'a Path>,
 }
 
 /// Implementation of the operators of a graph on the CPU.
@@ -84,6 +88,7 @@ impl<'a> SessionOptions<'a> {
             writes: Writes::Nothing,
             operators: CpuOperators::Narthex,
             kv_precision: KvPrecision::Single,
+            packed_weights: None,
         }
     }
 }
@@ -259,8 +264,12 @@ impl Session {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
-        let (threads, precision) = (options.threads, options.kv_precision);
-        let own = options.own_operators().then(|| OwnOperators::of(model, threads, precision)).flatten();
+        let own = options.own_operators().then(|| {
+            let SessionOptions { threads, kv_precision, packed_weights, .. } = options;
+            OwnOperators::of(model, packed_weights, threads, kv_precision)
+        });
+        let own = own.flatten();
+        let packed_weights = own.as_ref().and_then(|own| own.packed.clone());
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
             None => builder.commit_from_file(model),
@@ -279,12 +288,17 @@ impl Session {
         }
         // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no
         // harm.
-        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu })
+        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu, packed_weights })
     }
 
     /// Returns the placement of the graph's nodes.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
+    }
+
+    /// Returns the weights of operators of Narthex, if the session has any.
+    pub(crate) fn packed_weights(&self) -> Option<&PackedWeights> {
+        self.packed_weights.as_ref()
     }
 
     /// Returns true if inputs are copied to the device when they are bound, so that the session does not see later

@@ -181,7 +181,7 @@ impl Package {
     }
 
     /// Opens an executor with these options.
-    pub(crate) fn executor_with(&self, options: &ExecutorOptions) -> DynamicExecutor {
+    pub(crate) fn executor_with(&self, options: &ExecutorOptions<'_>) -> DynamicExecutor {
         let options = ExecutorOptions { kv_precision: self.kv_precision, ..*options };
         DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, &Device::Cpu, &options)
             .unwrap_or_else(|error| panic!("{error}"))
@@ -189,13 +189,14 @@ impl Package {
 }
 
 /// Options with enough room for all tests.
-pub(crate) const OPTIONS: ExecutorOptions = ExecutorOptions {
+pub(crate) const OPTIONS: ExecutorOptions<'_> = ExecutorOptions {
     threads: 1,
     slots: 5,
     kv_budget: 1 << 30,
     kv_step: 32,
     chunk: 64,
     kv_precision: KvPrecision::Single,
+    packed_weights: None,
 };
 
 /// A span of a step: slot, position, tokens and requested rows of logits.

@@ -1,17 +1,16 @@
 //! Precision of the KV cache on the CPU. `auto` selects half precision if reference texts get the same answers with it
 //! as with single precision. The comparison runs once for each package, and its result is stored.
 
-use narthex_device::static_shapes::Form;
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    KvCacheDtype, KvPrecision, Variant,
+    KvCacheDtype, KvPrecision,
     progress::{Stage, Unit},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     cache_key::{CacheKey, DeviceCache, to_json},
-    request::{DeviceAssignment, LoadRequest},
+    request::LoadRequest,
     sessions::{self, Sessions},
     verify::{
         ReferenceAnswer,
@@ -67,7 +66,7 @@ pub(crate) fn open(
             found.precision()
         }
     };
-    open_with(request, &request.config, precision)
+    open_with(request, cache, &request.config, precision)
 }
 
 /// Compares both precisions, one model after the other in memory, and stores the outcome. It does not depend on the
@@ -76,7 +75,8 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
     let title = "Comparing a KV cache of f16 with one of f32, once";
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
     let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
-    let decoder = |precision| open_with(request, &config, precision)?.model.decoder(&request.manifest().name);
+    let decoder =
+        |precision| open_with(request, cache, &config, precision)?.model.decoder(&request.manifest().name);
     let mut single = decoder(KvPrecision::Single)?;
     let mut answers = Vec::new();
     let longest = single.limits().longest();
@@ -104,14 +104,19 @@ fn note(reason: &str) -> String {
     )
 }
 
-fn open_with(request: &LoadRequest<'_>, config: &Config, precision: KvPrecision) -> Result<Sessions, Error> {
+fn open_with(
+    request: &LoadRequest<'_>,
+    cache: &DeviceCache,
+    config: &Config,
+    precision: KvPrecision,
+) -> Result<Sessions, Error> {
     let kv_cache_dtype = match precision {
         KvPrecision::Half => KvCacheDtype::F16,
         KvPrecision::Single => KvCacheDtype::F32,
     };
     let config = Config { kv_cache_dtype, ..config.clone() };
     let request = LoadRequest { config: config.into(), ..request.clone() };
-    sessions::open(&request, &DeviceAssignment::cpu(), Variant::Dynamic, Form::Graph)
+    sessions::open_on_cpu(&request, &cache.folder)
 }
 
 /// Reads the record of an earlier comparison, if it is still valid.

@@ -1,20 +1,27 @@
 //! ONNX Runtime sessions of a package's graphs on given devices. [`crate::load::device_selection`] decides which
 //! devices.
 
+use std::path::Path;
+
+use narthex_catalog::store::MachineFolder;
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
+    packed_weights::PackedWeights,
     placement::{GraphPlacement, Placement},
     static_shapes::{DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
 use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor};
-use narthex_spec::{KvPrecision, ModelName, Variant, arch::Structure};
+use narthex_spec::{KvPrecision, ModelName, Variant};
 
 use crate::{
     config::Config,
     error::Error,
-    load::request::{DeviceAssignment, LoadRequest, SelectedDevice},
+    load::{
+        packed_weights,
+        request::{DeviceAssignment, LoadRequest, SelectedDevice},
+    },
     report::models::ModelKind,
 };
 
@@ -63,53 +70,86 @@ pub(crate) fn open(
     variant: Variant,
     form: Form<'_>,
 ) -> Result<Sessions, Error> {
+    match variant {
+        Variant::Dynamic => Ok(open_dynamic(request, &devices.main.device, None)?.sessions),
+        Variant::Static => open_static(request, devices, form),
+    }
+}
+
+/// Opens the dynamic variant of a package on the CPU. Its packed weights come from the machine's folder, and are stored
+/// there by the first load.
+pub(crate) fn open_on_cpu(request: &LoadRequest<'_>, machine: &MachineFolder) -> Result<Sessions, Error> {
+    let stored = packed_weights::stored(machine);
+    let DynamicSessions { sessions, packed } = open_dynamic(request, &Device::Cpu, stored.as_deref())?;
+    packed_weights::store(machine, &packed, request.progress);
+    Ok(sessions)
+}
+
+/// The open sessions of a dynamic variant.
+struct DynamicSessions {
+    sessions: Sessions,
+    /// Packed weights of its graphs.
+    packed: Vec<PackedWeights>,
+}
+
+fn open_dynamic(
+    request: &LoadRequest<'_>,
+    device: &Device,
+    packed_weights: Option<&Path>,
+) -> Result<DynamicSessions, Error> {
     let (runtime, folder, manifest) = (request.runtime, &request.package.folder, request.manifest());
     let Config { slots, kv_budget, kv_cache_dtype, threads, .. } = *request.config;
-    let main = &devices.main.device;
-    match (variant, &manifest.architecture) {
-        (Variant::Dynamic, structure) if structure.is_decoder() => {
-            let options = ExecutorOptions {
-                threads,
-                slots,
-                kv_budget,
-                kv_step: KV_STEP,
-                chunk: PREFILL_CHUNK,
-                // What `auto` means is decided by `kv_precision`.
-                kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::Single),
-            };
-            let executor = DynamicExecutor::open(runtime, folder, manifest, main, &options)?;
-            let placements = executor.placements();
-            Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements })
-        }
-        (Variant::Dynamic, _) => {
-            let options = EncoderOptions { threads, max_batch_tokens: ENCODER_BATCH_TOKENS };
-            let encoder = DynamicEncoder::open(runtime, folder, manifest, main, &options)?;
-            let placements = vec![dynamic_placement(request, encoder.placement())];
-            Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
-        }
-        (Variant::Static, Structure::Decoder(_) | Structure::ImportedDecoder(_)) => {
-            let options = StaticOptions { slots, kv_budget };
-            let places = match &devices.head {
-                None => place(request, main, form).into(),
-                Some(head) => {
-                    let form_on =
-                        |on: &SelectedDevice| if on.compiles_contexts() { form } else { Form::Graph };
-                    DecoderLoad {
-                        layers: place(request, main, form_on(&devices.main)),
-                        head: place(request, &head.device, form_on(head)),
-                    }
-                }
-            };
-            let executor = StaticExecutor::open(runtime, folder, manifest, places, &options)?;
-            let placements = executor.placements();
-            Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements })
-        }
-        (Variant::Static, Structure::Encoder(_) | Structure::ImportedEncoder(_)) => {
-            let encoder = StaticEncoder::open(runtime, folder, manifest, place(request, main, form))?;
-            let placements = encoder.placements();
-            Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
-        }
+    if manifest.architecture.is_decoder() {
+        let options = ExecutorOptions {
+            threads,
+            slots,
+            kv_budget,
+            kv_step: KV_STEP,
+            chunk: PREFILL_CHUNK,
+            // What `auto` means is decided by `kv_precision`.
+            kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::Single),
+            packed_weights,
+        };
+        let executor = DynamicExecutor::open(runtime, folder, manifest, device, &options)?;
+        let (placements, packed) = (executor.placements(), executor.packed_weights());
+        let sessions = Sessions { model: Model::Decoder(Box::new(executor).into()), placements };
+        return Ok(DynamicSessions { sessions, packed });
     }
+    let options = EncoderOptions { threads, max_batch_tokens: ENCODER_BATCH_TOKENS, packed_weights };
+    let encoder = DynamicEncoder::open(runtime, folder, manifest, device, &options)?;
+    let placements = vec![dynamic_placement(request, encoder.placement())];
+    let packed = encoder.packed_weights().cloned().into_iter().collect();
+    let model = Model::Encoder(SupervisedEncoder::new(Box::new(encoder)));
+    Ok(DynamicSessions { sessions: Sessions { model, placements }, packed })
+}
+
+fn open_static(
+    request: &LoadRequest<'_>,
+    devices: &DeviceAssignment,
+    form: Form<'_>,
+) -> Result<Sessions, Error> {
+    let (runtime, folder, manifest) = (request.runtime, &request.package.folder, request.manifest());
+    let Config { slots, kv_budget, .. } = *request.config;
+    let main = &devices.main.device;
+    if manifest.architecture.is_decoder() {
+        let options = StaticOptions { slots, kv_budget };
+        let places = match &devices.head {
+            None => place(request, main, form).into(),
+            Some(head) => {
+                let form_on = |on: &SelectedDevice| if on.compiles_contexts() { form } else { Form::Graph };
+                DecoderLoad {
+                    layers: place(request, main, form_on(&devices.main)),
+                    head: place(request, &head.device, form_on(head)),
+                }
+            }
+        };
+        let executor = StaticExecutor::open(runtime, folder, manifest, places, &options)?;
+        let placements = executor.placements();
+        return Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements });
+    }
+    let encoder = StaticEncoder::open(runtime, folder, manifest, place(request, main, form))?;
+    let placements = encoder.placements();
+    Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
 }
 
 fn place<'a>(request: &LoadRequest<'_>, device: &'a Device, form: Form<'a>) -> GraphLoad<'a> {

@@ -78,6 +78,7 @@ fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize
         kv_step: 256,
         chunk: 256,
         kv_precision: if exact { KvPrecision::Single } else { KvPrecision::Half },
+        packed_weights: None,
     };
     DynamicExecutor::open(runtime(), folder, manifest, device, &options)
         .unwrap_or_else(|error| panic!("{error}"))

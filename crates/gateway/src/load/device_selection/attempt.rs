@@ -158,11 +158,12 @@ fn open_sessions(
         }
         _ => {
             let variant = request.variant(main.name, head.as_ref());
-            let is_decoder = request.manifest().architecture.is_decoder();
-            if main.name == DeviceName::Cpu && variant == Variant::Dynamic && is_decoder {
-                kv_precision::open(request, cache, notes)
-            } else {
-                sessions::open(request, devices, variant, Form::Graph)
+            match main.name == DeviceName::Cpu && variant == Variant::Dynamic {
+                true if request.manifest().architecture.is_decoder() => {
+                    kv_precision::open(request, cache, notes)
+                }
+                true => sessions::open_on_cpu(request, &cache.folder),
+                false => sessions::open(request, devices, variant, Form::Graph),
             }
         }
     };

@@ -1,0 +1,134 @@
+//! Packed weights of a graph as a file, from which a later load takes them instead of packing them again.
+//!
+//! ```text
+//! header     text that names the constants and shapes of the layers; then zeros up to a multiple of 64 bytes
+//! matrices   packed matrices of the layers, in order, each a multiple of 64 bytes
+//! ```
+//!
+//! The header shows that a file belongs to a graph, and not that its bytes are undamaged: the caller must store files
+//! with the package that they were made from, and must not pass files that were changed.
+
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+    sync::Arc,
+};
+
+use memmap2::MmapMut;
+use narthex_kernels::SharedBytes;
+use narthex_mmap::{map, open_regular};
+
+/// Packed weights of a graph.
+#[derive(Clone)]
+pub struct PackedWeights {
+    file: String,
+    bytes: SharedBytes,
+    is_stored: bool,
+}
+
+impl PackedWeights {
+    /// Creates the weights of the graph in the file `graph`, which have just been packed.
+    pub(crate) fn new(graph: &Path, bytes: SharedBytes) -> Self {
+        Self { file: file_name(graph), bytes, is_stored: false }
+    }
+
+    /// Opens the weights of the graph in the file `graph` that `folder` has. Returns `None` if there are none, or if
+    /// they do not have this header and length; they are then packed again.
+    pub(crate) fn open(folder: &Path, graph: &Path, header: &[u8], length: usize) -> Option<Self> {
+        let file = file_name(graph);
+        let path = folder.join(&file);
+        match load(&path, header, length) {
+            Ok(bytes) => Some(Self { file, bytes, is_stored: true }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!("the packed weights in {path} are not used, and packed again: {error}");
+                None
+            }
+        }
+    }
+
+    /// Returns the bytes, header included.
+    pub(crate) fn bytes(&self) -> &SharedBytes {
+        &self.bytes
+    }
+
+    /// Returns whether they come from a file, and need not be stored.
+    pub fn is_stored(&self) -> bool {
+        self.is_stored
+    }
+
+    /// Writes them to a file in a folder.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        // One call for all bytes, so that the file system can use large pages.
+        fs::write(folder.join(&self.file), (*self.bytes).as_ref())
+    }
+}
+
+/// Returns the name of the file with the weights of a graph.
+fn file_name(graph: &Path) -> String {
+    format!("{}.packed", graph.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Maps a file with this header and length. On Linux, reads it into memory with large pages if its map has small ones:
+/// a product of one row reads all weights once, and small pages halve its speed. Other systems have no large pages for
+/// such memory.
+fn load(path: &Path, header: &[u8], length: usize) -> io::Result<SharedBytes> {
+    let mapped = map(path)?;
+    if mapped.len() != length || !mapped.starts_with(header) {
+        let message = format!("expected {length} bytes for this graph, found {} other bytes", mapped.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    if !cfg!(target_os = "linux") || mapped.fill_large_pages() {
+        return Ok(Arc::new(mapped));
+    }
+    drop(mapped);
+    let mut memory = zeroed(length)?;
+    open_regular(path)?.read_exact(&mut memory)?;
+    Ok(Arc::new(memory))
+}
+
+/// Returns zeros in memory for which large pages were requested.
+pub(crate) fn zeroed(length: usize) -> io::Result<MmapMut> {
+    let memory = MmapMut::map_anon(length)?;
+    // A system that refuses uses small pages.
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_file_of_the_same_graph_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let graph = Path::new("graphs/model.onnx");
+        let header = [7; 64];
+        let bytes: Vec<u8> = header.into_iter().chain((0..3 << 20).map(|at| at as u8)).collect();
+        let open =
+            |graph: &Path, header: &[u8]| PackedWeights::open(folder.path(), graph, header, bytes.len());
+        assert!(open(graph, &header).is_none());
+        let packed = PackedWeights::new(graph, Arc::new(bytes.clone()));
+        packed.write(folder.path()).unwrap();
+        let stored = open(graph, &header).unwrap();
+        assert!(stored.is_stored() && !packed.is_stored());
+        assert!((**stored.bytes()).as_ref() == bytes);
+        assert!(open(Path::new("other.onnx"), &header).is_none());
+        assert!(open(graph, &[8; 64]).is_none(), "the file of another graph");
+        let path = folder.path().join("model.onnx.packed");
+        let longer = [&bytes[..], &[0]].concat();
+        for damaged in [&bytes[..bytes.len() - 1], &longer[..], &[]] {
+            fs::write(&path, damaged).unwrap();
+            assert!(open(graph, &header).is_none(), "{} bytes", damaged.len());
+        }
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(open(graph, &header).is_none(), "a folder");
+    }
+}
