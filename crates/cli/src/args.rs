@@ -306,7 +306,7 @@ pub(crate) struct BenchArgs {
     pub(crate) rounds: usize,
 
     /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
-    #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place"])]
+    #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place", "draft_model"])]
     pub(crate) devices: Option<DevicePlacements>,
 
     /// Also write the comparison to this file, as a self-contained web page

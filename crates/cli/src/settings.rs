@@ -23,6 +23,7 @@ pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
             power: load.power,
             npu_options: load.npu_option.unwrap_or_default(),
             kv_cache_dtype: load.kv_cache_dtype,
+            draft_model: load.draft_model.clone(),
             ..standard
         },
     }
@@ -56,10 +57,11 @@ pub(crate) fn chat_config(store: &StoreArgs, chat: &ChatArgs) -> Config {
     Config { tool_format: chat.tools.tool_format, ..config(store, Some(&chat.load)) }
 }
 
-/// The gateway's settings for `bench`, without speculation: answers to random prompts may repeat themselves, so that
-/// measured times with speculation would not apply to real texts.
+/// The gateway's settings for `bench`, without speculation unless a draft model is to be measured: answers to random
+/// prompts may repeat themselves, so that measured times with speculation would not apply to real texts.
 pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
-    Config { speculation: Speculation::Off, ..config(store, Some(load)) }
+    let speculation = if load.draft_model.is_some() { Speculation::Auto } else { Speculation::Off };
+    Config { speculation, ..config(store, Some(load)) }
 }
 
 #[cfg(test)]
@@ -118,11 +120,14 @@ mod tests {
             "f32",
             "--place",
             "prefill=qnn,decode=cpu",
+            "--draft-model",
+            "smollm2:135m",
         ])
         .unwrap();
         let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
         let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!(config.draft_model.as_deref(), Some("smollm2:135m"));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
         assert_eq!(config.tool_formats["qwen3:0.6b"], ToolFormat::LlamaJson);

@@ -69,12 +69,12 @@ pub struct EngineStats {
     pub waiting: usize,
     /// Number of slots.
     pub slots: usize,
-    /// KV bytes in use or reserved by running sequences, and those of idle slots, which keep them for later prompts
-    /// with the same prefix.
+    /// KV bytes in use or reserved by running sequences, those of idle slots, which keep them for later prompts with the
+    /// same prefix, and those of the draft model.
     pub kv_used_bytes: usize,
-    /// Maximum number of KV bytes in use.
+    /// Maximum number of KV bytes in use, including those of the draft model.
     pub kv_budget_bytes: usize,
-    /// KV bytes of one token.
+    /// KV bytes of one token, without those of the draft model.
     pub kv_token_bytes: usize,
     /// Number of prompt tokens that ran. Those of a preempted sequence are counted again.
     pub prompt_tokens: u64,

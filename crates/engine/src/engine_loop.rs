@@ -14,6 +14,7 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::{
     config::{EngineConfig, EngineStats},
+    draft_model::DraftModel,
     executor::{Executor, Limits, StepPlan},
     kv::Slots,
     request::{Finish, Request, SequenceHandle, SubmitError},
@@ -25,7 +26,7 @@ use crate::{
     },
     sequence::Sequence,
     snapshot::{RunningSequence, Snapshot},
-    speculate::{MAX_WIDTH, StepCosts},
+    speculate::{DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
 };
 
@@ -55,8 +56,8 @@ pub struct EngineLoop {
     plan: StepPlan,
     /// The last token of the only sequence and a draft after it, if the plan verifies one.
     draft: Vec<TokenId>,
-    /// Length of the n-gram whose earlier occurrence the draft follows, in tokens.
-    ngram: usize,
+    draft_source: DraftSource,
+    draft_model: Option<DraftModel>,
     costs: StepCosts,
     pace: PromptPace,
     scratch: Scratch,
@@ -81,7 +82,8 @@ impl EngineLoop {
             grants: Vec::with_capacity(limits.slots),
             plan: StepPlan::default(),
             draft: Vec::with_capacity(1 + MAX_WIDTH),
-            ngram: 0,
+            draft_source: DraftSource::Model,
+            draft_model: None,
             costs: StepCosts::new(),
             pace: PromptPace::default(),
             scratch: Scratch::new(limits.vocab),
@@ -90,6 +92,12 @@ impl EngineLoop {
             stats: EngineStats::default(),
             device,
         }
+    }
+
+    /// Adds a draft model.
+    pub fn with_draft_model(self, draft_model: DraftModel) -> Self {
+        let draft_model = draft_model.for_limits(self.device.limits());
+        Self { draft_model: Some(draft_model), ..self }
     }
 
     /// Checks a request against an executor's limits.
@@ -140,12 +148,15 @@ impl EngineLoop {
 
     /// Returns the current counters.
     pub fn stats(&self) -> EngineStats {
+        let draft_model = self.draft_model.as_ref();
         EngineStats {
             running: self.running.len(),
             waiting: self.queue.len(),
             slots: self.device.limits().slots,
-            kv_used_bytes: self.slots.bytes(),
-            kv_budget_bytes: self.device.limits().kv.budget,
+            kv_used_bytes: self.slots.bytes() + draft_model.map_or(0, DraftModel::kv_used_bytes),
+            kv_budget_bytes: draft_model
+                .map_or(0, DraftModel::kv_budget_bytes)
+                .saturating_add(self.device.limits().kv.budget),
             kv_token_bytes: self.device.limits().kv.bytes_per_token,
             ..self.stats
         }

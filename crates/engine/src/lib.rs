@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod constraint;
+pub mod draft_model;
 pub mod encoder;
 pub mod engine_loop;
 pub mod executor;

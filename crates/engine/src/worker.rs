@@ -11,6 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
+    draft_model::DraftModel,
     engine_loop::{EngineLoop, Work},
     executor::{Executor, Limits},
     request::{Finish, Request},
@@ -60,9 +61,24 @@ impl Engine {
     /// # Errors
     /// Returns an error if the system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
+        Self::start_with_draft_model(executor, None, config)
+    }
+
+    /// Starts the thread that owns the executor and the draft model.
+    ///
+    /// # Errors
+    /// Returns an error if the system cannot create a thread.
+    pub fn start_with_draft_model(
+        executor: impl Into<SupervisedExecutor>,
+        draft_model: Option<DraftModel>,
+        config: EngineConfig,
+    ) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
-        let core = EngineLoop::new(executor, config);
+        let mut core = EngineLoop::new(executor, config);
+        if let Some(draft_model) = draft_model {
+            core = core.with_draft_model(draft_model);
+        }
         let config = core.config().clone();
         let inbox = Inbox { stats: core.stats(), ..Inbox::default() };
         let shared = Arc::new(Shared { inbox: Mutex::new(inbox), wake: Condvar::new() });

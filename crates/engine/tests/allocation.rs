@@ -10,6 +10,7 @@ use std::{
 
 use narthex_engine::{
     config::EngineConfig,
+    draft_model::DraftModel,
     engine_loop::EngineLoop,
     executor::{KvLimits, Limits},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
@@ -88,19 +89,26 @@ fn decoding_allocates_nothing() {
     }
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
     assert_eq!(core.stats().generated_tokens - generated, 6000);
-    // A single sequence with drafts.
-    let mut executor = FakeExecutor::new(limits.clone());
-    executor.looks_back = 1;
-    let mut core = EngineLoop::new(Box::new(executor), EngineConfig::for_limits(&limits));
-    core.submit(request(0, Sampling::greedy(), None)).unwrap();
-    for _ in 0..50 {
-        core.step();
+    // A single sequence with drafts from its own text, and with those of a draft model.
+    for looks_back in [1, usize::MAX] {
+        let fake = || {
+            let mut executor = FakeExecutor::new(limits.clone());
+            executor.looks_back = looks_back;
+            Box::new(executor)
+        };
+        let draft_model = DraftModel::new(fake(), |_| ());
+        let mut core =
+            EngineLoop::new(fake(), EngineConfig::for_limits(&limits)).with_draft_model(draft_model);
+        core.submit(request(0, Sampling::greedy(), None)).unwrap();
+        for _ in 0..40 {
+            core.step();
+        }
+        let accepted = core.stats().accepted_tokens;
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for _ in 0..40 {
+            core.step();
+        }
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+        assert!(core.stats().accepted_tokens - accepted > 100, "{:?}", core.stats());
     }
-    let accepted = core.stats().accepted_tokens;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for _ in 0..50 {
-        core.step();
-    }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
-    assert!(core.stats().accepted_tokens - accepted > 100, "{:?}", core.stats());
 }

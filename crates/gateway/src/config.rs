@@ -75,6 +75,9 @@ pub struct Config {
     pub token_latency: Option<Duration>,
     /// Verification of several tokens of an answer in one step.
     pub speculation: Speculation,
+    /// Installed model that proposes the next tokens of all chat models, which must have its vocabulary. It has no
+    /// effect without speculation.
+    pub draft_model: Option<String>,
     /// Maximum time that a request waits for its model to load, and that a load waits for room that models in use take.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
@@ -110,6 +113,7 @@ impl Config {
             max_queue: 64,
             token_latency: Some(Duration::from_millis(200)),
             speculation: Speculation::Auto,
+            draft_model: None,
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,

@@ -31,6 +31,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "notes": model.placement.as_ref().map(|report| &report.notes),
                 "passed_over": model.passed_over,
                 "max_length": model.max_length,
+                "draft_model": model.draft_model,
                 "engine": model.engine,
             })
         })
@@ -73,6 +74,7 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            draft_model: None,
         };
         let found = &report(&[model], &[])["models"][0];
         assert_eq!(found["device"], "prefill=qnn,decode=cpu");

@@ -45,6 +45,11 @@ pub(crate) struct LoadArgs {
     /// Element type of the KV cache on the CPU: f16, f32, or auto, which is f16 if the model's answers stay the same
     #[arg(long, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: KvCacheDtype,
+
+    /// Installed small chat model that proposes the next tokens of chat models with its vocabulary, as long as this saves
+    /// time; answers stay the same
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) draft_model: Option<String>,
 }
 
 /// Parses a share.

@@ -39,7 +39,7 @@ fn device_nodes(report: &PlacementReport) -> String {
 }
 
 /// Returns remarks about a model that fit into no column: the reason of a failed load, the reason for its devices,
-/// notes, and devices that were passed over.
+/// notes, devices that were passed over, and the draft model.
 fn remarks(model: &ModelStatus) -> Vec<String> {
     if let ModelState::Failed { reason, hint } = &model.state {
         // The reason includes the devices.
@@ -53,7 +53,9 @@ fn remarks(model: &ModelStatus) -> Vec<String> {
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
     let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
-    why.into_iter().chain(fallback).chain(notes).chain(reasons).collect()
+    let draft = model.draft_model.as_ref();
+    let draft = draft.map(|draft| format!("draft model: {} ({})", draft.name, draft.scheme));
+    why.into_iter().chain(fallback).chain(notes).chain(reasons).chain(draft).collect()
 }
 
 /// Renders running servers, followed by remarks on their models.
@@ -110,6 +112,7 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            draft_model: None,
         };
         (status, figures.placement)
     }

@@ -7,7 +7,7 @@ use super::EngineLoop;
 use crate::{
     executor::{Executor, Wanted},
     request::Finish,
-    speculate::{Lookup, MAX_WIDTH},
+    speculate::{DraftSource, Lookup, MAX_WIDTH},
 };
 
 impl EngineLoop {
@@ -23,15 +23,33 @@ impl EngineLoop {
         if most == 0 {
             return;
         }
-        let Some(found) = Lookup::find(&sequence.tokens) else { return };
-        let width = self.costs.width(sequence.acceptance.rate(found.ngram), most);
+        let tokens = &sequence.tokens;
         // No slot is evicted for tokens that may be rejected.
-        if width == 0 || !self.slots.fits(None, sequence.tokens.len() + width) {
-            return;
+        let fits = |width: usize| width > 0 && self.slots.fits(None, tokens.len() + width);
+        let found = Lookup::find(tokens).and_then(|found| {
+            let width = self.costs.width(sequence.acceptance.rate(found.ngram), most, 0.0);
+            fits(width).then_some((found, width))
+        });
+        self.draft.extend(tokens.last());
+        if let Some((found, width)) = found {
+            self.draft_source = DraftSource::Lookup { ngram: found.ngram };
+            found.draft(tokens, width, &mut self.draft);
+        } else if let Some(model) = &mut self.draft_model {
+            self.draft_source = DraftSource::Model;
+            let width = model.width(tokens, &mut self.costs, most);
+            let outcome = if fits(width) {
+                model.propose(tokens, width, &self.config, &mut self.draft)
+            } else {
+                Ok(())
+            };
+            if let Err(error) = outcome {
+                self.draft.truncate(1);
+                self.draft_model.take().into_iter().for_each(|model| model.fail(&error));
+            }
         }
-        self.draft.extend(sequence.tokens.last());
-        found.draft(&sequence.tokens, width, &mut self.draft);
-        self.ngram = found.ngram;
+        if self.draft.len() == 1 {
+            return self.draft.clear();
+        }
         self.slots.hold(slot, at, at + self.draft.len());
         self.plan.clear();
         self.plan.push(slot, at, &self.draft, Wanted::All);
@@ -59,7 +77,13 @@ impl EngineLoop {
         let (slot, answered) = (span.slot, sequence.answered());
         let draft = &self.draft[1..];
         let (accepted, end) = sequence.verify(draft, self.device.logits(), &mut self.scratch);
-        sequence.acceptance.record(self.ngram, accepted, draft.len());
+        match (self.draft_source, &mut self.draft_model) {
+            (DraftSource::Lookup { ngram }, _) => sequence.acceptance.record(ngram, accepted, draft.len()),
+            (DraftSource::Model, Some(model)) => {
+                model.record(accepted, draft.len(), self.costs.relative(draft.len()));
+            }
+            (DraftSource::Model, None) => {}
+        }
         let cached = sequence.cached;
         self.stats.accepted_tokens += accepted as u64;
         self.stats.rejected_tokens += (draft.len() - accepted) as u64;

@@ -36,6 +36,16 @@ impl PromptPace {
         }
     }
 
+    /// Returns the seconds of a step without prompts, if measured.
+    pub(crate) fn answer_seconds(&self) -> Option<f32> {
+        self.answers
+    }
+
+    /// Returns the seconds of each prompt token, if measured.
+    pub(crate) fn prompt_seconds(&self) -> Option<f32> {
+        self.token
+    }
+
     /// Returns the number of prompt tokens, at most `most`, that fit into a step of at most `bound` with answers.
     pub(crate) fn tokens(&self, bound: Duration, most: usize) -> usize {
         let Some(token) = self.token.filter(|token| *token > 0.0) else { return most };

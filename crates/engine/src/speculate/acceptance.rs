@@ -19,10 +19,32 @@ pub(crate) struct Acceptance {
     classes: [Counts; CLASSES],
 }
 
+/// Counts of accepted and rejected tokens, in which earlier drafts weigh less than recent ones.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counts {
+pub(crate) struct Counts {
     accepted: f32,
     rejected: f32,
+}
+
+impl Counts {
+    /// Returns the probability that a draft token is accepted if all tokens before it were. `prior` is the rate assumed
+    /// before the first measurement.
+    pub(crate) fn rate(&self, prior: f32) -> f32 {
+        (self.accepted + prior * PRIOR_WEIGHT) / (self.accepted + self.rejected + PRIOR_WEIGHT)
+    }
+
+    /// Records the number of accepted tokens of a draft of `width`. Tokens after the first rejected one are not
+    /// counted.
+    pub(crate) fn record(&mut self, accepted: usize, width: usize) {
+        self.accepted = self.accepted * MEMORY + accepted as f32;
+        self.rejected = self.rejected * MEMORY + f32::from(u8::from(accepted < width));
+    }
+
+    /// Multiplies both counts by a factor, so that the rate moves towards the assumed one.
+    pub(crate) fn scale(&mut self, factor: f32) {
+        self.accepted *= factor;
+        self.rejected *= factor;
+    }
 }
 
 impl Acceptance {
@@ -33,16 +55,12 @@ impl Acceptance {
     /// Returns the probability that a draft token is accepted if all tokens before it were.
     pub(crate) fn rate(&self, ngram: usize) -> f32 {
         let class = Self::class(ngram);
-        let Counts { accepted, rejected } = self.classes[class];
-        (accepted + PRIOR[class].1 * PRIOR_WEIGHT) / (accepted + rejected + PRIOR_WEIGHT)
+        self.classes[class].rate(PRIOR[class].1)
     }
 
-    /// Records the number of accepted tokens of a draft of `width`. Tokens after the first rejected one are not
-    /// counted.
+    /// Records the number of accepted tokens of a draft of `width`.
     pub(crate) fn record(&mut self, ngram: usize, accepted: usize, width: usize) {
-        let counts = &mut self.classes[Self::class(ngram)];
-        counts.accepted = counts.accepted * MEMORY + accepted as f32;
-        counts.rejected = counts.rejected * MEMORY + f32::from(u8::from(accepted < width));
+        self.classes[Self::class(ngram)].record(accepted, width);
     }
 }
 

@@ -61,15 +61,27 @@ impl StepCosts {
         }
     }
 
+    /// Returns a time in steps of one token, if these were measured.
+    pub(crate) fn in_steps(&self, seconds: f32) -> Option<f32> {
+        self.single.filter(|single| *single > 0.0).map(|single| seconds / single)
+    }
+
+    /// Returns the time of a step that verifies a draft of `width` tokens, in steps of one token.
+    pub(crate) fn relative(&self, width: usize) -> f32 {
+        let place = WIDTHS.iter().position(|place| *place >= width);
+        place.map_or(f32::INFINITY, |place| self.relative[place])
+    }
+
     /// Returns the width, at most `most`, with the most tokens per unit of time at this acceptance probability; 0 if no
-    /// draft is faster.
-    pub(crate) fn width(&mut self, rate: f32, most: usize) -> usize {
+    /// draft is faster. Each draft token takes `token_cost` steps of one token before it is verified.
+    pub(crate) fn width(&mut self, rate: f32, most: usize, token_cost: f32) -> usize {
         let mut best = (MIN_GAIN, 0);
         for (&width, &relative) in WIDTHS.iter().zip(&self.relative).filter(|(width, _)| **width <= most) {
             // One token of the model, and the draft's tokens up to the first rejected one.
             let tokens: f32 = (0..=width as i32).map(|place| rate.powi(place)).sum();
-            if tokens / relative > best.0 {
-                best = (tokens / relative, width);
+            let gain = tokens / (relative + token_cost * width as f32);
+            if gain > best.0 {
+                best = (gain, width);
             }
         }
         for (place, width) in WIDTHS.iter().enumerate().filter(|(_, width)| **width != best.1) {
@@ -98,7 +110,7 @@ mod tests {
     #[test]
     fn the_width_follows_acceptance_and_measured_times() {
         let check = |relative, rate, most, expect| {
-            assert_eq!(measured(relative).width(rate, most), expect, "{relative:?} {rate} {most}");
+            assert_eq!(measured(relative).width(rate, most, 0.0), expect, "{relative:?} {rate} {most}");
         };
         let cheap = [1.1, 1.2, 1.3, 1.5];
         check(cheap, 0.98, 15, 15);
@@ -112,17 +124,32 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_drafting_makes_drafts_shorter() {
+        let check = |rate, token_cost, expect| {
+            let found = measured([1.1, 1.2, 1.3, 1.5]).width(rate, 15, token_cost);
+            assert_eq!(found, expect, "{rate} {token_cost}");
+        };
+        check(0.9, 0.02, 15);
+        check(0.9, 0.1, 7);
+        check(0.9, 0.4, 3);
+        check(0.9, 0.9, 0);
+        let costs = measured([1.1, 1.2, 1.3, 1.5]);
+        assert!((costs.in_steps(0.005).unwrap() - 0.5).abs() < 0.01);
+        assert!((costs.relative(2) - 1.2).abs() < 0.01 && costs.relative(16).is_infinite());
+    }
+
+    #[test]
     fn one_slow_step_changes_little_and_what_does_not_pay_is_tried_again() {
         let mut costs = measured([1.1, 1.2, 1.3, 1.5]);
         costs.record(15, Duration::from_secs(9));
-        assert_eq!(costs.width(0.98, 15), 15);
+        assert_eq!(costs.width(0.98, 15, 0.0), 15);
         // A graph of fixed shape costs the same for every width; one step shows it.
         let mut costs = StepCosts::new();
         costs.record(0, Duration::from_millis(10));
         costs.record(15, Duration::from_millis(200));
-        assert_eq!(costs.width(0.98, 15), 0);
+        assert_eq!(costs.width(0.98, 15, 0.0), 0);
         let mut costs = measured([2.0, 4.0, 8.0, 16.0]);
-        let steps = (0..2000).position(|_| costs.width(0.98, 15) > 0);
+        let steps = (0..2000).position(|_| costs.width(0.98, 15, 0.0) > 0);
         assert!(steps.is_some_and(|steps| steps > 30), "{steps:?}");
     }
 }

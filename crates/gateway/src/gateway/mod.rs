@@ -24,7 +24,9 @@ use crate::{
         package_key::{PackageKey, split_scheme},
     },
     load::{
-        device_selection, eligibility,
+        device_selection,
+        draft_model::DraftPackage,
+        eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
         residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
@@ -342,8 +344,11 @@ impl Gateway {
         steps.begin(format!("Loading {}", key.name));
         let runtime = choice.load(library, progress, cancel)?;
         let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
+        let draft = DraftPackage::of(library, &package, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();
-        self.models.reserve(key, if has_kv { library.config.kv_budget } else { 0 }, cancel)?;
+        let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
+        let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
+        self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
             package: Arc::new(package),
             runtime,
@@ -353,7 +358,8 @@ impl Gateway {
             progress,
             cancel: cancel.clone(),
         };
-        LoadedModel::load(&request, library.tool_format(&key.name), device_selection::select)
+        let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
+        LoadedModel::load(&request, draft, library.tool_format(&key.name), device_selection::select)
     }
 }
 

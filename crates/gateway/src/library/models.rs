@@ -7,7 +7,7 @@ use narthex_catalog::{
     resolve::{CheckpointSource, Location, ModelId, ModelRef},
     store::Store,
 };
-use narthex_spec::{ModelName, Scheme, ToolFormat, arch::Structure, manifest::Manifest};
+use narthex_spec::{ModelName, Scheme, Speculation, ToolFormat, arch::Structure, manifest::Manifest};
 
 use crate::{
     config::Config,
@@ -82,11 +82,19 @@ impl Library {
         own.map(|(_, format)| *format).or(*tool_format)
     }
 
-    /// Refuses settings for a model that name none: aliases, a default and formats of tool calls.
+    /// Returns the key of the draft model of the settings, installed or not, unless they disable speculation.
+    pub(crate) fn draft_model(&self) -> Result<Option<PackageKey>, Error> {
+        let Config { draft_model, speculation, .. } = &*self.config;
+        let model = draft_model.as_ref().filter(|_| *speculation == Speculation::Auto);
+        model.map(|model| Ok(self.named(model)?.key)).transpose()
+    }
+
+    /// Refuses settings for a model that name none: aliases, a default, a draft model and formats of tool calls.
     pub(crate) fn check_names(&self) -> Result<(), Error> {
-        let Config { aliases, default_model, tool_formats, .. } = &*self.config;
+        let Config { aliases, default_model, draft_model, tool_formats, .. } = &*self.config;
         let named = aliases.values().map(|model| ("alias", model));
         let named = named.chain(default_model.iter().map(|model| ("default_model", model)));
+        let named = named.chain(draft_model.iter().map(|model| ("draft_model", model)));
         for (param, model) in named.chain(tool_formats.keys().map(|model| ("tool_format", model))) {
             self.named(model).map_err(|error| {
                 let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));

@@ -17,11 +17,15 @@ use narthex_text::{
 };
 
 use crate::{
-    config::Config,
     encoder_queue::{EncoderQueue, QueueLength},
     error::Error,
     library::package::{self, Package},
-    load::{open_model::OpenModel, request::LoadRequest, sessions::Model},
+    load::{
+        draft_model::{self, OpenDraftModel},
+        open_model::OpenModel,
+        request::LoadRequest,
+        sessions::Model,
+    },
     report::{
         models::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
         placement::{PlacementReport, RanOn},
@@ -43,6 +47,8 @@ pub(crate) struct LoadedModel {
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
     monitors: Vec<NumericsMonitor>,
+    /// Package of the draft model.
+    draft: Option<Arc<Package>>,
 }
 
 /// The thread that runs a model.
@@ -52,9 +58,11 @@ enum Worker {
 }
 
 impl LoadedModel {
-    /// Opens the package with `open` and starts the thread that runs it. `tool_format` replaces the package's.
+    /// Opens the package with `open` and starts the thread that runs it and its draft model. `tool_format` replaces the
+    /// package's.
     pub(crate) fn load(
         request: &LoadRequest<'_>,
+        draft: Option<OpenDraftModel>,
         tool_format: Option<ToolFormat>,
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<Self, Error> {
@@ -69,7 +77,8 @@ impl LoadedModel {
             tool_format: tools.format,
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
-            worker: Worker::start(model, config)?,
+            draft: draft.as_ref().map(|draft| draft.package.clone()),
+            worker: Worker::start(model, draft, request)?,
             grammars: OnceLock::new(),
             placement: report,
             passed_over,
@@ -132,6 +141,7 @@ impl LoadedModel {
             passed_over: self.passed_over.clone(),
             engine: Some(self.counters()),
             max_length: Some(self.package.manifest.max_length),
+            draft_model: self.draft.as_deref().map(draft_model::status),
         }
     }
 
@@ -156,9 +166,9 @@ impl LoadedModel {
         self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
-    /// Returns whether the package in the store is still the one in memory.
+    /// Returns whether the packages in the store are still the ones in memory.
     pub(crate) fn is_current(&self) -> bool {
-        self.package.is_current()
+        self.package.is_current() && self.draft.as_ref().is_none_or(|draft| draft.is_current())
     }
 
     /// Returns the device of the answers, with the preferred devices that refused the model.
@@ -196,7 +206,8 @@ impl ToolSlot {
 }
 
 impl Worker {
-    fn start(model: Model, config: &Config) -> Result<Self, Error> {
+    fn start(model: Model, draft: Option<OpenDraftModel>, request: &LoadRequest<'_>) -> Result<Self, Error> {
+        let config = &request.config;
         match model {
             Model::Decoder(executor) => {
                 let mut settings = EngineConfig::for_limits(executor.limits());
@@ -207,7 +218,9 @@ impl Worker {
                 let executor = executor.timed_by(move || start.elapsed());
                 let failed =
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
-                Ok(Self::Engine(Engine::start(executor, settings).map_err(failed)?))
+                let draft = draft.map(|draft| draft.for_engine(request.package.key.name.clone()));
+                let engine = Engine::start_with_draft_model(executor, draft, settings);
+                Ok(Self::Engine(engine.map_err(failed)?))
             }
             Model::Encoder(encoder) => {
                 Ok(Self::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))

@@ -7,6 +7,7 @@ pub(crate) mod auto;
 pub(crate) mod cache_key;
 pub(crate) mod contexts;
 pub(crate) mod device_selection;
+pub(crate) mod draft_model;
 pub(crate) mod eligibility;
 pub(crate) mod fallback;
 pub(crate) mod kv_precision;

@@ -150,6 +150,20 @@ pub struct ModelStatus {
     pub engine: Option<EngineCounters>,
     /// Maximum sequence length in tokens.
     pub max_length: Option<usize>,
+    /// Draft model that was loaded with the model.
+    #[serde(default)]
+    pub draft_model: Option<DraftModelStatus>,
+}
+
+/// A draft model in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftModelStatus {
+    /// Name.
+    pub name: ModelName,
+    /// Weight scheme.
+    pub scheme: Scheme,
+    /// Bytes of its package.
+    pub bytes: u64,
 }
 
 impl ModelStatus {
@@ -164,6 +178,7 @@ impl ModelStatus {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            draft_model: None,
         }
     }
 
@@ -220,11 +235,11 @@ pub struct EngineCounters {
     pub waiting: usize,
     /// Slots.
     pub slots: usize,
-    /// Bytes of the KV cache in use.
+    /// Bytes of the KV cache in use, including that of the draft model.
     pub kv_used_bytes: usize,
-    /// Maximum bytes of the KV cache.
+    /// Maximum bytes of the KV cache, including that of the draft model.
     pub kv_budget_bytes: usize,
-    /// Bytes of one token in the KV cache.
+    /// Bytes of one token in the model's own KV cache.
     #[serde(default)]
     pub kv_token_bytes: usize,
     /// Prompt tokens since the load.

@@ -17,13 +17,13 @@ use narthex_gateway::{
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
-use narthex_testkit::checkpoint::{self, LLAMA_CONTEXT, Meta};
+use narthex_testkit::checkpoint::{self, Gguf, LLAMA_CONTEXT, Meta};
 use tempfile::TempDir;
 
 use encoders::{Golden, Head};
 
 /// Seed of the weights of every tiny model.
-const SEED: u64 = 7;
+pub(crate) const SEED: u64 = 7;
 
 /// Context of [`Tiny::long_chat`] in tokens. Its answers take seconds, so that a test can act in the middle of one.
 pub(crate) const LONG_CONTEXT: usize = 8192;
@@ -152,7 +152,12 @@ impl Tiny {
         let mut gguf = checkpoint::tiny_llama(SEED);
         gguf.set("llama.context_length", Meta::U32(LONG_CONTEXT as u32));
         gguf.set("tokenizer.chat_template", Meta::Text(THINKING_TEMPLATE.into()));
-        let file = self.folder.path().join("thinking.gguf");
+        self.gguf_chat("thinking", &gguf)
+    }
+
+    /// Compiles a checkpoint under a name. Returns the name.
+    pub(crate) fn gguf_chat(&self, name: &str, gguf: &Gguf) -> String {
+        let file = self.folder.path().join(format!("{name}.gguf"));
         fs::write(&file, gguf.to_bytes()).unwrap();
         self.compile(file)
     }

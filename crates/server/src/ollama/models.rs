@@ -111,7 +111,7 @@ pub(crate) struct LoadedModels {
 struct LoadedModelEntry {
     name: String,
     model: String,
-    /// Bytes of the package and of the KV cache in use.
+    /// Bytes of the packages of the model and of its draft model, and of the KV cache in use.
     size: u64,
     digest: String,
     details: ModelDetails,
@@ -129,7 +129,8 @@ impl LoadedModelEntry {
         let package =
             listing.and_then(|model| model.installed.iter().find(|package| package.scheme == status.scheme));
         let kv = status.engine.as_ref().map_or(0, |engine| engine.kv_used_bytes as u64);
-        let size = package.map_or(0, |package| package.bytes) + kv;
+        let draft = status.draft_model.as_ref().map_or(0, |draft| draft.bytes);
+        let size = package.map_or(0, |package| package.bytes) + draft + kv;
         let device = status.placement.as_ref().map(|placement| placement.name());
         let is_on_cpu = device.as_deref().is_none_or(|device| device == "cpu");
         Self {

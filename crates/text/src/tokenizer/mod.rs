@@ -251,6 +251,12 @@ impl Tokenizer {
         self.inner.tokenizer.id_to_token(token)
     }
 
+    /// Returns the first token whose spelling differs in another tokenizer, or that only one of them has.
+    pub fn first_difference(&self, other: &Self) -> Option<TokenId> {
+        let size = self.vocab_size().max(other.vocab_size()) as TokenId;
+        (0..size).find(|&token| self.id_text(token) != other.id_text(token))
+    }
+
     /// Returns the special tokens, sorted by id.
     pub fn special_tokens(&self) -> &[SpecialToken] {
         self.inner.specials.tokens()

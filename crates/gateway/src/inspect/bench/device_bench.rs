@@ -144,7 +144,7 @@ impl DeviceBench<'_> {
             progress: self.progress,
             cancel: self.cancel.clone(),
         };
-        LoadedModel::load(&request, None, |request| device_selection::open_first(request, [place]))
+        LoadedModel::load(&request, None, None, |request| device_selection::open_first(request, [place]))
     }
 
     /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that grows warm

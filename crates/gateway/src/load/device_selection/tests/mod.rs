@@ -137,7 +137,7 @@ impl Package {
             progress,
             cancel: cancel.clone(),
         };
-        LoadedModel::load(&request, None, select)
+        LoadedModel::load(&request, None, None, select)
     }
 }
 

@@ -1,0 +1,114 @@
+//! The draft model of a chat model. It is loaded together with that model and leaves the memory with it.
+
+use std::{sync::Arc, time::Instant};
+
+use narthex_engine::{draft_model::DraftModel, supervise::SupervisedExecutor};
+use narthex_spec::{ModelName, ProgressSink, Variant, manifest::Manifest};
+
+use crate::{
+    cancel::Cancel,
+    config::Config,
+    error::Error,
+    library::{Library, package::Package},
+    load::{open_model::OpenModel, request::LoadRequest},
+    report::models::{DraftModelStatus, ModelKind},
+};
+
+/// The package of a draft model with the vocabulary of a chat model.
+pub(crate) struct DraftPackage {
+    package: Arc<Package>,
+    /// Maximum bytes of its KV cache.
+    pub(crate) kv_budget: usize,
+}
+
+impl DraftPackage {
+    /// Verifies and opens the package that the settings name. Returns `None` if they name none, for an encoder, and for
+    /// the draft model itself, which has no other draft model.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`], [`Error::WrongKind`], and [`Error::Invalid`] for another vocabulary.
+    pub(crate) fn of(
+        library: &Library,
+        target: &Package,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Option<Self>, Error> {
+        let key = library.draft_model()?.filter(|key| *key != target.key);
+        let Some(key) = key.filter(|_| target.manifest.architecture.is_decoder()) else { return Ok(None) };
+        let folder =
+            library.store.package(&key.name, key.scheme).ok_or_else(|| library.not_installed(&key))?;
+        let package = Package::open_verified(&library.store, &key, &folder, progress, cancel)?;
+        if !package.manifest.architecture.is_decoder() {
+            let is = ModelKind::of(&package.manifest).describe();
+            return Err(Error::WrongKind { name: key.name, is, wanted: ModelKind::Chat.describe() });
+        }
+        check_vocabulary(target, &package)?;
+        let kv_budget = kv_budget(library.config.kv_budget, &target.manifest, &package.manifest);
+        Ok(Some(Self { package: Arc::new(package), kv_budget }))
+    }
+
+    /// Opens the package by `open`, with the settings of `request`, which is that of the chat model.
+    pub(crate) fn open(
+        self,
+        request: &LoadRequest<'_>,
+        open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
+    ) -> Result<OpenDraftModel, Error> {
+        let config = Config { slots: 1, kv_budget: self.kv_budget, ..(*request.config).clone() };
+        let request = LoadRequest { package: self.package, config: Arc::new(config), ..request.clone() };
+        let executor = open(&request)?.model.decoder(&request.package.key.name)?;
+        Ok(OpenDraftModel { package: request.package, executor })
+    }
+}
+
+/// A draft model that is open on its device.
+pub(crate) struct OpenDraftModel {
+    pub(crate) package: Arc<Package>,
+    executor: SupervisedExecutor,
+}
+
+impl OpenDraftModel {
+    /// Returns the draft model for the engine of `target`. Its failure is logged.
+    pub(crate) fn for_engine(self, target: ModelName) -> DraftModel {
+        let (start, name) = (Instant::now(), self.package.key.name.clone());
+        DraftModel::new(self.executor.timed_by(move || start.elapsed()), move |error| {
+            tracing::warn!(
+                "the draft model {name} failed: {error}; {target} answers without it until it is loaded again"
+            );
+        })
+    }
+}
+
+/// Returns the status of a draft model.
+pub(crate) fn status(package: &Package) -> DraftModelStatus {
+    let bytes = package.manifest.files.values().map(|file| file.bytes).sum();
+    DraftModelStatus { name: package.key.name.clone(), scheme: package.key.scheme, bytes }
+}
+
+/// Refuses a draft model whose tokens are not those of the chat model.
+fn check_vocabulary(target: &Package, draft: &Package) -> Result<(), Error> {
+    let Some(token) = target.tokenizer.first_difference(&draft.tokenizer) else { return Ok(()) };
+    let text = |package: &Package| {
+        package.tokenizer.id_text(token).map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
+    };
+    let message = format!(
+        "expected a model with the vocabulary of {}, found {}, whose token {token} is {} instead of {}; name a smaller \
+         model of the same family, or none",
+        target.key.name,
+        draft.key.name,
+        text(draft),
+        text(target)
+    );
+    Err(Error::invalid("draft_model", message))
+}
+
+/// Returns the bytes of the draft model's KV cache for the longest sequence of the chat model, at most `most`.
+fn kv_budget(most: usize, target: &Manifest, draft: &Manifest) -> usize {
+    let token_bytes = |manifest: &Manifest| {
+        let graph = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic)?;
+        let bytes: usize = graph.kv.iter().map(|layer| layer.bytes_per_token()).sum();
+        (bytes > 0).then_some(bytes)
+    };
+    let (Some(of_target), Some(of_draft)) = (token_bytes(target), token_bytes(draft)) else { return most };
+    let tokens = target.max_length.min(draft.max_length).min(most / of_target);
+    tokens.saturating_mul(of_draft).min(most)
+}
