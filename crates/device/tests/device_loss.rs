@@ -11,7 +11,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling},
     supervise::{SupervisedEncoder, SupervisedExecutor},
 };
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::{SlotId, Speculation, TokenId};
 use narthex_testkit::{
     encoder::FakeEncoder,
     executor::{FakeExecutor, Fault},
@@ -52,6 +52,7 @@ fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>
             sampling: Sampling::greedy(),
             constraint: None,
             logprobs: None,
+            speculation: Speculation::Auto,
             sink: Box::new(sink.clone()),
         };
         core.submit(request).unwrap();

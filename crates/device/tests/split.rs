@@ -18,7 +18,7 @@ use narthex_engine::{
     executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
     request::{Request, Sampling},
 };
-use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
+use narthex_spec::{Scheme, SlotId, Speculation, TokenId, recipe::FixedShapes};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -173,6 +173,7 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
         sampling: Sampling { temperature: 1.0, seed: u64::from(n), ..Sampling::greedy() },
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink.clone()),
     };
     let answer = |executor: Box<dyn Executor>, numbers: std::ops::Range<u32>| {

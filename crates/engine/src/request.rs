@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use narthex_spec::TokenId;
+use narthex_spec::{Speculation, TokenId};
 
 use crate::{constraint::Constraint, executor::StepError};
 
@@ -27,6 +27,8 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Log-probabilities to report for generated tokens and, with [`LogProbs::prompt`], for the prompt.
     pub logprobs: Option<LogProbs>,
+    /// Verification of several tokens in one step, unless the engine's configuration disables it.
+    pub speculation: Speculation,
     /// Receiver of the tokens. It is not called if the request is refused.
     pub sink: Box<dyn TokenSink>,
 }

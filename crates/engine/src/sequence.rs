@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::{SlotId, Speculation, TokenId};
 
 use crate::{
     constraint::{ActiveConstraint, Progress},
@@ -47,7 +47,7 @@ pub(crate) struct Sequence {
     reused: Option<usize>,
     /// 1 after a final stop token, which is counted but not reported; otherwise 0.
     stopped: usize,
-    /// Cleared after a step with a draft ran out of memory.
+    /// False without speculation, and after a step with a draft ran out of memory.
     pub(crate) can_draft: bool,
     /// Acceptance of its drafts so far.
     pub(crate) acceptance: Acceptance,
@@ -83,7 +83,7 @@ impl Sequence {
             reported: 0,
             reused: None,
             stopped: 0,
-            can_draft: true,
+            can_draft: request.speculation == Speculation::Auto,
             acceptance: Acceptance::default(),
             drafted: [0; 2],
             handle: handle.clone(),
@@ -403,6 +403,7 @@ mod tests {
             sampling: Sampling::greedy(),
             constraint: None,
             logprobs: None,
+            speculation: Speculation::Auto,
             sink: Box::new(Ends(sender)),
         };
         (Sequence::new(0, request, longest).0, ends)

@@ -15,6 +15,7 @@ use narthex_engine::{
     executor::{KvLimits, Limits},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
 };
+use narthex_spec::Speculation;
 use narthex_testkit::executor::FakeExecutor;
 
 struct Counting;
@@ -56,6 +57,7 @@ fn request(number: usize, sampling: Sampling, logprobs: Option<LogProbs>) -> Req
         sampling: Sampling { logit_bias: vec![(999, f32::NEG_INFINITY)], ..sampling },
         constraint: None,
         logprobs,
+        speculation: Speculation::Auto,
         sink: Box::new(Silent),
     }
 }

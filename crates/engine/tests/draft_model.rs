@@ -51,6 +51,7 @@ fn request(sink: &Recorder, prompt: Vec<u32>, max_tokens: usize) -> Request {
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink.clone()),
     }
 }

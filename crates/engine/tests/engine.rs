@@ -10,7 +10,7 @@ use narthex_engine::{
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, Speculation};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -30,6 +30,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink.clone()),
     }
 }

@@ -10,6 +10,7 @@ use narthex_engine::{
     executor::{KvLimits, Limits},
     request::{Request, Sampling},
 };
+use narthex_spec::Speculation;
 use narthex_testkit::{
     executor::{Clock, FakeExecutor, TimedExecutor},
     sink::Recorder,
@@ -29,6 +30,7 @@ fn request(prompt: usize, max_tokens: usize, sink: &Recorder) -> Request {
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink.clone()),
     }
 }

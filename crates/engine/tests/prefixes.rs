@@ -10,7 +10,7 @@ use narthex_engine::{
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Request, Sampling, Usage},
 };
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, Speculation};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault},
     invariant,
@@ -38,6 +38,7 @@ fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder 
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink.clone()),
     };
     core.submit(request).unwrap();

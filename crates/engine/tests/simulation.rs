@@ -124,6 +124,7 @@ impl Ask {
             sampling: Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::greedy() },
             constraint: self.is_constrained.then(|| Box::new(Thirds::default()) as Box<dyn Constraint>),
             logprobs,
+            speculation: Speculation::Auto,
             sink: Box::new(sink),
         }
     }

@@ -54,6 +54,7 @@ impl Bench {
             sampling: Sampling::greedy(),
             constraint: None,
             logprobs: None,
+            speculation: Speculation::Auto,
             sink: Box::new(sink.clone()),
         };
         change(&mut request);
@@ -202,6 +203,9 @@ fn drafts_take_no_memory_from_others_and_need_a_sequence_alone() {
     assert!(stats.accepted_tokens > 0, "{stats:?}");
     let mut bench = Bench::new(fake(1), Speculation::Auto);
     (0..2).for_each(|_| drop(bench.ask(100, |_| ())));
+    bench.drain();
+    // A request can refuse drafts.
+    bench.ask(100, |request| request.speculation = Speculation::Off);
     let stats = bench.drain();
     assert_eq!((stats.accepted_tokens, stats.rejected_tokens), (0, 0));
 }
@@ -221,6 +225,7 @@ fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
             sampling: Sampling::greedy(),
             constraint: None,
             logprobs: None,
+            speculation: Speculation::Auto,
             sink: Box::new(sink.clone()),
         };
         core.submit(request).unwrap();

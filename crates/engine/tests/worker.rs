@@ -13,7 +13,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{Drain, Engine, EngineConfig, SubmitError},
 };
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, Speculation};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault},
     sink::Recorder,
@@ -40,6 +40,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: impl TokenSink + 'static) ->
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(sink),
     }
 }

@@ -672,15 +672,17 @@ fn growing_and_interleaved_conversations_read_only_what_is_new() {
 fn drafts_are_counted_unless_speculation_is_off() {
     let tiny = Tiny::new();
     let model = tiny.chat();
-    let drafted = |speculation: Speculation| {
+    let drafted = |speculation: Speculation, draft: bool| {
         let live = Live::start(Config { speculation, ..tiny.config() });
-        let usage = live.post("/v1/chat/completions", &chat(&model, 100)).json()["usage"].clone();
+        let body = with(chat(&model, 100), json!({"draft": draft}));
+        let usage = live.post("/v1/chat/completions", &body).json()["usage"].clone();
         assert_eq!(usage["completion_tokens"], 100);
         let details = &usage["completion_tokens_details"];
         let counts = ["accepted_prediction_tokens", "rejected_prediction_tokens"];
         counts.iter().map(|name| details[name].as_u64().unwrap()).sum::<u64>()
     };
     // A model of random weights repeats itself, so that drafts can be looked up in the text.
-    assert!(drafted(Speculation::Auto) > 0);
-    assert_eq!(drafted(Speculation::Off), 0);
+    assert!(drafted(Speculation::Auto, true) > 0);
+    assert_eq!(drafted(Speculation::Auto, false), 0);
+    assert_eq!(drafted(Speculation::Off, true), 0);
 }

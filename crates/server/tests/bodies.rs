@@ -23,7 +23,7 @@ const PATHS: [&str; 3] = [CHAT, COMPLETIONS, EMBEDDINGS];
 fn valid(path: &str, chat: &str, embedding: &str) -> Value {
     let sampling = json!({
         "max_tokens": 4, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1,
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"7": 5}, "seed": 3, "stop": ["a", "b"],
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"7": 5}, "seed": 3, "draft": true, "stop": ["a", "b"],
         "n": 2, "stream": false, "stream_options": {"include_usage": true}, "user": "anna",
     });
     let own = match path {

@@ -16,6 +16,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling},
     sample::SplitMix64,
 };
+use narthex_spec::Speculation;
 use narthex_testkit::{executor::FakeExecutor, sink::Recorder};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
@@ -151,6 +152,7 @@ impl Bench {
             sampling: Sampling { logit_bias: self.biases(), ..sampling },
             constraint: Some(Box::new(constraint)),
             logprobs: None,
+            speculation: Speculation::Auto,
             sink: Box::new(sink.clone()),
         };
         self.core.submit(request).unwrap();

@@ -103,6 +103,7 @@ pub(super) fn start(
             constraint: AnswerConstraint::new(parts.clone(), stop, limits.vocab)
                 .map(|one| Box::new(one) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
+            speculation: options.speculation,
             sink: Box::new(ChoiceSink { choice, state: state.clone(), text }),
         };
         match engine.submit(request) {

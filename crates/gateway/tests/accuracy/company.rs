@@ -8,7 +8,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{Scheme, TokenId};
+use narthex_spec::{Scheme, Speculation, TokenId};
 
 use crate::{best, executor, goldens, rows};
 
@@ -53,6 +53,7 @@ fn submit(engine: &Engine, prompt: &[TokenId], max_tokens: usize) -> mpsc::Recei
         sampling: Sampling::greedy(),
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(Whole { tokens: Vec::new(), done }),
     };
     engine.submit(request).unwrap();

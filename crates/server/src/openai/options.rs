@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use narthex_gateway::request::{GenerateOptions, StopTokens};
+use narthex_spec::Speculation;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -42,6 +43,7 @@ pub(crate) struct Sampling {
     frequency_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
     seed: Option<i64>,
+    draft: Option<bool>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
     stream: Option<bool>,
@@ -67,6 +69,7 @@ impl Sampling {
         "frequency_penalty",
         "logit_bias",
         "seed",
+        "draft",
         "stop",
         "n",
         "stream",
@@ -110,6 +113,7 @@ impl Sampling {
             n: self.n.unwrap_or(1),
             logprobs,
             grammar: None,
+            speculation: if self.draft == Some(false) { Speculation::Off } else { Speculation::Auto },
             stop_tokens: if self.ignore_eos == Some(true) { StopTokens::Never } else { StopTokens::End },
         })
     }

@@ -10,7 +10,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::Engine,
 };
-use narthex_spec::TokenId;
+use narthex_spec::{Speculation, TokenId};
 
 use super::BenchOptions;
 use crate::error::Error;
@@ -89,6 +89,7 @@ pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error
         sampling: Sampling { logit_bias, ..Sampling::greedy() },
         constraint: None,
         logprobs: None,
+        speculation: Speculation::Auto,
         sink: Box::new(TimingSink { events }),
     };
     let begun = Instant::now();

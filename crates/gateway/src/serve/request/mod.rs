@@ -6,6 +6,7 @@ mod tools;
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, time::Duration};
 
+use narthex_spec::Speculation;
 pub use narthex_text::{
     grammar::Grammar,
     template::{FunctionCall, Message, Role, ToolCall},
@@ -123,6 +124,8 @@ pub struct GenerateOptions {
     pub stop_tokens: StopTokens,
     /// Number of tokens before which no stop token is generated.
     pub min_tokens: usize,
+    /// Verification of several tokens in one step, unless the settings disable it. It does not change answers.
+    pub speculation: Speculation,
 }
 
 /// Treatment of the tokens that end an answer.
@@ -155,6 +158,7 @@ impl GenerateOptions {
             grammar: None,
             stop_tokens: StopTokens::End,
             min_tokens: 0,
+            speculation: Speculation::Auto,
         }
     }
 }
