@@ -1,6 +1,6 @@
 //! A draft model of the settings: its load, its limits and the models that it fits.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Packed weights for the CPU: the first load stores them, later loads use them, and changed ones are packed again.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

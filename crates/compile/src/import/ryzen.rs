@@ -126,7 +126,7 @@ mod tests {
             Some("operators from onnx_custom_ops.dll, com.ryzenai:MatMulNBitsBf first"),
         );
         check(hybrid, None, Some("operators from onnx_custom_ops.dll"));
-        check(vitis, None, Some("folder holds a graph"));
+        check(vitis, None, Some("folder contains a graph"));
         check(json!({"provider_options": [{"dml": {}}]}), None, None);
         // ONNX Runtime reports operators of other vendors itself.
         check(json!({}), Some(graph("org.example", "Op")), None);
