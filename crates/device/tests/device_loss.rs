@@ -8,10 +8,10 @@ use narthex_engine::{
     encoder::{Encoder, EncoderLimits, Rows},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, StepError, StepPlan, Wanted},
-    request::{Finish, Request, Sampling},
+    request::{Finish, Request},
     supervise::{SupervisedEncoder, SupervisedExecutor},
 };
-use narthex_spec::{SlotId, Speculation, TokenId};
+use narthex_spec::{SlotId, TokenId};
 use narthex_testkit::{
     encoder::FakeEncoder,
     executor::{FakeExecutor, Fault},
@@ -45,16 +45,7 @@ fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>
     let mut core = EngineLoop::new(executor, config);
     let mut ask = |prompt: &[TokenId]| {
         let sink = Recorder::new();
-        let request = Request {
-            prompt: prompt.to_vec(),
-            max_tokens: 9,
-            stop: vec![],
-            sampling: Sampling::greedy(),
-            constraint: None,
-            logprobs: None,
-            speculation: Speculation::Auto,
-            sink: Box::new(sink.clone()),
-        };
+        let request = Request::greedy(prompt.to_vec(), 9, sink.clone());
         core.submit(request).unwrap();
         sink
     };

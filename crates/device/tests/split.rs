@@ -18,7 +18,7 @@ use narthex_engine::{
     executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
     request::{Request, Sampling},
 };
-use narthex_spec::{Scheme, SlotId, Speculation, TokenId, recipe::FixedShapes};
+use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -165,16 +165,11 @@ fn a_side_that_cannot_rewind_forgets_where_the_other_knows() {
 /// Many requests over two fakes that fail at times, each compared with its answer from a single fake.
 #[test]
 fn an_engine_over_a_split_answers_as_over_one_executor() {
-    let request = |n: u32, sink: &Recorder| Request {
+    let request = |n: u32, sink: &Recorder| {
         // Prompts share prefixes, so that slots are truncated and reused.
-        prompt: (0..1 + n * 7 % 40).map(|i| (n % 3 * 5 + i) % 30).collect(),
-        max_tokens: 1 + n as usize % 13,
-        stop: Vec::new(),
-        sampling: Sampling { temperature: 1.0, seed: u64::from(n), ..Sampling::greedy() },
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink.clone()),
+        let prompt = (0..1 + n * 7 % 40).map(|i| (n % 3 * 5 + i) % 30).collect();
+        let sampling = Sampling { temperature: 1.0, seed: u64::from(n), ..Sampling::greedy() };
+        Request { sampling, ..Request::greedy(prompt, 1 + n as usize % 13, sink.clone()) }
     };
     let answer = |executor: Box<dyn Executor>, numbers: std::ops::Range<u32>| {
         let config = EngineConfig { max_queue: 0, ..EngineConfig::for_limits(executor.limits()) };

@@ -33,6 +33,22 @@ pub struct Request {
     pub sink: Box<dyn TokenSink>,
 }
 
+impl Request {
+    /// Creates a request for a greedy answer without stop tokens, constraint and log-probabilities.
+    pub fn greedy(prompt: Vec<TokenId>, max_tokens: usize, sink: impl TokenSink + 'static) -> Self {
+        Self {
+            prompt,
+            max_tokens,
+            stop: Vec::new(),
+            sampling: Sampling::greedy(),
+            constraint: None,
+            logprobs: None,
+            speculation: Speculation::Auto,
+            sink: Box::new(sink),
+        }
+    }
+}
+
 /// Log-probabilities to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogProbs {

@@ -376,7 +376,6 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::request::Sampling;
 
     struct Ends(mpsc::Sender<Finish>);
 
@@ -396,16 +395,7 @@ mod tests {
 
     fn reporting(prompt: usize, max_tokens: usize, longest: usize) -> (Sequence, mpsc::Receiver<Finish>) {
         let (sender, ends) = mpsc::channel();
-        let request = Request {
-            prompt: vec![0; prompt],
-            max_tokens,
-            stop: vec![],
-            sampling: Sampling::greedy(),
-            constraint: None,
-            logprobs: None,
-            speculation: Speculation::Auto,
-            sink: Box::new(Ends(sender)),
-        };
+        let request = Request::greedy(vec![0; prompt], max_tokens, Ends(sender));
         (Sequence::new(0, request, longest).0, ends)
     }
 

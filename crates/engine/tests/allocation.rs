@@ -15,7 +15,6 @@ use narthex_engine::{
     executor::{KvLimits, Limits},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
 };
-use narthex_spec::Speculation;
 use narthex_testkit::executor::FakeExecutor;
 
 struct Counting;
@@ -51,14 +50,10 @@ impl TokenSink for Silent {
 
 fn request(number: usize, sampling: Sampling, logprobs: Option<LogProbs>) -> Request {
     Request {
-        prompt: vec![number as u32; 10],
-        max_tokens: 1500,
         stop: vec![999],
         sampling: Sampling { logit_bias: vec![(999, f32::NEG_INFINITY)], ..sampling },
-        constraint: None,
         logprobs,
-        speculation: Speculation::Auto,
-        sink: Box::new(Silent),
+        ..Request::greedy(vec![number as u32; 10], 1500, Silent)
     }
 }
 

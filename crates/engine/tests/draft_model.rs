@@ -43,19 +43,6 @@ fn prompt(length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| i * i % 50).collect()
 }
 
-fn request(sink: &Recorder, prompt: Vec<u32>, max_tokens: usize) -> Request {
-    Request {
-        prompt,
-        max_tokens,
-        stop: vec![],
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink.clone()),
-    }
-}
-
 /// An engine with a draft model, or without speculation.
 struct Bench {
     core: EngineLoop,
@@ -84,7 +71,7 @@ impl Bench {
     /// Runs a request, and checks the engine's invariants after each step.
     fn run(&mut self, length: usize, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recording {
         let sink = Recorder::new();
-        let mut request = request(&sink, prompt(length), max_tokens);
+        let mut request = Request::greedy(prompt(length), max_tokens, sink.clone());
         change(&mut request);
         self.core.submit(request).unwrap();
         self.drain();
@@ -93,9 +80,7 @@ impl Bench {
 
     fn drain(&mut self) {
         while self.core.step() == Work::Busy {
-            let snapshot = self.core.snapshot();
-            invariant::check(&snapshot).unwrap();
-            invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
+            invariant::check_engine(&self.core, &self.watch).unwrap();
         }
     }
 
@@ -159,7 +144,7 @@ fn the_draft_model_follows_the_sequence_that_runs_alone() {
     // Sequences that run together have no drafts.
     let sinks = [Recorder::new(), Recorder::new()];
     for sink in &sinks {
-        bench.core.submit(request(sink, prompt(9), 40)).unwrap();
+        bench.core.submit(Request::greedy(prompt(9), 40, sink.clone())).unwrap();
     }
     bench.drain();
     assert_eq!((bench.stats().accepted_tokens, watch.lengths()[0]), (alone.accepted_tokens, held));
@@ -231,7 +216,7 @@ fn speedup(draft: fn() -> FakeExecutor, costs: [[u64; 2]; 2], prompt_length: usi
         }
         for turn in 0..2 {
             let sink = Recorder::new();
-            core.submit(request(&sink, prompt(prompt_length + turn), 200)).unwrap();
+            core.submit(Request::greedy(prompt(prompt_length + turn), 200, sink.clone())).unwrap();
             while core.step() == Work::Busy {}
             assert_eq!(sink.recording().tokens.len(), 200);
         }

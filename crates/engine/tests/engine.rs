@@ -10,7 +10,7 @@ use narthex_engine::{
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
-use narthex_spec::{SlotId, Speculation};
+use narthex_spec::SlotId;
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -23,16 +23,7 @@ fn limits(slots: usize, budget: usize) -> Limits {
 }
 
 fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        stop: vec![],
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink.clone()),
-    }
+    Request::greedy(prompt.to_vec(), max_tokens, sink.clone())
 }
 
 /// An engine whose invariants are checked after every step.
@@ -62,9 +53,7 @@ impl Bench {
 
     fn step(&mut self) -> Work {
         let work = self.core.step();
-        let snapshot = self.core.snapshot();
-        invariant::check(&snapshot).unwrap();
-        invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
+        invariant::check_engine(&self.core, &self.watch).unwrap();
         work
     }
 

@@ -8,9 +8,8 @@ use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits},
-    request::{Request, Sampling},
+    request::Request,
 };
-use narthex_spec::Speculation;
 use narthex_testkit::{
     executor::{Clock, FakeExecutor, TimedExecutor},
     sink::Recorder,
@@ -23,16 +22,7 @@ const COSTS: [u64; 2] = [10_000, 1_000];
 const PROMPT: usize = 3000;
 
 fn request(prompt: usize, max_tokens: usize, sink: &Recorder) -> Request {
-    Request {
-        prompt: (0..prompt as u32).map(|i| i * i % 47).collect(),
-        max_tokens,
-        stop: vec![],
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink.clone()),
-    }
+    Request::greedy((0..prompt as u32).map(|i| i * i % 47).collect(), max_tokens, sink.clone())
 }
 
 /// Times of the steps that read a long prompt beside a running answer.

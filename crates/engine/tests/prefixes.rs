@@ -8,9 +8,9 @@ use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
-    request::{Request, Sampling, Usage},
+    request::{Request, Usage},
 };
-use narthex_spec::{SlotId, Speculation};
+use narthex_spec::SlotId;
 use narthex_testkit::{
     executor::{FakeExecutor, Fault},
     invariant,
@@ -31,16 +31,7 @@ fn engine(executor: impl Executor + 'static) -> EngineLoop {
 
 fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
     let sink = Recorder::new();
-    let request = Request {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        stop: vec![],
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink.clone()),
-    };
+    let request = Request::greedy(prompt.to_vec(), max_tokens, sink.clone());
     core.submit(request).unwrap();
     sink
 }

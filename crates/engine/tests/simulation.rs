@@ -118,14 +118,11 @@ impl Thirds {
 impl Ask {
     fn request(&self, sink: Recorder, logprobs: Option<LogProbs>) -> Request {
         Request {
-            prompt: self.prompt.clone(),
-            max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             sampling: Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::greedy() },
             constraint: self.is_constrained.then(|| Box::new(Thirds::default()) as Box<dyn Constraint>),
             logprobs,
-            speculation: Speculation::Auto,
-            sink: Box::new(sink),
+            ..Request::greedy(self.prompt.clone(), self.max_tokens, sink)
         }
     }
 
@@ -219,9 +216,7 @@ impl World {
 
     fn step(&mut self) -> Work {
         let work = self.core.step();
-        let snapshot = self.core.snapshot();
-        invariant::check(&snapshot).unwrap();
-        invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
+        invariant::check_engine(&self.core, &self.watch).unwrap();
         work
     }
 }

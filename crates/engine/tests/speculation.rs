@@ -6,7 +6,7 @@ use narthex_engine::{
     config::{EngineConfig, EngineStats},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, StepError},
-    request::{Finish, LogProbs, Request, Sampling},
+    request::{Finish, LogProbs, Request},
 };
 use narthex_spec::Speculation;
 use narthex_testkit::{
@@ -47,16 +47,7 @@ impl Bench {
     }
 
     fn ask_with(&mut self, sink: Recorder, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recorder {
-        let mut request = Request {
-            prompt: (0..20).map(|i| i * i % 50).collect(),
-            max_tokens,
-            stop: vec![],
-            sampling: Sampling::greedy(),
-            constraint: None,
-            logprobs: None,
-            speculation: Speculation::Auto,
-            sink: Box::new(sink.clone()),
-        };
+        let mut request = Request::greedy((0..20).map(|i| i * i % 50).collect(), max_tokens, sink.clone());
         change(&mut request);
         self.core.submit(request).unwrap();
         sink
@@ -64,9 +55,7 @@ impl Bench {
 
     fn drain(&mut self) -> EngineStats {
         while self.core.step() == Work::Busy {
-            let snapshot = self.core.snapshot();
-            invariant::check(&snapshot).unwrap();
-            invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
+            invariant::check_engine(&self.core, &self.watch).unwrap();
         }
         self.core.stats()
     }
@@ -218,16 +207,7 @@ fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
         let config = EngineConfig { speculation, ..EngineConfig::for_limits(&limits()) };
         let mut core = EngineLoop::new(supervised, config);
         let sink = Recorder::new();
-        let request = Request {
-            prompt: vec![1, 2, 3],
-            max_tokens: 400,
-            stop: vec![],
-            sampling: Sampling::greedy(),
-            constraint: None,
-            logprobs: None,
-            speculation: Speculation::Auto,
-            sink: Box::new(sink.clone()),
-        };
+        let request = Request::greedy(vec![1, 2, 3], 400, sink.clone());
         core.submit(request).unwrap();
         while core.step() == Work::Busy {}
         assert_eq!(sink.recording().tokens.len(), 400);

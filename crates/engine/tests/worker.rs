@@ -10,10 +10,10 @@ use std::{
 
 use narthex_engine::{
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
-    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
+    request::{Finish, Request, TokenEvent, TokenSink, Usage},
     worker::{Drain, Engine, EngineConfig, SubmitError},
 };
-use narthex_spec::{SlotId, Speculation};
+use narthex_spec::SlotId;
 use narthex_testkit::{
     executor::{FakeExecutor, Fault},
     sink::Recorder,
@@ -33,16 +33,7 @@ fn engine(max_queue: usize, change: impl FnOnce(&mut FakeExecutor)) -> Engine {
 }
 
 fn request(prompt: &[u32], max_tokens: usize, sink: impl TokenSink + 'static) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        stop: vec![],
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(sink),
-    }
+    Request::greedy(prompt.to_vec(), max_tokens, sink)
 }
 
 /// A sink that signals its first token and then blocks the engine's thread until it is released.

@@ -1,9 +1,22 @@
 //! Invariants of the engine between any two steps, checked on a copy of its state.
 
 use narthex_engine::{
+    engine_loop::EngineLoop,
     kv::SlotState,
     snapshot::{RunningSequence, Snapshot},
 };
+
+use crate::executor::Watch;
+
+/// Checks every invariant of an engine over a fake executor.
+///
+/// # Errors
+/// The first violated invariant.
+pub fn check_engine(core: &EngineLoop, executor: &Watch) -> Result<(), String> {
+    let snapshot = core.snapshot();
+    check(&snapshot)?;
+    check_executor(&snapshot, &executor.lengths())
+}
 
 /// Checks every invariant except that of [`check_executor`].
 ///

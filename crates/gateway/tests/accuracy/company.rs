@@ -5,10 +5,10 @@ use std::{ops::ControlFlow, sync::mpsc};
 
 use narthex_engine::{
     executor::Executor,
-    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
+    request::{Finish, Request, TokenEvent, TokenSink, Usage},
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{Scheme, Speculation, TokenId};
+use narthex_spec::{Scheme, TokenId};
 
 use crate::{best, executor, goldens, rows};
 
@@ -46,16 +46,7 @@ fn start() -> Engine {
 
 fn submit(engine: &Engine, prompt: &[TokenId], max_tokens: usize) -> mpsc::Receiver<Vec<TokenId>> {
     let (done, answer) = mpsc::channel();
-    let request = Request {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        stop: Vec::new(),
-        sampling: Sampling::greedy(),
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(Whole { tokens: Vec::new(), done }),
-    };
+    let request = Request::greedy(prompt.to_vec(), max_tokens, Whole { tokens: Vec::new(), done });
     engine.submit(request).unwrap();
     answer
 }

@@ -10,7 +10,7 @@ use narthex_engine::{
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::Engine,
 };
-use narthex_spec::{Speculation, TokenId};
+use narthex_spec::TokenId;
 
 use super::BenchOptions;
 use crate::error::Error;
@@ -83,14 +83,9 @@ pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error
     let (events, received) = mpsc::channel();
     let logit_bias = request.suppressed.iter().map(|&token| (token, SUPPRESSION)).collect();
     let submitted = Request {
-        prompt: request.prompt,
-        max_tokens: request.tokens,
         stop: request.suppressed,
         sampling: Sampling { logit_bias, ..Sampling::greedy() },
-        constraint: None,
-        logprobs: None,
-        speculation: Speculation::Auto,
-        sink: Box::new(TimingSink { events }),
+        ..Request::greedy(request.prompt, request.tokens, TimingSink { events })
     };
     let begun = Instant::now();
     engine

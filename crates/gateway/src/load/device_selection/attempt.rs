@@ -158,12 +158,12 @@ fn open_sessions(
         }
         _ => {
             let variant = request.variant(main.name, head.as_ref());
-            match main.name == DeviceName::Cpu && variant == Variant::Dynamic {
-                true if request.manifest().architecture.is_decoder() => {
-                    kv_precision::open(request, cache, notes)
-                }
-                true => sessions::open_on_cpu(request, &cache.folder),
-                false => sessions::open(request, devices, variant, Form::Graph),
+            if main.name != DeviceName::Cpu || variant != Variant::Dynamic {
+                sessions::open(request, devices, variant, Form::Graph)
+            } else if request.manifest().architecture.is_decoder() {
+                kv_precision::open(request, cache, notes)
+            } else {
+                sessions::open_on_cpu(request, &cache.folder)
             }
         }
     };
