@@ -17,9 +17,11 @@ pub fn unpack(wheel: &Path, into: &Path) -> Result<usize, Error> {
 
 /// Parses a key file, encodes its keys and parses the result. Returns the number of keys.
 ///
-/// # Errors The reason if the bytes are not a key file.
+/// # Errors
+/// The reason if the bytes are not a key file.
 ///
-/// # Panics The encoded keys differ when parsed again.
+/// # Panics
+/// The encoded keys differ when parsed again.
 pub fn read_keys(bytes: &[u8]) -> Result<usize, String> {
     let keys = keys::parse(bytes)?;
     assert_eq!(

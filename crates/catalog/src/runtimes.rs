@@ -72,7 +72,8 @@ impl RuntimeInfo {
 
 /// Returns the platform for which this program was built.
 ///
-/// # Errors [`Error::UnsupportedPlatform`] if there are no wheels for it.
+/// # Errors
+/// [`Error::UnsupportedPlatform`] if there are no wheels for it.
 pub fn platform() -> Result<Platform, Error> {
     let (os, arch) = (env::consts::OS, env::consts::ARCH);
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
@@ -91,7 +92,8 @@ pub fn pinned_for(kind: Ep, platform: Platform) -> Result<Pin, Error> {
 
 /// Installs a runtime, unless it is installed already.
 ///
-/// # Errors [`Error::NoRuntime`] if there is no wheel for this machine, [`Error::WrongHash`] if the wheel is not the
+/// # Errors
+/// [`Error::NoRuntime`] if there is no wheel for this machine, [`Error::WrongHash`] if the wheel is not the
 /// pinned one.
 pub fn install(
     store: &Store,

@@ -21,7 +21,7 @@ use crate::{
 /// of a long prompt would take gigabytes.
 const ALL_ROWS_CHUNK: usize = 32;
 
-/// A sequence in the engine. Its sink always receives the end exactly once.
+/// A sequence in the engine. It reports its end to its sink exactly once, even if it is dropped.
 pub(crate) struct Sequence {
     /// Order of submission.
     pub(crate) number: u64,

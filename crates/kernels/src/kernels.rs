@@ -149,7 +149,7 @@ impl Kernels {
     /// multiple of 16 or at the last column. `out` has the rows of the input and the columns of the range.
     ///
     /// # Panics
-    /// Panics if shapes or blocks contradict each other.
+    /// Panics if the shapes or the blocks do not match.
     pub fn matmul(
         &self,
         input: &QuantizedRows,
@@ -176,7 +176,7 @@ impl Kernels {
     /// a multiple of 16 or at the last column. `out` has the rows of the input and the columns of the range.
     ///
     /// # Panics
-    /// Panics if shapes contradict each other.
+    /// Panics if the shapes do not match.
     pub fn matmul_float(
         &self,
         input: &FloatRows,
@@ -193,7 +193,7 @@ impl Kernels {
     /// Divides each row by its root mean square, and multiplies it by a gain.
     ///
     /// # Panics
-    /// Panics if shapes contradict each other.
+    /// Panics if the shapes do not match.
     pub fn rms_norm(&self, input: MatrixRef<'_>, gain: &[f32], epsilon: f32, out: MatrixMut<'_>) {
         let shape = (input.rows(), input.columns());
         assert_eq!(gain.len(), input.columns(), "length of the gain");
@@ -204,7 +204,7 @@ impl Kernels {
     /// Adds `input` to the residual stream, and writes the [`Self::rms_norm`] of the sum to `out`.
     ///
     /// # Panics
-    /// Panics if shapes contradict each other.
+    /// Panics if the shapes do not match.
     pub fn add_rms_norm(
         &self,
         input: MatrixRef<'_>,
@@ -251,7 +251,7 @@ impl Kernels {
     /// heads and by tokens.
     ///
     /// # Panics
-    /// Panics if shapes contradict each other, or a query's own key is not in the cache where the mask is causal.
+    /// Panics if the shapes do not match, or a query's own key is not in the cache where the mask is causal.
     pub fn attend(
         &self,
         attention: &Attention,
@@ -295,7 +295,7 @@ impl Kernels {
     /// queries' shape.
     ///
     /// # Panics
-    /// Panics if shapes contradict each other.
+    /// Panics if the shapes do not match.
     pub fn join_attention(&self, parts: &[AttentionPart], out: MatrixMut<'_>) {
         let Some((queries, size)) = parts.first().map(AttentionPart::shape) else { return };
         assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");

@@ -20,7 +20,8 @@ pub fn check_engine(core: &EngineLoop, executor: &Watch) -> Result<(), String> {
 
 /// Checks every invariant except that of [`check_executor`].
 ///
-/// # Errors The first violated invariant.
+/// # Errors
+/// The first violated invariant.
 pub fn check(snapshot: &Snapshot) -> Result<(), String> {
     check_slots(snapshot)?;
     let numbers: Vec<u64> =
@@ -70,7 +71,8 @@ fn check_slots(snapshot: &Snapshot) -> Result<(), String> {
 
 /// Compares the engine's lengths with those of the executor, slot by slot. The content of retired slots is unknown.
 ///
-/// # Errors The first slot that differs.
+/// # Errors
+/// The first slot that differs.
 pub fn check_executor(snapshot: &Snapshot, held: &[usize]) -> Result<(), String> {
     for (slot, (state, &found)) in snapshot.slots.iter().zip(held).enumerate() {
         let expected = state.length();

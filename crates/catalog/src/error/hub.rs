@@ -81,7 +81,7 @@ pub enum HubError {
         reason: &'static str,
     },
     /// A response is malformed.
-    #[error("the hub's answer about {repo} is not valid: {reason}")]
+    #[error("the hub's response for {repo} is not valid: {reason}")]
     BadAnswer {
         /// The repository.
         repo: String,

@@ -70,7 +70,8 @@ impl Staging {
 
     /// Flushes everything to the disk and renames the folder into place, replacing an older one. Returns its new path.
     ///
-    /// # Errors [`Error::NoManifest`] for a package without `manifest.json`; [`Error::Io`]. In these cases the older
+    /// # Errors
+    /// [`Error::NoManifest`] for a package without `manifest.json`; [`Error::Io`]. In these cases the older
     /// folder is kept.
     pub fn commit(self) -> Result<PathBuf, Error> {
         if let StagingTarget::Package { name, scheme } = &self.becomes

@@ -23,7 +23,7 @@ pub(crate) fn offline(home: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Returns [`offline`] with ONNX Runtime.
+/// Returns the command of [`offline`], which also finds ONNX Runtime.
 pub(crate) fn with_runtime(home: &Path, args: &[&str]) -> Command {
     let mut command = offline(home, args);
     command.env("ORT_DYLIB_PATH", library());

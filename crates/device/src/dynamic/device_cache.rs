@@ -143,8 +143,7 @@ impl DeviceKvCache {
         Ok(())
     }
 
-    /// Replaces a slot's tensors by tensors of another capacity with the same contents. After an error, nothing has
-    /// changed.
+    /// Changes the capacity of a slot's tensors and keeps their contents. On an error, the slot is unchanged.
     fn resize(&mut self, Resize { slot, capacity }: Resize) -> Result<(), StepError> {
         let held = &self.slots[slot];
         let mut layers = Vec::with_capacity(self.layers.len());

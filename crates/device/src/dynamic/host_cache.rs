@@ -193,7 +193,7 @@ impl HostKvCache {
         }
     }
 
-    /// Releases memory if slots need far less than the cache has.
+    /// Shrinks the cache if its capacity is far above the slots' needs.
     fn shrink(&mut self) {
         let occupied = self.row_of.iter().flatten().count();
         if occupied == 0 {

@@ -138,7 +138,8 @@ impl Device {
 
     /// Returns the device with settings of an NPU, which a CPU or GPU ignores.
     ///
-    /// # Errors A [`Refusal`] for an NPU of another vendor, which has no such settings.
+    /// # Errors
+    /// A [`Refusal`] for an NPU of another vendor, which has no such settings.
     pub fn with_npu_options(mut self, wanted: NpuOptions) -> Result<Self, Refusal> {
         if let Self::Qnn(options) = &mut self {
             options.npu = wanted;

@@ -73,7 +73,7 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     Some(sources)
 }
 
-/// Returns the patch that replaces a node by `narthex.Linear`.
+/// Returns the patch that replaces a node with `narthex.Linear`.
 fn linear_patch(node: &Node, index: usize, norm: Option<&Node>) -> Option<Patch> {
     let mut replacement = Replacement::of(node);
     let own = own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]);

@@ -21,7 +21,8 @@ pub(crate) struct Tensor<'a> {
 impl<'a> Tensor<'a> {
     /// Creates a view of `elements`.
     ///
-    /// # Panics The shape does not have that many elements, or the elements do not have the size of `dtype`.
+    /// # Panics
+    /// The shape does not have that many elements, or the elements do not have the size of `dtype`.
     pub(crate) fn new<T: bytemuck::Pod>(elements: &mut [T], dtype: DType, shape: &'a [i64]) -> Self {
         let expected: i64 = shape.iter().product();
         assert_eq!(elements.len() as i64, expected, "a tensor of shape {shape:?}");

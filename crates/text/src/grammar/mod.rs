@@ -175,7 +175,8 @@ pub struct GrammarCompiler {
 impl GrammarCompiler {
     /// Reads the vocabulary. `stop` are the tokens that end an answer.
     ///
-    /// # Errors The vocabulary cannot be used.
+    /// # Errors
+    /// The vocabulary cannot be used.
     pub fn new(tokenizer: &Tokenizer, stop: &[TokenId]) -> Result<Self, GrammarError> {
         let unusable = |reason: String| GrammarError::Vocabulary { reason };
         let make = || {

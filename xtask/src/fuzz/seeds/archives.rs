@@ -44,7 +44,7 @@ fn binding(role: Value, name: &str) -> Value {
     json!({"slot": role, "name": name, "dtype": "f32", "shape": ["batch", 64]})
 }
 
-/// Returns a manifest with the fields common to both kinds.
+/// Returns the manifest of a package. Decoders and encoders differ in the arguments.
 fn manifest(architecture: Value, graph: Value, tables: Value) -> Value {
     let digest = "0".repeat(64);
     json!({

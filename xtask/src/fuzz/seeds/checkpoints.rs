@@ -31,7 +31,7 @@ pub(super) fn gguf() -> Vec<Input> {
     inputs
 }
 
-/// Number of tensor bytes that are kept after a header.
+/// Number of bytes of tensor data in a seed.
 const KEPT: usize = 64;
 
 /// Returns a file up to a few bytes after the start of its tensors.
