@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::Context;
 use narthex_gateway::Cancel;
+use tokio::sync::oneshot;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static COUNT: AtomicU8 = AtomicU8::new(0);
@@ -66,9 +67,22 @@ fn end_after_grace() {
     }
 }
 
-/// Lets the server stop by itself after a signal.
-pub(crate) fn leave_to_server() {
+/// Lets the server stop by itself after a signal. The returned future ends at the first signal, which may have come
+/// before this call. A second signal ends the process at once.
+pub(crate) fn leave_to_server() -> impl Future<Output = ()> {
     SERVING.store(true, Ordering::Relaxed);
+    cancelled(cancel())
+}
+
+/// Waits until the signal is set.
+async fn cancelled(cancel: &Cancel) {
+    let (sender, receiver) = oneshot::channel();
+    let callback = cancel.on_cancel(move || {
+        // The receiver exists until this function returns, and nobody waits after that.
+        let _ = sender.send(());
+    });
+    let _ = receiver.await;
+    drop(callback);
 }
 
 /// Ignores SIGXFSZ, so that a write beyond the limit on file sizes is an error instead of the end of the process.
@@ -110,4 +124,25 @@ pub(crate) fn take() -> bool {
 /// Returns true if Ctrl-C was pressed.
 pub(crate) fn pressed() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_server_sees_signals_from_before_and_after_its_start() {
+        let mut context = Context::from_waker(Waker::noop());
+        let cancel = Cancel::new();
+        let mut early = pin!(cancelled(&cancel));
+        assert_eq!(early.as_mut().poll(&mut context), Poll::Pending);
+        cancel.cancel();
+        assert_eq!(early.poll(&mut context), Poll::Ready(()));
+        assert_eq!(pin!(cancelled(&cancel)).poll(&mut context), Poll::Ready(()));
+    }
 }

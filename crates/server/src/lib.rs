@@ -44,5 +44,5 @@ pub use accept::ServerAddress;
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
 pub use app::RequestOptions;
 pub use limits::Limits;
-pub use serve::{ServeError, ServeOptions, interrupted, run_blocking, run_until};
+pub use serve::{ServeError, ServeOptions, run_blocking, run_until};
 pub use tls::TlsFiles;

@@ -250,7 +250,7 @@ async fn serve(
 }
 
 /// Returns at SIGINT or SIGTERM.
-pub async fn interrupted() {
+async fn interrupted() {
     let interrupt = async {
         // Without signals the server runs until it is killed.
         if signal::ctrl_c().await.is_err() {

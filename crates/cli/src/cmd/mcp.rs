@@ -15,6 +15,5 @@ pub(crate) fn run(gateway: &Gateway, args: McpArgs) -> anyhow::Result<()> {
         auto_pull: args.auto_pull,
         compiler: VendorCompiler::Subprocess(check::compiler_process(gateway)?),
     };
-    interrupt::leave_to_server();
-    Ok(server::serve(gateway, options, narthex_server::interrupted())?)
+    Ok(server::serve(gateway, options, interrupt::leave_to_server())?)
 }

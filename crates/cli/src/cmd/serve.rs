@@ -38,8 +38,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         super::load(gateway, model, &Bars::new())?;
     }
     let mut announced = None;
-    interrupt::leave_to_server();
-    let served = narthex_server::run_blocking(gateway.clone(), options, |address| {
+    let ready = |address: ServerAddress| {
         output::note(match &address {
             ServerAddress::Tcp(address) => {
                 format!("listening on {scheme}://{address} (OpenAI API under /v1)")
@@ -49,6 +48,14 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         match gateway.register_server(&address.to_string()) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),
+        }
+    };
+    let mut first_signal = Some(interrupt::leave_to_server());
+    let served = narthex_server::run_until(gateway.clone(), options, ready, async || {
+        match first_signal.take() {
+            Some(signal) => signal.await,
+            // The process ends at the second signal.
+            None => std::future::pending().await,
         }
     });
     drop(announced);
