@@ -1,12 +1,13 @@
 //! Activations, rounded to eight bits at run time: the left operands of integer products.
 //!
 //! Rows are stored in panels. A panel has at most as many rows as a register tile, and interleaves them in groups of
-//! four activations, so that a kernel reads it sequentially.
+//! four activations, so that a kernel reads it sequentially. Panels for AMX have up to sixteen rows, one after the other.
 
 use std::ops::Range;
 
 use crate::{
-    simd::{LANES, Operation, Simd},
+    aligned::AlignedBytes,
+    simd::{LANES, Operation, Simd, amx::TILE_ROWS},
     view::MatrixRef,
 };
 
@@ -28,6 +29,15 @@ pub enum Granularity {
     Block,
 }
 
+/// Order of activations in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrangement {
+    /// Panels for vector instructions.
+    Interleaved,
+    /// Panels for AMX. Each has the place of sixteen rows; the contents of those after its last row are unspecified.
+    Tiles,
+}
+
 /// Rows of activations as integers from -127 to 127, with their scales and sums. The buffers are reused from call to
 /// call.
 ///
@@ -38,9 +48,12 @@ pub struct QuantizedRows {
     inputs: usize,
     block: usize,
     granularity: Granularity,
+    arrangement: Arrangement,
     panel_rows: usize,
-    /// Activations: for each panel and group of four inputs, four activations of each row.
+    /// Interleaved activations: for each panel and group of four inputs, four activations of each row.
     quads: Vec<[i8; 4]>,
+    /// Activations for AMX: for each panel, sixteen rows.
+    bytes: AlignedBytes,
     /// Sums of activations: for each panel and block, one sum of each row.
     sums: Vec<i32>,
     /// Scales: for each panel, and for each block if blocks have scales, one scale of each row.
@@ -49,7 +62,7 @@ pub struct QuantizedRows {
     row: Vec<[i8; 4]>,
 }
 
-/// Data of one panel.
+/// Data of one interleaved panel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel<'a> {
     pub(crate) quads: &'a [[i8; 4]],
@@ -61,6 +74,20 @@ pub(crate) struct Panel<'a> {
     pub(crate) blocks: usize,
 }
 
+/// Data of one panel for AMX.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TilePanel<'a> {
+    /// Activations, `[16, stride]`.
+    pub(crate) activations: &'a [u8],
+    /// Number of activations in a row with its padding.
+    pub(crate) stride: usize,
+    /// Sums of blocks, `[blocks, 16]`.
+    pub(crate) sums: &'a [[i32; TILE_ROWS]],
+    pub(crate) row_scales: Option<&'a [f32; TILE_ROWS]>,
+    /// Scales of blocks, `[blocks, 16]`.
+    pub(crate) block_scales: Option<&'a [[f32; TILE_ROWS]]>,
+}
+
 impl Default for QuantizedRows {
     fn default() -> Self {
         Self {
@@ -68,8 +95,10 @@ impl Default for QuantizedRows {
             inputs: 0,
             block: 32,
             granularity: Granularity::Row,
+            arrangement: Arrangement::Interleaved,
             panel_rows: 1,
             quads: Vec::new(),
+            bytes: AlignedBytes::default(),
             sums: Vec::new(),
             scales: Vec::new(),
             row: Vec::new(),
@@ -105,13 +134,17 @@ impl QuantizedRows {
         }
     }
 
+    pub(crate) fn arrangement(&self) -> Arrangement {
+        self.arrangement
+    }
+
     /// Returns the rows of each panel. The numbers of rows in two panels differ by at most one.
     pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows));
         (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
     }
 
-    /// Returns the panel of these rows.
+    /// Returns the interleaved panel of these rows.
     pub(crate) fn panel(&self, rows: &Range<usize>) -> Panel<'_> {
         let (blocks, groups, scales) = (self.blocks(), self.block / 4, self.scales_per_row());
         let part = |width: usize| rows.start * width..rows.end * width;
@@ -127,10 +160,36 @@ impl QuantizedRows {
         }
     }
 
+    /// Returns the panel for AMX with this index.
+    pub(crate) fn tile_panel(&self, index: usize) -> TilePanel<'_> {
+        let (blocks, stride, scales) = (self.blocks(), self.blocks() * self.block, self.scales_per_row());
+        let part = |width: usize| index * width..(index + 1) * width;
+        let (sums, _) = self.sums.as_chunks();
+        let scales = &self.scales.as_chunks().0[part(scales)];
+        let by_row = self.granularity == Granularity::Row;
+        TilePanel {
+            activations: &self.bytes.as_slice()[part(TILE_ROWS * stride)],
+            stride,
+            sums: &sums[part(blocks)],
+            row_scales: scales.first().filter(|_| by_row),
+            block_scales: (!by_row).then_some(scales),
+        }
+    }
+
     /// Returns the integers and the scales of one row, without padding.
     pub fn row(&self, row: usize) -> (Vec<i8>, Vec<f32>) {
-        let Some(rows) = self.panels().find(|rows| rows.contains(&row)) else { return Default::default() };
-        let (panel, at, len) = (self.panel(&rows), row - rows.start, rows.len());
+        let Some((index, rows)) = self.panels().enumerate().find(|(_, rows)| rows.contains(&row)) else {
+            return Default::default();
+        };
+        let (at, len) = (row - rows.start, rows.len());
+        if self.arrangement == Arrangement::Tiles {
+            let panel = self.tile_panel(index);
+            let integers = panel.activations[at * panel.stride..][..self.inputs].iter().map(|x| *x as i8);
+            let scales =
+                panel.row_scales.map(std::slice::from_ref).or(panel.block_scales).unwrap_or_default();
+            return (integers.collect(), scales.iter().map(|scales| scales[at]).collect());
+        }
+        let panel = self.panel(&rows);
         let quads = panel.quads.chunks_exact(len).flat_map(|quads| quads[at]);
         let scales = panel.row_scales.or(panel.block_scales).unwrap_or_default();
         (quads.take(self.inputs).collect(), scales.chunks_exact(len).map(|scales| scales[at]).collect())
@@ -142,6 +201,7 @@ pub(crate) struct Quantize<'a> {
     pub(crate) input: MatrixRef<'a>,
     pub(crate) block: usize,
     pub(crate) granularity: Granularity,
+    pub(crate) arrangement: Arrangement,
     pub(crate) out: &'a mut QuantizedRows,
 }
 
@@ -150,20 +210,36 @@ impl Operation for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { input, block, granularity, out } = self;
+        let Self { input, block, granularity, arrangement, out } = self;
         (out.rows, out.inputs) = (input.rows(), input.columns());
-        (out.block, out.granularity, out.panel_rows) = (block, granularity, S::ROWS.min(MAX_PANEL));
+        (out.block, out.granularity, out.arrangement) = (block, granularity, arrangement);
         let (blocks, groups) = (out.blocks(), block / 4);
-        out.quads.resize(out.rows * blocks * groups, [0; 4]);
-        out.sums.resize(out.rows * blocks, 0);
-        out.scales.resize(out.rows * out.scales_per_row(), 0.0);
+        let places = match arrangement {
+            Arrangement::Interleaved => {
+                out.panel_rows = S::ROWS.min(MAX_PANEL);
+                out.quads.resize(out.rows * blocks * groups, [0; 4]);
+                out.rows
+            }
+            Arrangement::Tiles => {
+                out.panel_rows = TILE_ROWS;
+                let places = out.rows.next_multiple_of(TILE_ROWS);
+                out.bytes.reserve(places * blocks * block);
+                places
+            }
+        };
+        out.sums.resize(places * blocks, 0);
+        out.scales.resize(places * out.scales_per_row(), 0.0);
         out.row.clear();
         out.row.resize(blocks * groups, [0; 4]);
-        for rows in out.panels() {
-            let len = rows.len();
-            for (at, row) in rows.clone().enumerate() {
+        for (index, rows) in out.panels().enumerate() {
+            // First place of the panel, and the number of its places.
+            let (first, len) = match arrangement {
+                Arrangement::Interleaved => (rows.start, rows.len()),
+                Arrangement::Tiles => (index * TILE_ROWS, TILE_ROWS),
+            };
+            for (at, row) in rows.enumerate() {
                 let scales = out.scales_per_row();
-                let scales = &mut out.scales[rows.start * scales + at..];
+                let scales = &mut out.scales[first * scales + at..];
                 let values = input.row(row);
                 match granularity {
                     Granularity::Row => scales[0] = round(s, values, out.row.as_flattened_mut()),
@@ -174,11 +250,21 @@ impl Operation for Quantize<'_> {
                         }
                     }
                 }
-                let quads = &mut out.quads[rows.start * blocks * groups + at..];
-                for (slot, quad) in quads.iter_mut().step_by(len).zip(&out.row) {
-                    *slot = *quad;
+                match arrangement {
+                    Arrangement::Interleaved => {
+                        let quads = &mut out.quads[first * blocks * groups + at..];
+                        for (slot, quad) in quads.iter_mut().step_by(len).zip(&out.row) {
+                            *slot = *quad;
+                        }
+                    }
+                    Arrangement::Tiles => {
+                        let bytes = &mut out.bytes.as_mut_slice()[(first + at) * blocks * block..];
+                        for (slot, integer) in bytes.iter_mut().zip(out.row.as_flattened()) {
+                            *slot = *integer as u8;
+                        }
+                    }
                 }
-                let sums = &mut out.sums[rows.start * blocks + at..];
+                let sums = &mut out.sums[first * blocks + at..];
                 for (slot, block) in sums.iter_mut().step_by(len).zip(out.row.chunks_exact(groups)) {
                     *slot = block.as_flattened().iter().map(|x| i32::from(*x)).sum();
                 }

@@ -7,14 +7,15 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Granularity, Quantize, QuantizedRows, RoundRow},
+    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow},
     attention::{Attend, Attended, Attention, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
     matmul::{FourBit, MatMul, Scratch},
     packed::PackedMatrix,
-    simd::{LANES, Operation, Simd, portable::Portable},
+    simd::{LANES, Operation, Simd, amx::Amx, portable::Portable},
+    tile_matmul::TileMatMul,
     view::{MatrixMut, MatrixRef},
 };
 
@@ -81,6 +82,9 @@ impl InstructionSet {
 /// registers.
 const UNPACK_ROWS: usize = 13;
 
+/// Minimum number of rows for AMX. With fewer rows, unpacking the weights takes too much of the time.
+const AMX_ROWS: usize = 32;
+
 /// The kernels, with the instruction sets that run them.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
@@ -88,6 +92,8 @@ pub struct Kernels {
     one_row: InstructionSet,
     /// Quantised products of several rows, and rounding.
     rows: InstructionSet,
+    /// Quantised products of at least [`AMX_ROWS`] rows, where there is AMX.
+    amx: Option<Amx>,
     /// Attention over a cache.
     attention: InstructionSet,
     /// All other kernels.
@@ -96,7 +102,7 @@ pub struct Kernels {
 
 impl Kernels {
     fn on(set: InstructionSet) -> Self {
-        Self { one_row: set, rows: set, attention: set, floats: set }
+        Self { one_row: set, rows: set, amx: None, attention: set, floats: set }
     }
 
     /// Returns the kernels without any instruction set, which are the reference for all others.
@@ -104,9 +110,14 @@ impl Kernels {
         Self::on(InstructionSet::Portable(Portable))
     }
 
-    /// Returns the kernels on each instruction set of this processor. The last are the portable ones.
+    /// Returns the kernels on each instruction set of this processor, those expected to be fastest first. The last are
+    /// the portable ones.
     pub fn available() -> Vec<Self> {
-        InstructionSet::available().into_iter().map(Self::on).collect()
+        let mut all: Vec<_> = InstructionSet::available().into_iter().map(Self::on).collect();
+        if let Some(amx) = Amx::detect() {
+            all.insert(0, Self { amx: Some(amx), ..all[0] });
+        }
+        all
     }
 
     /// Returns the kernels on the instruction set that is expected to be fastest.
@@ -120,6 +131,7 @@ impl Kernels {
         Self {
             one_row: one_row.one_row,
             rows: rows.rows,
+            amx: rows.amx,
             attention: attention.attention,
             floats: floats.floats,
         }
@@ -127,10 +139,10 @@ impl Kernels {
 
     /// Returns the name of the instruction set for quantised products of several rows.
     pub fn name(&self) -> &'static str {
-        self.rows.name()
+        if self.amx.is_some() { "AMX" } else { self.rows.name() }
     }
 
-    /// Rounds activations to eight bits, for products with weights in blocks of `block` inputs.
+    /// Rounds activations to eight bits, for products of these kernels with weights in blocks of `block` inputs.
     ///
     /// # Panics
     /// Panics if `block` is not a multiple of 16.
@@ -142,14 +154,16 @@ impl Kernels {
         out: &mut QuantizedRows,
     ) {
         assert!(block > 0 && block.is_multiple_of(16), "blocks of {block}");
-        self.rows.run(Quantize { input, block, granularity, out });
+        let by_tiles = self.amx.is_some() && input.rows() >= AMX_ROWS;
+        let arrangement = if by_tiles { Arrangement::Tiles } else { Arrangement::Interleaved };
+        self.rows.run(Quantize { input, block, granularity, arrangement, out });
     }
 
     /// Multiplies activations by a range of a matrix's columns. The range starts at a multiple of 16, and ends at a
     /// multiple of 16 or at the last column. `out` has the rows of the input and the columns of the range.
     ///
     /// # Panics
-    /// Panics if the shapes or the blocks do not match.
+    /// Panics if the shapes or the blocks do not match, or the activations were rounded by other kernels.
     pub fn matmul(
         &self,
         input: &QuantizedRows,
@@ -162,6 +176,11 @@ impl Kernels {
         assert_eq!(input.block(), weights.block(), "blocks of the activations and the weights");
         assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
         check_columns(&columns, weights.outputs());
+        if input.arrangement() == Arrangement::Tiles {
+            let Some(amx) = self.amx else { panic!("activations were rounded for AMX") };
+            let buffer = &mut scratch.bytes;
+            return self.rows.run(TileMatMul { amx, input, weights, columns, buffer, out });
+        }
         let four_bit = if input.rows() < UNPACK_ROWS { FourBit::InRegisters } else { FourBit::AsBytes };
         let set = if input.rows() == 1 { self.one_row } else { self.rows };
         set.run(MatMul { input, weights, columns, four_bit, scratch, out });

@@ -27,6 +27,7 @@ mod matmul;
 mod measure;
 mod packed;
 mod simd;
+mod tile_matmul;
 mod tiling;
 #[allow(unsafe_code, reason = "disjoint columns of one slice cannot be borrowed without it")]
 mod view;

@@ -12,7 +12,7 @@ use crate::{
     aligned::{AlignedBytes, LINE},
     attention::Buffers,
     math::store_part,
-    packed::{Bits, PackedMatrix, Tile, TileScales, Tiles},
+    packed::{Bits, PackedMatrix, Tile, Tiles},
     simd::{LANES, Operation, Simd},
     tiling::{Place, Step},
     view::MatrixMut,
@@ -296,10 +296,7 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
             F::accumulate(s, lines, quads, &mut acc);
         }
         for v in 0..V {
-            let scale = match tiles[v].scales {
-                TileScales::F16(scales) => s.load_f16_le(&scales[block]),
-                TileScales::F32(scales) => s.load_le(&scales[block]),
-            };
+            let scale = tiles[v].scales.load(s, block);
             match panel.block_scales {
                 None => {
                     for r in 0..R {

@@ -63,8 +63,8 @@ fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
 #[test]
 fn random_products_agree() {
     let mut random = Random::new(1);
-    for round in 0..60 {
-        let rows = random.pick(&[1, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14, 17, 20]);
+    for round in 0..80 {
+        let rows = random.pick(&[1, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14, 17, 20, 32, 33, 50]);
         let outputs = random.pick(&[1, 3, 15, 16, 17, 31, 32, 33, 48, 65]);
         let block = random.pick(&[16, 32, 64, 128]);
         let inputs = random.pick(&[1, 2, 15, 16, 17, 31, 64, 96, 130, 256, 300]);
@@ -80,7 +80,7 @@ fn random_products_agree() {
 fn measured_kernels_agree() {
     let mut random = Random::new(31);
     let (measured, portable) = (Kernels::measured(), Kernels::portable());
-    for rows in [1, 3, 20] {
+    for rows in [1, 3, 20, 48] {
         let weights = Weights::random(&mut random, (50, 96), 32, Bits::Four);
         let input = random.floats(rows * 96, 1.0);
         let results = [measured, portable].map(|kernels| {
@@ -103,8 +103,10 @@ fn extremes_are_exact() {
                 weights.zeros =
                     zeros.map(|zero| vec![zero; 33 * (260usize.div_ceil(block) * bits.count()).div_ceil(8)]);
                 for signs in [[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]] {
-                    let input: Vec<f32> = (0..15 * 260).map(|i| signs[i % 2]).collect();
-                    check(&input, &weights, Granularity::Row);
+                    for rows in [15, 35] {
+                        let input: Vec<f32> = (0..rows * 260).map(|i| signs[i % 2]).collect();
+                        check(&input, &weights, Granularity::Row);
+                    }
                 }
             }
         }
@@ -128,7 +130,7 @@ fn unusual_numbers_are_harmless() {
     ];
     for value in odd {
         for granularity in [Granularity::Row, Granularity::Block] {
-            for (rows, at) in [(1, 0), (3, 100), (7, 133)] {
+            for (rows, at) in [(1, 0), (3, 100), (7, 133), (32, 3001)] {
                 let bits = random.pick(&[Bits::Four, Bits::Eight]);
                 let weights = Weights::random(&mut random, (20, 100), 32, bits);
                 let mut input = random.floats(rows * 100, 1.0);
@@ -164,7 +166,7 @@ fn a_row_does_not_depend_on_the_others() {
         let input = random.floats(40 * 160, 2.0);
         for kernels in Kernels::available() {
             let all = multiply(&kernels, &quantize(&kernels, &input, &weights, Granularity::Block), &packed);
-            for rows in [1, 2, 5, 13] {
+            for rows in [1, 2, 5, 13, 33] {
                 let some = quantize(&kernels, &input[..rows * 160], &weights, Granularity::Block);
                 assert!(same(&multiply(&kernels, &some, &packed), &all[..rows * 70]));
             }
@@ -179,7 +181,7 @@ fn ranges_of_columns_make_up_the_whole() {
         let weights = Weights::random(&mut random, (83, 96), 32, bits);
         let packed = weights.pack();
         for kernels in Kernels::available() {
-            for rows in [1, 15] {
+            for rows in [1, 15, 37] {
                 let rows = quantize(&kernels, &random.floats(rows * 96, 1.0), &weights, Granularity::Row);
                 let whole = multiply(&kernels, &rows, &packed);
                 let mut parts = vec![f32::NAN; whole.len()];

@@ -13,7 +13,7 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     aligned::{AlignedBytes, LINE},
     error::KernelError,
-    simd::LANES,
+    simd::{LANES, Simd},
 };
 
 pub use blocked::{BlockedWeights, Scales};
@@ -135,6 +135,17 @@ pub(crate) struct Tiles<'a> {
 pub(crate) enum TileScales<'a> {
     F16(&'a [[u8; LANES * 2]]),
     F32(&'a [[u8; LANES * 4]]),
+}
+
+impl TileScales<'_> {
+    /// Returns the scales of a block.
+    #[inline(always)]
+    pub(crate) fn load<S: Simd>(&self, s: S, block: usize) -> S::Floats {
+        match self {
+            Self::F16(scales) => s.load_f16_le(&scales[block]),
+            Self::F32(scales) => s.load_le(&scales[block]),
+        }
+    }
 }
 
 /// Data of sixteen outputs.

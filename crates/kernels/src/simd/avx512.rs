@@ -170,6 +170,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i32(self, x: &[i32; 16]) -> __m512 {
+        // SAFETY: 64 bytes are readable, and `self` proves the features.
+        unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
     fn store(self, x: __m512, out: &mut [f32; 16]) {
         // SAFETY: 64 bytes are writable, and `self` proves the features.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), x) }

@@ -19,6 +19,14 @@ pub(crate) mod avx2;
 #[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
 pub(crate) mod avx512;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+#[allow(unsafe_code, reason = "AMX is available as inline assembly only")]
+pub(crate) mod amx;
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+#[path = "no_amx.rs"]
+pub(crate) mod amx;
+
 /// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 
@@ -105,6 +113,11 @@ pub(crate) trait Simd: Copy {
     fn load_f16(self, x: &[half::f16; 16]) -> Self::Floats;
     /// Loads sixteen integers and converts them to floats.
     fn load_i8(self, x: &[i8; 16]) -> Self::Floats;
+    /// Loads sixteen integers and converts them to the nearest floats.
+    #[inline(always)]
+    fn load_i32(self, x: &[i32; 16]) -> Self::Floats {
+        self.load(&x.map(|x| x as f32))
+    }
     /// Stores all lanes.
     fn store(self, x: Self::Floats, out: &mut [f32; 16]);
     /// Lane-wise sum.

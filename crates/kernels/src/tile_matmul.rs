@@ -1,0 +1,159 @@
+//! Products of many rows on AMX.
+//!
+//! The results have the bits of [`MatMul`](crate::matmul::MatMul): the sums of blocks are exact, and the same chain of
+//! multiply-adds combines them.
+
+use std::ops::Range;
+
+use crate::{
+    activations::{QuantizedRows, TilePanel},
+    aligned::{AlignedBytes, LINE},
+    math::store_part,
+    packed::{Bits, PackedMatrix, Tile},
+    simd::{
+        LANES, Operation, Simd,
+        amx::{Amx, TILE_ROWS, TileShapes, TileSums},
+    },
+    view::MatrixMut,
+};
+
+/// Operation that multiplies activations by some columns of a matrix.
+pub(crate) struct TileMatMul<'a> {
+    pub(crate) amx: Amx,
+    pub(crate) input: &'a QuantizedRows,
+    pub(crate) weights: &'a PackedMatrix,
+    pub(crate) columns: Range<usize>,
+    /// Buffer for the weights of sixteen columns.
+    pub(crate) buffer: &'a mut AlignedBytes,
+    pub(crate) out: MatrixMut<'a>,
+}
+
+impl Operation for TileMatMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { amx, input, weights, columns, buffer, mut out } = self;
+        let Some(rows) = input.panels().map(|rows| rows.len()).max() else { return };
+        let (tiles, block) = (weights.tiles(), weights.block());
+        let shapes = amx.shapes(rows, block);
+        let mut product = Product { shapes, lines: block / 4, sums: SUMS };
+        for index in columns.start / LANES..columns.end.div_ceil(LANES) {
+            let mut tile = tiles.tile(index);
+            let lines = unpack(&tile, weights, buffer);
+            if weights.bits() == Bits::Four {
+                tile.zeros = None;
+            }
+            let column = index * LANES - columns.start;
+            for (panel, rows) in input.panels().enumerate() {
+                let results = product.run(s, &input.tile_panel(panel), &tile, lines);
+                for (row, result) in rows.zip(results) {
+                    store_part(s, result, &mut out.row_mut(row)[column..]);
+                }
+            }
+        }
+    }
+}
+
+const SUMS: [TileSums; 2] = [TileSums([[0; LANES]; TILE_ROWS]); 2];
+
+/// Integer that represents 0 in weights of eight bits without zero points.
+const MIDDLE: u8 = 128;
+
+/// Writes the weights of sixteen columns as signed bytes. Those of four bits are relative to their zero points, those of
+/// eight bits to [`MIDDLE`].
+#[inline(always)]
+fn unpack<'a>(tile: &Tile<'_>, weights: &PackedMatrix, buffer: &'a mut AlignedBytes) -> &'a [[u8; LINE]] {
+    match weights.bits() {
+        Bits::Four => {
+            let (lines, _) = buffer.reserve(tile.quants.len() * 2 * LINE).as_chunks_mut::<LINE>();
+            let per_block = weights.block() / 8;
+            let blocks = tile.quants.chunks_exact(per_block).zip(lines.chunks_exact_mut(2 * per_block));
+            for (block, (packed, lines)) in blocks.enumerate() {
+                let zeros =
+                    tile.zeros.map_or([8; LINE], |zeros| std::array::from_fn(|i| zeros[block][i / 4]));
+                for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+                    for i in 0..LINE {
+                        lines[0][i] = (packed[i] & 15).wrapping_sub(zeros[i]);
+                        lines[1][i] = (packed[i] >> 4).wrapping_sub(zeros[i]);
+                    }
+                }
+            }
+            lines
+        }
+        Bits::Eight => {
+            let (lines, _) = buffer.reserve(tile.quants.len() * LINE).as_chunks_mut::<LINE>();
+            for (packed, line) in tile.quants.iter().zip(&mut *lines) {
+                *line = packed.map(|x| x.wrapping_sub(MIDDLE));
+            }
+            lines
+        }
+    }
+}
+
+/// Product of a panel and sixteen columns.
+struct Product {
+    shapes: TileShapes,
+    /// Number of lines of weights in a block.
+    lines: usize,
+    /// Sums of two blocks: while those of one are combined, AMX computes those of the next.
+    sums: [TileSums; 2],
+}
+
+impl Product {
+    /// Returns the results of sixteen rows. `tile` has the scales, and the zero points that `lines` do not account for.
+    #[inline(always)]
+    fn run<S: Simd>(
+        &mut self,
+        s: S,
+        panel: &TilePanel<'_>,
+        tile: &Tile<'_>,
+        lines: &[[u8; LINE]],
+    ) -> [S::Floats; TILE_ROWS] {
+        let mut results = [s.splat(0.0); TILE_ROWS];
+        let blocks = panel.sums.len();
+        if blocks > 0 {
+            self.start(panel, lines, 0);
+        }
+        for block in 0..blocks {
+            if block + 1 < blocks {
+                self.start(panel, lines, block + 1);
+            }
+            let sums = &self.sums[block % 2].0;
+            let (scale, row_sums) = (tile.scales.load(s, block), &panel.sums[block]);
+            let zeros = tile.zeros.map(|zeros| offsets(s, &zeros[block]));
+            for r in 0..TILE_ROWS {
+                let mut sum = s.load_i32(&sums[r]);
+                if let Some(zeros) = zeros {
+                    // Integers of this size are exact in single precision.
+                    sum = s.mul_add(zeros, s.splat(row_sums[r] as f32), sum);
+                }
+                let scale = match panel.block_scales {
+                    None => scale,
+                    Some(scales) => s.mul(scale, s.splat(scales[block][r])),
+                };
+                results[r] = s.mul_add(sum, scale, results[r]);
+            }
+        }
+        if let Some(scales) = panel.row_scales {
+            for r in 0..TILE_ROWS {
+                results[r] = s.mul(results[r], s.splat(scales[r]));
+            }
+        }
+        results
+    }
+
+    /// Computes the sums of a block.
+    #[inline(always)]
+    fn start(&mut self, panel: &TilePanel<'_>, lines: &[[u8; LINE]], block: usize) {
+        let activations = &panel.activations[block * self.lines * 4..];
+        let weights = &lines[block * self.lines..][..self.lines];
+        self.shapes.multiply(activations, panel.stride, weights, &mut self.sums[block % 2]);
+    }
+}
+
+/// Returns what the sum of a row's activations is multiplied by to account for zero points other than [`MIDDLE`].
+#[inline(always)]
+fn offsets<S: Simd>(s: S, zeros: &[u8; LANES]) -> S::Floats {
+    s.sub(s.splat(f32::from(MIDDLE)), s.to_floats(s.load_zero_points(zeros)))
+}
