@@ -2,10 +2,11 @@
 //!
 //! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves
 //! each sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `speculation`
-//! adds drafts to plans; `transaction` applies a step to its sequences.
+//! adds drafts to plans; `transaction` applies a step to its sequences; `stored_prefixes` keeps prefixes in a storage.
 
 mod admission;
 mod speculation;
+mod stored_prefixes;
 mod transaction;
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use crate::{
     draft_model::DraftModel,
     executor::{Executor, Limits, StepPlan},
     kv::Slots,
+    prefix_storage::PrefixStorage,
     request::{Finish, Request, SequenceHandle, SubmitError},
     sample::Scratch,
     schedule::{
@@ -29,12 +31,15 @@ use crate::{
     speculate::{DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
 };
+use stored_prefixes::{Offer, StoredPrefixes};
 
 /// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Something ran, or work may remain.
     Busy,
+    /// Nothing can run until the storage of prefixes has read or written blocks, which takes a moment.
+    Waiting,
     /// Nothing is queued or running.
     Idle,
 }
@@ -58,6 +63,7 @@ pub struct EngineLoop {
     draft: Vec<TokenId>,
     draft_source: DraftSource,
     draft_model: Option<DraftModel>,
+    stored: Option<StoredPrefixes>,
     costs: StepCosts,
     pace: PromptPace,
     scratch: Scratch,
@@ -84,6 +90,7 @@ impl EngineLoop {
             draft: Vec::with_capacity(1 + MAX_WIDTH),
             draft_source: DraftSource::Model,
             draft_model: None,
+            stored: None,
             costs: StepCosts::new(),
             pace: PromptPace::default(),
             scratch: Scratch::new(limits.vocab),
@@ -98,6 +105,12 @@ impl EngineLoop {
     pub fn with_draft_model(self, draft_model: DraftModel) -> Self {
         let draft_model = draft_model.for_limits(self.device.limits());
         Self { draft_model: Some(draft_model), ..self }
+    }
+
+    /// Adds a storage of prefixes.
+    pub fn with_prefix_storage(self, storage: Box<dyn PrefixStorage>) -> Self {
+        let stored = StoredPrefixes::new(storage, self.device.limits().slots);
+        Self { stored: Some(stored), ..self }
     }
 
     /// Checks a request against an executor's limits.
@@ -191,8 +204,15 @@ impl EngineLoop {
         }
         if let Some(fault) = self.device.fault() {
             self.finish_all(&Finish::Failed(fault));
+            return Work::Idle;
         }
-        if self.running.is_empty() && self.queue.is_empty() { Work::Idle } else { Work::Busy }
+        let offer = self.offer_block();
+        match (self.running.is_empty() && self.queue.is_empty(), offer) {
+            (true, Offer::Nothing) => Work::Idle,
+            (true, Offer::QueueFull) => Work::Waiting,
+            (false, _) if self.is_only_reading() => Work::Waiting,
+            (true, Offer::Queued) | (false, _) => Work::Busy,
+        }
     }
 
     fn drop_cancelled(&mut self) {

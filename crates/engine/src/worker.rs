@@ -6,6 +6,7 @@
 use std::{
     sync::Arc,
     thread::{JoinHandle, ThreadId},
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -14,6 +15,7 @@ use crate::{
     draft_model::DraftModel,
     engine_loop::{EngineLoop, Work},
     executor::{Executor, Limits},
+    prefix_storage::PrefixStorage,
     request::{Finish, Request},
     sequence::Sequence,
     supervise::SupervisedExecutor,
@@ -24,6 +26,9 @@ pub use crate::{
     request::{SequenceHandle, SubmitError},
 };
 
+/// Time after which a step is tried again that waits for the storage of prefixes.
+const STORAGE_WAIT: Duration = Duration::from_millis(1);
+
 /// Treatment of sequences at shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Drain {
@@ -31,6 +36,15 @@ pub enum Drain {
     Finish,
     /// Sequences end at the next step.
     Now,
+}
+
+/// Optional parts of an engine beside its executor.
+#[derive(Default)]
+pub struct Companions {
+    /// Draft model.
+    pub draft_model: Option<DraftModel>,
+    /// Storage of prefixes.
+    pub prefix_storage: Option<Box<dyn PrefixStorage>>,
 }
 
 /// A running engine. Dropping it is equivalent to [`Engine::shutdown`] with [`Drain::Now`].
@@ -61,23 +75,26 @@ impl Engine {
     /// # Errors
     /// Returns an error if the system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
-        Self::start_with_draft_model(executor, None, config)
+        Self::start_with(executor, Companions::default(), config)
     }
 
-    /// Starts the thread that owns the executor and the draft model.
+    /// Starts the thread that owns the executor and its companions.
     ///
     /// # Errors
     /// Returns an error if the system cannot create a thread.
-    pub fn start_with_draft_model(
+    pub fn start_with(
         executor: impl Into<SupervisedExecutor>,
-        draft_model: Option<DraftModel>,
+        companions: Companions,
         config: EngineConfig,
     ) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
         let mut core = EngineLoop::new(executor, config);
-        if let Some(draft_model) = draft_model {
+        if let Some(draft_model) = companions.draft_model {
             core = core.with_draft_model(draft_model);
+        }
+        if let Some(storage) = companions.prefix_storage {
+            core = core.with_prefix_storage(storage);
         }
         let config = core.config().clone();
         let inbox = Inbox { stats: core.stats(), ..Inbox::default() };
@@ -180,6 +197,8 @@ fn run(mut core: EngineLoop, shared: &Shared) {
             break;
         }
     }
+    // The slots of ended sequences are stored, as far as the queue of the storage has room.
+    core.offer_all();
     shared.inbox.lock().stats = core.stats();
 }
 
@@ -188,6 +207,9 @@ fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<D
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
         shared.wake.wait(&mut inbox);
+    }
+    if work == Work::Waiting && inbox.arrivals.is_empty() && inbox.drain != Some(Drain::Now) {
+        shared.wake.wait_for(&mut inbox, STORAGE_WAIT);
     }
     for sequence in inbox.arrivals.drain(..) {
         core.enqueue(sequence);

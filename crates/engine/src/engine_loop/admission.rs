@@ -23,6 +23,11 @@ impl EngineLoop {
             if reuse == Reuse::Prefix && self.is_prefix_coming(&sequence.tokens, &contents) {
                 return;
             }
+            if reuse == Reuse::Prefix && !self.look_up_first() {
+                return;
+            }
+            let Some(sequence) = self.queue.front() else { return };
+            let contents = self.contents();
             let choice = self.slots.choose(&sequence.tokens, reuse, &contents);
             let choice = choice.and_then(|choice| self.make_room(choice, footprint));
             match choice {
@@ -34,7 +39,7 @@ impl EngineLoop {
     }
 
     /// Returns the tokens in each slot.
-    fn contents(&self) -> Vec<SlotContent<'_>> {
+    pub(super) fn contents(&self) -> Vec<SlotContent<'_>> {
         self.slots.contents(self.running.iter().filter_map(|s| {
             let prompt_end = s.prompt_end.as_ref();
             Some((s.slot?, SlotContent { tokens: &s.tokens[..s.cached], prompt_end }))
@@ -58,7 +63,8 @@ impl EngineLoop {
         };
         self.slots.evict(worth);
         let held = self.rewind(slot, reused);
-        let Some(length) = held.and_then(|held| self.copy_prefix(slot, held, copied)) else { return };
+        let copied = held.and_then(|held| self.copy_prefix(slot, held, copied));
+        let Some(length) = copied.and_then(|length| self.restore_first(slot, length)) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
         self.slots.hold(slot, length, footprint);
         self.stats.cached_tokens += sequence.start(slot, length) as u64;

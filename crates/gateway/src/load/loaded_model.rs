@@ -8,7 +8,7 @@ use std::{
 use narthex_engine::{
     executor::Executor,
     supervise::NumericsMonitor,
-    worker::{Drain, Engine, EngineConfig},
+    worker::{Companions, Drain, Engine, EngineConfig},
 };
 use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
@@ -218,8 +218,9 @@ impl Worker {
                 let executor = executor.timed_by(move || start.elapsed());
                 let failed =
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
-                let draft = draft.map(|draft| draft.for_engine(request.package.key.name.clone()));
-                let engine = Engine::start_with_draft_model(executor, draft, settings);
+                let draft_model = draft.map(|draft| draft.for_engine(request.package.key.name.clone()));
+                let companions = Companions { draft_model, ..Companions::default() };
+                let engine = Engine::start_with(executor, companions, settings);
                 Ok(Self::Engine(engine.map_err(failed)?))
             }
             Model::Encoder(encoder) => {

@@ -1,0 +1,252 @@
+//! Prefixes in a storage that outlives the engine.
+//!
+//! After each step, at most one complete block of a slot is offered to the storage, so that no step waits for long. The
+//! first waiting sequence is looked up before it is admitted. Its blocks are read while other sequences run, and
+//! written to its slot before its prompt runs.
+
+use narthex_spec::{SlotId, TokenId};
+
+use super::EngineLoop;
+use crate::{
+    executor::{Executor, KvBlock, StepError},
+    kv::{MIN_COPY, SlotContent, Slots},
+    prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
+};
+
+/// Maximum number of stored blocks that are passed over in one step.
+const MAX_PASSED: usize = 1024;
+
+/// Maximum number of consecutive attempts of an idle engine to write to a full queue. The storage is then given up.
+const MAX_ATTEMPTS: usize = 5000;
+
+/// Outcome of an offer to the storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// No complete block is missing in the storage.
+    Nothing,
+    /// A block was queued, or there may be more to offer.
+    Queued,
+    /// A block is missing, and the queue of the storage is full.
+    QueueFull,
+}
+
+/// A storage, and the progress of each slot in it.
+pub(super) struct StoredPrefixes {
+    storage: Box<dyn PrefixStorage>,
+    /// Progress of each slot.
+    cursors: Vec<Cursor>,
+    lookup: Option<StorageLookup>,
+    /// Number of consecutive attempts to write to a full queue.
+    attempts: usize,
+    /// True if nothing more is written.
+    is_closed: bool,
+}
+
+/// First blocks of a slot that have been offered to the storage.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    blocks: usize,
+    last: Option<BlockKey>,
+}
+
+impl Cursor {
+    /// Returns the tokens of the next block, if it is complete.
+    fn next<'a>(&self, content: &SlotContent<'a>) -> Option<&'a [TokenId]> {
+        let start = self.blocks * BLOCK_TOKENS;
+        content.tokens.get(start..start + BLOCK_TOKENS)
+    }
+}
+
+/// A look-up of the prompt of a waiting sequence.
+struct StorageLookup {
+    /// Number of the sequence.
+    number: u64,
+    /// Keys of the blocks that are read.
+    keys: Vec<BlockKey>,
+    blocks: LookupBlocks,
+}
+
+enum LookupBlocks {
+    Reading(Box<dyn PrefixRead>),
+    Found(Vec<KvBlock>),
+}
+
+impl StoredPrefixes {
+    pub(super) fn new(storage: Box<dyn PrefixStorage>, slots: usize) -> Self {
+        let cursors = vec![Cursor::default(); slots];
+        Self { storage, cursors, lookup: None, attempts: 0, is_closed: false }
+    }
+
+    /// Returns true while the blocks of a waiting sequence are read.
+    fn is_reading(&self) -> bool {
+        matches!(&self.lookup, Some(StorageLookup { blocks: LookupBlocks::Reading(_), .. }))
+    }
+
+    /// Starts the look-up of a sequence of which the slots have the first `held` tokens.
+    fn start(&mut self, number: u64, tokens: &[TokenId], held: usize) {
+        // The last token runs in any case.
+        let most = tokens.len().saturating_sub(1);
+        let mut keys: Vec<BlockKey> = Vec::new();
+        for block in tokens[..most].chunks_exact(BLOCK_TOKENS) {
+            let key = self.storage.key(keys.last(), block);
+            if self.storage.state(&key) != BlockState::Stored {
+                break;
+            }
+            keys.push(key);
+        }
+        let is_longer = keys.len() * BLOCK_TOKENS >= held + MIN_COPY;
+        let keys = if is_longer { keys.split_off(held / BLOCK_TOKENS) } else { Vec::new() };
+        let blocks = if keys.is_empty() {
+            LookupBlocks::Found(Vec::new())
+        } else {
+            LookupBlocks::Reading(self.storage.read(keys.clone()))
+        };
+        self.lookup = Some(StorageLookup { number, keys, blocks });
+    }
+
+    /// Returns true if the look-up has ended.
+    fn poll(&mut self) -> bool {
+        let Some(lookup) = &mut self.lookup else { return true };
+        if let LookupBlocks::Reading(read) = &mut lookup.blocks {
+            let Some(found) = read.poll() else { return false };
+            lookup.blocks = LookupBlocks::Found(found);
+        }
+        true
+    }
+
+    /// Removes and returns the blocks of a sequence with their keys.
+    fn take(&mut self, number: u64) -> Vec<(BlockKey, KvBlock)> {
+        match self.lookup.take() {
+            Some(StorageLookup { number: own, keys, blocks: LookupBlocks::Found(blocks) })
+                if own == number =>
+            {
+                keys.into_iter().zip(blocks).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the next block that is missing in the storage, with its slot and its first token.
+    fn missing(&mut self, contents: &[SlotContent<'_>]) -> Result<(SlotId, usize, BlockKey), Offer> {
+        let mut passed = 0;
+        for (index, content) in contents.iter().enumerate() {
+            while let Some(tokens) = self.cursors[index].next(content) {
+                let Cursor { blocks, last } = self.cursors[index];
+                let key = self.storage.key(last.as_ref(), tokens);
+                match self.storage.state(&key) {
+                    BlockState::Stored if passed < MAX_PASSED => {
+                        passed += 1;
+                        self.cursors[index] = Cursor { blocks: blocks + 1, last: Some(key) };
+                    }
+                    BlockState::Stored => return Err(Offer::Queued),
+                    BlockState::Missing => return Ok((SlotId(index as u32), blocks * BLOCK_TOKENS, key)),
+                    BlockState::QueueFull => return Err(Offer::QueueFull),
+                    BlockState::Closed => {
+                        self.is_closed = true;
+                        return Err(Offer::Nothing);
+                    }
+                }
+            }
+        }
+        Err(Offer::Nothing)
+    }
+}
+
+impl EngineLoop {
+    /// Returns true while the only work is a read of stored blocks.
+    pub(super) fn is_only_reading(&self) -> bool {
+        self.running.is_empty() && self.stored.as_ref().is_some_and(StoredPrefixes::is_reading)
+    }
+
+    /// Looks up the first waiting sequence in the storage. Returns false while its blocks are read.
+    pub(super) fn look_up_first(&mut self) -> bool {
+        let (Some(stored), Some(first)) = (&self.stored, self.queue.front()) else { return true };
+        if stored.lookup.as_ref().is_none_or(|lookup| lookup.number != first.number) {
+            let held = Slots::longest_prefix(&self.contents(), &first.tokens);
+            let held = held.map_or(0, |prefix| prefix.length);
+            if let Some(stored) = &mut self.stored {
+                stored.start(first.number, &first.tokens, held);
+            }
+        }
+        self.stored.as_mut().is_none_or(StoredPrefixes::poll)
+    }
+
+    /// Writes stored blocks of the first waiting sequence after the first `length` tokens of its slot. Returns the
+    /// slot's length afterwards, or `None` if the slot had to be retired or the device was lost.
+    pub(super) fn restore_first(&mut self, slot: SlotId, mut length: usize) -> Option<usize> {
+        let Self { stored: Some(stored), queue, device, .. } = self else { return Some(length) };
+        stored.cursors[slot.index()] = Cursor::default();
+        let number = queue.front().map(|sequence| sequence.number)?;
+        for (key, block) in stored.take(number) {
+            let start = key.index as usize * BLOCK_TOKENS;
+            if start + BLOCK_TOKENS <= length {
+                continue;
+            }
+            // The slot may have fewer tokens than at the look-up.
+            if start > length {
+                break;
+            }
+            if block.tokens() != BLOCK_TOKENS {
+                let found = block.tokens();
+                let reason = format!("expected a block of {BLOCK_TOKENS} tokens, found {found}");
+                stored.storage.remove(&key, &StepError::bad_plan(reason));
+                break;
+            }
+            match device.write_kv(slot, start, &block) {
+                Ok(()) => length = start + BLOCK_TOKENS,
+                // The slot is unchanged.
+                Err(error @ StepError::BadPlan { .. }) => {
+                    stored.storage.remove(&key, &error);
+                    break;
+                }
+                Err(error @ StepError::Lost { .. }) => {
+                    self.recover(&error);
+                    return None;
+                }
+                Err(_) if device.truncate(slot, start).is_ok() => return Some(start),
+                Err(_) => return self.empty(slot).then_some(0),
+            }
+        }
+        Some(length)
+    }
+
+    /// Offers one block to the storage.
+    pub(super) fn offer_block(&mut self) -> Offer {
+        let Some(mut stored) = self.stored.take() else { return Offer::Nothing };
+        // The sequence of a look-up may have been cancelled.
+        if self.queue.is_empty() {
+            stored.lookup = None;
+        }
+        let offer = if stored.is_closed { Offer::Nothing } else { self.offer_to(&mut stored) };
+        self.stored = Some(stored);
+        offer
+    }
+
+    fn offer_to(&self, stored: &mut StoredPrefixes) -> Offer {
+        let (slot, start, key) = match stored.missing(&self.contents()) {
+            Ok(missing) => missing,
+            Err(Offer::QueueFull) if self.running.is_empty() => {
+                stored.attempts += 1;
+                stored.is_closed = stored.attempts >= MAX_ATTEMPTS;
+                return Offer::QueueFull;
+            }
+            Err(offer) => return offer,
+        };
+        stored.attempts = 0;
+        match self.device.read_kv(slot, start..start + BLOCK_TOKENS) {
+            Ok(block) => stored.storage.write(key, block),
+            // The executor hands nothing over, or has failed.
+            Err(_) => {
+                stored.is_closed = true;
+                return Offer::Nothing;
+            }
+        }
+        stored.cursors[slot.index()] = Cursor { blocks: start / BLOCK_TOKENS + 1, last: Some(key) };
+        Offer::Queued
+    }
+
+    /// Offers blocks to the storage until none is missing or its queue is full.
+    pub(crate) fn offer_all(&mut self) {
+        while !self.is_dead() && self.offer_block() == Offer::Queued {}
+    }
+}

@@ -1,0 +1,338 @@
+//! Prefixes in a storage: a later engine answers from them, and no storage changes an answer or stops the engine.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    collections::{BTreeMap, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use narthex_engine::{
+    config::EngineConfig,
+    engine_loop::{EngineLoop, Work},
+    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
+    prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
+    request::{Request, Usage},
+    worker::{Companions, Drain, Engine},
+};
+use narthex_spec::SlotId;
+use narthex_testkit::{executor::FakeExecutor, invariant, sink::Recorder};
+use parking_lot::Mutex;
+
+/// A storage in memory. Clones share their blocks.
+#[derive(Clone, Default)]
+struct MemoryStorage {
+    blocks: Arc<Mutex<BTreeMap<BlockKey, KvBlock>>>,
+    removed: Arc<Mutex<Vec<String>>>,
+    /// Number of polls before a read ends.
+    delay: usize,
+    /// Number of blocks after which the queue of writes is full.
+    room: Option<usize>,
+}
+
+struct MemoryRead {
+    blocks: Vec<KvBlock>,
+    delay: usize,
+}
+
+impl PrefixRead for MemoryRead {
+    fn poll(&mut self) -> Option<Vec<KvBlock>> {
+        let is_ready = self.delay == 0;
+        self.delay = self.delay.saturating_sub(1);
+        is_ready.then(|| self.blocks.clone())
+    }
+}
+
+impl PrefixStorage for MemoryStorage {
+    fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
+        assert_eq!(tokens.len(), BLOCK_TOKENS);
+        let mut hasher = DefaultHasher::new();
+        (parent, tokens).hash(&mut hasher);
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&hasher.finish().to_le_bytes());
+        BlockKey { index: parent.map_or(0, |parent| parent.index + 1), hash }
+    }
+
+    fn state(&mut self, key: &BlockKey) -> BlockState {
+        let blocks = self.blocks.lock();
+        match self.room {
+            _ if blocks.contains_key(key) => BlockState::Stored,
+            Some(room) if blocks.len() >= room => BlockState::QueueFull,
+            _ => BlockState::Missing,
+        }
+    }
+
+    fn write(&mut self, key: BlockKey, block: KvBlock) {
+        self.blocks.lock().insert(key, block);
+    }
+
+    fn read(&mut self, keys: Vec<BlockKey>) -> Box<dyn PrefixRead> {
+        let stored = self.blocks.lock();
+        let blocks = keys.iter().map_while(|key| stored.get(key).cloned()).collect();
+        Box::new(MemoryRead { blocks, delay: self.delay })
+    }
+
+    fn remove(&mut self, key: &BlockKey, error: &StepError) {
+        self.blocks.lock().remove(key);
+        self.removed.lock().push(error.to_string());
+    }
+}
+
+fn limits(slots: usize) -> Limits {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv }
+}
+
+fn engine(executor: impl Executor + 'static, storage: &MemoryStorage) -> EngineLoop {
+    let config = EngineConfig::for_limits(executor.limits());
+    EngineLoop::new(Box::new(executor), config).with_prefix_storage(Box::new(storage.clone()))
+}
+
+fn fake(storage: &MemoryStorage) -> EngineLoop {
+    engine(FakeExecutor::new(limits(2)), storage)
+}
+
+fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
+    let sink = Recorder::new();
+    core.submit(Request::greedy(prompt.to_vec(), max_tokens, sink.clone())).unwrap();
+    sink
+}
+
+/// Runs steps until nothing is left. Returns the number of steps that only waited for the storage.
+fn drain(core: &mut EngineLoop) -> usize {
+    let mut waits = 0;
+    for _ in 0..20_000 {
+        let work = core.step();
+        invariant::check(&core.snapshot()).unwrap();
+        waits += usize::from(work == Work::Waiting);
+        if work == Work::Idle {
+            return waits;
+        }
+    }
+    panic!("the engine does not come to rest");
+}
+
+fn usage(sink: &Recorder) -> Usage {
+    sink.recording().ends[0].1
+}
+
+fn prompt(number: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|i| ((number * 17 + i * i * 7 + i) % 50) as u32).collect()
+}
+
+fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    let executor = FakeExecutor::new(limits(1));
+    let config = EngineConfig::for_limits(executor.limits());
+    let mut core = EngineLoop::new(Box::new(executor), config);
+    let sink = submit(&mut core, prompt, max_tokens);
+    while core.step() == Work::Busy {}
+    sink.recording().tokens
+}
+
+/// Returns a storage with the blocks of a prompt and its answer.
+fn filled(prompt: &[u32], max_tokens: usize) -> MemoryStorage {
+    let storage = MemoryStorage::default();
+    let mut core = fake(&storage);
+    submit(&mut core, prompt, max_tokens);
+    drain(&mut core);
+    storage
+}
+
+/// Answers a prompt in a new engine, and checks the answer and the number of cached tokens.
+fn check(core: &mut EngineLoop, prompt: &[u32], cached: usize) {
+    let sink = submit(core, prompt, 9);
+    drain(core);
+    assert_eq!((sink.recording().tokens, usage(&sink).cached_tokens), (alone(prompt, 9), cached));
+}
+
+#[test]
+fn a_later_engine_starts_with_the_stored_prefix() {
+    let prompt = prompt(1, 300);
+    let storage = filled(&prompt, 30);
+    // 329 tokens were in the slot.
+    assert_eq!(storage.blocks.lock().len(), 5);
+    let mut core = fake(&storage);
+    check(&mut core, &prompt, 4 * BLOCK_TOKENS);
+    // The slot has more than the storage now.
+    check(&mut core, &[&prompt[..], &[3, 4]].concat(), 300);
+    // Another tail needs a part only.
+    check(&mut fake(&storage), &[&prompt[..150], &[9; 60]].concat(), 2 * BLOCK_TOKENS);
+    // The last token of a prompt always runs.
+    check(&mut fake(&storage), &prompt[..256], 3 * BLOCK_TOKENS);
+    check(&mut fake(&storage), &prompt[..BLOCK_TOKENS], 0);
+    let conversation = [&prompt[..], &alone(&prompt, 30), &[1, 2]].concat();
+    check(&mut fake(&storage), &conversation, 5 * BLOCK_TOKENS);
+    assert!(storage.removed.lock().is_empty());
+}
+
+#[test]
+fn a_stored_prefix_continues_that_of_a_slot() {
+    let first = prompt(1, 300);
+    let storage = filled(&first, 5);
+    let mut core = fake(&storage);
+    let short = [&first[..100], &[8; 5]].concat();
+    check(&mut core, &short, BLOCK_TOKENS);
+    check(&mut core, &first, 4 * BLOCK_TOKENS);
+}
+
+#[test]
+fn blocks_are_stored_while_a_sequence_still_runs() {
+    let storage = MemoryStorage::default();
+    let mut core = fake(&storage);
+    submit(&mut core, &prompt(1, 200), 100);
+    for _ in 0..40 {
+        core.step();
+    }
+    assert_eq!((core.stats().running, storage.blocks.lock().len()), (1, 3));
+}
+
+#[test]
+fn others_run_while_a_prefix_is_read() {
+    let first = prompt(1, 200);
+    let storage = MemoryStorage { delay: 30, ..filled(&first, 5) };
+    let mut core = fake(&storage);
+    let other = submit(&mut core, &prompt(2, 20), 20);
+    core.step();
+    let sink = submit(&mut core, &first, 9);
+    let waits = drain(&mut core);
+    assert!((5..30).contains(&waits), "{waits}");
+    assert_eq!(other.recording().tokens, alone(&prompt(2, 20), 20));
+    assert_eq!((sink.recording().tokens, usage(&sink).cached_tokens), (alone(&first, 9), 3 * BLOCK_TOKENS));
+    // A look-up whose sequence is cancelled holds nothing up.
+    let cancelled = Recorder::new();
+    let mut core = fake(&storage);
+    let handle = core.submit(Request::greedy(first.clone(), 9, cancelled.clone())).unwrap();
+    assert_eq!(core.step(), Work::Waiting);
+    handle.cancel();
+    assert_eq!(core.step(), Work::Idle);
+    assert_eq!(cancelled.recording().ends.len(), 1);
+}
+
+#[test]
+fn blocks_that_do_not_fit_are_removed_and_run() {
+    let first = prompt(1, 300);
+    let spoil = |index: usize, block: &dyn Fn(&KvBlock) -> KvBlock, cached: usize, expect: &str| {
+        let storage = filled(&first, 5);
+        storage.blocks.lock().values_mut().skip(index).for_each(|value| *value = block(value));
+        let mut core = fake(&storage);
+        check(&mut core, &first, cached);
+        let removed = storage.removed.lock();
+        assert!(removed.len() == 1 && removed[0].contains(expect), "{removed:?}");
+        assert_eq!(storage.blocks.lock().len(), 4, "the removed block is written again");
+    };
+    let empty = KvBlock::new(0, Vec::new()).unwrap();
+    spoil(0, &|_| empty.clone(), 0, "expected a block of 64 tokens, found 0");
+    let long = KvBlock::new(1 << 40, Vec::new()).unwrap();
+    spoil(2, &|_| long.clone(), 2 * BLOCK_TOKENS, "found 1099511627776");
+    let twice = |block: &KvBlock| KvBlock::new(64, [block.layers(), block.layers()].concat()).unwrap();
+    spoil(1, &twice, BLOCK_TOKENS, "expected 1 layers of keys and values, found 2");
+}
+
+#[test]
+fn a_full_queue_ends_the_writes_and_nothing_else() {
+    let storage = MemoryStorage { room: Some(2), ..MemoryStorage::default() };
+    let mut core = fake(&storage);
+    let sink = submit(&mut core, &prompt(1, 300), 9);
+    assert!(drain(&mut core) > 100);
+    assert_eq!(sink.recording().tokens, alone(&prompt(1, 300), 9));
+    assert_eq!(storage.blocks.lock().len(), 2);
+    // It was given up.
+    submit(&mut core, &prompt(2, 300), 9);
+    assert_eq!(drain(&mut core), 0);
+}
+
+/// An executor that hands no keys and values over.
+struct Closed(FakeExecutor);
+
+impl Executor for Closed {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.0.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.0.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
+    }
+}
+
+#[test]
+fn an_executor_that_hands_nothing_over_answers_without_the_storage() {
+    let storage = MemoryStorage::default();
+    check(&mut engine(Closed(FakeExecutor::new(limits(2))), &storage), &prompt(1, 300), 0);
+    assert!(storage.blocks.lock().is_empty());
+}
+
+/// An executor that loses its device at the first block that is written, or fails.
+struct Failing(FakeExecutor, Option<StepError>);
+
+impl Executor for Failing {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.0.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.0.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        match self.1.take() {
+            Some(error) => Err(error),
+            None => self.0.write_kv(slot, at, block),
+        }
+    }
+}
+
+#[test]
+fn a_write_to_a_slot_that_fails_costs_time_and_no_answer() {
+    let first = prompt(1, 300);
+    for error in [
+        StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 9 },
+        StepError::Lost { message: "gone".to_owned() },
+    ] {
+        let storage = filled(&first, 5);
+        let executor = Failing(FakeExecutor::new(limits(2)), Some(error.clone()));
+        let mut core = engine(executor, &storage);
+        let sink = submit(&mut core, &first, 9);
+        drain(&mut core);
+        assert_eq!(sink.recording().tokens, alone(&first, 9), "{error}");
+    }
+}
+
+#[test]
+fn a_shutdown_stores_what_the_slots_have() {
+    for drain in [Drain::Now, Drain::Finish] {
+        let storage = MemoryStorage { delay: 3, ..MemoryStorage::default() };
+        let first = prompt(1, 300);
+        for cached in [0, 4 * BLOCK_TOKENS] {
+            let executor = FakeExecutor::new(limits(2));
+            let config = EngineConfig::for_limits(executor.limits());
+            let companions =
+                Companions { prefix_storage: Some(Box::new(storage.clone())), ..Companions::default() };
+            let engine = Engine::start_with(Box::new(executor), companions, config).unwrap();
+            let sink = Recorder::new();
+            engine.submit(Request::greedy(first.clone(), 9, sink.clone())).unwrap();
+            while sink.recording().ends.is_empty() {
+                std::thread::yield_now();
+            }
+            engine.shutdown(drain);
+            assert_eq!((sink.recording().tokens, usage(&sink).cached_tokens), (alone(&first, 9), cached));
+        }
+        assert_eq!(storage.blocks.lock().len(), 4);
+    }
+}
