@@ -78,12 +78,28 @@ pub struct Config {
     /// Installed model that proposes the next tokens of all chat models, which must have its vocabulary. It has no
     /// effect without speculation.
     pub draft_model: Option<String>,
+    /// Prefixes of prompts in files, from which chat models answer after a restart; `None` for none.
+    pub prefix_cache: Option<PrefixCacheConfig>,
     /// Maximum time that a request waits for its model to load, and that a load waits for room that models in use take.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
     pub retry_failed_after: Duration,
     /// Maximum bytes of a download that a request may start. Larger models must be pulled first.
     pub auto_pull_limit: u64,
+}
+
+/// Settings of the prefix cache in files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixCacheConfig {
+    /// Folder of the files. Several models and processes may share it.
+    pub folder: PathBuf,
+    /// Maximum bytes of all files.
+    pub bytes: u64,
+}
+
+impl PrefixCacheConfig {
+    /// Default maximum of all files in bytes.
+    pub const DEFAULT_BYTES: u64 = 1 << 30;
 }
 
 impl Config {
@@ -114,6 +130,7 @@ impl Config {
             token_latency: Some(Duration::from_millis(200)),
             speculation: Speculation::Auto,
             draft_model: None,
+            prefix_cache: None,
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,

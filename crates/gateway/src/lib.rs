@@ -26,7 +26,7 @@ pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
     request::{CompileRequest, Rebuild, VocabSubset, vocabulary},
 };
-pub use config::Config;
+pub use config::{Config, PrefixCacheConfig};
 pub use error::{Error, ErrorKind, TokenCount};
 pub use gateway::{Gateway, ServerRegistration};
 pub use inspect::{bench, check, devices, doctor, plan};

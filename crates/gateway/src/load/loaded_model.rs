@@ -23,6 +23,7 @@ use crate::{
     load::{
         draft_model::{self, OpenDraftModel},
         open_model::OpenModel,
+        prefix_cache,
         request::LoadRequest,
         sessions::Model,
     },
@@ -78,7 +79,7 @@ impl LoadedModel {
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
             draft: draft.as_ref().map(|draft| draft.package.clone()),
-            worker: Worker::start(model, draft, request)?,
+            worker: Worker::start(model, draft, request, &report)?,
             grammars: OnceLock::new(),
             placement: report,
             passed_over,
@@ -206,7 +207,12 @@ impl ToolSlot {
 }
 
 impl Worker {
-    fn start(model: Model, draft: Option<OpenDraftModel>, request: &LoadRequest<'_>) -> Result<Self, Error> {
+    fn start(
+        model: Model,
+        draft: Option<OpenDraftModel>,
+        request: &LoadRequest<'_>,
+        placement: &PlacementReport,
+    ) -> Result<Self, Error> {
         let config = &request.config;
         match model {
             Model::Decoder(executor) => {
@@ -218,8 +224,13 @@ impl Worker {
                 let executor = executor.timed_by(move || start.elapsed());
                 let failed =
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
-                let draft_model = draft.map(|draft| draft.for_engine(request.package.key.name.clone()));
-                let companions = Companions { draft_model, ..Companions::default() };
+                let prefix_cache = config.prefix_cache.as_ref();
+                let companions = Companions {
+                    draft_model: draft.map(|draft| draft.for_engine(request.package.key.name.clone())),
+                    prefix_storage: prefix_cache.and_then(|prefix_cache| {
+                        prefix_cache::open(prefix_cache, request, placement, executor.limits())
+                    }),
+                };
                 let engine = Engine::start_with(executor, companions, settings);
                 Ok(Self::Engine(engine.map_err(failed)?))
             }

@@ -15,6 +15,7 @@ pub(crate) mod loaded_model;
 pub(crate) mod open_model;
 pub(crate) mod packed_weights;
 pub(crate) mod placement;
+pub(crate) mod prefix_cache;
 pub(crate) mod request;
 pub(crate) mod residency;
 pub(crate) mod runtime_choice;
