@@ -26,7 +26,7 @@ pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
 pub(crate) use load::LoadArgs;
 pub(crate) use mcp::McpArgs;
-use narthex_gateway::{AutoPull, Config};
+use narthex_gateway::{AutoPull, Config, PrefixCacheConfig};
 use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DevicePlacements, Speculation};
 pub(crate) use runtime::{RuntimeArgs, RuntimeCommand};
@@ -238,6 +238,18 @@ pub(crate) struct ServeArgs {
     /// Memory for the KV caches of all models together, in MiB; idle models leave for others
     #[arg(long, default_value_t = Config::standard().kv_total >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_total: usize,
+
+    /// Keep the keys and values of prompts in files in this folder, so that prompts with the same beginning start faster
+    /// after a restart [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) prefix_cache_dir: Option<PathBuf>,
+
+    /// Space for these files, in MiB; those that were not used for the longest time are removed
+    #[arg(
+        long, default_value_t = (PrefixCacheConfig::DEFAULT_BYTES >> 20) as usize, value_name = "MIB",
+        value_parser = at_least_one, requires = "prefix_cache_dir"
+    )]
+    pub(crate) prefix_cache_size: usize,
 
     /// Maximum number of models in memory; idle models leave for others
     #[arg(long, default_value_t = Config::standard().max_models, value_name = "N", value_parser = at_least_one)]

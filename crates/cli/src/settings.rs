@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narthex_gateway::{Config, Network};
+use narthex_gateway::{Config, Network, PrefixCacheConfig};
 use narthex_spec::Speculation;
 
 use crate::args::{ChatArgs, LoadArgs, ServeArgs, StoreArgs};
@@ -36,6 +36,10 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
         kv_budget: serve.kv_budget.saturating_mul(1 << 20),
         // One model must fit.
         kv_total: serve.kv_total.max(serve.kv_budget).saturating_mul(1 << 20),
+        prefix_cache: serve.prefix_cache_dir.clone().map(|folder| PrefixCacheConfig {
+            folder,
+            bytes: (serve.prefix_cache_size as u64).saturating_mul(1 << 20),
+        }),
         max_models: serve.max_models,
         max_queue: serve.max_queue,
         aliases: serve.alias.iter().map(|alias| (alias.name.clone(), alias.model.clone())).collect(),
@@ -88,6 +92,10 @@ mod tests {
             "64",
             "--kv-total",
             "32",
+            "--prefix-cache-dir",
+            "/prefixes",
+            "--prefix-cache-size",
+            "3",
             "--token-latency",
             "90",
             "--speculation",
@@ -127,6 +135,8 @@ mod tests {
         let Some(Command::Serve(serve)) = args.command else { panic!("not serve") };
         let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        let prefixes = PrefixCacheConfig { folder: "/prefixes".into(), bytes: 3 << 20 };
+        assert_eq!(config.prefix_cache, Some(prefixes));
         assert_eq!(config.draft_model.as_deref(), Some("smollm2:135m"));
         assert_eq!(config.aliases["gpt-4"], "qwen3:0.6b@w4");
         assert_eq!(config.tool_format, Some(ToolFormat::Hermes));
