@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use narthex_gateway::{
     Cancel, Config, Error, Gateway,
     models::ModelStatus,
@@ -93,4 +95,27 @@ fn a_model_that_does_not_fit_is_refused_by_name() {
     let unknown = Config { draft_model: Some("no-such-model".to_owned()), ..tiny.config() };
     let error = Gateway::open(unknown).err().unwrap().to_string();
     assert!(error.contains("draft_model no-such-model"), "{error}");
+}
+
+#[test]
+fn the_cache_of_a_draft_model_counts_towards_the_total() {
+    let tiny = Tiny::new();
+    let (model, draft) = (tiny.chat(), tiny.gguf_chat("same", &tiny_llama(SEED)));
+    let config = |kv_total: usize, draft: Option<&String>| Config {
+        draft_model: draft.cloned(),
+        kv_budget: 1 << 20,
+        kv_total,
+        load_wait: Duration::ZERO,
+        ..tiny.config()
+    };
+    let budget = |draft: Option<&String>| {
+        let gateway = Gateway::open(config(1 << 30, draft)).unwrap();
+        load(&gateway, &model).unwrap().engine.unwrap().kv_budget_bytes
+    };
+    assert_eq!(budget(None), 1 << 20);
+    let both = budget(Some(&draft));
+    assert!(both > 1 << 20, "{both}");
+    assert!(load(&Gateway::open(config(both, Some(&draft))).unwrap(), &model).is_ok());
+    let error = load(&Gateway::open(config(both - 1, Some(&draft))).unwrap(), &model).unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
 }
