@@ -53,6 +53,8 @@ pub(crate) enum Target {
     Keys,
     /// JSON schemas, Lark grammars and regular expressions.
     Grammar,
+    /// Files of the prefix cache.
+    PrefixBlock,
 }
 
 impl Target {
@@ -64,7 +66,7 @@ impl Target {
     /// Maximum length of an input; shorter inputs run faster.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
-            Self::Template | Self::Pieces | Self::Keys | Self::Grammar => 16 << 10,
+            Self::Template | Self::Pieces | Self::Keys | Self::Grammar | Self::PrefixBlock => 16 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }

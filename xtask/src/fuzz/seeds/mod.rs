@@ -10,6 +10,7 @@ mod grammars;
 mod graphs;
 mod keys;
 mod pieces;
+mod prefixes;
 mod requests;
 mod templates;
 mod words;
@@ -76,6 +77,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Wheel => archives::wheels(),
         Target::Keys => Ok(keys::seeds()),
         Target::Grammar => Ok(grammars::seeds()),
+        Target::PrefixBlock => Ok(prefixes::seeds()),
     }
 }
 

@@ -205,3 +205,8 @@ fn wheels() {
 fn keys() {
     check(Target::Keys, |bytes| narthex_catalog::fuzzing::read_keys(bytes).map(drop));
 }
+
+#[test]
+fn prefix_blocks() {
+    check(Target::PrefixBlock, |bytes| narthex_gateway::fuzzing::read_prefix_block(bytes).map(drop));
+}
