@@ -1,7 +1,7 @@
 //! Placement of a session's nodes on execution providers, as recorded by ONNX Runtime.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     ffi::{CStr, c_char},
     ptr, slice,
 };
@@ -40,7 +40,33 @@ pub struct PlacedNode {
     pub name: String,
 }
 
+/// A node of a session that computes several nodes of its graph.
+#[derive(Debug)]
+pub(crate) struct ChainNode {
+    /// The node's path.
+    pub(crate) name: String,
+    /// Operator type and path of each node that it computes.
+    pub(crate) nodes: Vec<(String, String)>,
+}
+
 impl Placement {
+    /// Replaces chains by the nodes that they compute.
+    pub(crate) fn replace_chains(&mut self, chains: &[ChainNode]) {
+        let chains: HashMap<&str, &ChainNode> =
+            chains.iter().map(|chain| (chain.name.as_str(), chain)).collect();
+        let placed = std::mem::take(&mut self.nodes).into_iter();
+        self.nodes = placed
+            .flat_map(|node| match chains.get(node.name.as_str()) {
+                Some(chain) => {
+                    let nodes = chain.nodes.iter();
+                    let of = |(op, name): &(String, String)| (op.clone(), name.clone());
+                    nodes.map(of).map(|(op, name)| PlacedNode { ep: node.ep, op, name }).collect()
+                }
+                None => vec![node],
+            })
+            .collect();
+    }
+
     /// Returns the number of nodes for each provider.
     pub fn nodes_per_ep(&self) -> BTreeMap<Ep, usize> {
         let mut counts = BTreeMap::new();
@@ -124,6 +150,29 @@ pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chains_are_reported_as_their_nodes() {
+        let node =
+            |op: &str, name: &str| PlacedNode { ep: Ep::Cpu, op: op.to_owned(), name: name.to_owned() };
+        let nodes = vec![node("Cast", "/a"), node("Chain", "c.0"), node("Add", "/b"), node("Chain", "c.1")];
+        let chain = |name: &str, nodes: &[(&str, &str)]| {
+            let own = |&(op, name): &(&str, &str)| (op.to_owned(), name.to_owned());
+            ChainNode { name: name.to_owned(), nodes: nodes.iter().map(own).collect() }
+        };
+        let first = [("Linear", "/0/qkv"), ("Attention", "/0")];
+        let chains = [chain("c.1", &[("GatedMlp", "/1")]), chain("c.0", &first)];
+        let mut placement = Placement { nodes, ..Placement::default() };
+        placement.replace_chains(&chains);
+        let expected = [
+            node("Cast", "/a"),
+            node("Linear", "/0/qkv"),
+            node("Attention", "/0"),
+            node("Add", "/b"),
+            node("GatedMlp", "/1"),
+        ];
+        assert_eq!(placement.nodes, expected);
+    }
 
     #[test]
     fn nodes_are_counted_by_provider_and_operator() {

@@ -433,6 +433,133 @@ fn attention_is_that_of_onnx_runtime() {
     cases.iter().for_each(|case| check_attention(&mut random, case));
 }
 
+/// Returns a decoder of two layers. If it is `divided`, a node of ONNX Runtime stands between any two operators.
+fn decoder_graph(random: &mut Random, width: usize, hidden: usize, divided: bool) -> Graph {
+    let [heads, kv_heads, size]: [usize; 3] = [4, 2, 16];
+    let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+    b.input("x", DType::F32, &["b".into(), "s".into(), width.into()]);
+    b.input("lengths", DType::I32, &["b".into()]);
+    b.input("total", DType::I32, &[]);
+    let parts = ["key", "value"].iter().flat_map(|kind| (0..2).map(move |layer| format!("{kind}{layer}")));
+    let parts: Vec<String> = parts.collect();
+    for name in parts.iter().map(|part| format!("{part}.past")) {
+        b.input(&name, DType::F32, &["b".into(), kv_heads.into(), "past".into(), size.into()]);
+    }
+    for name in parts.iter().map(|part| format!("{part}.present")) {
+        b.output(&name, DType::F32, &["b".into(), kv_heads.into(), "present".into(), size.into()]);
+    }
+    for name in ["y", "z"] {
+        b.output(name, DType::F32, &["b".into(), "s".into(), width.into()]);
+    }
+    let mut graph = b.finish();
+    let storage = Storage { bits: 4, block: 32, zeros: true, bias: true, half_scales: true };
+    let product = |inputs, outputs| Product { rows: 0, inputs, outputs, storage };
+    let apart = |graph: &mut Graph, name: String| {
+        if !divided {
+            return name;
+        }
+        let copy = format!("{name}.copy");
+        add_node(graph, &copy, "Identity", &[&name]);
+        copy
+    };
+    let norm = |graph: &mut Graph, random: &mut Random, name: &str, stream: &str, branch: &str| {
+        let gain = format!("{name}.gain");
+        constant(graph, &gain, DType::F32, &[width], floats_to_bytes(&random.floats(width)));
+        graph.nodes.push(Node {
+            name: name.into(),
+            op: "SkipSimplifiedLayerNormalization".into(),
+            domain: MICROSOFT.into(),
+            inputs: vec![stream.into(), branch.into(), gain],
+            outputs: vec![name.into(), String::new(), String::new(), format!("{name}.sum")],
+            attributes: vec![("epsilon".into(), Attribute::Float(1e-5))],
+        });
+    };
+    add_node(&mut graph, "branch", "Sigmoid", &["x"]);
+    let (mut stream, mut branch) = ("x".to_owned(), "branch".to_owned());
+    for layer in 0..2 {
+        let named = |part: &str| format!("{part}{layer}");
+        norm(&mut graph, random, &named("in"), &stream, &branch);
+        add_product(
+            &mut graph,
+            random,
+            &named("in"),
+            &named("qkv"),
+            product(width, (heads + 2 * kv_heads) * size),
+        );
+        let qkv = apart(&mut graph, named("qkv"));
+        let sum = apart(&mut graph, format!("{}.sum", named("in")));
+        let [past, present] =
+            ["past", "present"].map(|part| ["key", "value"].map(|kind| format!("{kind}{layer}.{part}")));
+        let inputs = [qkv, String::new(), String::new()].into_iter().chain(past);
+        let inputs = inputs.chain(["lengths", "total"].map(str::to_owned)).collect();
+        graph.nodes.push(Node {
+            name: named("attention"),
+            op: "GroupQueryAttention".into(),
+            domain: MICROSOFT.into(),
+            inputs,
+            outputs: [named("attention")].into_iter().chain(present).collect(),
+            attributes: vec![("num_heads".into(), heads.into()), ("kv_num_heads".into(), kv_heads.into())],
+        });
+        let attended = apart(&mut graph, named("attention"));
+        add_product(&mut graph, random, &attended, &named("o"), product(heads * size, width));
+        let attended = apart(&mut graph, named("o"));
+        norm(&mut graph, random, &named("mid"), &sum, &attended);
+        add_product(&mut graph, random, &named("mid"), &named("gate"), product(width, hidden));
+        add_product(&mut graph, random, &named("mid"), &named("up"), product(width, hidden));
+        add_node(&mut graph, &named("sigmoid"), "Sigmoid", &[&named("gate")]);
+        add_node(&mut graph, &named("silu"), "Mul", &[&named("gate"), &named("sigmoid")]);
+        add_node(&mut graph, &named("hidden"), "Mul", &[&named("up"), &named("silu")]);
+        add_product(&mut graph, random, &named("hidden"), &named("down"), product(hidden, width));
+        stream = apart(&mut graph, format!("{}.sum", named("mid")));
+        branch = apart(&mut graph, named("down"));
+    }
+    add_node(&mut graph, "y", "Add", &[&stream, &branch]);
+    add_node(&mut graph, "z", "Tanh", &[&branch]);
+    graph
+}
+
+#[test]
+fn chains_give_the_bits_of_single_operators() {
+    let folder = tempfile::tempdir().unwrap();
+    let (width, hidden) = (72, 90);
+    let files = [false, true].map(|divided| {
+        let graph = decoder_graph(&mut Random(0x51ab_77c3_0f2e_9d41), width, hidden, divided);
+        let file = folder.path().join(format!("{divided}.onnx"));
+        fs::write(&file, graph.encode()).unwrap();
+        file
+    });
+    let mut random = Random(0x1357_9bdf_0246_8ace);
+    for (batch, sequence, past) in [(1, 1, 5), (3, 1, 300), (1, 7, 12), (1, 150, 0)] {
+        let total = past + sequence;
+        let cache = [batch, 2, past, 16];
+        let ints = |name: &str, shape: &[usize], values| Feed {
+            name: name.into(),
+            shape: shape.to_vec(),
+            elements: Elements::I32(values),
+        };
+        let mut feeds = vec![
+            feed("x", &[batch, sequence, width], random.floats(batch * sequence * width)),
+            ints("lengths", &[batch], vec![total as i32 - 1; batch]),
+            ints("total", &[], vec![total as i32]),
+        ];
+        let mut fetches: Vec<Fetch> =
+            ["y", "z"].map(|name| Fetch { name: name.into(), shape: vec![batch, sequence, width] }).into();
+        for name in ["key0", "value0", "key1", "value1"] {
+            let values = random.floats(cache.iter().product());
+            feeds.push(feed(&format!("{name}.past"), &cache, values));
+            fetches.push(Fetch { name: format!("{name}.present"), shape: vec![batch, 2, total, 16] });
+        }
+        for threads in [1, 2, 3] {
+            let settings = CpuRun { threads, operators: CpuOperators::Narthex };
+            let [whole, divided] = files
+                .each_ref()
+                .map(|file| run_with(runtime(), file, settings, feeds.clone(), &fetches).unwrap());
+            assert!(whole == divided, "{batch} x {sequence} after {past}, {threads} threads");
+            assert!(whole[0].iter().all(|x| x.is_finite()) && whole[0].iter().any(|&x| x != 0.0));
+        }
+    }
+}
+
 #[test]
 fn decoders_run_on_operators_of_narthex() {
     for scheme in [Scheme::W4, Scheme::W8] {

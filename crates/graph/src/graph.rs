@@ -164,6 +164,13 @@ impl Graph {
     pub fn weight_bytes(&self) -> u64 {
         self.initializers.iter().map(Initializer::bytes).sum()
     }
+
+    /// Calls `read` with the name of each value that a node, its bodies or an output of the graph reads. A value occurs
+    /// as often as it is read.
+    pub fn for_each_read<'a>(&'a self, read: &mut dyn FnMut(&'a str)) {
+        self.nodes.iter().for_each(|node| node.for_each_read(read));
+        self.outputs.iter().for_each(|output| read(&output.name));
+    }
 }
 
 impl Node {
@@ -176,6 +183,14 @@ impl Node {
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.attribute(name)? {
             Attribute::Int(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Returns an attribute that is a single-precision number.
+    pub fn float(&self, name: &str) -> Option<f32> {
+        match self.attribute(name)? {
+            Attribute::Float(value) => Some(*value),
             _ => None,
         }
     }
@@ -199,6 +214,16 @@ impl Node {
     /// Returns the name of an input, or `None` if the input is absent.
     pub fn input(&self, index: usize) -> Option<&str> {
         self.inputs.get(index).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Calls `read` with the name of each value that the node and its bodies read; the name of an absent input is empty.
+    pub fn for_each_read<'a>(&'a self, read: &mut dyn FnMut(&'a str)) {
+        self.inputs.iter().for_each(|name| read(name));
+        for (_, attribute) in &self.attributes {
+            if let Attribute::Graph(body) = attribute {
+                body.for_each_read(read);
+            }
+        }
     }
 
     /// Returns the operator with its domain: `MatMul`, `com.microsoft.MatMulNBits`.

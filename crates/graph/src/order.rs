@@ -37,7 +37,7 @@ fn order(nodes: &[Node]) -> Vec<usize> {
     let mut awaited = vec![0_usize; nodes.len()];
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (at, node) in nodes.iter().enumerate() {
-        reads(node, &mut |name| {
+        node.for_each_read(&mut |name| {
             if let Some(&maker) = makers.get(name) {
                 awaited[at] += 1;
                 readers[maker].push(at);
@@ -58,17 +58,6 @@ fn order(nodes: &[Node]) -> Vec<usize> {
     }
     order.extend((0..nodes.len()).filter(|&at| awaited[at] > 0));
     order
-}
-
-/// Calls `each` with the values that a node and its bodies read.
-fn reads<'a>(node: &'a Node, each: &mut dyn FnMut(&'a str)) {
-    node.inputs.iter().for_each(|name| each(name));
-    for (_, attribute) in &node.attributes {
-        if let Attribute::Graph(body) = attribute {
-            body.nodes.iter().for_each(|node| reads(node, each));
-            body.outputs.iter().for_each(|output| each(&output.name));
-        }
-    }
 }
 
 #[cfg(test)]

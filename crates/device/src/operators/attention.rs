@@ -14,6 +14,7 @@ use ort::{
 use super::{
     Shared,
     attention_step::{Angles, AttentionStep, Heads, Pasts, Present},
+    attributes::Attributes,
     cache::CacheElement,
     call::{Call, Input},
 };
@@ -66,24 +67,7 @@ impl<T: CacheElement> Operator for AttentionOperator<T> {
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<AttentionKernel<T>> {
-        let int = |name: &str| context.get::<i64>(name);
-        let size = |name: &str| int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
-        let float = |name: &str| context.get::<f32>(name).filter(|&value| value != 0.0);
-        let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {
-            return Err(ort::Error::new("expected numbers of heads, found none"));
-        };
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(ort::Error::new(format!("{heads} heads cannot share {kv_heads} heads of keys")));
-        }
-        Ok(AttentionKernel {
-            shared: Arc::clone(&self.shared),
-            heads: Heads { kv: kv_heads, group: heads / kv_heads },
-            scale: float(SCALE),
-            soft_cap: float(SOFT_CAP),
-            mask: size(WINDOW).map_or(Mask::Causal, Mask::Window),
-            rotates: int(ROTATES) == Some(1),
-            element: PhantomData,
-        })
+        AttentionKernel::of(&self.shared, context)
     }
 }
 
@@ -98,18 +82,44 @@ pub(super) struct AttentionKernel<T> {
     element: PhantomData<T>,
 }
 
+impl<T: CacheElement> AttentionKernel<T> {
+    /// Returns the kernel of a node with these attributes.
+    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+        let size = |name| node.int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
+        let float = |name| node.float(name).filter(|&value| value != 0.0);
+        let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {
+            return Err(ort::Error::new("expected numbers of heads, found none"));
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ort::Error::new(format!("{heads} heads cannot share {kv_heads} heads of keys")));
+        }
+        Ok(Self {
+            shared: Arc::clone(shared),
+            heads: Heads { kv: kv_heads, group: heads / kv_heads },
+            scale: float(SCALE),
+            soft_cap: float(SOFT_CAP),
+            mask: size(WINDOW).map_or(Mask::Causal, Mask::Window),
+            rotates: node.int(ROTATES) == Some(1),
+            element: PhantomData,
+        })
+    }
+
+    /// Computes the outputs of a call.
+    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+        let (step, shape) = self.step(call)?;
+        let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
+        let out = call.output(0, &rows.map(|extent| extent as i64))?;
+        let present = [shape.batch, self.heads.kv, step.capacity, shape.size].map(|extent| extent as i64);
+        let keys: &mut [T] = call.output(1, &present)?;
+        let values: &mut [T] = call.output(2, &present)?;
+        let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
+        step.run(call, Present { keys, values, past, held: shape.held }, out)
+    }
+}
+
 impl<T: CacheElement> Kernel for AttentionKernel<T> {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| {
-            let (step, shape) = self.step(call)?;
-            let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
-            let out = call.output(0, &rows.map(|extent| extent as i64))?;
-            let present = [shape.batch, self.heads.kv, step.capacity, shape.size].map(|extent| extent as i64);
-            let keys: &mut [T] = call.output(1, &present)?;
-            let values: &mut [T] = call.output(2, &present)?;
-            let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
-            step.run(call, Present { keys, values, past, held: shape.held }, out)
-        })
+        Call::run(context, |call| self.run(call))
     }
 }
 

@@ -14,12 +14,15 @@ use super::call::Element;
 pub(super) const PAST: [usize; 2] = [3, 4];
 
 /// Indices of the outputs of attention with present keys and values.
-const PRESENT: [usize; 2] = [1, 2];
+pub(super) const PRESENT: [usize; 2] = [1, 2];
 
 /// Element type of a cache.
 pub(super) trait CacheElement: Element + Send + Sync + 'static {
     /// Operator type of attention over such a cache.
     const ATTENTION: &'static str;
+
+    /// Operator type of a chain with such attention.
+    const CHAIN: &'static str;
 
     /// Type of the tensors.
     const TYPE: TensorElementType;
@@ -33,6 +36,7 @@ pub(super) trait CacheElement: Element + Send + Sync + 'static {
 
 impl CacheElement for f32 {
     const ATTENTION: &'static str = "Attention";
+    const CHAIN: &'static str = "Chain";
     const TYPE: TensorElementType = TensorElementType::Float32;
 
     fn rows(elements: &[Self]) -> CacheRows<'_> {
@@ -46,6 +50,7 @@ impl CacheElement for f32 {
 
 impl CacheElement for f16 {
     const ATTENTION: &'static str = "HalfCacheAttention";
+    const CHAIN: &'static str = "HalfCacheChain";
     const TYPE: TensorElementType = TensorElementType::Float16;
 
     fn rows(elements: &[Self]) -> CacheRows<'_> {

@@ -1,17 +1,44 @@
-//! A call of an operator by ONNX Runtime: its tensors, and tasks on ONNX Runtime's threads.
+//! A call of a node: its tensors, and tasks on ONNX Runtime's threads. The node is ONNX Runtime's, or a member of a
+//! chain, whose tensors are those of the chain or values between its members.
 
 use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use half::f16;
 use ort::{AsPointer, operator::ComputeContext};
 
-/// A call of an operator.
-pub(super) struct Call<'a>(&'a ComputeContext);
+use super::{
+    region::{Leader, Region},
+    values::{MAX_ROWS, Place, Rows, Values},
+};
+
+/// A call of a node.
+pub(super) struct Call<'a> {
+    /// Call of the node of ONNX Runtime.
+    context: &'a ComputeContext,
+    /// Place of the node in a chain, if it is a member of one.
+    member: Option<Member<'a>>,
+}
+
+/// A member of a chain in a call of the chain.
+#[derive(Clone, Copy)]
+pub(super) struct Member<'a> {
+    /// The values between members.
+    pub(super) values: &'a Values,
+    /// Places of the member's inputs.
+    pub(super) inputs: &'a [Place],
+    /// Places of the member's outputs. They differ from each other and from those of its inputs.
+    pub(super) outputs: &'a [Place],
+    /// Leader of the region in which the chain runs.
+    pub(super) leader: &'a Leader<'a>,
+}
 
 /// An input.
 pub(super) struct Input<'a, T = f32> {
@@ -65,12 +92,40 @@ impl<'a> Call<'a> {
         context: &'a ComputeContext,
         compute: impl FnOnce(&Self) -> ort::Result<()>,
     ) -> ort::Result<()> {
-        let call = Self(context);
+        let call = Self { context, member: None };
         catch_unwind(AssertUnwindSafe(|| compute(&call))).unwrap_or_else(|_| Err(panicked()))
     }
 
     fn raw(&self) -> *mut ort_sys::OrtKernelContext {
-        self.0.ptr().cast_mut()
+        self.context.ptr().cast_mut()
+    }
+
+    /// Returns the call of a member of the chain of which this is a call.
+    pub(super) fn of_member<'m>(&'m self, member: Member<'m>) -> Call<'m> {
+        Call { context: self.context, member: Some(member) }
+    }
+
+    /// Runs `lead` in a parallel region on ONNX Runtime's threads, on any one of them.
+    pub(super) fn in_region(
+        &self,
+        threads: usize,
+        lead: impl FnOnce(&Leader<'_>) -> ort::Result<()>,
+    ) -> ort::Result<()> {
+        let region = Region::default();
+        if threads <= 1 {
+            return region.lead().map_or_else(|| Err(panicked()), |leader| lead(&leader));
+        }
+        let steps = Mutex::new(Some(Steps(lead)));
+        let result = Mutex::new(None);
+        self.parallel(threads, |_| match region.lead() {
+            None => region.help(),
+            Some(leader) => {
+                let steps = steps.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let ended = steps.map(|Steps(lead)| lead(&leader));
+                *result.lock().unwrap_or_else(PoisonError::into_inner) = ended;
+            }
+        })?;
+        result.into_inner().unwrap_or_else(PoisonError::into_inner).unwrap_or_else(|| Err(panicked()))
     }
 
     /// Returns an input that the operator declares as required.
@@ -105,6 +160,22 @@ impl<'a> Call<'a> {
     }
 
     fn raw_input(&self, index: usize) -> ort::Result<Option<RawInput<'a>>> {
+        let Some(member) = self.member else { return self.tensor(index) };
+        match member.inputs.get(index).copied().unwrap_or(Place::Absent) {
+            Place::Absent => Ok(None),
+            Place::Input(at) => self.tensor(at),
+            place => {
+                // SAFETY: a member's outputs have other places than its inputs, so the value is not written before the
+                // call of the member has ended.
+                let rows = unsafe { member.values.read(place) };
+                let Rows { data, shape } = rows.ok_or_else(missing)?;
+                Ok(Some(RawInput { data: data.cast(), kind: f32::KIND, shape }))
+            }
+        }
+    }
+
+    /// Returns an input of the node of ONNX Runtime.
+    fn tensor(&self, index: usize) -> ort::Result<Option<RawInput<'a>>> {
         let api = ort::api();
         let (mut value, mut data) = (ptr::null(), ptr::null());
         let mut kind = ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -127,8 +198,49 @@ impl<'a> Call<'a> {
         Ok(Some(RawInput { data, kind, shape: unsafe { elements(shape, rank) } }))
     }
 
-    /// Returns an output whose elements have the type that the operator declares. The caller must write all elements.
+    /// Returns an output whose elements have the type that the operator declares. The caller must write all elements,
+    /// and request each output once.
     pub(super) fn output<T: Element>(&self, index: usize, shape: &[i64]) -> ort::Result<&'a mut [T]> {
+        let data: *mut T = match self.member {
+            None => self.output_tensor(index, shape)?.cast(),
+            Some(member) => {
+                let place = member.outputs.get(index).copied().unwrap_or(Place::Absent);
+                self.member_output(member.values, place, shape, T::KIND)?.cast()
+            }
+        };
+        if data.is_null() || count(shape) == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: the memory was allocated for this shape and the type of the operator, and no other call uses it.
+        Ok(unsafe { slice::from_raw_parts_mut(data, count(shape)) })
+    }
+
+    /// Returns the memory of an output of a member of a chain.
+    fn member_output(
+        &self,
+        values: &Values,
+        place: Place,
+        shape: &[i64],
+        kind: ort_sys::ONNXTensorElementDataType,
+    ) -> ort::Result<*mut c_void> {
+        let output = match place {
+            Place::Output(at) => Some(self.output_tensor(at, shape)?),
+            _ => None,
+        };
+        if let (Place::Output(MAX_ROWS..), Some(cache)) = (place, output) {
+            return Ok(cache);
+        }
+        if kind != f32::KIND {
+            return Err(ort::Error::new("a value between the nodes of a chain is of another type"));
+        }
+        // SAFETY: the place is that of no input and of no other output of the member, so the earlier value is not in
+        // use. ONNX Runtime has allocated the output for this shape.
+        let data = unsafe { values.write(place, shape, output.map(<*mut c_void>::cast)) };
+        data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("a chain has no place for an output"))
+    }
+
+    /// Returns the memory of an output of the node of ONNX Runtime.
+    fn output_tensor(&self, index: usize, shape: &[i64]) -> ort::Result<*mut c_void> {
         let api = ort::api();
         let (mut value, mut data) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the context is alive during the call, every out-pointer is valid, and the shape is copied.
@@ -136,13 +248,12 @@ impl<'a> Call<'a> {
             let status =
                 (api.KernelContext_GetOutput)(self.raw(), index, shape.as_ptr(), shape.len(), &raw mut value);
             check(status)?;
+            if value.is_null() {
+                return Err(ort::Error::new("an output is missing"));
+            }
             check((api.GetTensorMutableData)(value, &raw mut data))?;
         }
-        if data.is_null() || count(shape) == 0 {
-            return Ok(&mut []);
-        }
-        // SAFETY: ONNX Runtime has allocated the output for this shape, and no other call uses its memory.
-        Ok(unsafe { slice::from_raw_parts_mut(data.cast(), count(shape)) })
+        Ok(data)
     }
 
     /// Runs `task` for every number below `count` on ONNX Runtime's threads, and waits until all have ended.
@@ -150,6 +261,9 @@ impl<'a> Call<'a> {
         if count <= 1 {
             (0..count).for_each(task);
             return Ok(());
+        }
+        if let Some(member) = self.member {
+            return if member.leader.parallel(count, &task) { Ok(()) } else { Err(panicked()) };
         }
         let tasks = Tasks { task, panicked: AtomicBool::new(false) };
         let data = ptr::from_ref(&tasks).cast_mut().cast();
@@ -161,6 +275,13 @@ impl<'a> Call<'a> {
         if tasks.panicked.into_inner() { Err(panicked()) } else { Ok(()) }
     }
 }
+
+/// Steps that one thread runs.
+struct Steps<F>(F);
+
+// SAFETY: one thread takes the steps and runs them while the thread that owns their state waits for it. ONNX Runtime's
+// context and the values of a chain belong to no thread.
+unsafe impl<F> Send for Steps<F> {}
 
 /// Tasks of one parallel loop.
 struct Tasks<F> {

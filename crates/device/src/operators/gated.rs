@@ -11,6 +11,7 @@ use ort::operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInp
 
 use super::{
     Buffers, Shared, at_least,
+    attributes::Attributes,
     call::Call,
     linear::{Part, column_step, for_columns, index_of, input_types, output_types, row_block},
     normed::{InputRows, Outputs, epsilon_of},
@@ -49,10 +50,7 @@ impl Operator for GatedMlpOperator {
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<GatedMlpKernel> {
-        let index = |name| index_of(&self.shared, context, name);
-        let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
-        let (shared, epsilon) = (Arc::clone(&self.shared), epsilon_of(context));
-        Ok(GatedMlpKernel { shared, gate, up, down, epsilon })
+        GatedMlpKernel::of(&self.shared, context)
     }
 }
 
@@ -66,8 +64,16 @@ pub(super) struct GatedMlpKernel {
     epsilon: Option<f32>,
 }
 
-impl Kernel for GatedMlpKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+impl GatedMlpKernel {
+    /// Returns the kernel of a node with these attributes.
+    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+        let index = |name| index_of(shared, node, name);
+        let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
+        Ok(Self { shared: Arc::clone(shared), gate, up, down, epsilon: epsilon_of(node) })
+    }
+
+    /// Computes the outputs of a call.
+    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = |index: usize| &self.shared.linears[index];
         let mlp = GatedMlp {
             shared: &self.shared,
@@ -75,11 +81,15 @@ impl Kernel for GatedMlpKernel {
             up: linear(self.up),
             down: linear(self.down),
         };
-        Call::run(context, |call| {
-            let (width, columns) = (mlp.gate.weights.inputs(), mlp.down.weights.outputs());
-            let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
-            mlp.run(call, &x, out)
-        })
+        let (width, columns) = (mlp.gate.weights.inputs(), mlp.down.weights.outputs());
+        let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
+        mlp.run(call, &x, out)
+    }
+}
+
+impl Kernel for GatedMlpKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        Call::run(context, |call| self.run(call))
     }
 }
 

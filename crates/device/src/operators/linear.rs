@@ -17,6 +17,7 @@ use ort::{
 
 use super::{
     Buffers, Shared,
+    attributes::Attributes,
     call::Call,
     normed::{InputRows, Outputs, epsilon_of},
     weights::Linear,
@@ -67,8 +68,7 @@ impl Operator for LinearOperator {
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<LinearKernel> {
-        let index = index_of(&self.shared, context, WEIGHTS)?;
-        Ok(LinearKernel { shared: Arc::clone(&self.shared), index, epsilon: epsilon_of(context) })
+        LinearKernel::of(&self.shared, context)
     }
 }
 
@@ -85,8 +85,8 @@ pub(super) fn output_types() -> [OperatorOutput; 2] {
 }
 
 /// Returns the index of weights in an attribute of a node.
-pub(super) fn index_of(shared: &Shared, context: &KernelContext<'_>, attribute: &str) -> ort::Result<usize> {
-    let index = context.get::<i64>(attribute).and_then(|index| usize::try_from(index).ok());
+pub(super) fn index_of(shared: &Shared, node: &impl Attributes, attribute: &str) -> ort::Result<usize> {
+    let index = node.int(attribute).and_then(|index| usize::try_from(index).ok());
     let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
     index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
 }
@@ -112,14 +112,25 @@ pub(super) struct LinearKernel {
     epsilon: Option<f32>,
 }
 
+impl LinearKernel {
+    /// Returns the kernel of a node with these attributes.
+    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+        let index = index_of(shared, node, WEIGHTS)?;
+        Ok(Self { shared: Arc::clone(shared), index, epsilon: epsilon_of(node) })
+    }
+
+    /// Computes the outputs of a call.
+    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+        let linear = &self.shared.linears[self.index];
+        let (width, columns) = (linear.weights.inputs(), linear.weights.outputs());
+        let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
+        self.shared.multiply(call, linear, &x, out)
+    }
+}
+
 impl Kernel for LinearKernel {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        let (shared, linear) = (&*self.shared, &self.shared.linears[self.index]);
-        Call::run(context, |call| {
-            let (width, columns) = (linear.weights.inputs(), linear.weights.outputs());
-            let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
-            shared.multiply(call, linear, &x, out)
-        })
+        Call::run(context, |call| self.run(call))
     }
 }
 

@@ -3,17 +3,23 @@
 //! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU; packages are not changed, because they serve
 //! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
 //! that ONNX Runtime does not load them. `rewrite` finds the nodes, and `weights` packs their weights. `linear`,
-//! `gated` and `attention` compute. `cache` has the element types of the KV cache. `call` is the interface to ONNX
-//! Runtime, on whose threads the operators run.
+//! `gated` and `attention` compute. `fuse` makes consecutive nodes one node, which `chain` computes in one parallel
+//! `region`. `cache` has the element types of the KV cache. `call` is the interface to ONNX Runtime, on whose threads
+//! the operators run.
 
 mod attention;
 mod attention_step;
+mod attributes;
 mod cache;
 mod call;
+mod chain;
+mod fuse;
 mod gated;
 mod linear;
 mod normed;
+mod region;
 mod rewrite;
+mod values;
 mod weights;
 
 use std::{
@@ -29,11 +35,12 @@ use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
 
 use attention::AttentionOperator;
+use chain::{Chain, ChainOperator};
 use gated::GatedMlpOperator;
 use linear::LinearOperator;
 use weights::{Linear, LinearLayers};
 
-use crate::packed_weights::PackedWeights;
+use crate::{packed_weights::PackedWeights, placement::ChainNode};
 
 /// Domain of the operators.
 const DOMAIN: &str = "narthex";
@@ -52,6 +59,8 @@ pub(crate) struct OwnOperators {
     pub(crate) domain: OperatorDomain,
     /// These weights, if there are any.
     pub(crate) packed: Option<PackedWeights>,
+    /// Nodes of the graph that compute several nodes.
+    pub(crate) chains: Vec<ChainNode>,
 }
 
 impl OwnOperators {
@@ -69,14 +78,25 @@ impl OwnOperators {
         let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
         let sources = rewrite::rewrite(&mut graph, cache)?;
         let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;
-        let shared = Arc::new(Shared { kernels: kernels(), linears, threads, buffers: Mutex::default() });
+        let chains = fuse::fuse(&mut graph);
+        let placed = chains.iter().map(placed_chain).collect();
+        let buffers = Mutex::default();
+        let shared = Arc::new(Shared { kernels: kernels(), linears, chains, threads, buffers });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
-            .and_then(|domain| domain.add(AttentionOperator::<f16>::new(shared)));
-        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed })
+            .and_then(|domain| domain.add(AttentionOperator::<f16>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(ChainOperator::<f32>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(ChainOperator::<f16>::new(shared)));
+        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed })
     }
+}
+
+/// Returns the nodes of which a chain consists.
+fn placed_chain(chain: &Chain) -> ChainNode {
+    let nodes = chain.links.iter().map(|link| (link.node.op.clone(), link.node.name.clone()));
+    ChainNode { name: chain.name.clone(), nodes: nodes.collect() }
 }
 
 /// Returns the kernels of this processor, which are selected by a measurement once per process.
@@ -89,6 +109,7 @@ fn kernels() -> Kernels {
 struct Shared {
     kernels: Kernels,
     linears: Vec<Linear>,
+    chains: Vec<Chain>,
     threads: usize,
     /// Buffers that no task uses at present. There are at most as many as tasks that ran concurrently.
     buffers: Mutex<Vec<Buffers>>,

@@ -6,18 +6,16 @@
 use std::ops::Range;
 
 use narthex_kernels::{MatrixMut, MatrixRef};
-use ort::operator::KernelContext;
 
 use super::{
     Shared, at_least,
+    attributes::Attributes,
     call::{Call, Input},
+    values::MAX_RANK,
 };
 
 /// Attribute with the number that is added to the mean square.
 pub(super) const EPSILON: &str = "epsilon";
-
-/// Maximum rank of an input.
-const MAX_RANK: usize = 8;
 
 /// Input rows of a product.
 pub(super) struct InputRows<'a> {
@@ -42,8 +40,8 @@ pub(super) struct Outputs<'a> {
 }
 
 /// Returns the epsilon of a node that normalises its rows; `None` for other nodes.
-pub(super) fn epsilon_of(context: &KernelContext<'_>) -> Option<f32> {
-    context.get::<f32>(EPSILON)
+pub(super) fn epsilon_of(node: &impl Attributes) -> Option<f32> {
+    node.float(EPSILON)
 }
 
 impl<'a> InputRows<'a> {

@@ -178,7 +178,7 @@ impl<'a> Links<'a> {
             makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
         }
         let mut reads = HashMap::new();
-        for_each_read(graph, &mut |name| *reads.entry(name.to_owned()).or_default() += 1);
+        graph.for_each_read(&mut |name| *reads.entry(name.to_owned()).or_default() += 1);
         Self { nodes: &graph.nodes, makers, reads }
     }
 
@@ -318,21 +318,8 @@ fn remove_unread(graph: &mut Graph) {
 /// Returns the names of the values that are read.
 fn read_values(graph: &Graph) -> HashSet<String> {
     let mut read = HashSet::new();
-    for_each_read(graph, &mut |name| {
+    graph.for_each_read(&mut |name| {
         read.insert(name.to_owned());
     });
     read
-}
-
-/// Calls `read` with the name of each value that a node, its bodies or an output of the graph reads.
-fn for_each_read(graph: &Graph, read: &mut dyn FnMut(&str)) {
-    graph.outputs.iter().for_each(|output| read(&output.name));
-    for node in &graph.nodes {
-        node.inputs.iter().for_each(|name| read(name));
-        for (_, value) in &node.attributes {
-            if let Attribute::Graph(body) = value {
-                for_each_read(body, read);
-            }
-        }
-    }
 }

@@ -268,8 +268,9 @@ impl Session {
             let SessionOptions { threads, kv_precision, packed_weights, .. } = options;
             OwnOperators::of(model, packed_weights, threads, kv_precision)
         });
-        let own = own.flatten();
+        let mut own = own.flatten();
         let packed_weights = own.as_ref().and_then(|own| own.packed.clone());
+        let chains = own.as_mut().map(|own| std::mem::take(&mut own.chains)).unwrap_or_default();
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
             None => builder.commit_from_file(model),
@@ -280,7 +281,8 @@ impl Session {
             ending::without_destructors();
         }
         let inner = loaded.map_err(failed("load the graph"))?;
-        let placement = placement::of(&inner)?;
+        let mut placement = placement::of(&inner)?;
+        placement.replace_chains(&chains);
         let own = options.device.ep();
         if let Some(node) = placement.nodes.iter().find(|node| node.ep != own && node.ep != Ep::Cpu) {
             let message = format!("node {} went to {}", node.name, node.ep);
