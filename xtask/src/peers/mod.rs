@@ -1,10 +1,11 @@
-//! `cargo xtask peers`: compares Narthex with a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai and OpenVINO
-//! GenAI. All run the weights of one file, in turns. [`Part`] lists the measurements.
+//! `cargo xtask peers`: compares Narthex with a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai, OpenVINO GenAI
+//! and, for embeddings, OpenVINO. All run the weights of one file, in turns. [`Part`] lists the measurements.
 //!
 //! Generated files are under `target/peers` and are reused. If a side cannot run, the reason is recorded. Bounds are
 //! shown with the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
 //! measurement. `bench/README.md` explains the results.
 
+mod embeddings;
 mod llama;
 mod measurement;
 pub(crate) mod perplexity;
@@ -46,12 +47,14 @@ pub(crate) enum Part {
     Models,
     /// Servers with 1, 4 and 16 clients.
     Servers,
+    /// Embeddings of MiniLM: many texts at once, and texts one by one.
+    Embeddings,
 }
 
 /// Arguments of `cargo xtask peers`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct PeersArgs {
-    /// Sides to measure, separated by commas [default: all].
+    /// Sides to measure in the parts standard, shapes and models, separated by commas [default: all].
     #[arg(long, value_name = "SIDES", value_delimiter = ',')]
     only: Vec<Side>,
     /// Parts to measure, separated by commas [default: all].
@@ -111,17 +114,28 @@ struct SpeedPlan<'a> {
 pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
     let setup = Setup::prepare(&session)?;
-    let published = Weights::published(&setup)?;
     let mut report = Report::new(&setup, args)?;
+    if Part::VARIANTS.iter().any(|part| *part != Part::Embeddings && args.has(*part)) {
+        measure_decoders(&setup, args, &mut report)?;
+    }
+    if args.has(Part::Embeddings) {
+        report.embeddings = Some(embeddings::measure(&setup, args.rounds)?);
+    }
+    table::write(workspace, &report, args.output)
+}
+
+/// Measures the selected parts with models that generate text.
+fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) -> anyhow::Result<()> {
+    let published = Weights::published(setup)?;
     if args.has(Part::Standard) {
         let wanted = Wanted { prefill: 1.7, decode: 2.0 };
         let plan = SpeedPlan { weights: &published, work: STANDARD, sides: Side::VARIANTS, wanted };
-        report.speeds.push(plan.measure(&setup, args));
-        report.cold_start_ms = cold_starts(&setup, args)?;
+        report.speeds.push(plan.measure(setup, args));
+        report.cold_start_ms = cold_starts(setup, args)?;
         for pair in
             quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs))
         {
-            report.perplexity.push(quality::compare(*pair, &setup, &published));
+            report.perplexity.push(quality::compare(*pair, setup, &published));
         }
     }
     if args.has(Part::Shapes) {
@@ -131,21 +145,21 @@ pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()>
                 _ => Wanted { prefill: 1.7, decode: 2.0 },
             };
             let plan = SpeedPlan { weights: &published, work, sides: &PEERS, wanted };
-            report.speeds.push(plan.measure(&setup, args));
+            report.speeds.push(plan.measure(setup, args));
         }
     }
     if args.has(Part::Models) {
         for shape in weights::SHAPES {
-            let weights = Weights::random(&setup, shape)?;
+            let weights = Weights::random(setup, shape)?;
             let wanted = Wanted { prefill: 1.5, decode: 1.25 };
             let plan = SpeedPlan { weights: &weights, work: STANDARD, sides: &PEERS, wanted };
-            report.speeds.push(plan.measure(&setup, args));
+            report.speeds.push(plan.measure(setup, args));
         }
     }
     if args.has(Part::Servers) {
-        report.servers = servers::measure(&setup, &published, args.rounds)?;
+        report.servers = servers::measure(setup, &published, args.rounds)?;
     }
-    table::write(workspace, &report, args.output)
+    Ok(())
 }
 
 impl SpeedPlan<'_> {
@@ -232,11 +246,14 @@ mod tests {
         assert!(Side::VARIANTS.iter().all(|side| standard.includes(*side)));
         check("peers", Ok(standard));
         let only = vec![Side::LoopW8, Side::NarthexW8];
-        let parts = vec![Part::Shapes, Part::Servers];
+        let parts = vec![Part::Shapes, Part::Servers, Part::Embeddings];
         let two = PeersArgs { only, parts, rounds: 3, output: RecordArgs { record: true } };
         assert!(two.includes(Side::LoopW8) && !two.includes(Side::LlamaQ8));
         assert!(two.has(Part::Servers) && !two.has(Part::Standard));
-        check("peers --only loop-w8,narthex-w8 --parts shapes,servers --rounds 3 --record", Ok(two));
+        check(
+            "peers --only loop-w8,narthex-w8 --parts shapes,servers,embeddings --rounds 3 --record",
+            Ok(two),
+        );
         check("peers --only loop-w8,nobody", Err("invalid value 'nobody'"));
         check("peers --rounds 0", Err("--rounds"));
         check("peers --rounds", Err("--rounds"));

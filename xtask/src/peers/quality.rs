@@ -8,12 +8,9 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::{
-    peers::{llama::Llama, setup::Setup, side::Side, weights::Weights},
+    peers::{llama::Llama, setup::Setup, side::Side, weights::Weights, workload::TEXT},
     process, terminal,
 };
-
-/// The text, relative to the root.
-const TEXT: &str = "bench/text/ferry.txt";
 
 /// Two sides whose perplexities are compared.
 #[derive(Debug, Clone, Copy)]

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::{
     peers::{
         PeersArgs,
+        embeddings::{EmbeddingRatio, Embeddings},
         measurement::Measurement,
         quality::Comparison,
         servers::Servers,
@@ -30,6 +31,12 @@ const REQUEST_BOUND_MS: f64 = 1.0;
 /// Maximum cold start, in milliseconds.
 const COLD_BOUND_MS: f64 = 1500.0;
 
+/// Minimum ratios of Narthex's embeddings to those of the fastest peer, in a batch and one by one.
+const EMBEDDINGS_WANTED: (f64, f64) = (1.5, 1.2);
+
+/// Minimum cosine of Narthex's embeddings to those of ONNX Runtime in f32.
+const COSINE_BOUND: f64 = 0.999;
+
 /// One run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -44,6 +51,8 @@ pub(super) struct Report {
     pub(super) cold_start_ms: Option<Spread>,
     pub(super) perplexity: Vec<Comparison>,
     pub(super) servers: Servers,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) embeddings: Option<Embeddings>,
 }
 
 /// Speeds of all sides with one model and one workload.
@@ -159,10 +168,8 @@ impl SpeedRun {
         wanted: Wanted,
         mut sides: Vec<SideResult>,
     ) -> Self {
-        // A reason may contain folders of this machine, which are replaced because they have no meaning elsewhere.
-        let (root, home) = (setup.session.workspace.root.display(), setup.session.home.display());
         for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
-            *reason = reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".");
+            *reason = setup.without_folders(reason);
         }
         let Workload { prompt, decode, repeat } = work;
         let ratios = ratios(&sides);
@@ -214,6 +221,7 @@ impl Report {
             cold_start_ms: None,
             perplexity: Vec::new(),
             servers: Servers::default(),
+            embeddings: None,
         })
     }
 
@@ -233,6 +241,7 @@ impl Report {
                 met: ratio.ratio.median >= wanted,
             });
         }
+        verdicts.extend(self.embeddings.iter().flat_map(embedding_verdicts));
         if let Some(cold) = &self.cold_start_ms {
             verdicts.push(at_most("narthex-w8: cold start, ms".to_owned(), cold, COLD_BOUND_MS, 0));
         }
@@ -247,6 +256,33 @@ impl Report {
         }
         verdicts
     }
+}
+
+/// Compares Narthex's embeddings with the bounds.
+fn embedding_verdicts(embeddings: &Embeddings) -> Vec<Verdict> {
+    let (batch, single) = EMBEDDINGS_WANTED;
+    let mut verdicts = Vec::new();
+    let mut add = |name: &str, wanted: f64, speed: fn(&EmbeddingRatio) -> &Spread| {
+        let Some(ratio) = embeddings.over_best(speed) else { return };
+        verdicts.push(Verdict {
+            what: format!("{} over {}, the fastest peer, embeddings, {name}", ratio.of, ratio.to),
+            wanted: format!("at least {wanted:.2}"),
+            found: speed(ratio).format(3),
+            met: speed(ratio).median >= wanted,
+        });
+    };
+    add("batch", batch, |ratio| &ratio.batch);
+    add("one by one", single, |ratio| &ratio.single);
+    for side in embeddings.sides.iter().filter(|side| side.side.starts_with("narthex")) {
+        let Some(cosine) = side.cosine else { continue };
+        verdicts.push(Verdict {
+            what: format!("{}: minimum cosine of an embedding to that in f32", side.side),
+            wanted: format!("at least {COSINE_BOUND}"),
+            found: format!("{cosine:.5}"),
+            met: cosine >= COSINE_BOUND,
+        });
+    }
+    verdicts
 }
 
 fn at_most(what: String, spread: &Spread, bound: f64, digits: usize) -> Verdict {
@@ -328,6 +364,7 @@ pub(super) mod tests {
                 sides,
             }],
             servers: Servers::default(),
+            embeddings: Some(crate::peers::embeddings::embeddings()),
             cold_start_ms: Spread::of(vec![900.0]),
             perplexity: vec![Comparison {
                 ours: "package w4".to_owned(),
@@ -348,6 +385,9 @@ pub(super) mod tests {
             ("narthex-w8 over loop-w8, decode", false),
             ("narthex-w8: gateway's time per token over the engine's", true),
             ("narthex-w8: gateway's part of a request, ms", false),
+            ("narthex-w8 over openvino, the fastest peer, embeddings, batch", false),
+            ("narthex-w8 over onnxruntime-f32, the fastest peer, embeddings, one by one", false),
+            ("narthex-w8: minimum cosine of an embedding to that in f32", true),
             ("narthex-w8: cold start, ms", true),
             ("perplexity of package w4 over llama.cpp Q4_0", true),
         ];

@@ -27,8 +27,8 @@ use crate::{
 /// Packages of the onnxruntime-genai side.
 const GENAI: &[&str] = &["onnx==1.23.2", "onnxruntime-genai==0.18.0"];
 
-/// Packages of the OpenVINO side.
-const OPENVINO: &[&str] = &["openvino==2026.4.1", "openvino-genai==2026.4.1.0"];
+/// Packages of the OpenVINO sides.
+pub(super) const OPENVINO: &[&str] = &["openvino==2026.4.1", "openvino-genai==2026.4.1.0"];
 
 /// Output of a loop in `bench/peers`.
 #[derive(Deserialize)]

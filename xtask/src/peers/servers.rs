@@ -18,7 +18,9 @@ use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
     http::{self, Disconnect, Request},
-    peers::{llama::Llama, runner::openvino_folder, setup::Setup, spread::Spread, weights::Weights},
+    peers::{
+        llama::Llama, runner::openvino_folder, setup::Setup, spread::Spread, weights::Weights, workload::TEXT,
+    },
     process,
     server::Server,
     terminal,
@@ -38,9 +40,6 @@ const ANSWER: usize = 64;
 
 /// Number of tokens that a slot can hold.
 const CONTEXT: usize = 512;
-
-/// Text with the words of the prompts, relative to the root.
-const TEXT: &str = "bench/text/ferry.txt";
 
 /// Minimum ratios to the peers that Narthex should reach, by number of clients.
 const WANTED: [(usize, f64); 2] = [(4, 2.0), (16, 2.5)];

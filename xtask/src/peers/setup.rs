@@ -32,15 +32,11 @@ pub(super) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    /// Builds Narthex and prepares the environment and the packages.
+    /// Builds Narthex and prepares the environment.
     pub(super) fn prepare(session: &'a Session<'a>) -> anyhow::Result<Self> {
         // The preparation itself causes load, so the load is read first.
         let load = fs::read_to_string("/proc/loadavg").ok().and_then(|text| load(&text));
-        let setup = Self { load, ..Self::untimed(session, session.build_release()?)? };
-        for scheme in ["w8", "w4"] {
-            setup.compile(scheme)?;
-        }
-        Ok(setup)
+        Ok(Self { load, ..Self::untimed(session, session.build_release()?)? })
     }
 
     /// Prepares only the environment, for runs without times.
@@ -60,7 +56,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Generates one token, which fetches and compiles the package if it is missing.
-    fn compile(&self, scheme: &str) -> anyhow::Result<()> {
+    pub(super) fn compile(&self, scheme: &str) -> anyhow::Result<()> {
         let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
         process::output(self.session.command(&self.narthex).args(ask))?;
         Ok(())
@@ -75,6 +71,12 @@ impl<'a> Setup<'a> {
         let mut command = self.python();
         command.arg(self.session.workspace.root.join("bench/peers").join(name));
         command
+    }
+
+    /// Replaces the folders of this machine in a reason, because they have no meaning elsewhere.
+    pub(super) fn without_folders(&self, reason: &str) -> String {
+        let (root, home) = (self.session.workspace.root.display(), self.session.home.display());
+        reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".")
     }
 
     /// Returns the path of a program that the environment installed.

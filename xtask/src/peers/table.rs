@@ -1,11 +1,12 @@
 //! Output of a run: a page and files.
 
-use std::{fmt::Write as _, fs};
+use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use anyhow::Context;
 
 use crate::{
     peers::{
+        embeddings::Embeddings,
         plot,
         report::{Report, SpeedRun},
         servers::Servers,
@@ -70,6 +71,9 @@ fn page(report: &Report) -> anyhow::Result<String> {
         ratios(&mut text, run, &if number == 0 { String::new() } else { run.suffix() })?;
     }
     servers(&mut text, &report.servers)?;
+    if let Some(found) = &report.embeddings {
+        embeddings(&mut text, found)?;
+    }
     quality(&mut text, report)?;
     bounds(&mut text, report)?;
     Ok(text)
@@ -82,10 +86,8 @@ fn sides(text: &mut String, run: &SpeedRun) -> anyhow::Result<()> {
             Some(speed) => (speed.prefill.format(1), speed.decode.format(1)),
             None => ("did not run".to_owned(), "did not run".to_owned()),
         };
-        let versions: Vec<String> =
-            side.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-        let about = if versions.is_empty() { String::new() } else { format!("; {}", versions.join(", ")) };
-        writeln!(text, "| {} | {}{about} | {prefill} | {decode} |", side.side, side.about)?;
+        let about = about(side.about, &side.versions);
+        writeln!(text, "| {} | {about} | {prefill} | {decode} |", side.side)?;
     }
     for side in &run.sides {
         if let Some(reason) = &side.failed {
@@ -124,6 +126,48 @@ fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
         writeln!(text, "| {} over {} | {} | {} |", ratio.of, ratio.to, ratio.clients, ratio.ratio.format(3))?;
     }
     Ok(())
+}
+
+fn embeddings(text: &mut String, found: &Embeddings) -> anyhow::Result<()> {
+    let tokens = found.batch_tokens.as_ref().map_or_else(|| "unknown".to_owned(), |tokens| tokens.format(0));
+    writeln!(
+        text,
+        "\n## Embeddings of {}\n\nA batch of {} texts, tokens without padding: {tokens}; {} texts one by one. All times \
+         include the tokenizer. The cosine is the smallest one to the vectors of `onnxruntime-f32`.\n\n| Side | What runs | \
+         Batch, tokens/s | One by one, texts/s | Cosine |\n|---|---|---:|---:|---:|",
+        found.model, found.batch_texts, found.single_texts
+    )?;
+    for side in &found.sides {
+        let about = about(side.about, &side.versions);
+        let (batch, single) = match &side.speed {
+            Some(speed) => (speed.batch.format(0), speed.single.format(1)),
+            None => ("did not run".to_owned(), "did not run".to_owned()),
+        };
+        let cosine = side.cosine.map_or_else(|| "unknown".to_owned(), |cosine| format!("{cosine:.5}"));
+        writeln!(text, "| {} | {about} | {batch} | {single} | {cosine} |", side.side)?;
+    }
+    for side in &found.sides {
+        if let Some(reason) = &side.failed {
+            writeln!(text, "\n`{}` did not run: {}", side.side, reason.replace('\n', " "))?;
+        }
+    }
+    if !found.ratios.is_empty() {
+        text.push_str("\n| Speed over speed, round by round | Batch | One by one |\n|---|---:|---:|\n");
+    }
+    for ratio in &found.ratios {
+        let (batch, single) = (ratio.batch.format(3), ratio.single.format(3));
+        writeln!(text, "| {} over {} | {batch} | {single} |", ratio.of, ratio.to)?;
+    }
+    for left_out in found.left_out {
+        writeln!(text, "\nLeft out: {left_out}.")?;
+    }
+    Ok(())
+}
+
+/// Describes a side with its versions.
+fn about(about: &str, versions: &BTreeMap<String, String>) -> String {
+    let versions: Vec<String> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    if versions.is_empty() { about.to_owned() } else { format!("{about}; {}", versions.join(", ")) }
 }
 
 fn quality(text: &mut String, report: &Report) -> anyhow::Result<()> {
@@ -189,6 +233,13 @@ mod tests {
         check("`openvino-q4_1` did not run: no wheel | for this machine");
         check("| narthex-w8 over loop-w8 | 0.960 (0.960 to 0.960) | 0.940 (0.940 to 0.940) |");
         check("| narthex-w8 over loop-w8, decode | at least 0.95 | 0.940 (0.940 to 0.940) | **no** |");
+        check("## Embeddings of tiny");
+        check(
+            "| openvino | OpenVINO in its default precision, groups of 32; runtime 1.2 | 5625 (3750 to 7500) | 64.0 \
+             (64.0 to 64.0) | 0.99504 |",
+        );
+        check("`openvino-f32` did not run: no wheel");
+        check("| narthex-w8 over openvino | 1.200 (1.200 to 1.200) | 1.000 (1.000 to 1.000) |");
         check("| narthex-w8: cold start, ms | at most 1500 | 900 (900 to 900) | yes |");
     }
 }

@@ -46,6 +46,9 @@ pub(super) struct Weights {
 impl Weights {
     /// Returns the weights of SmolLM2, for which packages are compiled if they are missing.
     pub(super) fn published(setup: &Setup<'_>) -> anyhow::Result<Self> {
+        for scheme in ["w8", "w4"] {
+            setup.compile(scheme)?;
+        }
         let checkpoint = setup.checkpoint(MODEL, CHECKPOINT)?;
         Ok(Self { model: MODEL, q4_1: checkpoint.clone(), checkpoint })
     }

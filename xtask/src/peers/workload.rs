@@ -23,6 +23,9 @@ pub(super) const SHAPES: [Workload; 3] = [
     Workload { prompt: 4096, decode: 32, repeat: 1 },
 ];
 
+/// Text whose words and perplexity are used, relative to the root.
+pub(super) const TEXT: &str = "bench/text/ferry.txt";
+
 /// Number of tokens in a window of the perplexity text.
 pub(super) const WINDOW: &str = "256";
 
