@@ -19,12 +19,7 @@ pub(crate) mod avx2;
 #[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
 pub(crate) mod avx512;
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 #[allow(unsafe_code, reason = "AMX is available as inline assembly only")]
-pub(crate) mod amx;
-
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
-#[path = "no_amx.rs"]
 pub(crate) mod amx;
 
 /// Number of 32-bit lanes in a vector, for registers of any width.
