@@ -433,6 +433,21 @@ fn attention_is_that_of_onnx_runtime() {
     cases.iter().for_each(|case| check_attention(&mut random, case));
 }
 
+/// Adds the norm of a residual stream and a branch. The node and its first output are called `name`.
+fn add_norm(graph: &mut Graph, random: &mut Random, name: &str, sum: [&str; 2], width: usize) {
+    let gain = format!("{name}.gain");
+    constant(graph, &gain, DType::F32, &[width], floats_to_bytes(&random.floats(width)));
+    let [stream, branch] = sum.map(str::to_owned);
+    graph.nodes.push(Node {
+        name: name.into(),
+        op: "SkipSimplifiedLayerNormalization".into(),
+        domain: MICROSOFT.into(),
+        inputs: vec![stream, branch, gain],
+        outputs: vec![name.into(), String::new(), String::new(), format!("{name}.sum")],
+        attributes: vec![("epsilon".into(), Attribute::Float(1e-5))],
+    });
+}
+
 /// Returns a decoder of two layers. If it is `divided`, a node of ONNX Runtime stands between any two operators.
 fn decoder_graph(random: &mut Random, width: usize, hidden: usize, divided: bool) -> Graph {
     let [heads, kv_heads, size]: [usize; 3] = [4, 2, 16];
@@ -462,23 +477,11 @@ fn decoder_graph(random: &mut Random, width: usize, hidden: usize, divided: bool
         add_node(graph, &copy, "Identity", &[&name]);
         copy
     };
-    let norm = |graph: &mut Graph, random: &mut Random, name: &str, stream: &str, branch: &str| {
-        let gain = format!("{name}.gain");
-        constant(graph, &gain, DType::F32, &[width], floats_to_bytes(&random.floats(width)));
-        graph.nodes.push(Node {
-            name: name.into(),
-            op: "SkipSimplifiedLayerNormalization".into(),
-            domain: MICROSOFT.into(),
-            inputs: vec![stream.into(), branch.into(), gain],
-            outputs: vec![name.into(), String::new(), String::new(), format!("{name}.sum")],
-            attributes: vec![("epsilon".into(), Attribute::Float(1e-5))],
-        });
-    };
     add_node(&mut graph, "branch", "Sigmoid", &["x"]);
     let (mut stream, mut branch) = ("x".to_owned(), "branch".to_owned());
     for layer in 0..2 {
         let named = |part: &str| format!("{part}{layer}");
-        norm(&mut graph, random, &named("in"), &stream, &branch);
+        add_norm(&mut graph, random, &named("in"), [&stream, &branch], width);
         add_product(
             &mut graph,
             random,
@@ -503,7 +506,7 @@ fn decoder_graph(random: &mut Random, width: usize, hidden: usize, divided: bool
         let attended = apart(&mut graph, named("attention"));
         add_product(&mut graph, random, &attended, &named("o"), product(heads * size, width));
         let attended = apart(&mut graph, named("o"));
-        norm(&mut graph, random, &named("mid"), &sum, &attended);
+        add_norm(&mut graph, random, &named("mid"), [&sum, &attended], width);
         add_product(&mut graph, random, &named("mid"), &named("gate"), product(width, hidden));
         add_product(&mut graph, random, &named("mid"), &named("up"), product(width, hidden));
         add_node(&mut graph, &named("sigmoid"), "Sigmoid", &[&named("gate")]);

@@ -202,7 +202,7 @@ impl<'a> Uses<'a> {
             let outputs: Vec<Place> = outputs.collect();
             let read_later = |name: &str| last_reads.get(name).is_some_and(|&last| last > at);
             layout.release(node.inputs.iter().chain(&node.outputs), read_later);
-            layout.free.extend(layout.unnamed.drain(..));
+            layout.free.append(&mut layout.unnamed);
             ChainLink { node: node.clone(), inputs, outputs }
         });
         let links: Vec<ChainLink> = links.collect();
