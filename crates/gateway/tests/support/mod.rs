@@ -26,7 +26,7 @@ use encoders::{Golden, Head};
 pub(crate) const SEED: u64 = 7;
 
 /// Context of [`Tiny::long_chat`] in tokens. Its answers take seconds, so that a test can act in the middle of one.
-pub(crate) const LONG_CONTEXT: usize = 8192;
+pub(crate) const LONG_CONTEXT: usize = 32_768;
 
 /// Chat template: ChatML with reasoning.
 const THINKING_TEMPLATE: &str = concat!(
