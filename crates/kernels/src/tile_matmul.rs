@@ -23,7 +23,7 @@ pub(crate) struct TileMatMul<'a> {
     pub(crate) input: &'a QuantizedRows,
     pub(crate) weights: &'a PackedMatrix,
     pub(crate) columns: Range<usize>,
-    /// Buffer for the weights of sixteen columns.
+    /// Buffer for unpacked weights.
     pub(crate) buffer: &'a mut AlignedBytes,
     pub(crate) out: MatrixMut<'a>,
 }
@@ -35,25 +35,37 @@ impl Operation for TileMatMul<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { amx, input, weights, columns, buffer, mut out } = self;
         let Some(rows) = input.panels().map(|rows| rows.len()).max() else { return };
-        let (tiles, block) = (weights.tiles(), weights.block());
-        let shapes = amx.shapes(rows, block);
-        let mut product = Product { shapes, lines: block / 4, sums: SUMS };
-        for index in columns.start / LANES..columns.end.div_ceil(LANES) {
-            let mut tile = tiles.tile(index);
-            let lines = unpack(&tile, weights, buffer);
-            if weights.bits() == Bits::Four {
-                tile.zeros = None;
+        let (tiles, block, bits) = (weights.tiles(), weights.block(), weights.bits());
+        let mut product = Product { shapes: amx.shapes(rows, block), lines: block / 4, sums: SUMS };
+        // Number of lines of unpacked weights of sixteen columns, and one even if there are no inputs.
+        let count = (weights.inputs().div_ceil(block) * block / 4).max(1);
+        let (lines, _) = buffer.reserve(GROUP * count * LINE).as_chunks_mut::<LINE>();
+        let end = columns.end.div_ceil(LANES);
+        for first in (columns.start / LANES..end).step_by(GROUP) {
+            let group = first..end.min(first + GROUP);
+            for (index, lines) in group.clone().zip(lines.chunks_exact_mut(count)) {
+                unpack(&tiles.tile(index), bits, block, lines);
             }
-            let column = index * LANES - columns.start;
             for (panel, rows) in input.panels().enumerate() {
-                let results = product.run(s, &input.tile_panel(panel), &tile, lines);
-                for (row, result) in rows.zip(results) {
-                    store_part(s, result, &mut out.row_mut(row)[column..]);
+                let panel = input.tile_panel(panel);
+                for (index, lines) in group.clone().zip(lines.chunks_exact(count)) {
+                    let tile = tiles.tile(index);
+                    // Unpacked weights of four bits are relative to their zero points.
+                    let zeros = tile.zeros.filter(|_| bits == Bits::Eight);
+                    let results = product.run(s, &panel, &Tile { zeros, ..tile }, lines);
+                    let column = index * LANES - columns.start;
+                    for (row, result) in rows.clone().zip(results) {
+                        store_part(s, result, &mut out.row_mut(row)[column..]);
+                    }
                 }
             }
         }
     }
 }
+
+/// Number of tiles of sixteen columns that are multiplied by a panel before the next one, which then remains in the
+/// fastest cache.
+const GROUP: usize = 8;
 
 const SUMS: [TileSums; 2] = [TileSums([[0; LANES]; TILE_ROWS]); 2];
 
@@ -63,30 +75,22 @@ const MIDDLE: u8 = 128;
 /// Writes the weights of sixteen columns as signed bytes. Those of four bits are relative to their zero points, those of
 /// eight bits to [`MIDDLE`].
 #[inline(always)]
-fn unpack<'a>(tile: &Tile<'_>, weights: &PackedMatrix, buffer: &'a mut AlignedBytes) -> &'a [[u8; LINE]] {
-    match weights.bits() {
-        Bits::Four => {
-            let (lines, _) = buffer.reserve(tile.quants.len() * 2 * LINE).as_chunks_mut::<LINE>();
-            let per_block = weights.block() / 8;
-            let blocks = tile.quants.chunks_exact(per_block).zip(lines.chunks_exact_mut(2 * per_block));
-            for (block, (packed, lines)) in blocks.enumerate() {
-                let zeros =
-                    tile.zeros.map_or([8; LINE], |zeros| std::array::from_fn(|i| zeros[block][i / 4]));
-                for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
-                    for i in 0..LINE {
-                        lines[0][i] = (packed[i] & 15).wrapping_sub(zeros[i]);
-                        lines[1][i] = (packed[i] >> 4).wrapping_sub(zeros[i]);
-                    }
-                }
-            }
-            lines
+fn unpack(tile: &Tile<'_>, bits: Bits, block: usize, lines: &mut [[u8; LINE]]) {
+    if bits == Bits::Eight {
+        for (packed, line) in tile.quants.iter().zip(lines) {
+            *line = packed.map(|x| x.wrapping_sub(MIDDLE));
         }
-        Bits::Eight => {
-            let (lines, _) = buffer.reserve(tile.quants.len() * LINE).as_chunks_mut::<LINE>();
-            for (packed, line) in tile.quants.iter().zip(&mut *lines) {
-                *line = packed.map(|x| x.wrapping_sub(MIDDLE));
+        return;
+    }
+    let per_block = block / 8;
+    let blocks = tile.quants.chunks_exact(per_block).zip(lines.chunks_exact_mut(2 * per_block));
+    for (block, (packed, lines)) in blocks.enumerate() {
+        let zeros = tile.zeros.map_or([8; LINE], |zeros| std::array::from_fn(|i| zeros[block][i / 4]));
+        for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+            for i in 0..LINE {
+                lines[0][i] = (packed[i] & 15).wrapping_sub(zeros[i]);
+                lines[1][i] = (packed[i] >> 4).wrapping_sub(zeros[i]);
             }
-            lines
         }
     }
 }
@@ -101,7 +105,7 @@ struct Product {
 }
 
 impl Product {
-    /// Returns the results of sixteen rows. `tile` has the scales, and the zero points that `lines` do not account for.
+    /// Returns the results of sixteen rows. `tile` has the scales, and the zero points for which `lines` do not account.
     #[inline(always)]
     fn run<S: Simd>(
         &mut self,
