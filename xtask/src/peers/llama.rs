@@ -36,6 +36,24 @@ const OPTIONS: [&str; 7] = [
     "-DLLAMA_OPENSSL=OFF",
 ];
 
+/// CMake options for processors with AMX: all instruction sets of such a processor but AMX. The code for AMX of this
+/// version, compiled by GCC 12, ends with SIGILL or SIGSEGV when it loads the shapes of tiles.
+const WITHOUT_AMX: [&str; 13] = [
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_SSE42=ON",
+    "-DGGML_AVX=ON",
+    "-DGGML_AVX2=ON",
+    "-DGGML_BMI2=ON",
+    "-DGGML_FMA=ON",
+    "-DGGML_F16C=ON",
+    "-DGGML_AVX_VNNI=ON",
+    "-DGGML_AVX512=ON",
+    "-DGGML_AVX512_VBMI=ON",
+    "-DGGML_AVX512_VNNI=ON",
+    "-DGGML_AVX512_BF16=ON",
+    "-DGGML_AMX_TILE=OFF",
+];
+
 /// One test in llama-bench's answer.
 #[derive(Debug, Deserialize)]
 struct Test {
@@ -68,7 +86,11 @@ impl<'a> Llama<'a> {
         let build = self.folder.join("build");
         let mut configure = self.setup.session.command(cmake);
         configure.args(["-G", "Ninja"]).arg(format!("-DCMAKE_MAKE_PROGRAM={}", ninja.display()));
-        process::output(configure.arg("-S").arg(source).arg("-B").arg(&build).args(OPTIONS))?;
+        configure.arg("-S").arg(source).arg("-B").arg(&build).args(OPTIONS);
+        if has_amx() {
+            configure.args(WITHOUT_AMX);
+        }
+        process::output(&mut configure)?;
         process::run(self.setup.session.command(ninja).arg("-C").arg(&build).args(PROGRAMS))
     }
 
@@ -95,7 +117,8 @@ impl<'a> Llama<'a> {
         let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
         let prefill = self.rates(file, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
         let decode = self.rates(file, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
-        let versions = [("llama.cpp".to_owned(), LLAMA_CPP.version.to_owned())].into();
+        let without = if has_amx() { " without AMX" } else { "" };
+        let versions = [("llama.cpp".to_owned(), format!("{}{without}", LLAMA_CPP.version))].into();
         Measurement::new(&prefill, &decode, versions)
     }
 
@@ -114,6 +137,11 @@ impl<'a> Llama<'a> {
         let printed = process::output(command.arg(tokens))?;
         estimate(&(printed.stdout + &printed.stderr))
     }
+}
+
+/// Returns whether Linux states that the processor has AMX.
+fn has_amx() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_tile"))
 }
 
 /// Returns the tokens per second of the only test in llama-bench's JSON.
