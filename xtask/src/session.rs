@@ -69,24 +69,24 @@ impl<'a> Session<'a> {
         command
     }
 
-    /// Builds the command-line program with the profile of tests, and returns its path.
+    /// Builds the command-line program with the profile of tests, and returns its path. It is built as for a test of the
+    /// workspace: with other features, most crates would be compiled twice.
     pub(crate) fn build_narthex(&self) -> anyhow::Result<PathBuf> {
-        self.build_program(&[])
+        self.build_program(&["test", "--workspace", "--no-run", "--test", "cli"])
     }
 
     /// Builds the command-line program with the release profile, and returns its path.
     pub(crate) fn build_release(&self) -> anyhow::Result<PathBuf> {
-        self.build_program(&["--release"])
+        self.build_program(&["build", "--package", "narthex-cli", "--release"])
     }
 
-    fn build_program(&self, profile: &[&str]) -> anyhow::Result<PathBuf> {
+    fn build_program(&self, arguments: &[&str]) -> anyhow::Result<PathBuf> {
         let mut found = None;
-        let mut build = self.cargo(&["build", "--package", "narthex-cli"]);
-        build.args(profile);
+        let mut build = self.cargo(arguments);
         each_line(build.arg("--message-format=json-render-diagnostics"), |line| {
             found = found.take().or_else(|| executable(line, "narthex"));
         })?;
-        found.context("`cargo build --package narthex-cli` built no program called narthex")
+        found.with_context(|| format!("`cargo {}` built no program called narthex", arguments.join(" ")))
     }
 }
 
