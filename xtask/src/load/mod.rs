@@ -89,6 +89,7 @@ fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Resu
     for &kind in RequestKind::VARIANTS {
         Client::new(0).send(&server.address, kind, &greedy, &counts.refused)?;
     }
+    warm_up(&server.address, &greedy)?;
     let (over, start) = (AtomicBool::new(false), Instant::now());
     let mut samples = Vec::new();
     let outcome = thread::scope(|scope| {
@@ -117,6 +118,18 @@ fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Resu
         outcome
     });
     outcome.map(|()| samples)
+}
+
+/// Sends the longest requests from all clients at once, so that the cache of every slot has its final size before usage
+/// is sampled.
+fn warm_up(address: &str, greedy: &GreedyAnswers) -> anyhow::Result<()> {
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| greedy.check_longest(address))).collect();
+        clients.into_iter().try_for_each(|client| match client.join() {
+            Ok(outcome) => outcome,
+            Err(_) => bail!("a client panicked"),
+        })
+    })
 }
 
 /// Sends requests of one client until the run is over.

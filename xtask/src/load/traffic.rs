@@ -96,13 +96,30 @@ impl GreedyAnswers {
     pub(super) fn collect(address: &str) -> anyhow::Result<Self> {
         (0..GREEDY).map(|index| answer_greedily(address, index)).collect::<anyhow::Result<_>>().map(Self)
     }
+
+    /// Sends one of the requests and compares its answer.
+    fn check(&self, address: &str, index: usize) -> anyhow::Result<()> {
+        let (alone, found) = (&self.0[index], answer_greedily(address, index)?);
+        ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
+        Ok(())
+    }
+
+    /// Sends the request with the longest text and compares its answer.
+    pub(super) fn check_longest(&self, address: &str) -> anyhow::Result<()> {
+        let longest = (0..GREEDY).max_by_key(|&index| greedy_text(index).len()).unwrap_or_default();
+        self.check(address, longest)
+    }
+}
+
+/// Returns the text of a greedy request.
+fn greedy_text(index: usize) -> String {
+    Client::new(index as u64).text(10 + 20 * index)
 }
 
 fn answer_greedily(address: &str, index: usize) -> anyhow::Result<String> {
-    let mut texts = Client::new(index as u64);
     let body = json!({
         "model": CHAT,
-        "messages": [{"role": "user", "content": texts.text(10 + 20 * index)}],
+        "messages": [{"role": "user", "content": greedy_text(index)}],
         "max_tokens": 24,
         "temperature": 0,
     });
@@ -181,12 +198,7 @@ impl Client {
         let (chat, end) = ("/v1/chat/completions", Disconnect::AfterAnswer);
         match kind {
             RequestKind::Chat => expect(post(chat, &self.chat(false), end)?, 200, "\"finish_reason\""),
-            RequestKind::Greedy => {
-                let index = self.below(GREEDY);
-                let (alone, found) = (&greedy.0[index], answer_greedily(address, index)?);
-                ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
-                Ok(())
-            }
+            RequestKind::Greedy => greedy.check(address, self.below(GREEDY)),
             RequestKind::Silent => {
                 self.silent.push_back(http::fall_silent(address)?);
                 if self.silent.len() > SILENT {
