@@ -95,7 +95,7 @@ pub(super) fn run(
     let start = Instant::now();
     let status = command.status().with_context(|| program.display().to_string())?;
     let duration = start.elapsed();
-    fs::remove_dir_all(&folders.scratch).with_context(|| folders.scratch.display().to_string())?;
+    fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
 
     let text = fs::read(&log).with_context(|| log.display().to_string())?;
     let mut result = CampaignResult {

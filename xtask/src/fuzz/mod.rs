@@ -9,10 +9,16 @@ mod campaign;
 pub(crate) mod seeds;
 mod table;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum, value_parser};
+use parking_lot::Mutex;
 use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
@@ -82,6 +88,9 @@ pub(crate) struct FuzzArgs {
     /// Seconds for each target.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
     seconds: u64,
+    /// Number of targets that run at once.
+    #[arg(long, value_name = "N", default_value_t = NonZeroUsize::MIN)]
+    jobs: NonZeroUsize,
     #[command(flatten)]
     output: RecordArgs,
 }
@@ -127,17 +136,13 @@ impl Folders {
 
 /// Builds the targets, fuzzes them, and prints the table. Fails if an input crashed a target.
 pub(crate) fn run(workspace: &Workspace, args: &FuzzArgs) -> anyhow::Result<()> {
+    let commit = record::commit(workspace)?;
     let folders = Folders::of(workspace);
     let targets = if args.targets.is_empty() { Target::VARIANTS } else { &args.targets };
     let programs = build::build(workspace, &folders, targets)?;
-    let mut results: Vec<CampaignResult> = Vec::new();
-    for (target, program) in targets.iter().zip(&programs) {
-        terminal::line(format!("\n== {}: {} s", target.name(), args.seconds));
-        let result = campaign::run(*target, program, &folders, Duration::from_secs(args.seconds))?;
-        terminal::line(result.summary());
-        results.push(result);
-    }
-    let table = table::table(workspace, &results)?;
+    let work = targets.iter().copied().zip(programs.iter().map(PathBuf::as_path));
+    let results = run_campaigns(work, args, &folders)?;
+    let table = table::table(workspace, &commit, args.jobs, &results)?;
     terminal::line(format!("\n{table}"));
     if args.output.record {
         record::write(workspace, record::CONFORMANCE, "fuzz", &table)?;
@@ -148,6 +153,34 @@ pub(crate) fn run(workspace: &Workspace, args: &FuzzArgs) -> anyhow::Result<()> 
         bail!("{} crashed; the inputs are in {}", crashed.join(", "), folders.artifacts.display());
     }
     Ok(())
+}
+
+/// Fuzzes the targets, several at once if `args` says so, and returns their results in the order of the targets.
+fn run_campaigns<'a>(
+    work: impl Iterator<Item = (Target, &'a Path)> + Send,
+    args: &FuzzArgs,
+    folders: &Folders,
+) -> anyhow::Result<Vec<CampaignResult>> {
+    let time = Duration::from_secs(args.seconds);
+    let (work, results) = (Mutex::new(work), Mutex::new(Vec::new()));
+    let run_next = || -> anyhow::Result<()> {
+        loop {
+            let Some((target, program)) = work.lock().next() else { return Ok(()) };
+            terminal::line(format!("== {}: {} s", target.name(), args.seconds));
+            let result = campaign::run(target, program, folders, time)?;
+            terminal::line(format!("{}: {}", target.name(), result.summary()));
+            results.lock().push(result);
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.jobs.get()).map(|_| scope.spawn(run_next)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a campaign panicked"))?)
+    })?;
+    let mut results = results.into_inner();
+    results.sort_by_key(|result: &CampaignResult| result.target as usize);
+    Ok(results)
 }
 
 #[cfg(test)]
@@ -164,12 +197,15 @@ mod tests {
 
     #[test]
     fn arguments_are_parsed() {
-        let standard = FuzzArgs { targets: vec![], seconds: 60, output: RecordArgs { record: false } };
+        let (jobs, output) = (NonZeroUsize::MIN, RecordArgs { record: false });
+        let standard = FuzzArgs { targets: vec![], seconds: 60, jobs, output };
         check("fuzz", Ok(standard.clone()));
         let two = vec![Target::HfConfig, Target::Import];
         check("fuzz --target hf_config,import", Ok(FuzzArgs { targets: two, ..standard }));
-        let long = FuzzArgs { targets: vec![], seconds: 300, output: RecordArgs { record: true } };
-        check("fuzz --seconds 300 --record", Ok(long));
+        let (jobs, output) = (NonZeroUsize::new(2).unwrap(), RecordArgs { record: true });
+        let long = FuzzArgs { targets: vec![], seconds: 300, jobs, output };
+        check("fuzz --seconds 300 --jobs 2 --record", Ok(long));
+        check("fuzz --jobs 0", Err("--jobs"));
         check("fuzz --target pickle", Err("possible values: gguf, safetensors"));
         check("fuzz --seconds 0", Err("--seconds"));
         check("fuzz --seconds", Err("--seconds"));

@@ -1,6 +1,6 @@
 //! Table of the results.
 
-use std::{fmt::Write as _, fs};
+use std::{fmt::Write as _, fs, num::NonZeroUsize};
 
 use anyhow::Context;
 
@@ -10,15 +10,19 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Formats the results as Markdown, with the versions and limits.
-pub(super) fn table(workspace: &Workspace, results: &[CampaignResult]) -> anyhow::Result<String> {
+/// Formats the results of a commit as Markdown, with the versions and limits. `jobs` targets ran at once.
+pub(super) fn table(
+    workspace: &Workspace,
+    commit: &str,
+    jobs: NonZeroUsize,
+    results: &[CampaignResult],
+) -> anyhow::Result<String> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let fuzzer = locked_version(workspace, "libfuzzer-sys")?;
     let mut text = format!(
-        "# Fuzzing, {}\n\nCommit {}; {}; libfuzzer-sys {fuzzer}; {} with {cores} cores. Heap limit 256 MiB; \
+        "# Fuzzing, {}\n\nCommit {commit}; {}; libfuzzer-sys {fuzzer}; {} with {cores} cores, {jobs} targets at once. Heap limit 256 MiB; \
          process limit 1 GiB; 20 s for one input.\n\n",
         record::today(),
-        record::commit(workspace)?,
         rustc(&["-V"])?,
         record::platform(),
     );
