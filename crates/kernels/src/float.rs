@@ -159,22 +159,58 @@ pub(crate) struct FloatMatMul<'a> {
     pub(crate) out: MatrixMut<'a>,
 }
 
-/// Calls a method that is generic over the number of rows in a panel.
+/// Evaluates an expression in which a constant is the number of rows in a panel.
 macro_rules! with_rows {
-    ($rows:expr, $call:ident::<$($type:ty),*>($($argument:expr),*)) => {
+    ($rows:expr, $r:ident => $call:expr) => {
         match $rows {
-            1 => $call::<$($type,)* 1>($($argument),*),
-            2 => $call::<$($type,)* 2>($($argument),*),
-            3 => $call::<$($type,)* 3>($($argument),*),
-            4 => $call::<$($type,)* 4>($($argument),*),
-            5 => $call::<$($type,)* 5>($($argument),*),
-            6 => $call::<$($type,)* 6>($($argument),*),
-            7 => $call::<$($type,)* 7>($($argument),*),
-            8 => $call::<$($type,)* 8>($($argument),*),
-            9 => $call::<$($type,)* 9>($($argument),*),
-            10 => $call::<$($type,)* 10>($($argument),*),
-            11 => $call::<$($type,)* 11>($($argument),*),
-            12 => $call::<$($type,)* 12>($($argument),*),
+            1 => {
+                const $r: usize = 1;
+                $call
+            }
+            2 => {
+                const $r: usize = 2;
+                $call
+            }
+            3 => {
+                const $r: usize = 3;
+                $call
+            }
+            4 => {
+                const $r: usize = 4;
+                $call
+            }
+            5 => {
+                const $r: usize = 5;
+                $call
+            }
+            6 => {
+                const $r: usize = 6;
+                $call
+            }
+            7 => {
+                const $r: usize = 7;
+                $call
+            }
+            8 => {
+                const $r: usize = 8;
+                $call
+            }
+            9 => {
+                const $r: usize = 9;
+                $call
+            }
+            10 => {
+                const $r: usize = 10;
+                $call
+            }
+            11 => {
+                const $r: usize = 11;
+                $call
+            }
+            12 => {
+                const $r: usize = 12;
+                $call
+            }
             other => unreachable!("panels have up to 12 rows, not {other}"),
         }
     };
@@ -188,20 +224,33 @@ impl Operation for FloatMatMul<'_> {
     fn run<S: Simd>(mut self, s: S) {
         for step in Step::all(&self.columns, S::TILES) {
             for rows in self.input.panels() {
-                let this = &mut self;
-                with_rows!(rows.len(), panel::<S>(s, this, step.at(rows.start)));
+                with_rows!(rows.len(), R => s.run(FloatPanel::<R> { matmul: &mut self, place: step.at(rows.start) }));
             }
         }
     }
 }
 
-#[inline(always)]
-fn panel<S: Simd, const R: usize>(s: S, matmul: &mut FloatMatMul<'_>, place: Place) {
-    let (values, _) = matmul.input.panel(&(place.row..place.row + R)).as_chunks::<R>();
-    if matmul.weights.half {
-        tiles::<S, 32, R>(s, matmul, values, place);
-    } else {
-        tiles::<S, 64, R>(s, matmul, values, place);
+/// Operation that multiplies a panel of `R` rows by one or two tiles, which is compiled as a function of its own.
+struct FloatPanel<'a, 'b, const R: usize> {
+    matmul: &'a mut FloatMatMul<'b>,
+    place: Place,
+}
+
+impl<const R: usize> Operation for FloatPanel<'_, '_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { matmul, place } = self;
+        if R > S::FLOAT_ROWS {
+            unreachable!("panels have up to {} rows, not {R}", S::FLOAT_ROWS);
+        }
+        let (values, _) = matmul.input.panel(&(place.row..place.row + R)).as_chunks::<R>();
+        if matmul.weights.half {
+            tiles::<S, 32, R>(s, matmul, values, place);
+        } else {
+            tiles::<S, 64, R>(s, matmul, values, place);
+        }
     }
 }
 

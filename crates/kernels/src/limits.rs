@@ -22,11 +22,11 @@ impl Operation for Dots {
 #[inline(always)]
 fn dots<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
     let weights = s.load_bytes(black_box(&[3; 64]));
-    let quad = s.splat_quad(black_box(&[1, 2, 3, 4]));
     let mut acc = [s.splat_int(0); CHAINS];
     for _ in 0..rounds {
+        // Where a product takes several instructions, they depend on the activations and must be executed for each.
         for acc in &mut acc {
-            *acc = s.dot_bytes(*acc, weights, quad);
+            *acc = s.dot_bytes(*acc, weights, s.splat_quad(black_box(&[1, 2, 3, 4])));
         }
     }
     let mut lanes = [0; LANES];

@@ -5,7 +5,7 @@
 //! any number of rows, any range of columns and any instruction set, so the results of a row do not depend on the other
 //! rows and columns that are computed with it.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::{
     activations::{Panel, QuantizedRows},
@@ -14,7 +14,7 @@ use crate::{
     math::store_part,
     packed::{Bits, PackedMatrix, Tile, Tiles},
     simd::{LANES, Operation, Simd},
-    tiling::{Place, Step},
+    tiling::Step,
     view::MatrixMut,
 };
 
@@ -62,7 +62,7 @@ impl Operation for MatMul<'_> {
 
 impl MatMul<'_> {
     #[inline(always)]
-    fn walk<S: Simd, F: Format<S>>(&mut self, s: S) {
+    fn walk<S: Simd, F: Format>(&mut self, s: S) {
         let tiles = self.weights.tiles();
         for step in Step::all(&self.columns, S::TILES) {
             self.multiply::<S, F>(s, &load_tiles(&tiles, step), step);
@@ -95,37 +95,18 @@ impl MatMul<'_> {
 
     /// Multiplies all panels by one or two tiles.
     #[inline(always)]
-    fn multiply<S: Simd, F: Format<S>>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: Step) {
-        for rows in self.input.panels() {
-            let panel = self.input.panel(&rows);
-            match rows.len() {
-                1 => self.block::<S, F, 1>(s, tiles, &panel, step.at(rows.start)),
-                2 => self.block::<S, F, 2>(s, tiles, &panel, step.at(rows.start)),
-                3 => self.block::<S, F, 3>(s, tiles, &panel, step.at(rows.start)),
-                4 => self.block::<S, F, 4>(s, tiles, &panel, step.at(rows.start)),
-                5 => self.block::<S, F, 5>(s, tiles, &panel, step.at(rows.start)),
-                6 => self.block::<S, F, 6>(s, tiles, &panel, step.at(rows.start)),
+    fn multiply<S: Simd, F: Format>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: Step) {
+        let lengths = || self.input.panels().map(|rows| rows.len());
+        let (Some(least), Some(most)) = (lengths().min(), lengths().max()) else { return };
+        for length in least..=most {
+            match length {
+                1 => s.run(PanelProducts::<F, 1>::new(self, tiles, step)),
+                2 => s.run(PanelProducts::<F, 2>::new(self, tiles, step)),
+                3 => s.run(PanelProducts::<F, 3>::new(self, tiles, step)),
+                4 => s.run(PanelProducts::<F, 4>::new(self, tiles, step)),
+                5 => s.run(PanelProducts::<F, 5>::new(self, tiles, step)),
+                6 => s.run(PanelProducts::<F, 6>::new(self, tiles, step)),
                 other => unreachable!("panels have up to 6 rows, not {other}"),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn block<S: Simd, F: Format<S>, const R: usize>(
-        &mut self,
-        s: S,
-        tiles: &[Tile<'_>; 2],
-        panel: &Panel<'_>,
-        place: Place,
-    ) {
-        // A product of one row is bound by memory, which is fastest when it is read sequentially.
-        if S::TILES == 2 && place.step.count == 2 && R > 1 {
-            let sums = product::<S, F, R, 2>(s, tiles, panel);
-            self.store(s, &sums, place.row, place.step.tile);
-        } else {
-            for (at, one) in tiles[..place.step.count].iter().enumerate() {
-                let sums = product::<S, F, R, 1>(s, &[*one], panel);
-                self.store(s, &sums, place.row, place.step.tile + at);
             }
         }
     }
@@ -148,14 +129,50 @@ impl MatMul<'_> {
     }
 }
 
+/// Operation that multiplies the panels of `R` rows by one or two tiles. Each number of rows is compiled as a function of
+/// its own; one function for all takes the compiler several times as long.
+struct PanelProducts<'a, 'b, F, const R: usize> {
+    matmul: &'a mut MatMul<'b>,
+    tiles: &'a [Tile<'a>; 2],
+    step: Step,
+    format: PhantomData<F>,
+}
+
+impl<'a, 'b, F: Format, const R: usize> PanelProducts<'a, 'b, F, R> {
+    fn new(matmul: &'a mut MatMul<'b>, tiles: &'a [Tile<'a>; 2], step: Step) -> Self {
+        Self { matmul, tiles, step, format: PhantomData }
+    }
+}
+
+impl<F: Format, const R: usize> Operation for PanelProducts<'_, '_, F, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { matmul, tiles, step, .. } = self;
+        let input = matmul.input;
+        for rows in input.panels().filter(|rows| rows.len() == R) {
+            let panel = input.panel(&rows);
+            // A product of one row is bound by memory, which is fastest when it is read sequentially.
+            if S::TILES == 2 && step.count == 2 && R > 1 {
+                let sums = product::<S, F, R, 2>(s, tiles, &panel);
+                matmul.store(s, &sums, rows.start, step.tile);
+            } else {
+                for (at, one) in tiles[..step.count].iter().enumerate() {
+                    let sums = product::<S, F, R, 1>(s, &[*one], &panel);
+                    matmul.store(s, &sums, rows.start, step.tile + at);
+                }
+            }
+        }
+    }
+}
+
 fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {
     [tiles.tile(step.tile), tiles.tile(step.tile + step.count - 1)]
 }
 
 /// Layout of weights in lines of 64 bytes.
-trait Format<S: Simd> {
-    /// Number that products subtract from each weight.
-    const OFFSET: i32;
+trait Format {
     /// Integer that represents 0 if there are no zero points.
     const MIDDLE: i32;
     /// Number of lines that contain four groups of four inputs.
@@ -163,8 +180,13 @@ trait Format<S: Simd> {
     /// The lines are those of the matrix and not of a copy.
     const STORED: bool = true;
 
+    /// Number that products subtract from each weight.
+    fn offset<S: Simd>() -> i32 {
+        0
+    }
+
     /// Adds the products of four groups of four inputs.
-    fn accumulate<const R: usize, const V: usize>(
+    fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
         quads: &[[[i8; 4]; R]; 4],
@@ -181,13 +203,16 @@ struct Nibbles;
 /// Weights of four bits, one in each byte.
 struct UnpackedNibbles;
 
-impl<S: Simd> Format<S> for Bytes {
-    const OFFSET: i32 = S::BYTE_OFFSET;
+impl Format for Bytes {
     const MIDDLE: i32 = 128;
     const LINES: usize = 4;
 
+    fn offset<S: Simd>() -> i32 {
+        S::BYTE_OFFSET
+    }
+
     #[inline(always)]
-    fn accumulate<const R: usize, const V: usize>(
+    fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
         quads: &[[[i8; 4]; R]; 4],
@@ -208,13 +233,12 @@ impl<S: Simd> Format<S> for Bytes {
     }
 }
 
-impl<S: Simd> Format<S> for Nibbles {
-    const OFFSET: i32 = 0;
+impl Format for Nibbles {
     const MIDDLE: i32 = 8;
     const LINES: usize = 2;
 
     #[inline(always)]
-    fn accumulate<const R: usize, const V: usize>(
+    fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
         quads: &[[[i8; 4]; R]; 4],
@@ -237,14 +261,13 @@ impl<S: Simd> Format<S> for Nibbles {
     }
 }
 
-impl<S: Simd> Format<S> for UnpackedNibbles {
-    const OFFSET: i32 = 0;
+impl Format for UnpackedNibbles {
     const MIDDLE: i32 = 8;
     const LINES: usize = 4;
     const STORED: bool = false;
 
     #[inline(always)]
-    fn accumulate<const R: usize, const V: usize>(
+    fn accumulate<S: Simd, const R: usize, const V: usize>(
         s: S,
         lines: [&[[u8; LINE]]; V],
         quads: &[[[i8; 4]; R]; 4],
@@ -267,7 +290,7 @@ impl<S: Simd> Format<S> for UnpackedNibbles {
 
 /// Computes a register tile: `R` rows by `V` tiles of sixteen columns.
 #[inline(always)]
-fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
+fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
     tiles: &[Tile<'_>; V],
     panel: &Panel<'_>,
@@ -326,7 +349,7 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
 
 /// Returns the initial values of a block's sums, which account for the zero points.
 #[inline(always)]
-fn start<S: Simd, F: Format<S>, const R: usize, const V: usize>(
+fn start<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
     tiles: &[Tile<'_>; V],
     block: usize,
@@ -337,13 +360,13 @@ fn start<S: Simd, F: Format<S>, const R: usize, const V: usize>(
         match tiles[v].zeros {
             None => {
                 for r in 0..R {
-                    acc[r][v] = s.splat_int((F::OFFSET - F::MIDDLE) * row_sums[r]);
+                    acc[r][v] = s.splat_int((F::offset::<S>() - F::MIDDLE) * row_sums[r]);
                 }
             }
             Some(zeros) => {
                 let mut zeros = s.load_zero_points(&zeros[block]);
-                if F::OFFSET != 0 {
-                    zeros = s.sub_ints(zeros, s.splat_int(F::OFFSET));
+                if F::offset::<S>() != 0 {
+                    zeros = s.sub_ints(zeros, s.splat_int(F::offset::<S>()));
                 }
                 for r in 0..R {
                     acc[r][v] = s.mul_short(zeros, -row_sums[r]);

@@ -10,7 +10,7 @@ use super::{
     scores::{load_keys, score},
     visible::{load_values, sum_visible},
 };
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Operation, Simd};
 
 /// Number of tiles of sixteen elements in a register tile of sums of values.
 const TILES: usize = 2;
@@ -21,33 +21,44 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
         load_keys(s, attend, buffers, &block);
         match attend.queries.rows.rows() * attend.group() {
             0 => {}
-            1 => step::<S, 1>(s, attend, buffers, &block),
-            2 => step::<S, 2>(s, attend, buffers, &block),
-            3 => step::<S, 3>(s, attend, buffers, &block),
-            4 => step::<S, 4>(s, attend, buffers, &block),
-            5 => step::<S, 5>(s, attend, buffers, &block),
-            6 => step::<S, 6>(s, attend, buffers, &block),
-            7 => step::<S, 7>(s, attend, buffers, &block),
-            8 => step::<S, 8>(s, attend, buffers, &block),
+            1 => s.run(Step::<1> { attend, buffers, block: &block }),
+            2 => s.run(Step::<2> { attend, buffers, block: &block }),
+            3 => s.run(Step::<3> { attend, buffers, block: &block }),
+            4 => s.run(Step::<4> { attend, buffers, block: &block }),
+            5 => s.run(Step::<5> { attend, buffers, block: &block }),
+            6 => s.run(Step::<6> { attend, buffers, block: &block }),
+            7 => s.run(Step::<7> { attend, buffers, block: &block }),
+            8 => s.run(Step::<8> { attend, buffers, block: &block }),
             other => unreachable!("{other} queries are not few"),
         }
     }
 }
 
-/// Computes all queries with one block of keys.
-#[inline(always)]
-fn step<S: Simd, const R: usize>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
-    let queries = 0..R;
-    score::<S, R>(s, buffers, &queries);
-    let factors = buffers.advance(s, attend, queries.clone(), block);
-    let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
-    match attend.cache.values {
-        _ if !all && !load_values(s, attend, buffers, block) => {
-            sum_visible(s, attend, buffers, queries, block, &factors);
+/// Operation that computes `R` queries with one block of keys. It is compiled as a function of its own.
+struct Step<'a, 'b, const R: usize> {
+    attend: &'a Attend<'b>,
+    buffers: &'a mut Buffers,
+    block: &'a Range<usize>,
+}
+
+impl<const R: usize> Operation for Step<'_, '_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { attend, buffers, block } = self;
+        let queries = 0..R;
+        score::<S, R>(s, buffers, &queries);
+        let factors = buffers.advance(s, attend, queries.clone(), block);
+        let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
+        match attend.cache.values {
+            _ if !all && !load_values(s, attend, buffers, block) => {
+                sum_visible(s, attend, buffers, queries, block, &factors);
+            }
+            CacheRows::F32(values) => sum::<S, f32, R>(s, values, block, &factors, buffers),
+            CacheRows::F16(values) => sum::<S, f16, R>(s, values, block, &factors, buffers),
+            CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
         }
-        CacheRows::F32(values) => sum::<S, f32, R>(s, values, block, &factors, buffers),
-        CacheRows::F16(values) => sum::<S, f16, R>(s, values, block, &factors, buffers),
-        CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     float::with_rows,
-    simd::{LANES, Simd},
+    simd::{LANES, Operation, Simd},
 };
 
 #[inline(always)]
@@ -26,7 +26,7 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
                 if sums_all || attend.see_all(first, last, &block) { Summed::All } else { Summed::Visible };
             if seen {
                 let (panel, block) = (&panel, &block);
-                with_rows!(panel.len(), step::<S>(s, attend, buffers, panel, block, keys));
+                with_rows!(panel.len(), R => s.run(PanelStep::<R> { attend, buffers, panel, block, keys }));
             }
         }
     }
@@ -41,16 +41,30 @@ enum Summed {
     Visible,
 }
 
-/// Computes one panel of queries with one block of keys.
-#[inline(always)]
-fn step<S: Simd, const R: usize>(
-    s: S,
-    attend: &Attend<'_>,
-    buffers: &mut Buffers,
-    panel: &Range<usize>,
-    block: &Range<usize>,
+/// Operation that computes one panel of `R` queries with one block of keys. It is compiled as a function of its own.
+struct PanelStep<'a, 'b, const R: usize> {
+    attend: &'a Attend<'b>,
+    buffers: &'a mut Buffers,
+    panel: &'a Range<usize>,
+    block: &'a Range<usize>,
     keys: Summed,
-) {
+}
+
+impl<const R: usize> Operation for PanelStep<'_, '_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if R > S::FLOAT_ROWS {
+            unreachable!("panels have up to {} rows, not {R}", S::FLOAT_ROWS);
+        }
+        step::<S, R>(s, self);
+    }
+}
+
+#[inline(always)]
+fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
+    let PanelStep { attend, buffers, panel, block, keys } = step;
     score::<S, R>(s, buffers, panel);
     let factors = buffers.advance(s, attend, panel.clone(), block);
     if keys == Summed::Visible {

@@ -29,12 +29,14 @@ pub(crate) struct SignedBytes {
 }
 
 /// Runs an operation with the features of `Avx2<false>`.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn run<const VNNI: bool, O: Operation>(simd: Avx2<VNNI>, operation: O) -> O::Output {
     operation.run(simd)
 }
 
 /// Runs an operation with the features of `Avx2<true>`.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 fn run_vnni<const VNNI: bool, O: Operation>(simd: Avx2<VNNI>, operation: O) -> O::Output {
     operation.run(simd)

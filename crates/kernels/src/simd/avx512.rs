@@ -25,6 +25,7 @@ impl Avx512 {
 }
 
 /// Runs an operation with the features of [`Avx512`].
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn run<O: Operation>(simd: Avx512, operation: O) -> O::Output {
     operation.run(simd)

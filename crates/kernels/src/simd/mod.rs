@@ -61,7 +61,7 @@ pub(crate) trait Simd: Copy {
     /// Number of tiles of sixteen columns in a register tile, 1 or 2.
     const TILES: usize;
 
-    /// Runs an operation compiled for this instruction set.
+    /// Runs an operation, which is compiled for this instruction set as a function of its own.
     fn run<O: Operation>(self, operation: O) -> O::Output;
 
     /// Returns a vector with the same integer in every lane.

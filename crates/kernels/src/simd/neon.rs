@@ -22,6 +22,7 @@ impl Neon {
 }
 
 /// Runs an operation with the features of [`Neon`].
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
 fn run<O: Operation>(simd: Neon, operation: O) -> O::Output {
     operation.run(simd)
