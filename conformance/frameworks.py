@@ -151,5 +151,36 @@ def openai_agents_call_tools_over_both_apis():
         assert asyncio.run(streamed())
 
 
+@check
+def qwen_agent_s_assistant_calls_a_tool():
+    from qwen_agent.agents import Assistant
+    from qwen_agent.tools.base import BaseTool, register_tool
+
+    called = []
+
+    @register_tool("weather")
+    class WeatherTool(BaseTool):
+        description = "Returns the weather of a city."
+        parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+
+        def call(self, params, **kwargs):
+            called.append(self._verify_json_format_args(params))
+            return "12 degrees"
+
+    settings = {"temperature": 0, "max_tokens": 200}
+    model = {"model": CHAT, "model_server": BASE, "api_key": "unused"}
+    forced = settings | {"use_raw_api": True, "tool_choice": "required", "parallel_tool_calls": False}
+    assistant = Assistant(llm=model | {"generate_cfg": forced}, function_list=["weather"])
+    question = [{"role": "user", "content": QUESTION}]
+    for messages in assistant.run(messages=question):
+        # Every later answer would be a call too.
+        if messages[-1]["role"] == "function" and messages[-1]["content"]:
+            break
+    assert isinstance(called[0]["city"], str), called
+    plain = Assistant(llm=model | {"generate_cfg": settings})
+    answers = list(plain.run(messages=question))
+    assert len(answers) > 1 and "Paris" in answers[-1][-1]["content"], answers[-1:]
+
+
 if __name__ == "__main__":
     sys.exit(run())

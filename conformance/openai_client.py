@@ -7,6 +7,7 @@ Prints a line per check and a count; exits 1 where one failed. Needs the models 
 import json
 import math
 import sys
+import time
 
 import openai
 
@@ -57,6 +58,29 @@ def length_ends_an_answer():
     answer = ask(max_tokens=3)
     assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 3
     assert ask(max_tokens=openai.omit, max_completion_tokens=2).usage.completion_tokens == 2
+
+
+@check
+def a_long_system_prompt_is_read_once():
+    # About 3,000 tokens that no earlier request has read.
+    system = f"Edition {time.time_ns()}. "
+    system += " ".join(f"Rule {number}: file {number * 7919 % 1000} before {number * 31 % 97}." for number in range(200))
+
+    def first_token(question):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        begun, seconds, usage = time.monotonic(), None, None
+        for chunk in ask(messages=messages, max_tokens=1, stream=True, stream_options={"include_usage": True}):
+            # The first chunk has only the role, and comes before the prompt is read.
+            if chunk.choices and chunk.choices[0].finish_reason:
+                seconds = time.monotonic() - begun
+            usage = chunk.usage or usage
+        return seconds, usage
+
+    first, usage = first_token("Which file is first?")
+    assert usage.prompt_tokens > 2900 and usage.prompt_tokens_details.cached_tokens < 100, usage
+    again, usage = first_token("And which one is last?")
+    assert usage.prompt_tokens_details.cached_tokens > 0.9 * usage.prompt_tokens, usage
+    assert again <= 0.1 * first, (first, again)
 
 
 @check

@@ -22,8 +22,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Agent frameworks, with their pinned versions.
-const FRAMEWORKS: [&str; 7] = [
+/// Agent frameworks, with their pinned versions. The last four are packages that Qwen-Agent needs and does not name.
+const FRAMEWORKS: [&str; 12] = [
     "langchain-openai==1.7.3",
     "llama-index-llms-openai-like==0.8.1",
     "llama-index-embeddings-openai-like==0.4.0",
@@ -31,7 +31,15 @@ const FRAMEWORKS: [&str; 7] = [
     "instructor==1.17.0",
     "pydantic-ai-slim[openai]==2.31.1",
     "openai-agents==0.20.0",
+    "qwen-agent==0.0.34",
+    "numpy==2.4.6",
+    "python-dateutil==4.0.0",
+    "soundfile==0.14.0",
+    "tqdm==4.70.1",
 ];
+
+/// Open Interpreter with its pinned version. It needs other versions of the packages that the frameworks need.
+const INTERPRETER: [&str; 1] = ["open-interpreter==0.4.3"];
 
 /// OpenAI's npm package, with its pinned version.
 const NODE_CLIENT: &str = "openai@6.49.0";
@@ -50,6 +58,8 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let folder = workspace.target.join("clients");
     let frameworks = VirtualEnvironment::prepare(&session, &folder.join("frameworks"))?;
     frameworks.install(&session, "frameworks", &FRAMEWORKS)?;
+    let interpreter = VirtualEnvironment::prepare(&session, &folder.join("interpreter"))?;
+    interpreter.install(&session, "Open Interpreter", &INTERPRETER)?;
     let specifications = VirtualEnvironment::prepare(&session, &folder.join("specifications"))?;
     specifications.install(&session, "specifications", &SPECIFICATIONS)?;
     let node = install_node_client(&session, &folder)?;
@@ -60,6 +70,9 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let mut command = session.command(&frameworks.python);
     command.arg("conformance/frameworks.py").arg(&root);
     findings.push(finding("Frameworks", &mut command, &server));
+    let mut command = session.command(&interpreter.python);
+    command.arg("conformance/open_interpreter.py").arg(&root);
+    findings.push(finding("Open Interpreter", &mut command, &server));
     let mut command = session.command("node");
     let script = workspace.root.join("conformance/openai_node.mjs");
     command.current_dir(&node).arg(script).arg(format!("{root}/v1"));
@@ -134,12 +147,13 @@ fn about_a_check(line: &str) -> Option<String> {
 
 fn report(commit: &str, findings: &[ClientFinding]) -> String {
     let mut page = format!(
-        "# Clients, {}\n\nCommit {commit}; {}, CPU. `cargo xtask clients` ran each client against `narthex serve` with \
+        "# Clients, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask clients` ran each client against `narthex serve` with \
          smollm2:135m and all-minilm-l6-v2.\n\n{}",
         record::today(),
         record::platform(),
         record::list(&FRAMEWORKS.map(str::to_owned)),
     );
+    page.push_str(&record::list(&INTERPRETER.map(str::to_owned)));
     page.push_str(&record::list(&[NODE_CLIENT.to_owned()]));
     page.push_str(&record::list(&SPECIFICATIONS.map(str::to_owned)));
     for ClientFinding { client, lines, failed } in findings {

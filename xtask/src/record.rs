@@ -49,9 +49,23 @@ pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {
     Ok(if changed { format!("{id} with changes") } else { id })
 }
 
-/// Returns the operating system and the processor's architecture, as `linux x86_64`.
+/// Returns the operating system, the processor's architecture and number of threads, and its name where Linux states
+/// it, as `linux x86_64, 2 threads, AMD EPYC`.
 pub(crate) fn platform() -> String {
-    format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = format!("{} {}, {threads} threads", std::env::consts::OS, std::env::consts::ARCH);
+    let information = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    match processor(&information) {
+        Some(name) => format!("{machine}, {name}"),
+        None => machine,
+    }
+}
+
+/// Returns the processor's name in Linux's description of it.
+fn processor(information: &str) -> Option<&str> {
+    let mut fields = information.lines().filter_map(|line| line.split_once(':'));
+    let (_, name) = fields.find(|(name, _)| name.trim() == "model name")?;
+    Some(name.trim()).filter(|name| !name.is_empty())
 }
 
 /// Formats findings as a list in Markdown.
@@ -80,6 +94,14 @@ fn date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_processor_is_named() {
+        let check = |text: &str, expect| assert_eq!(processor(text), expect, "{text}");
+        check("processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n", Some("AMD EPYC"));
+        check("model name\t: \n", None);
+        check("processor\t: 0\n", None);
+    }
 
     #[test]
     fn days_have_dates() {

@@ -161,6 +161,24 @@ impl RopeSwitch {
         Ok(())
     }
 
+    /// Records the tokens of keys that were written after the first `at` tokens of a slot, which are known too.
+    pub(crate) fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+        let held = &mut self.slots[slot.index()].tokens;
+        if held.len() == at {
+            held.extend_from_slice(tokens);
+        }
+    }
+
+    /// Maximum length of a sequence with the first set.
+    pub(crate) fn portable_length(&self) -> usize {
+        self.at
+    }
+
+    /// Returns true if a slot's keys are of the first set.
+    pub(crate) fn is_short(&self, slot: SlotId) -> bool {
+        self.slots[slot.index()].factors == Some(RopeFactors::Short)
+    }
+
     /// Copies keys between slots by calling `run`. If the keys before `tokens` are of another set, they are copied too.
     /// If the set does not match the slot's length, the next step computes the keys again.
     pub(crate) fn copy(
@@ -242,6 +260,27 @@ mod tests {
         assert_eq!(switch.check_kept(SlotId(2), 3), Err(StepError::CannotRewind));
         run(&mut switch, copy(2, 0, 0..5)).unwrap();
         assert_eq!(copied, [0..5, 2..6, 0..3, 0..6, 0..5]);
+    }
+
+    #[test]
+    fn keys_that_were_written_with_their_tokens_are_computed_again() {
+        use RopeFactors::{Long, Short};
+        use Wanted::{Last, Nothing};
+        let mut switch = RopeSwitch::new(4, 1, 8);
+        assert!(!switch.is_short(SlotId(0)));
+        for (at, tokens) in [(0, [1, 2]), (2, [3, 4])] {
+            switch.hand_over(SlotId(0), at, at + 2).unwrap();
+            switch.record_tokens(SlotId(0), at, &tokens);
+        }
+        assert!(switch.is_short(SlotId(0)));
+        let next = step(&mut switch, 4, &[5], Last).unwrap();
+        assert_eq!(next, [(0, vec![1, 2, 3, 4], Nothing, Long), (4, vec![5], Last, Long)]);
+        assert!(!switch.is_short(SlotId(0)));
+        switch.truncate(SlotId(0), 3);
+        // The keys are still those of the longer sequence.
+        assert!(!switch.is_short(SlotId(0)));
+        let next = step(&mut switch, 3, &[9], Last).unwrap();
+        assert_eq!(next, [(0, vec![1, 2, 3], Nothing, Short), (3, vec![9], Last, Short)]);
     }
 
     #[test]

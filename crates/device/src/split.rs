@@ -333,6 +333,16 @@ impl Executor for SplitExecutor {
         self.sides[PREFILL].cut(slot, at)
     }
 
+    fn portable_length(&self) -> usize {
+        // Keys that depend on the length of the sequence would be handed over between the sides without their tokens.
+        let is_fixed = self.sides.iter().all(|side| side.executor.portable_length() == usize::MAX);
+        if is_fixed { usize::MAX } else { 0 }
+    }
+
+    fn is_portable(&self, _: SlotId) -> bool {
+        self.portable_length() > 0
+    }
+
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         let outcome = self.sides.iter_mut().try_for_each(|side| side.copy(copy));

@@ -247,6 +247,24 @@ pub trait Executor: Send {
         Err(StepError::bad_plan(NO_HANDOVER))
     }
 
+    /// Records the tokens of keys that were written after the first `at` tokens of a slot. An executor whose keys depend
+    /// on the length of the sequence needs them to compute the keys again.
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+        let _ = (slot, at, tokens);
+    }
+
+    /// Returns the maximum length of a sequence whose keys and values depend only on its tokens and those before them,
+    /// so that they can be stored for other sequences. Keys of longer sequences have other rotary factors.
+    fn portable_length(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Returns true if the keys and values of a slot are those of a sequence of at most [`Self::portable_length`].
+    fn is_portable(&self, slot: SlotId) -> bool {
+        let _ = slot;
+        true
+    }
+
     /// Copies keys and values from one slot to another, which then has `copy.tokens.end` tokens.
     ///
     /// # Errors

@@ -5,13 +5,14 @@
 use std::{
     collections::{BTreeMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
+    ops::Range,
     sync::Arc,
 };
 
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
     request::{Request, Usage},
     worker::{Companions, Drain, Engine},
@@ -268,6 +269,97 @@ fn an_executor_that_hands_nothing_over_answers_without_the_storage() {
     let storage = MemoryStorage::default();
     check(&mut engine(Closed(FakeExecutor::new(limits(2))), &storage), &prompt(1, 300), 0);
     assert!(storage.blocks.lock().is_empty());
+}
+
+/// An executor whose keys are those of sequences of at most `portable` tokens until a sequence becomes longer.
+struct Switching {
+    fake: FakeExecutor,
+    portable: usize,
+    /// Longest sequence of each slot since it was emptied.
+    longest: Vec<usize>,
+    /// Tokens that were written to slots.
+    restored: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Switching {
+    fn new(portable: usize) -> Self {
+        let fake = FakeExecutor::new(limits(2));
+        Self { fake, portable, longest: vec![0; 2], restored: Arc::default() }
+    }
+}
+
+impl Executor for Switching {
+    fn limits(&self) -> &Limits {
+        self.fake.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        for span in &plan.spans {
+            let longest = &mut self.longest[span.slot.index()];
+            *longest = (*longest).max(span.at + span.tokens.len());
+        }
+        self.fake.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.fake.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        if len == 0 {
+            self.longest[slot.index()] = 0;
+        }
+        self.fake.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        assert!(self.is_portable(slot), "keys of a longer sequence are stored");
+        self.fake.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        assert!(at == 0 || self.is_portable(slot), "keys of two kinds are in one slot");
+        self.fake.write_kv(slot, at, block)
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        self.longest[copy.to.index()] = self.longest[copy.from.index()];
+        self.fake.copy_kv(copy)
+    }
+
+    fn record_tokens(&mut self, _: SlotId, _: usize, tokens: &[u32]) {
+        self.restored.lock().extend(tokens);
+    }
+
+    fn portable_length(&self) -> usize {
+        self.portable
+    }
+
+    fn is_portable(&self, slot: SlotId) -> bool {
+        self.longest[slot.index()] <= self.portable
+    }
+}
+
+#[test]
+fn only_keys_that_do_not_depend_on_the_length_are_stored_and_written() {
+    let first = prompt(1, 300);
+    let storage = MemoryStorage::default();
+    let mut core = engine(Switching::new(200), &storage);
+    // The first blocks are stored before the sequence becomes too long.
+    check(&mut core, &first, 0);
+    let stored = storage.blocks.lock().len();
+    assert!((1..=3).contains(&stored), "{stored}");
+    let executor = Switching::new(200);
+    let restored = executor.restored.clone();
+    let mut core = engine(executor, &storage);
+    check(&mut core, &first, 0);
+    assert!(restored.lock().is_empty());
+    // The slot of the longer sequence has the first tokens, which count as cached.
+    check(&mut core, &[&first[..40], &[9; 40]].concat(), 40);
+    let executor = Switching::new(200);
+    let restored = executor.restored.clone();
+    check(&mut engine(executor, &storage), &first[..150], stored.min(2) * BLOCK_TOKENS);
+    assert_eq!(*restored.lock(), first[..stored.min(2) * BLOCK_TOKENS]);
 }
 
 /// An executor that loses its device at the first block that is written, or fails.

@@ -9,8 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_gateway::{Config, Drain, Gateway, PrefixCacheConfig};
+use narthex_gateway::{
+    Config, Drain, Gateway, PrefixCacheConfig,
+    request::{CompletionRequest, Prompt},
+};
 use narthex_spec::KvCacheDtype;
+use serde_json::{Value, json};
 use support::{Answer, Tiny, complete, greedy, text};
 
 /// Number of tokens in a block.
@@ -23,11 +27,37 @@ fn config(tiny: &Tiny, folder: &Path) -> Config {
 
 /// Answers a prompt in a new gateway, which is shut down.
 fn run(config: Config, model: &str) -> Answer {
-    let gateway = Gateway::open(config).unwrap();
     let prompt = "the cat sat on the mat, and the dog ran after the bird by the sea; ".repeat(4);
-    let answer = complete(&gateway, model, text(&prompt, greedy(12)));
+    answer(config, model, text(&prompt, greedy(12)))
+}
+
+/// Answers a request in a new gateway, which is shut down.
+fn answer(config: Config, model: &str, request: CompletionRequest) -> Answer {
+    let gateway = Gateway::open(config).unwrap();
+    let answer = complete(&gateway, model, request);
     gateway.shutdown(Drain::Finish);
     answer
+}
+
+/// Compiles the tiny checkpoint of a family with a context of 512 tokens. Returns the model's name.
+fn family(tiny: &Tiny, family: &str, change: impl FnOnce(&mut Value)) -> String {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families");
+    let folder = tiny.home().join(family);
+    fs::create_dir_all(&folder).unwrap();
+    fs::copy(goldens.join(family).join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+    fs::copy(goldens.join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(goldens.join(family).join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = json!(512);
+    change(&mut config);
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    tiny.compile(folder)
+}
+
+/// Returns a request for a greedy answer after the first `length` tokens of a fixed sequence.
+fn tokens(length: u32, answer: usize) -> CompletionRequest {
+    let tokens = (0..length).map(|i| (7 * i * i + 3 * i + 5) % 77 + 3).collect();
+    CompletionRequest { prompt: Prompt::Tokens(tokens), ..text("", greedy(answer)) }
 }
 
 /// Returns all files of the cache.
@@ -83,4 +113,43 @@ fn a_folder_that_is_a_file_stores_nothing() {
     let answer = run(config(&tiny, &folder), &model);
     assert_eq!((answer.text, answer.summary.cached_tokens), (run(tiny.config(), &model).text, 0));
     assert_eq!(fs::read(&folder).unwrap(), b"a file");
+}
+
+#[test]
+fn a_model_with_sliding_windows_answers_from_the_files() {
+    let tiny = Tiny::new();
+    // Five of six layers have a window of ten tokens.
+    let (model, folder) = (family(&tiny, "gemma3", |_| ()), tiny.home().join("prefixes"));
+    let alone = answer(tiny.config(), &model, tokens(300, 20));
+    let check = |cached: usize| {
+        let found = answer(config(&tiny, &folder), &model, tokens(300, 20));
+        assert_eq!((found.text, found.summary.cached_tokens), (alone.text.clone(), cached));
+    };
+    check(0);
+    check(4 * BLOCK);
+    // A window that begins in a block that is missing is computed again.
+    fs::remove_file(&files(&folder)[2]).unwrap();
+    check(2 * BLOCK);
+}
+
+#[test]
+fn a_model_with_two_sets_of_rotary_factors_answers_from_the_files() {
+    let tiny = Tiny::new();
+    let change = |config: &mut Value| {
+        config["original_max_position_embeddings"] = json!(200);
+        config["rope_parameters"]["original_max_position_embeddings"] = json!(200);
+    };
+    let (model, folder) = (family(&tiny, "phi3.5", change), tiny.home().join("prefixes"));
+    let check = |length: u32, new: usize, cached: usize| {
+        let alone = answer(tiny.config(), &model, tokens(length, new));
+        let found = answer(config(&tiny, &folder), &model, tokens(length, new));
+        assert_eq!((found.text, found.summary.cached_tokens), (alone.text, cached), "{length}");
+    };
+    // The keys of a longer text are of the second set, which is not stored.
+    check(150, 5, 0);
+    check(150, 5, 2 * BLOCK);
+    // An answer that passes the length computes the keys again from their tokens.
+    check(180, 60, 2 * BLOCK);
+    check(300, 5, 0);
+    check(150, 5, 2 * BLOCK);
 }

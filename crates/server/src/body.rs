@@ -60,7 +60,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             let bytes = encoding.decode(bytes)?;
             reservation.shrink(bytes.len());
             let request = T::read(&bytes)?;
-            match request.ignored().and_then(|ignored| ignored.names().first()) {
+            match request.ignored().and_then(Ignored::strict) {
                 Some(name) if options.strict_parameters => Err(ApiError::unsupported(name)),
                 _ => Ok(Self(request, reservation)),
             }

@@ -12,6 +12,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
+    ignored::Ignored,
     metrics::Metrics,
     reply::{Reply, collect},
 };
@@ -21,6 +22,10 @@ pub(crate) struct Conversation {
     pub(crate) model: String,
     pub(crate) request: ChatRequest,
     pub(crate) is_streamed: bool,
+    /// Parameters that were ignored.
+    pub(crate) ignored: Ignored,
+    /// Parameters of reasoning, which have no effect on a model that does not reason.
+    pub(crate) of_reasoning: Vec<&'static str>,
 }
 
 /// Form of the answers in a protocol.
@@ -42,11 +47,14 @@ pub(crate) async fn answer(
     body: Reservation,
     form: impl AnswerForm,
 ) -> Result<Response, ApiError> {
-    let Conversation { model, request, is_streamed } = conversation;
+    let Conversation { model, request, is_streamed, mut ignored, of_reasoning } = conversation;
     let n = request.options.n;
     let call = move |model: &ReadyModel, sink| model.chat(request, sink);
     let events = events::start(app, &model, body, call).await?;
-    whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await
+    if !events.reasons() {
+        ignored.extend(of_reasoning);
+    }
+    Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
 }
 
 /// Number of choices of an answer, and whether it is streamed.

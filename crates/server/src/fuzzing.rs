@@ -6,7 +6,11 @@ use crate::{
     anthropic::messages::ParsedMessages,
     body::FromBody,
     error::ApiError,
-    ollama::{chat::ParsedOllamaChat, embed::EmbedBody, generate::ParsedGenerate},
+    ollama::{
+        chat::ParsedOllamaChat,
+        embed::{EmbedBody, ParsedEmbed},
+        generate::ParsedGenerate,
+    },
     openai::{
         answer::ParsedAnswer,
         chat::ParsedChat,
@@ -86,7 +90,7 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Messages => ParsedMessages::read(body).map(drop),
             Endpoint::OllamaChat => ParsedOllamaChat::read(body).map(drop),
             Endpoint::OllamaGenerate => ParsedGenerate::read(body).map(drop),
-            Endpoint::OllamaEmbed => EmbedBody::read(body).map(drop),
+            Endpoint::OllamaEmbed => <ParsedEmbed<EmbedBody> as FromBody>::read(body).map(drop),
             Endpoint::Tokenize => TokenizeBody::read(body).map(drop),
             Endpoint::Detokenize => DetokenizeBody::read(body).map(drop),
         }

@@ -19,6 +19,7 @@ mod events;
 pub mod fuzzing;
 mod health;
 mod held_body;
+mod hints;
 mod ignored;
 mod jobs;
 mod keys;
@@ -36,6 +37,7 @@ mod reply;
 mod routes;
 mod serve;
 mod sse;
+mod timings;
 mod tls;
 #[cfg(unix)]
 mod unix_socket;

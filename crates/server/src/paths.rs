@@ -8,8 +8,17 @@ use axum::{
 };
 
 /// Endpoints under `/v1` that are also available without it.
-const BARE: [&str; 7] =
-    ["/chat/completions", "/completions", "/embeddings", "/rerank", "/models", "/responses", "/messages"];
+const BARE: [&str; 9] = [
+    "/chat/completions",
+    "/completions",
+    "/embeddings",
+    "/rerank",
+    "/answer",
+    "/fill",
+    "/models",
+    "/responses",
+    "/messages",
+];
 
 /// Rewrites the path of each request to its spelling in the route table.
 pub(crate) async fn normalise(mut request: Request, next: Next) -> Response {
@@ -63,6 +72,7 @@ mod tests {
         check("/models/hf:a/b", "/v1/models/hf:a/b");
         check("/modelsx", "/modelsx");
         check("/rerank", "/v1/rerank");
+        check("/fill", "/v1/fill");
         check("/api/chat", "/api/chat");
         check("/v1/health", "/health");
         let uri: Uri = "/v1/models/?limit=3".parse().unwrap();

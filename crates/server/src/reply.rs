@@ -6,7 +6,7 @@ use narthex_gateway::request::{
 };
 use serde::de::IgnoredAny;
 
-use crate::{error::ApiError, events::Events};
+use crate::{error::ApiError, events::Events, timings::Timings};
 
 /// One choice of a complete answer.
 #[derive(Debug, Clone, Default)]
@@ -51,6 +51,15 @@ impl Choice {
 pub(crate) struct Reply {
     pub(crate) choices: Vec<Choice>,
     pub(crate) summary: Summary,
+    /// Device that computed the answer.
+    pub(crate) device: String,
+}
+
+impl Reply {
+    /// Returns the timings of the answer.
+    pub(crate) fn timings(&self) -> Timings {
+        Timings::new(&self.summary, &self.device)
+    }
 }
 
 /// Waits for an answer with `n` choices.
@@ -80,7 +89,9 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
                     choice.end(reason);
                 }
             }
-            GenerationEvent::Done(summary) => return Ok(Reply { choices, summary }),
+            GenerationEvent::Done(summary) => {
+                return Ok(Reply { choices, summary, device: events.ran_on().device });
+            }
             GenerationEvent::Failed { message } => {
                 return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message));
             }

@@ -21,7 +21,9 @@ use crate::{
     },
     app::App,
     error::ApiError,
-    health, keys,
+    health,
+    hints::Hints,
+    keys,
     metrics::Metrics,
     ollama::{
         self,
@@ -34,7 +36,6 @@ use crate::{
         self, answer, chat, completions,
         embeddings::{self, EmbeddingList},
         fill,
-        hints::Hints,
         models::{self, ModelList, ModelObject},
         options::Sampling,
         reasoning::ReasoningOptions,
@@ -99,6 +100,7 @@ fn of_openai() -> Vec<Operation> {
         Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")
             .body::<completions::CompletionBody>()
             .body::<Sampling>()
+            .body::<Hints>()
             .or_events(),
         Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
             .body::<responses::ResponsesBody>()

@@ -160,7 +160,7 @@ fn histories_with_calls_are_read_and_hints_are_named() {
     });
     let answer = live.post("/v1/chat/completions", &request);
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(answer.header("x-narthex-ignored"), Some("store, reasoning_effort"));
+    assert_eq!(answer.header("x-narthex-ignored"), Some("store, user, reasoning_effort"));
 }
 
 fn messages() -> Value {

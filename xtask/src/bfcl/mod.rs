@@ -199,7 +199,7 @@ fn report(commit: &str, args: &BfclArgs, scores: &[Score], findings: &[String]) 
     let limit =
         args.limit.map_or_else(|| "all questions".to_owned(), |limit| format!("the first {limit} questions"));
     let mut page = format!(
-        "# BFCL, {}\n\nCommit {commit}; {}, CPU. `cargo xtask bfcl --model {}` asked {limit} of each category of {} {}, with \
+        "# BFCL, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask bfcl --model {}` asked {limit} of each category of {} {}, with \
          `tool_choice: required`, greedily, with at most {MAX_TOKENS} tokens. A call is right by the rules of the \
          leaderboard's AST check, and valid if it follows its JSON schema.\n\n{}",
         record::today(),

@@ -15,7 +15,7 @@ mod options;
 mod parts;
 mod rows;
 
-use std::{ops::Range, path::Path};
+use std::{mem, ops::Range, path::Path};
 
 use narthex_engine::executor::{
     Executor, KvBlock, KvCopy, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read, check_truncate,
@@ -325,9 +325,7 @@ impl Executor for DynamicExecutor {
             None => self.run_all(plan, &[])?,
             Some(mut rewritten) => {
                 self.run_all(&rewritten.plan, &rewritten.factors)?;
-                self.long
-                    .iter_mut()
-                    .for_each(|long| long.switch.commit(plan, std::mem::take(&mut rewritten)));
+                self.long.iter_mut().for_each(|long| long.switch.commit(plan, mem::take(&mut rewritten)));
             }
         }
         for span in &plan.spans {
@@ -374,6 +372,18 @@ impl Executor for DynamicExecutor {
         }
         self.cache.set_length(slot, length);
         Ok(())
+    }
+
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+        self.long.iter_mut().for_each(|long| long.switch.record_tokens(slot, at, tokens));
+    }
+
+    fn portable_length(&self) -> usize {
+        self.long.as_ref().map_or(usize::MAX, |long| long.switch.portable_length())
+    }
+
+    fn is_portable(&self, slot: SlotId) -> bool {
+        self.long.as_ref().is_none_or(|long| long.switch.is_short(slot))
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {

@@ -8,7 +8,7 @@ use narthex_engine::executor::{
     check_truncate,
 };
 use narthex_spec::{
-    SlotId,
+    SlotId, TokenId,
     arch::{DecoderArch, Structure},
     manifest::{GraphEntry, KvLayout, Manifest, Part, Slot, TableRole},
 };
@@ -347,6 +347,18 @@ impl Executor for StaticExecutor {
         self.cache.set_length(slot, length);
         Ok(())
     }
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+        self.switch.iter_mut().for_each(|switch| switch.record_tokens(slot, at, tokens));
+    }
+
+    fn portable_length(&self) -> usize {
+        self.switch.as_ref().map_or(usize::MAX, |switch| switch.portable_length())
+    }
+
+    fn is_portable(&self, slot: SlotId) -> bool {
+        self.switch.as_ref().is_none_or(|switch| switch.is_short(slot))
+    }
+
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         self.cache.fit(copy.to, self.past_for(copy.tokens.end), copy.tokens.start)?;

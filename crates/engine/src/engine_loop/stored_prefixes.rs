@@ -82,10 +82,11 @@ impl StoredPrefixes {
         matches!(&self.lookup, Some(StorageLookup { blocks: LookupBlocks::Reading(_), .. }))
     }
 
-    /// Starts the look-up of a sequence of which the slots have the first `held` tokens.
-    fn start(&mut self, number: u64, tokens: &[TokenId], held: usize) {
+    /// Starts the look-up of a sequence of which the slots have the first `held` tokens. A sequence of more than
+    /// `portable` tokens needs other keys than the stored ones.
+    fn start(&mut self, number: u64, tokens: &[TokenId], held: usize, portable: usize) {
         // The last token runs in any case.
-        let most = tokens.len().saturating_sub(1);
+        let most = if tokens.len() <= portable { tokens.len().saturating_sub(1) } else { 0 };
         let mut keys: Vec<BlockKey> = Vec::new();
         for block in tokens[..most].chunks_exact(BLOCK_TOKENS) {
             let key = self.storage.key(keys.last(), block);
@@ -126,10 +127,16 @@ impl StoredPrefixes {
         }
     }
 
-    /// Returns the next block that is missing in the storage, with its slot and its first token.
-    fn missing(&mut self, contents: &[SlotContent<'_>]) -> Result<(SlotId, usize, BlockKey), Offer> {
+    /// Returns the next block that is missing in the storage, with its slot and its first token. Only slots for which
+    /// `is_portable` returns true are considered.
+    fn missing(
+        &mut self,
+        contents: &[SlotContent<'_>],
+        is_portable: impl Fn(SlotId) -> bool,
+    ) -> Result<(SlotId, usize, BlockKey), Offer> {
         let mut passed = 0;
-        for (index, content) in contents.iter().enumerate() {
+        let slots = contents.iter().enumerate();
+        for (index, content) in slots.filter(|(index, _)| is_portable(SlotId(*index as u32))) {
             while let Some(tokens) = self.cursors[index].next(content) {
                 let Cursor { blocks, last } = self.cursors[index];
                 let key = self.storage.key(last.as_ref(), tokens);
@@ -164,8 +171,9 @@ impl EngineLoop {
         if stored.lookup.as_ref().is_none_or(|lookup| lookup.number != first.number) {
             let held = Slots::longest_prefix(&self.contents(), &first.tokens);
             let held = held.map_or(0, |prefix| prefix.length);
+            let portable = self.device.portable_length();
             if let Some(stored) = &mut self.stored {
-                stored.start(first.number, &first.tokens, held);
+                stored.start(first.number, &first.tokens, held, portable);
             }
         }
         self.stored.as_mut().is_none_or(StoredPrefixes::poll)
@@ -176,8 +184,13 @@ impl EngineLoop {
     pub(super) fn restore_first(&mut self, slot: SlotId, mut length: usize) -> Option<usize> {
         let Self { stored: Some(stored), queue, device, .. } = self else { return Some(length) };
         stored.cursors[slot.index()] = Cursor::default();
-        let number = queue.front().map(|sequence| sequence.number)?;
-        for (key, block) in stored.take(number) {
+        let first = queue.front()?;
+        let blocks = stored.take(first.number);
+        // The keys in the slot may be those of a longer sequence.
+        if length > 0 && !device.is_portable(slot) {
+            return Some(length);
+        }
+        for (key, block) in blocks {
             let start = key.index as usize * BLOCK_TOKENS;
             if start + BLOCK_TOKENS <= length {
                 continue;
@@ -192,8 +205,12 @@ impl EngineLoop {
                 stored.storage.remove(&key, &StepError::bad_plan(reason));
                 break;
             }
+            let Some(tokens) = first.tokens.get(start..start + BLOCK_TOKENS) else { break };
             match device.write_kv(slot, start, &block) {
-                Ok(()) => length = start + BLOCK_TOKENS,
+                Ok(()) => {
+                    device.record_tokens(slot, start, tokens);
+                    length = start + BLOCK_TOKENS;
+                }
                 // The slot is unchanged.
                 Err(error @ StepError::BadPlan { .. }) => {
                     stored.storage.remove(&key, &error);
@@ -223,7 +240,8 @@ impl EngineLoop {
     }
 
     fn offer_to(&self, stored: &mut StoredPrefixes) -> Offer {
-        let (slot, start, key) = match stored.missing(&self.contents()) {
+        let (slot, start, key) = match stored.missing(&self.contents(), |slot| self.device.is_portable(slot))
+        {
             Ok(missing) => missing,
             Err(Offer::QueueFull) if self.running.is_empty() => {
                 stored.attempts += 1;

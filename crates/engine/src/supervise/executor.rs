@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, TokenId};
 
 use super::{
     monitor::{NumericsMonitor, first_non_finite},
@@ -216,6 +216,24 @@ impl Executor for SupervisedExecutor {
             let outcome = executor.get()?.write_kv(slot, at, block);
             outcome.map_err(|error| executor.recover(error))
         })
+    }
+
+    fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
+        // The next step reports a failure.
+        let _ = self.guard(|Self { executor, .. }| {
+            executor.get()?.record_tokens(slot, at, tokens);
+            Ok(())
+        });
+    }
+
+    fn portable_length(&self) -> usize {
+        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
+        executor.map_or(0, Executor::portable_length)
+    }
+
+    fn is_portable(&self, slot: SlotId) -> bool {
+        let executor = self.executor.model.as_deref().filter(|_| !self.panicked);
+        executor.is_some_and(|executor| executor.is_portable(slot))
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {

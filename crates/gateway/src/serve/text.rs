@@ -40,8 +40,8 @@ pub(super) struct ChoiceText {
     has_logprobs: bool,
     /// Tokens whose text was not sent yet.
     pending: Vec<TokenInfo>,
-    /// Set once a stop string was found.
-    stopped: bool,
+    /// Index of the stop string that was found.
+    stopped: Option<usize>,
     /// Parser of tool calls, if there may be some.
     calls: Option<AnswerCalls>,
 }
@@ -60,7 +60,7 @@ impl ChoiceText {
             stop: StopStrings::new(options.stop.clone()),
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
-            stopped: false,
+            stopped: None,
             calls: rules.calls.as_ref().map(|rules| AnswerCalls::new(rules, tokenizer)),
         }
     }
@@ -100,7 +100,7 @@ impl ChoiceText {
 
     /// Returns true if the choice is complete.
     pub(super) fn is_over(&self) -> bool {
-        self.stopped || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
+        self.stopped.is_some() || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
     }
 
     /// Number of malformed tool calls.
@@ -111,7 +111,7 @@ impl ChoiceText {
     /// Ends the text. Returns the rest and the reason of the end for the client.
     pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
         let mut parts = Vec::new();
-        if !self.stopped
+        if self.stopped.is_none()
             && let Some(text) = self.detokenizer.finish()
         {
             parts = self.push_answer(&text);
@@ -120,11 +120,15 @@ impl ChoiceText {
             let rest = reasoning.finish();
             parts.extend(self.without_reasoning(rest));
         }
-        if !self.stopped {
+        if self.stopped.is_none() {
             let rest = self.stop.finish();
             parts.extend(self.divide(rest));
         }
-        let reason = if self.is_over() { FinishReason::Stop } else { reason };
+        let reason = match self.stopped {
+            Some(index) => FinishReason::StopString { index },
+            None if self.is_over() => FinishReason::Stop,
+            None => reason,
+        };
         let reason = self.finish_calls(reason, &mut parts);
         if !self.pending.is_empty() {
             parts.push(self.text_part(String::new()));
@@ -160,7 +164,7 @@ impl ChoiceText {
 
     fn push_text(&mut self, text: &str) -> Vec<TextPart> {
         let outcome = self.stop.push(text);
-        self.stopped |= outcome.stopped.is_some();
+        self.stopped = self.stopped.or(outcome.stopped);
         self.divide(outcome.text)
     }
 
@@ -190,13 +194,14 @@ impl ChoiceText {
     /// Appends the rest of the calls. Returns the reason of the end.
     fn finish_calls(&mut self, reason: FinishReason, parts: &mut Vec<TextPart>) -> FinishReason {
         let Some(calls) = &mut self.calls else { return reason };
-        let end = if reason == FinishReason::Stop { TextEnd::Complete } else { TextEnd::Cut };
+        let is_whole = matches!(reason, FinishReason::Stop | FinishReason::StopString { .. });
+        let end = if is_whole { TextEnd::Complete } else { TextEnd::Cut };
         let rest = calls.finish(end);
         let (complete, malformed) = (calls.complete(), calls.malformed());
         parts.extend(self.parts(rest));
         match reason {
-            FinishReason::Stop if complete > 0 => FinishReason::ToolCalls,
-            FinishReason::Stop if malformed > 0 => FinishReason::MalformedCall,
+            _ if is_whole && complete > 0 => FinishReason::ToolCalls,
+            _ if is_whole && malformed > 0 => FinishReason::MalformedCall,
             reason => reason,
         }
     }

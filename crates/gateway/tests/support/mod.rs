@@ -174,7 +174,8 @@ impl Tiny {
         file
     }
 
-    fn compile(&self, checkpoint: PathBuf) -> String {
+    /// Compiles a checkpoint in `f32`. Returns its name.
+    pub(crate) fn compile(&self, checkpoint: PathBuf) -> String {
         let request = CompileRequest::new(Scheme::F32);
         let compiled = self.gateway().compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
         compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()

@@ -128,7 +128,7 @@ pub(crate) fn preflight(origin: HeaderValue, headers: &HeaderMap) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     allow(origin, &mut response);
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
     response
 }

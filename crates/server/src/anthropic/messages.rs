@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    object::{AnthropicMessage, MessageUsage},
+    object::{AnthropicMessage, MessageEnd, MessageUsage},
     request::{FIELDS, MessagesBody},
     stream::MessageEvents,
 };
@@ -18,6 +18,8 @@ use crate::{
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
     events::Events,
+    hints::{self, Hints},
+    ignored::{CALLER_FIELDS, Ignored},
     metrics::Metrics,
     openai::new_id,
     reply::Reply,
@@ -28,16 +30,25 @@ use crate::{
 pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: MessagesBody = body::read_body(body, &[FIELDS])?;
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let body: MessagesBody = body::read_body(bytes, &[FIELDS, CALLER_FIELDS, hints::OF_MESSAGES])?;
+        let mut ignored = Hints::read(bytes, &[CALLER_FIELDS, hints::OF_MESSAGES])?;
         let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
-        Ok(Self(Conversation { model, is_streamed, request: body.into_request()? }))
+        let of_reasoning = body.of_reasoning();
+        let request = body.into_request(&mut ignored)?;
+        Ok(Self(Conversation { model, is_streamed, request, ignored, of_reasoning }))
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.0.ignored)
     }
 }
 
 /// Form of an answer to `/v1/messages`.
 struct MessageForm {
     model: String,
+    /// The stop sequences of the request.
+    stops: Vec<String>,
 }
 
 impl AnswerForm for MessageForm {
@@ -46,18 +57,21 @@ impl AnswerForm for MessageForm {
     fn whole(self, mut reply: Reply) -> AnthropicMessage {
         let choice = reply.choices.pop().unwrap_or_default();
         let usage = MessageUsage::new(&reply.summary);
-        AnthropicMessage::new(new_id("msg"), self.model, usage).complete(&choice)
+        let end = MessageEnd::new(choice.finish, &self.stops);
+        AnthropicMessage::new(new_id("msg"), self.model, usage).complete(&choice, end, reply.timings())
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
-        sse::respond(events, Box::new(MessageEvents::new(new_id("msg"), self.model)), metrics)
+        let encoder = MessageEvents::new(new_id("msg"), self.model, self.stops, events.ran_on().device);
+        sse::respond(events, Box::new(encoder), metrics)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Response, ApiError> {
     let Body(ParsedMessages(conversation), held) = body;
-    let form = MessageForm { model: conversation.model.clone() };
+    let stops = conversation.request.options.stop.clone();
+    let form = MessageForm { model: conversation.model.clone(), stops };
     conversation::answer(&app, conversation, held, form).await
 }
 

@@ -5,7 +5,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::reply::{Choice, WholeToolCall};
+use crate::{
+    reply::{Choice, WholeToolCall},
+    timings::Timings,
+};
 
 /// A message of the model.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -17,11 +20,46 @@ pub(crate) struct AnthropicMessage {
     role: &'static str,
     model: String,
     content: Vec<ContentBlock>,
-    stop_reason: Option<StopReason>,
-    stop_sequence: Option<String>,
-    stop_details: Option<Value>,
+    #[serde(flatten)]
+    end: MessageEnd,
     container: Option<Value>,
     usage: MessageUsage,
+    /// Absent until the message ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+/// Reason why a message ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub(super) struct MessageEnd {
+    stop_reason: Option<StopReason>,
+    /// The stop sequence that ended the message.
+    stop_sequence: Option<String>,
+    stop_details: Option<StopDetails>,
+}
+
+/// Details of an end that Anthropic's reasons do not cover.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum StopDetails {
+    /// The text has a malformed call of a tool.
+    MalformedToolCall,
+}
+
+impl MessageEnd {
+    /// Returns the end for this reason, in an answer with these stop sequences.
+    pub(super) fn new(reason: Option<FinishReason>, stops: &[String]) -> Self {
+        let stop_sequence = match reason {
+            Some(FinishReason::StopString { index }) => stops.get(index).cloned(),
+            _ => None,
+        };
+        let is_malformed = reason == Some(FinishReason::MalformedCall);
+        Self {
+            stop_reason: reason.map(StopReason::from),
+            stop_sequence,
+            stop_details: is_malformed.then_some(StopDetails::MalformedToolCall),
+        }
+    }
 }
 
 impl AnthropicMessage {
@@ -33,16 +71,15 @@ impl AnthropicMessage {
             role: "assistant",
             model,
             content: Vec::new(),
-            stop_reason: None,
-            stop_sequence: None,
-            stop_details: None,
+            end: MessageEnd::default(),
             container: None,
             usage,
+            timings: None,
         }
     }
 
-    /// Returns the message with the content and usage of an answer.
-    pub(super) fn complete(self, choice: &Choice) -> Self {
+    /// Returns the message with the content, the end and the timings of an answer.
+    pub(super) fn complete(self, choice: &Choice, end: MessageEnd, timings: Timings) -> Self {
         let thinking = (!choice.reasoning.is_empty()).then(|| ContentBlock::thinking(&choice.reasoning));
         let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
         let calls = choice.calls.iter().map(|call| {
@@ -51,7 +88,8 @@ impl AnthropicMessage {
         });
         Self {
             content: thinking.into_iter().chain(text).chain(calls).collect(),
-            stop_reason: choice.finish.map(StopReason::from),
+            end,
+            timings: Some(timings),
             ..self
         }
     }
@@ -105,6 +143,7 @@ impl ContentBlock {
 #[serde(rename_all = "snake_case")]
 pub(super) enum StopReason {
     EndTurn,
+    StopSequence,
     ToolUse,
     MaxTokens,
 }
@@ -113,6 +152,7 @@ impl From<FinishReason> for StopReason {
     fn from(reason: FinishReason) -> Self {
         match reason {
             FinishReason::Stop | FinishReason::MalformedCall => Self::EndTurn,
+            FinishReason::StopString { .. } => Self::StopSequence,
             FinishReason::ToolCalls => Self::ToolUse,
             FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
         }
@@ -157,5 +197,29 @@ impl MessageUsage {
             output_tokens: summary.completion_tokens,
             ..Self::of_prompt(summary.prompt_tokens - cached)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_end_names_stop_sequences_and_malformed_calls() {
+        let check = |reason, expect: Value| {
+            let end = MessageEnd::new(Some(reason), &["a".to_owned(), "b".to_owned()]);
+            assert_eq!(serde_json::to_value(end).unwrap(), expect);
+        };
+        let end = |reason: &str| json!({"stop_reason": reason, "stop_sequence": null, "stop_details": null});
+        check(FinishReason::Stop, end("end_turn"));
+        check(FinishReason::Length, end("max_tokens"));
+        check(FinishReason::ToolCalls, end("tool_use"));
+        let stopped = json!({"stop_reason": "stop_sequence", "stop_sequence": "b", "stop_details": null});
+        check(FinishReason::StopString { index: 1 }, stopped);
+        let details = json!({"type": "malformed_tool_call"});
+        let malformed = json!({"stop_reason": "end_turn", "stop_sequence": null, "stop_details": details});
+        check(FinishReason::MalformedCall, malformed);
     }
 }

@@ -8,9 +8,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{error::ApiError, openai::tools::no_parameters};
+use crate::{
+    error::ApiError,
+    ignored::Ignored,
+    openai::{reasoning::Effort, tools::no_parameters},
+};
 
-/// Names of the fields.
+/// Names of the fields, without the hints.
 pub(super) const FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -23,12 +27,8 @@ pub(super) const FIELDS: &[&str] = &[
     "stream",
     "tools",
     "tool_choice",
-    "metadata",
     "thinking",
-    "service_tier",
-    "context_management",
     "output_config",
-    "cache_control",
 ];
 
 /// Prefix of the line that Claude Code adds before its instructions. The line differs in each request, so that prompts
@@ -55,6 +55,7 @@ pub(crate) struct MessagesBody {
 #[derive(Debug, Deserialize, JsonSchema)]
 struct OutputConfig {
     format: Option<OutputFormat>,
+    effort: Option<Effort>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -65,7 +66,7 @@ enum OutputFormat {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct ThinkingSettings {
-    r#type: ThinkingType,
+    r#type: Option<ThinkingType>,
     budget_tokens: Option<usize>,
 }
 
@@ -124,6 +125,8 @@ enum Block {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct ToolDefinition {
+    /// Type of a tool that Anthropic defines.
+    r#type: Option<String>,
     name: String,
     description: Option<String>,
     input_schema: Option<Value>,
@@ -218,9 +221,20 @@ impl WireTurn {
     }
 }
 
+/// Types of tools that run on Anthropic's servers; versions have a date after them. They are ignored, as if the model
+/// did not call them.
+const HOSTED_TOOLS: [&str; 4] = ["web_search", "web_fetch", "code_execution", "tool_search_tool"];
+
 impl MessagesBody {
-    /// Returns the gateway's request.
-    pub(super) fn into_request(self) -> Result<ChatRequest, ApiError> {
+    /// Returns the names of the given parameters of reasoning.
+    pub(super) fn of_reasoning(&self) -> Vec<&'static str> {
+        let effort = self.output_config.as_ref().and_then(|config| config.effort);
+        let given = [("thinking", self.thinking.is_some()), ("output_config.effort", effort.is_some())];
+        given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
+    }
+
+    /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
+    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
             messages.push(Message::new(Role::System, stable(&system.into_text("system")?)));
@@ -229,48 +243,65 @@ impl MessagesBody {
             turn.add_to(&mut messages, index)?;
         }
         let standard = GenerateOptions::api_defaults();
+        let (format, effort) =
+            self.output_config.map_or((None, None), |config| (config.format, config.effort));
         let options = GenerateOptions {
             max_tokens: self.max_tokens,
             temperature: self.temperature.unwrap_or(standard.temperature),
             top_p: self.top_p.unwrap_or(standard.top_p),
             top_k: self.top_k.unwrap_or(standard.top_k),
             stop: self.stop_sequences.unwrap_or_default(),
-            grammar: self
-                .output_config
-                .and_then(|config| config.format)
-                .map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema)),
+            grammar: format.map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema)),
             ..standard
         };
-        let tools = self.tools.unwrap_or_default().into_iter().map(ToolDefinition::into_tool).collect();
+        let mut tools = Vec::new();
+        for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            match HOSTED_TOOLS.iter().find(|hosted| tool.is_of(hosted)) {
+                Some(hosted) => ignored.push(hosted),
+                None => tools.push(tool.into_tool(index)?),
+            }
+        }
         let single =
             self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
         let calls = if single { CallLimit::One } else { CallLimit::Any };
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
-        let reasoning =
-            self.thinking.map_or_else(ReasoningSettings::default, ThinkingSettings::into_settings);
+        let reasoning = reasoning(self.thinking, effort);
         Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
     }
 }
 
-impl ThinkingSettings {
-    fn into_settings(self) -> ReasoningSettings {
-        let thinking = match self.r#type {
-            ThinkingType::Enabled => Thinking::On,
-            ThinkingType::Adaptive => Thinking::Template,
-            ThinkingType::Disabled => Thinking::Off,
-        };
-        ReasoningSettings { thinking, budget: self.budget_tokens, ..ReasoningSettings::default() }
-    }
+/// Returns the gateway's settings. The effort limits reasoning that has no budget of its own.
+fn reasoning(thinking: Option<ThinkingSettings>, effort: Option<Effort>) -> ReasoningSettings {
+    let of_effort = effort.map_or_else(ReasoningSettings::default, Effort::settings);
+    let budget = thinking.as_ref().and_then(|thinking| thinking.budget_tokens);
+    let thinking = match thinking.and_then(|thinking| thinking.r#type) {
+        Some(ThinkingType::Enabled) => Thinking::On,
+        Some(ThinkingType::Disabled) => Thinking::Off,
+        Some(ThinkingType::Adaptive) | None => Thinking::Template,
+    };
+    ReasoningSettings { thinking, budget: budget.or(of_effort.budget), ..of_effort }
 }
 
 impl ToolDefinition {
-    fn into_tool(self) -> Tool {
-        Tool {
+    /// Returns true if Anthropic defines the tool under this name.
+    fn is_of(&self, name: &str) -> bool {
+        self.r#type.as_deref().is_some_and(|found| found.starts_with(name))
+    }
+
+    /// Converts the tool for the gateway. `index` is its index for errors.
+    fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
+        if let Some(found) = self.r#type.filter(|found| found != "custom") {
+            let path = format!("tools[{index}]");
+            let message =
+                format!("{path}: expected a tool of type \"custom\" with an input_schema, found {found:?}");
+            return Err(ApiError::unsupported_as(&path, message));
+        }
+        Ok(Tool {
             name: self.name,
             description: self.description,
             parameters: self.input_schema.unwrap_or_else(no_parameters),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
-        }
+        })
     }
 }
 
@@ -294,13 +325,47 @@ mod tests {
 
     use super::*;
 
-    fn request(fields: Value) -> ChatRequest {
+    fn body(fields: Value) -> MessagesBody {
         let mut body =
             json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]});
         for (name, value) in fields.as_object().unwrap() {
             body[name] = value.clone();
         }
-        serde_json::from_value::<MessagesBody>(body).unwrap().into_request().unwrap()
+        serde_json::from_value(body).unwrap()
+    }
+
+    fn request(fields: Value) -> ChatRequest {
+        body(fields).into_request(&mut Ignored::default()).unwrap()
+    }
+
+    #[test]
+    fn tools_of_anthropic_s_servers_are_ignored_and_others_refused() {
+        let own = json!({"type": "custom", "name": "w", "input_schema": {"type": "object"}});
+        let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
+        let mut ignored = Ignored::default();
+        let read = body(json!({"tools": [search, own]})).into_request(&mut ignored).unwrap();
+        assert_eq!((read.tools.tools.len(), ignored.names()), (1, &["web_search"][..]));
+        let shell = json!({"type": "bash_20250124", "name": "bash"});
+        let refused = body(json!({"tools": [own, shell]})).into_request(&mut ignored).unwrap_err().body();
+        assert_eq!(refused["error"]["param"], "tools[1]", "{refused}");
+    }
+
+    #[test]
+    fn the_effort_limits_reasoning_without_a_budget() {
+        let check = |fields: Value, thinking, budget| {
+            let found = request(fields.clone()).reasoning;
+            assert_eq!((found.thinking, found.budget), (thinking, budget), "{fields}");
+        };
+        check(json!({}), Thinking::Template, None);
+        check(json!({"thinking": {}}), Thinking::Template, None);
+        check(json!({"thinking": {"type": "enabled", "budget_tokens": 7}}), Thinking::On, Some(7));
+        let low = json!({"effort": "low"});
+        check(json!({"output_config": low}), Thinking::Template, Some(1024));
+        check(json!({"output_config": low, "thinking": {"type": "disabled"}}), Thinking::Off, Some(1024));
+        let both = json!({"output_config": low, "thinking": {"type": "enabled", "budget_tokens": 7}});
+        assert_eq!(body(both.clone()).of_reasoning(), ["thinking", "output_config.effort"]);
+        check(both, Thinking::On, Some(7));
+        check(json!({"output_config": {"effort": "max"}}), Thinking::Template, None);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use axum::{http::StatusCode, response::sse::Event};
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
 use serde_json::{Value, json};
 
-use super::object::{AnthropicMessage, ContentBlock, MessageUsage, StopReason};
-use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder};
+use super::object::{AnthropicMessage, ContentBlock, MessageEnd, MessageUsage};
+use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder, timings::Timings};
 
 /// Encodes an answer as content blocks: text, and one block for each call.
 pub(super) struct MessageEvents {
@@ -15,6 +15,9 @@ pub(super) struct MessageEvents {
     blocks: usize,
     open: Option<OpenBlock>,
     reason: Option<FinishReason>,
+    /// The stop sequences of the request.
+    stops: Vec<String>,
+    device: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +28,9 @@ enum OpenBlock {
 }
 
 impl MessageEvents {
-    /// Creates the encoder of a new answer.
-    pub(super) fn new(id: String, model: String) -> Self {
-        Self { id, model, blocks: 0, open: None, reason: None }
+    /// Creates the encoder of a new answer with these stop sequences, which this device computes.
+    pub(super) fn new(id: String, model: String, stops: Vec<String>, device: String) -> Self {
+        Self { id, model, blocks: 0, open: None, reason: None, stops, device }
     }
 
     fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
@@ -97,14 +100,10 @@ impl MessageEvents {
     }
 
     fn end(&self, summary: &Summary) -> Vec<Value> {
-        let delta = json!({
-            "stop_reason": self.reason.map(StopReason::from),
-            "stop_sequence": null,
-            "stop_details": null,
-            "container": null,
-        });
-        let usage = MessageUsage::new(summary);
-        let end = json!({"type": "message_delta", "delta": delta, "usage": usage});
+        let mut delta = json!(MessageEnd::new(self.reason, &self.stops));
+        delta["container"] = Value::Null;
+        let (usage, timings) = (MessageUsage::new(summary), Timings::new(summary, &self.device));
+        let end = json!({"type": "message_delta", "delta": delta, "usage": usage, "timings": timings});
         vec![end, json!({"type": "message_stop"})]
     }
 }
@@ -126,7 +125,7 @@ mod tests {
 
     #[test]
     fn blocks_begin_and_end_in_order() {
-        let mut events = MessageEvents::new("msg".to_owned(), "m".to_owned());
+        let mut events = MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), "cpu".to_owned());
         let text =
             |text: &str| GenerationEvent::Text { choice: 0, text: text.to_owned(), tokens: Vec::new() };
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
@@ -168,6 +167,7 @@ mod tests {
             ]
         );
         assert_eq!(values[11]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(values[11]["timings"]["device"], "cpu");
         assert_eq!(
             (&values[11]["usage"]["input_tokens"], &values[11]["usage"]["cache_read_input_tokens"]),
             (&json!(5), &json!(4))

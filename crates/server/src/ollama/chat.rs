@@ -74,10 +74,7 @@ struct OllamaCall {
 }
 
 /// A body that was read and checked.
-pub(crate) struct ParsedOllamaChat {
-    conversation: Conversation,
-    ignored: Ignored,
-}
+pub(crate) struct ParsedOllamaChat(Conversation);
 
 impl FromBody for ParsedOllamaChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
@@ -92,14 +89,15 @@ impl FromBody for ParsedOllamaChat {
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         let tools = ToolSettings { tools, ..ToolSettings::default() };
+        let of_reasoning = Think::name(body.think);
         let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
         let request = ChatRequest { messages, tools, reasoning, options };
         let (model, is_streamed) = (body.model, body.stream != Some(false));
-        Ok(Self { conversation: Conversation { model, request, is_streamed }, ignored })
+        Ok(Self(Conversation { model, request, is_streamed, ignored, of_reasoning }))
     }
 
     fn ignored(&self) -> Option<&Ignored> {
-        Some(&self.ignored)
+        Some(&self.0.ignored)
     }
 }
 
@@ -117,11 +115,11 @@ impl OllamaMessage {
 
 /// Handles a request. Without messages it loads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body(ParsedOllamaChat { conversation, ignored }, held) = body;
+    let Body(ParsedOllamaChat(conversation), held) = body;
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
     if conversation.request.messages.is_empty() {
         loading::wait(&app, &conversation.model).await?;
-        return Ok(ignored.name_in(Json(form.loaded()).into_response()));
+        return Ok(conversation.ignored.name_in(Json(form.loaded()).into_response()));
     }
-    Ok(ignored.name_in(conversation::answer(&app, conversation, held, form).await?))
+    conversation::answer(&app, conversation, held, form).await
 }

@@ -8,7 +8,7 @@ use narthex_gateway::{
     request::{EmbedRequest, Embeddings, Overlong, Prompt},
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::nanoseconds;
 use crate::{
@@ -18,11 +18,27 @@ use crate::{
     budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
+    hints::{self, Hints},
+    ignored::Ignored,
     openai::prompts::Prompts,
 };
 
 /// Maximum number of inputs in one request.
 const MAX_INPUTS: usize = 2048;
+
+/// A body of one of the endpoints that was read, and its parameters without effect.
+pub(crate) struct ParsedEmbed<T> {
+    body: T,
+    ignored: Ignored,
+}
+
+impl<T: DeserializeOwned> ParsedEmbed<T> {
+    /// Reads a body with these fields. `options` applies to generation and to Ollama's own runtime, so it is a hint.
+    fn read(bytes: &[u8], fields: &[&str]) -> Result<Self, ApiError> {
+        let body = body::read_body(bytes, &[fields, hints::OF_EMBEDDINGS])?;
+        Ok(Self { body, ignored: Hints::read(bytes, &[hints::OF_EMBEDDINGS])? })
+    }
+}
 
 /// Body of `/api/embed`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -40,16 +56,23 @@ pub(crate) struct PromptEmbedBody {
     prompt: String,
 }
 
-impl FromBody for EmbedBody {
+impl FromBody for ParsedEmbed<EmbedBody> {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        // `options` applies to generation and to Ollama's own runtime, so it is not read.
-        body::read_body(body, &[&["model", "input", "truncate", "dimensions", "options", "keep_alive"]])
+        Self::read(body, &["model", "input", "truncate", "dimensions"])
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
-impl FromBody for PromptEmbedBody {
+impl FromBody for ParsedEmbed<PromptEmbedBody> {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        body::read_body(body, &[&["model", "prompt", "options", "keep_alive"]])
+        Self::read(body, &["model", "prompt"])
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
@@ -70,8 +93,9 @@ pub(crate) struct EmbeddingAnswer {
 }
 
 /// Handles a request to `/api/embed`.
-pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
-    let Body(EmbedBody { model, input, truncate, dimensions }, held) = body;
+pub(crate) async fn embed(app: App, body: Body<ParsedEmbed<EmbedBody>>) -> Result<Response, ApiError> {
+    let Body(ParsedEmbed { body, ignored }, held) = body;
+    let EmbedBody { model, input, truncate, dimensions } = body;
     let started = Instant::now();
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { Overlong::Refuse } else { Overlong::Truncate };
@@ -84,17 +108,20 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
         load_duration: 0,
         prompt_eval_count: found.prompt_tokens,
     };
-    Ok(with_device_headers(&found.ran_on, Json(answer)))
+    Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(answer))))
 }
 
 /// Handles a request to `/api/embeddings`.
-pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
-    let Body(PromptEmbedBody { model, prompt }, held) = body;
+pub(crate) async fn embeddings(
+    app: App,
+    body: Body<ParsedEmbed<PromptEmbedBody>>,
+) -> Result<Response, ApiError> {
+    let Body(ParsedEmbed { body: PromptEmbedBody { model, prompt }, ignored }, held) = body;
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: Overlong::Truncate, dimensions: None, prompt: None };
     let found = vectors(&app, &model, request, held).await?;
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
-    Ok(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding })))
+    Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))
 }
 
 async fn vectors(

@@ -64,6 +64,8 @@ pub(crate) struct ParsedGenerate {
     is_streamed: bool,
     work: GenerateWork,
     ignored: Ignored,
+    /// Parameters of reasoning, which have no effect on a model that does not reason.
+    of_reasoning: Vec<&'static str>,
 }
 
 /// Work that a request asks for.
@@ -83,6 +85,7 @@ impl FromBody for ParsedGenerate {
         let GenerateBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
         let options = fields.read(&mut ignored)?;
+        let of_reasoning = Think::name(body.think);
         let work = if body.prompt.is_empty() {
             GenerateWork::Load
         } else if body.raw == Some(true) {
@@ -96,7 +99,7 @@ impl FromBody for ParsedGenerate {
             let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
         };
-        Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored })
+        Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored, of_reasoning })
     }
 
     fn ignored(&self) -> Option<&Ignored> {
@@ -106,22 +109,24 @@ impl FromBody for ParsedGenerate {
 
 /// Handles a request. Without a prompt it loads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
-    let Body(ParsedGenerate { model, is_streamed, work, ignored }, held) = body;
+    let Body(ParsedGenerate { model, is_streamed, work, mut ignored, of_reasoning }, held) = body;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
-    let response = match work {
+    match work {
         GenerateWork::Load => {
             loading::wait(&app, &model).await?;
-            Json(form.loaded()).into_response()
+            Ok(ignored.name_in(Json(form.loaded()).into_response()))
         }
         GenerateWork::Answer(request) => {
-            let conversation = Conversation { model, request: *request, is_streamed };
-            conversation::answer(&app, conversation, held, form).await?
+            let conversation = Conversation { model, request: *request, is_streamed, ignored, of_reasoning };
+            conversation::answer(&app, conversation, held, form).await
         }
         GenerateWork::Continue(request) => {
+            // A continuation does not reason.
+            ignored.extend(of_reasoning);
             let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
             let events = events::start(&app, &model, held, call).await?;
-            conversation::whole_or_streamed(&app, events, form, Delivery { n: 1, is_streamed }).await?
+            let delivery = Delivery { n: 1, is_streamed };
+            Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, delivery).await?))
         }
-    };
-    Ok(ignored.name_in(response))
+    }
 }

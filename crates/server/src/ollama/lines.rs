@@ -49,7 +49,11 @@ struct TokenLogprob {
 /// Fields of the last line. Times are in nanoseconds.
 #[derive(Debug, Serialize, JsonSchema)]
 struct AnswerEnd {
+    /// `stop`, `length`, `load`, or `malformed_tool_call` if the text has a malformed call.
     done_reason: &'static str,
+    /// Device that computed the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     total_duration: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,6 +73,7 @@ impl AnswerEnd {
     fn loaded() -> Self {
         Self {
             done_reason: "load",
+            device: None,
             total_duration: None,
             load_duration: None,
             prompt_eval_count: None,
@@ -78,13 +83,15 @@ impl AnswerEnd {
         }
     }
 
-    fn new(reason: Option<FinishReason>, summary: &Summary) -> Self {
+    fn new(reason: Option<FinishReason>, summary: &Summary, device: String) -> Self {
         let times = summary.times.as_ref();
         Self {
             done_reason: match reason {
                 Some(FinishReason::Length | FinishReason::Cancelled) => "length",
+                Some(FinishReason::MalformedCall) => "malformed_tool_call",
                 _ => "stop",
             },
+            device: Some(device),
             total_duration: times.map(|times| nanoseconds(times.total)),
             load_duration: times.map(|_| 0),
             prompt_eval_count: Some(summary.prompt_tokens),
@@ -172,13 +179,14 @@ pub(super) struct AnswerLines<C> {
     model: String,
     /// Calls and the finish reason, which are sent at the end.
     choice: Choice,
+    device: String,
     content: std::marker::PhantomData<C>,
 }
 
 impl<C: LineContent> AnswerLines<C> {
     /// Creates the lines of an answer by a model.
     pub(super) fn new(model: String) -> Self {
-        Self { model, choice: Choice::default(), content: std::marker::PhantomData }
+        Self { model, choice: Choice::default(), device: String::new(), content: std::marker::PhantomData }
     }
 
     fn line(&self, content: C, tokens: &[TokenInfo], end: Option<AnswerEnd>) -> AnswerLine<C> {
@@ -214,7 +222,7 @@ impl<C: LineContent> AnswerLines<C> {
                 None
             }
             GenerationEvent::Done(summary) => {
-                let end = AnswerEnd::new(self.choice.finish, &summary);
+                let end = AnswerEnd::new(self.choice.finish, &summary, self.device.clone());
                 Some(self.line(C::new(String::new(), &self.choice.calls), &[], Some(end)))
             }
             _ => None,
@@ -245,11 +253,12 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
         self.line(
             C::new(text, &calls).with_thinking(reasoning),
             &tokens,
-            Some(AnswerEnd::new(finish, &reply.summary)),
+            Some(AnswerEnd::new(finish, &reply.summary, reply.device)),
         )
     }
 
-    fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
+    fn streamed(mut self, events: Events, metrics: Arc<Metrics>) -> Response {
+        self.device = events.ran_on().device;
         sse::respond_lines(events, Box::new(self), metrics)
     }
 }
@@ -260,5 +269,25 @@ impl<C: LineContent> LineEncoder for AnswerLines<C> {
             GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
             event => self.lines_of(event).map(|line| json!(line)).into_iter().collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_has_the_reason_and_the_device() {
+        let check = |reason, expect: &str| {
+            let mut lines = AnswerLines::<GeneratedText>::new("m".to_owned());
+            lines.device = "cpu".to_owned();
+            assert!(lines.lines(GenerationEvent::Finished { choice: 0, reason }).is_empty());
+            let last = lines.lines(GenerationEvent::Done(Summary::default())).remove(0);
+            assert_eq!((&last["done_reason"], &last["device"]), (&json!(expect), &json!("cpu")));
+        };
+        check(FinishReason::Stop, "stop");
+        check(FinishReason::StopString { index: 0 }, "stop");
+        check(FinishReason::Length, "length");
+        check(FinishReason::MalformedCall, "malformed_tool_call");
     }
 }

@@ -20,6 +20,11 @@ pub(super) enum Think {
 }
 
 impl Think {
+    /// Returns the name of the parameter if it was given.
+    pub(super) fn name(given: Option<Self>) -> Vec<&'static str> {
+        given.map(|_| "think").into_iter().collect()
+    }
+
     /// Returns the gateway's settings.
     pub(super) fn settings(self) -> ReasoningSettings {
         match self {

@@ -16,6 +16,8 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
+    hints::Hints,
+    ignored::{CALLER_FIELDS, Ignored},
 };
 
 /// Fields of a body.
@@ -34,21 +36,27 @@ pub(crate) struct AnswerBody {
 pub(crate) struct ParsedAnswer {
     model: String,
     request: AnswerRequest,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedAnswer {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: AnswerBody = read_body(body, &[FIELDS])?;
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let body: AnswerBody = read_body(bytes, &[FIELDS])?;
+        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);
-        Ok(Self { model: body.model, request })
+        Ok(Self { model: body.model, request, ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
-    let Body(ParsedAnswer { model, request }, held) = body;
+    let Body(ParsedAnswer { model, request, ignored }, held) = body;
     let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
     let found = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(found.prompt_tokens);
@@ -60,7 +68,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Respons
         "answers": found.answers.iter().map(span).collect::<Vec<_>>(),
         "usage": usage_of_prompt(found.prompt_tokens),
     });
-    Ok(with_device_headers(&found.ran_on, Json(body)))
+    Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(body))))
 }
 
 fn span(answer: &Answer) -> Value {

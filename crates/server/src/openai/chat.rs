@@ -14,13 +14,12 @@ use serde_json::{Value, json};
 
 use super::{
     CompletionHeader, finish_reason,
-    hints::{self, Hints},
     messages::WireMessage,
     options::{Sampling, StreamOptions},
     read_body,
     reasoning::ReasoningOptions,
     response_format::ResponseFormat,
-    stream::{ChunkEncoder, Chunks},
+    stream::{ChunkEncoder, Chunks, StreamEnd},
     tools::{WireTool, WireToolChoice},
     usage,
 };
@@ -30,7 +29,8 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events,
-    ignored::Ignored,
+    hints::{self, Hints},
+    ignored::{CALLER_FIELDS, Ignored},
     reply::{Choice, collect},
     sse,
 };
@@ -59,6 +59,7 @@ pub(crate) struct ChatBody {
     tools: Option<Vec<WireTool>>,
     tool_choice: Option<WireToolChoice>,
     parallel_tool_calls: Option<bool>,
+    #[serde(default, deserialize_with = "ResponseFormat::read")]
     response_format: Option<ResponseFormat>,
     grammar: Option<String>,
     regex: Option<String>,
@@ -100,7 +101,7 @@ impl ChatBody {
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Ok(Some(top.unwrap_or(0))),
-            (false, None) => Ok(None),
+            (false, None | Some(0)) => Ok(None),
             (false, Some(_)) => {
                 Err(ApiError::bad_request("top_logprobs", "top_logprobs needs logprobs: true"))
             }
@@ -122,9 +123,9 @@ pub(crate) struct ParsedChat {
 impl FromBody for ParsedChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let mut chat: ChatBody =
-            read_body(body, &[FIELDS, Sampling::FIELDS, ReasoningOptions::FIELDS, hints::NAMES])?;
+            read_body(body, &[FIELDS, Sampling::FIELDS, ReasoningOptions::FIELDS, hints::OF_GENERATION])?;
         let sampling: Sampling = body::read_fields(body)?;
-        let ignored = body::read_fields::<Hints>(body)?.check()?;
+        let ignored = Hints::read(body, &[CALLER_FIELDS, hints::OF_GENERATION])?;
         let reasoning: ReasoningOptions = body::read_fields(body)?;
         let of_reasoning = reasoning.given();
         chat.check()?;
@@ -160,7 +161,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
         ignored.extend(of_reasoning);
     }
     if let Some(options) = streaming {
-        let chunks = ChatChunks { header, options, n };
+        let end = StreamEnd::new(n, events.ran_on().device);
+        let chunks = ChatChunks { header, options, n, end };
         let response = sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics);
         return Ok(ignored.name_in(response));
     }
@@ -183,6 +185,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let mut answer = header.object("chat.completion");
     answer["choices"] = choices.into();
     answer["usage"] = usage(&reply.summary);
+    answer["timings"] = json!(reply.timings());
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }
 
@@ -248,6 +251,7 @@ struct ChatChunks {
     header: CompletionHeader,
     options: StreamOptions,
     n: usize,
+    end: StreamEnd,
 }
 
 impl ChatChunks {
@@ -290,12 +294,14 @@ impl Chunks for ChatChunks {
                 vec![self.choice(choice, call_delta(delta), &[], None)]
             }
             GenerationEvent::Finished { choice, reason } => {
-                vec![self.choice(choice, json!({}), &[], Some(reason))]
+                let chunk = self.choice(choice, json!({}), &[], Some(reason));
+                self.end.finish(chunk)
             }
-            GenerationEvent::Done(summary) if self.options.include_usage => {
-                vec![self.chunk(json!([]), Some(&summary))]
+            GenerationEvent::Done(summary) => {
+                let usage = self.options.include_usage.then(|| self.chunk(json!([]), Some(&summary)));
+                self.end.done(&summary, usage)
             }
-            GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => Vec::new(),
+            GenerationEvent::Failed { .. } => Vec::new(),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
     options::{Sampling, StreamOptions},
     prompts::Prompts,
     read_body,
-    stream::{ChunkEncoder, Chunks},
+    stream::{ChunkEncoder, Chunks, StreamEnd},
     usage,
 };
 use crate::{
@@ -23,8 +23,11 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
+    hints::{self, Hints},
+    ignored::{CALLER_FIELDS, Ignored},
     reply::{Choice, collect},
     sse,
+    timings::Timings,
 };
 
 /// Type of the objects that this endpoint returns.
@@ -40,7 +43,7 @@ const DEFAULT_TOKENS: usize = 16;
 const MAX_PROMPTS: usize = 64;
 
 /// Fields of a body in addition to [`Sampling::FIELDS`].
-const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
+const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct CompletionBody {
@@ -48,7 +51,6 @@ pub(crate) struct CompletionBody {
     prompt: Prompts<MAX_PROMPTS>,
     logprobs: Option<usize>,
     echo: Option<bool>,
-    best_of: Option<usize>,
 }
 
 /// A body that was read and checked.
@@ -59,11 +61,13 @@ pub(crate) struct ParsedCompletion {
     options: GenerateOptions,
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedCompletion {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
+        let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::OF_GENERATION])?;
+        let ignored = Hints::read(body, &[CALLER_FIELDS, hints::OF_GENERATION])?;
         let sampling: Sampling = body::read_fields(body)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
@@ -73,9 +77,6 @@ impl FromBody for ParsedCompletion {
         }
         let mut options = sampling.options(request.logprobs)?;
         options.max_tokens.get_or_insert(DEFAULT_TOKENS);
-        if request.best_of.is_some_and(|best| best != options.n) {
-            return Err(ApiError::unsupported("best_of"));
-        }
         let streaming = sampling.streaming();
         let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
         let prompts = request.prompt.0;
@@ -86,13 +87,18 @@ impl FromBody for ParsedCompletion {
             return Err(ApiError::bad_request("prompt", message));
         }
         let with_logprobs = request.logprobs.is_some();
-        Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs })
+        Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs, ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
-    let Body(ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs }, held) = body;
+    let Body(parsed, held) = body;
+    let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs, ignored } = parsed;
     let n = options.n;
     let header = CompletionHeader::new("cmpl", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());
@@ -104,8 +110,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     if let Some(options) = streaming
         && let Some(events) = pending.pop()
     {
-        let chunks = TextChunks { header, options, offsets: vec![0; n] };
-        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics));
+        let end = StreamEnd::new(n, events.ran_on().device);
+        let chunks = TextChunks { header, options, offsets: vec![0; n], end };
+        let response = sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics);
+        return Ok(ignored.name_in(response));
     }
     let Some(ran_on) = pending.first().map(Events::ran_on) else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
@@ -123,8 +131,11 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         .enumerate()
         .map(|(index, choice)| complete_choice(index, choice, with_logprobs))
         .collect();
-    answer["usage"] = total.as_ref().map_or(Value::Null, usage);
-    Ok(with_device_headers(&ran_on, Json(answer)))
+    if let Some(total) = &total {
+        answer["usage"] = usage(total);
+        answer["timings"] = json!(Timings::new(total, &ran_on.device));
+    }
+    Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }
 
 fn sum(total: Option<Summary>, one: Summary) -> Summary {
@@ -185,6 +196,7 @@ struct TextChunks {
     options: StreamOptions,
     /// Length of each choice so far, in characters.
     offsets: Vec<usize>,
+    end: StreamEnd,
 }
 
 impl TextChunks {
@@ -211,15 +223,16 @@ impl Chunks for TextChunks {
         match event {
             GenerationEvent::Text { choice, text, tokens } => vec![self.text(choice, &text, &tokens, None)],
             GenerationEvent::Finished { choice, reason } => {
-                vec![self.text(choice, "", &[], Some(finish_reason(reason)))]
+                let chunk = self.text(choice, "", &[], Some(finish_reason(reason)));
+                self.end.finish(chunk)
             }
-            GenerationEvent::Done(summary) if self.options.include_usage => {
-                vec![self.chunk(json!([]), Some(&summary))]
+            GenerationEvent::Done(summary) => {
+                let usage = self.options.include_usage.then(|| self.chunk(json!([]), Some(&summary)));
+                self.end.done(&summary, usage)
             }
             GenerationEvent::Started { .. }
             | GenerationEvent::Reasoning { .. }
             | GenerationEvent::ToolCall { .. }
-            | GenerationEvent::Done(_)
             | GenerationEvent::Failed { .. } => Vec::new(),
         }
     }

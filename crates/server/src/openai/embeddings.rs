@@ -16,6 +16,8 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
+    hints::Hints,
+    ignored::{CALLER_FIELDS, Ignored},
 };
 
 /// Maximum number of inputs in one request.
@@ -64,18 +66,25 @@ pub(crate) struct ParsedEmbeddings {
     request: EmbedRequest,
     truncate: Option<bool>,
     format: Format,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedEmbeddings {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: EmbeddingsBody = read_body(body, &[FIELDS])?;
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let body: EmbeddingsBody = read_body(bytes, &[FIELDS])?;
+        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
         let truncate = body.truncate.map(|truncate| match truncate {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),
         });
         let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
         let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions, prompt };
-        Ok(Self { model: body.model, request, truncate, format: body.encoding_format.unwrap_or_default() })
+        let format = body.encoding_format.unwrap_or_default();
+        Ok(Self { model: body.model, request, truncate, format, ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
@@ -108,7 +117,7 @@ enum EmbeddingVector {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
-    let Body(ParsedEmbeddings { model, mut request, truncate, format }, held) = body;
+    let Body(ParsedEmbeddings { model, mut request, truncate, format, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
     let answer = run_cancellable(&app, &model, held, call).await?;
@@ -121,7 +130,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     });
     let usage = usage_of_prompt(answer.prompt_tokens);
     let body = EmbeddingList { object: "list", data: data.collect(), model, usage };
-    Ok(with_device_headers(&answer.ran_on, Json(body)))
+    Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
 }
 
 fn encode(vector: Vec<f32>, format: Format) -> EmbeddingVector {

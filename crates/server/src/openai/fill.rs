@@ -16,6 +16,8 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
+    hints::Hints,
+    ignored::{CALLER_FIELDS, Ignored},
 };
 
 /// Fields of a body.
@@ -58,18 +60,24 @@ impl FillBody {
 pub(crate) struct ParsedFill {
     model: String,
     request: Fill,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedFill {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: FillBody = read_body(body, &[FIELDS])?;
-        Ok(Self { model: body.model.clone(), request: body.into_request()? })
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let body: FillBody = read_body(bytes, &[FIELDS])?;
+        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
+        Ok(Self { model: body.model.clone(), request: body.into_request()?, ignored })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
-    let Body(ParsedFill { model, request }, held) = body;
+    let Body(ParsedFill { model, request, ignored }, held) = body;
     let meter = app.meter.clone();
     let call = move |model: &ReadyModel, cancel: &Cancel| match request {
         Fill::Masks(request) => {
@@ -94,7 +102,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response,
     let (ran_on, mut body) = run_cancellable(&app, &model, held, call).await?;
     body["object"] = "fill".into();
     body["model"] = model.into();
-    Ok(with_device_headers(&ran_on, Json(body)))
+    Ok(ignored.name_in(with_device_headers(&ran_on, Json(body))))
 }
 
 fn token(filling: &Filling) -> Value {

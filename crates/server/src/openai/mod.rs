@@ -9,7 +9,6 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
-pub(crate) mod hints;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod options;
@@ -32,11 +31,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{body, error::ApiError};
-
-/// Fields that describe the caller and do not change the answer.
-const CALLER_FIELDS: &[&str] =
-    &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+use crate::{body, error::ApiError, ignored::CALLER_FIELDS};
 
 /// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
@@ -88,7 +83,7 @@ pub(crate) fn new_id(prefix: &str) -> String {
 /// vLLM and llama.cpp.
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop | FinishReason::MalformedCall => "stop",
+        FinishReason::Stop | FinishReason::StopString { .. } | FinishReason::MalformedCall => "stop",
         FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length | FinishReason::Cancelled => "length",
     }

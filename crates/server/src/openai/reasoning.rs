@@ -24,6 +24,7 @@ pub(crate) enum Effort {
     Low,
     Medium,
     High,
+    #[serde(alias = "max")]
     Xhigh,
 }
 

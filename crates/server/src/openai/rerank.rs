@@ -15,6 +15,8 @@ use crate::{
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
+    hints::Hints,
+    ignored::{CALLER_FIELDS, Ignored},
 };
 
 /// Fields of a body.
@@ -53,11 +55,12 @@ pub(crate) struct ParsedRerank {
     request: RerankRequest,
     truncate: Option<bool>,
     return_documents: bool,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedRerank {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: RerankBody = read_body(body, &[FIELDS])?;
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let body: RerankBody = read_body(bytes, &[FIELDS])?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),
@@ -65,7 +68,17 @@ impl FromBody for ParsedRerank {
             overlong: Overlong::Refuse,
         };
         let RerankBody { model, truncate, return_documents, .. } = body;
-        Ok(Self { model, request, truncate, return_documents })
+        Ok(Self {
+            model,
+            request,
+            truncate,
+            return_documents,
+            ignored: Hints::read(bytes, &[CALLER_FIELDS])?,
+        })
+    }
+
+    fn ignored(&self) -> Option<&Ignored> {
+        Some(&self.ignored)
     }
 }
 
@@ -95,7 +108,7 @@ struct RankedDocument {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
-    let Body(ParsedRerank { model, mut request, truncate, return_documents }, held) = body;
+    let Body(ParsedRerank { model, mut request, truncate, return_documents, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
     let call =
         move |model: &ReadyModel, cancel: &Cancel| Ok((model.rerank(&request, cancel)?, request.documents));
@@ -112,5 +125,5 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         results: answer.results.iter().map(result).collect(),
         usage: usage_of_prompt(answer.prompt_tokens),
     };
-    Ok(with_device_headers(&answer.ran_on, Json(body)))
+    Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
 }

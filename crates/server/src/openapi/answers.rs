@@ -95,7 +95,24 @@ fn completion(object: &str, choice: Value) -> Value {
         "system_fingerprint": string(),
         "choices": list(choice),
         "usage": usage(),
+        "timings": timings(),
     })
+}
+
+fn timings() -> Value {
+    let time = || json!({"type": "number", "minimum": 0, "optional": true});
+    nested(json!({
+        "device": string(),
+        "cache_n": count(),
+        "prompt_n": count(),
+        "predicted_n": count(),
+        "draft_n": count(),
+        "draft_n_accepted": count(),
+        "prompt_ms": time(),
+        "prompt_per_second": time(),
+        "predicted_ms": time(),
+        "predicted_per_second": time(),
+    }))
 }
 
 fn finish_reason() -> Value {

@@ -228,7 +228,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Returns the next line; `None` at the end.
-    fn line(&mut self) -> io::Result<Option<String>> {
+    pub(crate) fn line(&mut self) -> io::Result<Option<String>> {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line)?;
         Ok((read > 0).then(|| line.trim_end().to_owned()))

@@ -30,14 +30,44 @@ pub(super) struct AgentCommand {
     pub(super) program: &'static str,
     pub(super) arguments: Vec<String>,
     pub(super) environment: Vec<Variable>,
-    /// Command that installs the program.
-    pub(super) install: &'static str,
 }
+
+impl Agent {
+    /// Returns the program of the agent.
+    pub(super) fn program(self) -> &'static str {
+        match self {
+            Self::Codex => "codex",
+            Self::Claude => "claude",
+            Self::Opencode => "opencode",
+            Self::Aider => "aider",
+            Self::OpenInterpreter => "interpreter",
+            Self::Qwen => "python3",
+        }
+    }
+
+    /// Returns the command that installs the program.
+    pub(super) fn install(self) -> &'static str {
+        match self {
+            Self::Codex => "npm install -g @openai/codex",
+            Self::Claude => "npm install -g @anthropic-ai/claude-code",
+            Self::Opencode => "npm install -g opencode-ai",
+            Self::Aider => "python -m pip install aider-chat",
+            Self::OpenInterpreter => "python -m pip install open-interpreter",
+            Self::Qwen => INSTALL_QWEN_AGENT,
+        }
+    }
+}
+
+/// Command that installs Qwen-Agent and the packages that it needs and does not name.
+const INSTALL_QWEN_AGENT: &str = "python3 -m pip install qwen-agent numpy python-dateutil soundfile tqdm";
 
 /// Python program for a conversation with Qwen-Agent, which has no command of its own.
 const QWEN_AGENT: &str = "
-import os
-from qwen_agent.agents import Assistant
+import os, sys
+try:
+    from qwen_agent.agents import Assistant
+except ImportError as error:
+    sys.exit(f'{error}; install it with `python3 -m pip install qwen-agent numpy python-dateutil soundfile tqdm`')
 names = ('model', 'model_server', 'api_key')
 llm = {name: os.environ['QWEN_AGENT_' + name.upper()] for name in names}
 bot, messages = Assistant(llm=llm), []
@@ -60,15 +90,15 @@ impl AgentCommand {
         let (root, base) = (format!("http://{address}"), format!("http://{address}/v1"));
         let variable = |name, value: &str| Variable { name, value: value.to_owned() };
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let program = agent.program();
         match agent {
             Agent::Codex => Self {
-                program: "codex",
+                program,
                 arguments: codex_arguments(&base, model),
                 environment: vec![variable("NARTHEX_API_KEY", key)],
-                install: "npm install -g @openai/codex",
             },
             Agent::Claude => Self {
-                program: "claude",
+                program,
                 arguments: words(&["--model", model]),
                 environment: vec![
                     variable("ANTHROPIC_BASE_URL", &root),
@@ -77,35 +107,30 @@ impl AgentCommand {
                     variable("ANTHROPIC_DEFAULT_HAIKU_MODEL", model),
                     variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
                 ],
-                install: "npm install -g @anthropic-ai/claude-code",
             },
             Agent::Opencode => Self {
-                program: "opencode",
+                program,
                 arguments: Vec::new(),
                 environment: vec![variable("OPENCODE_CONFIG_CONTENT", &opencode_config(&base, endpoint))],
-                install: "npm install -g opencode-ai",
             },
             Agent::Aider => Self {
-                program: "aider",
+                program,
                 arguments: words(&["--model", &format!("openai/{model}")]),
                 environment: vec![variable("OPENAI_API_BASE", &base), variable("OPENAI_API_KEY", key)],
-                install: "python -m pip install aider-chat",
             },
             Agent::OpenInterpreter => Self {
-                program: "interpreter",
+                program,
                 arguments: words(&["--model", &format!("openai/{model}"), "--api_base", &base]),
                 environment: vec![variable("OPENAI_API_KEY", key)],
-                install: "python -m pip install open-interpreter",
             },
             Agent::Qwen => Self {
-                program: "python3",
+                program,
                 arguments: words(&["-c", QWEN_AGENT]),
                 environment: vec![
                     variable("QWEN_AGENT_MODEL", model),
                     variable("QWEN_AGENT_MODEL_SERVER", &base),
                     variable("QWEN_AGENT_API_KEY", key),
                 ],
-                install: "python -m pip install qwen-agent",
             },
         }
     }
@@ -184,6 +209,11 @@ mod tests {
             let line = AgentCommand::new(*agent, &endpoint()).shell(&[]);
             assert!(line.contains("http://127.0.0.1:8000") && line.contains("qwen3:0.6b"), "{line}");
         }
+    }
+
+    #[test]
+    fn qwen_agent_is_installed_by_one_command() {
+        assert!(QWEN_AGENT.contains(INSTALL_QWEN_AGENT));
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! and environment variables of the agent's process.
 
 mod agent;
+mod program;
 mod server;
 
-use std::{io::ErrorKind, process::Command};
+use std::process::Command;
 
 use anyhow::{Context, bail};
 use narthex_gateway::{
@@ -48,25 +49,24 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         let command = AgentCommand::new(args.agent, &Endpoint { address, model, key });
         return output::line(command.shell(&args.arguments));
     }
+    let program = args.agent.program();
+    // A missing program is reported before a model is loaded for it.
+    let Some(path) = program::find(program) else {
+        bail!("{program} is not installed; install it with `{}`", args.agent.install())
+    };
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
     let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
     let endpoint = Endpoint { address: server.address.clone(), model, key };
     let command = AgentCommand::new(args.agent, &endpoint);
     interrupt::leave_to_child();
-    let status = Command::new(command.program)
+    let status = Command::new(path)
         .args(&command.arguments)
         .args(&args.arguments)
         .envs(command.environment.iter().map(|variable| (variable.name, &variable.value)))
-        .status();
-    let status = match status {
-        Ok(status) => status,
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("{} is not installed; install it with `{}`", command.program, command.install)
-        }
-        Err(error) => return Err(error).with_context(|| format!("{} cannot be started", command.program)),
-    };
+        .status()
+        .with_context(|| format!("{program} cannot be started"))?;
     drop(server);
-    if status.success() { Ok(()) } else { bail!("{} ended with {status}", command.program) }
+    if status.success() { Ok(()) } else { bail!("{program} ended with {status}") }
 }
 
 /// Returns a loaded chat model of the running server, else the largest installed one.

@@ -112,6 +112,16 @@ impl PrefixFolder {
 
     /// Writes a file, unless it exists.
     pub(super) fn write(&self, key: &BlockKey, bytes: &[u8]) -> io::Result<()> {
+        self.write_by(write_new, key, bytes)
+    }
+
+    /// Writes a file by `put`, unless it exists.
+    fn write_by(
+        &self,
+        put: impl Fn(&Path, &[u8]) -> io::Result<()>,
+        key: &BlockKey,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let path = self.path(key);
         if path.exists() {
@@ -119,7 +129,7 @@ impl PrefixFolder {
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let new = self.own.join(format!("{}-{number}{NEW}", std::process::id()));
-        let write = || write_new(&new, bytes).and_then(|()| fs::rename(&new, &path));
+        let write = || put(&new, bytes).and_then(|()| fs::rename(&new, &path));
         let written = match write() {
             // Another process has removed the folder after it evicted all files.
             Err(error) if error.kind() == ErrorKind::NotFound => self.create().and_then(|()| write()),
@@ -286,6 +296,23 @@ mod tests {
         }
         own.remove(&key(0, 1));
         assert_eq!(own.read(key(0, 1)), Ok(None));
+    }
+
+    #[test]
+    fn a_disk_that_is_full_in_the_middle_of_a_file_keeps_nothing_of_it() {
+        let root = tempfile::tempdir().unwrap();
+        let own = folder(root.path(), 1, 1 << 20);
+        put(&own, key(0, 1));
+        let full = |path: &Path, bytes: &[u8]| {
+            write_new(path, &bytes[..bytes.len() / 2])?;
+            Err(ErrorKind::StorageFull.into())
+        };
+        let bytes = own.encode(key(1, 2), &block(2.0)).unwrap();
+        let error = own.write_by(full, &key(1, 2), &bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        let files: Vec<_> = fs::read_dir(&own.own).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(files, [own.path(&key(0, 1))]);
+        assert_eq!(own.read(key(0, 1)).unwrap().unwrap().0, block(1.0));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) fn open(
     limits: &Limits,
 ) -> Option<Box<dyn PrefixStorage>> {
     let name = request.package.key.name.clone();
-    if let Some(reason) = unsuitable(&request.manifest().architecture) {
+    if let Some(reason) = unsuitable(&request.manifest().architecture, placement) {
         tracing::info!("prefixes of {name} are not stored: {reason}");
         return None;
     }
@@ -59,10 +59,10 @@ pub(crate) fn open(
 }
 
 /// Returns the reason if the keys and values of a model's tokens cannot be used in another sequence, or not with profit.
-fn unsuitable(structure: &Structure) -> Option<&'static str> {
+fn unsuitable(structure: &Structure, placement: &PlacementReport) -> Option<&'static str> {
     match structure {
-        Structure::Decoder(decoder) if decoder.switch().is_some() => {
-            Some("its keys depend on the length of the whole text")
+        Structure::Decoder(decoder) if decoder.switch().is_some() && placement.decode.is_some() => {
+            Some("its keys depend on the length of the whole text, and two devices share it")
         }
         Structure::ImportedDecoder(imported) if imported.steps == Steps::OneAfterPast => {
             Some("its graph runs a prompt after a prefix token by token")

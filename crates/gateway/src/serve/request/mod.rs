@@ -282,8 +282,13 @@ pub struct TokenAlternative {
 /// Reason why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token or stop string.
+    /// A stop token.
     Stop,
+    /// A stop string.
+    StopString {
+        /// Its index in [`GenerateOptions::stop`].
+        index: usize,
+    },
     /// The answer ends with tool calls.
     ToolCalls,
     /// The answer ended with a malformed tool call, which is in its text.

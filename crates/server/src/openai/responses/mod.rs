@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
 use self::{
-    object::{ResponseSettings, output_items},
+    object::{ResponseEnd, ResponseSettings, output_items},
     request::{FIELDS, InputRequest},
     store::{PendingStore, Turns, messages},
     stream::ResponseEvents,
@@ -31,7 +31,8 @@ use crate::{
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
     events::Events,
-    ignored::Ignored,
+    hints::{self, Hints},
+    ignored::{CALLER_FIELDS, Ignored},
     metrics::Metrics,
     reply::Reply,
     sse,
@@ -47,11 +48,11 @@ pub(crate) struct ParsedResponses {
 }
 
 impl FromBody for ParsedResponses {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let settings: ResponseSettings = body::read_fields(body)?;
-        let body: ResponsesBody = body::read_body(body, &[FIELDS])?;
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let settings: ResponseSettings = body::read_fields(bytes)?;
+        let body: ResponsesBody = body::read_body(bytes, &[FIELDS, CALLER_FIELDS, hints::OF_RESPONSES])?;
+        let mut ignored = Hints::read(bytes, &[CALLER_FIELDS, hints::OF_RESPONSES])?;
         let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
-        let mut ignored = Ignored::default();
         let request = body.into_request(&mut ignored)?;
         Ok(Self { model, request, is_streamed, settings: settings.with_defaults(), ignored })
     }
@@ -84,11 +85,14 @@ impl AnswerForm for ResponseForm {
 
     fn whole(self, mut reply: Reply) -> ResponseObject {
         let choice = reply.choices.pop().unwrap_or_default();
-        self.complete(|object| object.complete(output_items(&choice), choice.finish, &reply.summary))
+        let end = ResponseEnd { reason: choice.finish, summary: &reply.summary, timings: reply.timings() };
+        let output = output_items(&choice, &self.object.settings);
+        self.complete(|object| object.complete(output, end))
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
-        sse::respond(events, Box::new(ResponseEvents::new(self)), metrics)
+        let encoder = ResponseEvents::new(self, events.ran_on().device);
+        sse::respond(events, Box::new(encoder), metrics)
     }
 }
 
@@ -99,7 +103,7 @@ pub(crate) async fn create(
     body: Body<ParsedResponses>,
 ) -> Result<Response, ApiError> {
     let Body(ParsedResponses { model, request, is_streamed, settings, ignored }, held) = body;
-    let InputRequest { instructions, input, tools, reasoning, options } = request;
+    let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
     let owner = app.meter.caller.key_hash();
     let turns = match &settings.previous_response_id {
         Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
@@ -116,8 +120,8 @@ pub(crate) async fn create(
         pending: settings.is_stored().then(|| PendingStore { store, owner, turns, input }),
         object: ResponseObject::new(new_id("resp"), now(), model.clone(), settings),
     };
-    let conversation = Conversation { model, request, is_streamed };
-    Ok(ignored.name_in(conversation::answer(&app, conversation, held, form).await?))
+    let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
+    conversation::answer(&app, conversation, held, form).await
 }
 
 fn no_previous(id: &str) -> ApiError {

@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::new_id;
-use crate::reply::{Choice, WholeToolCall};
+use crate::{
+    reply::{Choice, WholeToolCall},
+    timings::Timings,
+};
 
 /// A response.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -24,6 +27,9 @@ pub(crate) struct ResponseObject {
     /// Absent until the response ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<ResponseUsage>,
+    /// Absent until the response ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
     #[serde(flatten)]
     pub(super) settings: ResponseSettings,
 }
@@ -49,8 +55,15 @@ pub(crate) struct ResponseError {
 /// Reason why an answer is not complete.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct IncompleteDetails {
-    /// `max_output_tokens`.
+    /// `max_output_tokens`, or `malformed_tool_call` in a completed response with the text of a malformed call.
     reason: &'static str,
+}
+
+/// End of an answer.
+pub(super) struct ResponseEnd<'a> {
+    pub(super) reason: Option<FinishReason>,
+    pub(super) summary: &'a Summary,
+    pub(super) timings: Timings,
 }
 
 /// Tokens of a response.
@@ -109,6 +122,20 @@ impl ResponseSettings {
         self
     }
 
+    /// Returns the item of a call. A function of a namespace gets the namespace and its own name back.
+    pub(super) fn call(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
+        let WholeToolCall { id: call_id, name, arguments } = call.clone();
+        let tools = self.tools.iter().flatten().filter(|tool| tool["type"] == "namespace");
+        let mut spaces = tools.filter_map(|tool| tool["name"].as_str());
+        let own =
+            |space: &str| Some((space.to_owned(), name.strip_prefix(space)?.strip_prefix('.')?.to_owned()));
+        let (namespace, name) = match spaces.find_map(own) {
+            Some((space, own)) => (Some(space), own),
+            None => (None, name),
+        };
+        OutputItem::FunctionCall { id: id.to_owned(), call_id, name, namespace, arguments, status }
+    }
+
     /// Returns true if the response is stored.
     pub(super) fn is_stored(&self) -> bool {
         self.store != Some(false)
@@ -134,6 +161,9 @@ pub(crate) enum OutputItem {
         id: String,
         call_id: String,
         name: String,
+        /// Namespace of the function, if its tool has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// Arguments as JSON text.
         arguments: String,
         status: ResponseStatus,
@@ -181,12 +211,6 @@ impl OutputItem {
         Self::Reasoning { id: id.to_owned(), summary: Vec::new(), content }
     }
 
-    /// Creates the item of a call.
-    pub(super) fn call(id: &str, call: &WholeToolCall, status: ResponseStatus) -> Self {
-        let WholeToolCall { id: call_id, name, arguments } = call.clone();
-        Self::FunctionCall { id: id.to_owned(), call_id, name, arguments, status }
-    }
-
     /// Returns the item as a message of the conversation; `None` for reasoning, which the model's template would drop.
     fn to_message(&self) -> Option<Message> {
         Some(match self {
@@ -195,14 +219,20 @@ impl OutputItem {
                 let texts = content.iter().map(|OutputPart::OutputText { text, .. }| text.as_str());
                 Message::new(Role::Assistant, texts.collect())
             }
-            Self::FunctionCall { call_id, name, arguments, .. } => {
+            Self::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let arguments = arguments_value(arguments.clone());
-                let function = FunctionCall { name: name.clone(), arguments };
+                let name = namespace.as_ref().map_or_else(|| name.clone(), |space| within(space, name));
+                let function = FunctionCall { name, arguments };
                 let tool_calls = vec![ToolCall { id: Some(call_id.clone()), function }];
                 Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }
             }
         })
     }
+}
+
+/// Returns the name under which the model knows a function of a namespace.
+pub(super) fn within(namespace: &str, name: &str) -> String {
+    format!("{namespace}.{name}")
 }
 
 /// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
@@ -211,11 +241,11 @@ pub(super) fn arguments_value(arguments: String) -> Value {
 }
 
 /// Returns the output items of a whole answer.
-pub(super) fn output_items(choice: &Choice) -> Vec<OutputItem> {
+pub(super) fn output_items(choice: &Choice, settings: &ResponseSettings) -> Vec<OutputItem> {
     let has_text = !choice.text.is_empty() || choice.calls.is_empty();
     let done = ResponseStatus::Completed;
     let message = || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text)], done);
-    let calls = choice.calls.iter().map(|call| OutputItem::call(&new_id("fc"), call, done));
+    let calls = choice.calls.iter().map(|call| settings.call(&new_id("fc"), call, done));
     let parts = vec![ReasoningPart::text(&choice.reasoning)];
     let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs"), parts));
     reasoning.into_iter().chain(has_text.then(message)).chain(calls).collect()
@@ -234,18 +264,19 @@ impl ResponseObject {
             model,
             output: Vec::new(),
             usage: None,
+            timings: None,
             settings,
         }
     }
 
     /// Completes the response with its output, its status and its usage.
-    pub(super) fn complete(
-        self,
-        output: Vec<OutputItem>,
-        reason: Option<FinishReason>,
-        summary: &Summary,
-    ) -> Self {
+    pub(super) fn complete(self, output: Vec<OutputItem>, end: ResponseEnd<'_>) -> Self {
+        let ResponseEnd { reason, summary, timings } = end;
         let is_cut = matches!(reason, Some(FinishReason::Length | FinishReason::Cancelled));
+        let incomplete = match reason {
+            Some(FinishReason::MalformedCall) => Some("malformed_tool_call"),
+            _ => is_cut.then_some("max_output_tokens"),
+        };
         let usage = ResponseUsage {
             input_tokens: summary.prompt_tokens,
             input_tokens_details: InputTokens { cached_tokens: summary.cached_tokens },
@@ -255,9 +286,10 @@ impl ResponseObject {
         };
         Self {
             status: if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed },
-            incomplete_details: is_cut.then_some(IncompleteDetails { reason: "max_output_tokens" }),
+            incomplete_details: incomplete.map(|reason| IncompleteDetails { reason }),
             output,
             usage: Some(usage),
+            timings: Some(timings),
             ..self
         }
     }
@@ -271,5 +303,44 @@ impl ResponseObject {
     /// Returns the output as messages of the conversation.
     pub(super) fn messages(&self) -> impl Iterator<Item = Message> {
         self.output.iter().filter_map(OutputItem::to_message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_namespaces_keep_their_names() {
+        let tools =
+            json!([{"type": "namespace", "name": "s", "tools": []}, {"type": "function", "name": "t.w"}]);
+        let settings: ResponseSettings = serde_json::from_value(json!({"tools": tools})).unwrap();
+        let check = |name: &str, expect: [Value; 2]| {
+            let call =
+                WholeToolCall { id: "c".to_owned(), name: name.to_owned(), arguments: "{}".to_owned() };
+            let item = settings.call("i", &call, ResponseStatus::Completed);
+            let found = serde_json::to_value(&item).unwrap();
+            assert_eq!([&found["namespace"], &found["name"]], [&expect[0], &expect[1]]);
+            // In the next turn, the model sees the name that it wrote.
+            assert_eq!(item.to_message().unwrap().tool_calls[0].function.name, name);
+        };
+        check("s.w", [json!("s"), json!("w")]);
+        check("t.w", [Value::Null, json!("t.w")]);
+        check("s", [Value::Null, json!("s")]);
+    }
+
+    #[test]
+    fn the_end_names_cuts_and_malformed_calls() {
+        let check = |reason, status: &str, details: Value| {
+            let summary = Summary::default();
+            let timings = Timings::new(&summary, "cpu");
+            let end = ResponseEnd { reason: Some(reason), summary: &summary, timings };
+            let object = ResponseObject::new("r".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
+            let found = serde_json::to_value(object.complete(Vec::new(), end)).unwrap();
+            assert_eq!((&found["status"], &found["incomplete_details"]), (&json!(status), &details));
+        };
+        check(FinishReason::Stop, "completed", Value::Null);
+        check(FinishReason::Length, "incomplete", json!({"reason": "max_output_tokens"}));
+        check(FinishReason::MalformedCall, "completed", json!({"reason": "malformed_tool_call"}));
     }
 }

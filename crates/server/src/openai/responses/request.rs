@@ -14,11 +14,11 @@ use super::{
         reasoning::Effort,
         tools::{ChoiceMode, no_parameters},
     },
-    object::arguments_value,
+    object::{arguments_value, within},
 };
 use crate::{error::ApiError, ignored::Ignored};
 
-/// Names of the fields. Some have no effect in Narthex.
+/// Names of the fields, without the hints.
 pub(super) const FIELDS: &[&str] = &[
     "model",
     "input",
@@ -35,16 +35,6 @@ pub(super) const FIELDS: &[&str] = &[
     "previous_response_id",
     "reasoning",
     "thinking_budget",
-    "include",
-    "metadata",
-    "user",
-    "truncation",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "stream_options",
-    "client_metadata",
 ];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -68,6 +58,7 @@ pub(crate) struct ResponsesBody {
 #[derive(Debug, Deserialize, JsonSchema)]
 struct ReasoningEffort {
     effort: Option<Effort>,
+    summary: Option<Value>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -87,6 +78,8 @@ struct Item {
     content: Option<Content>,
     call_id: Option<String>,
     name: Option<String>,
+    /// Namespace of the called function.
+    namespace: Option<String>,
     arguments: Option<String>,
     output: Option<Content>,
 }
@@ -102,6 +95,8 @@ struct ResponseTool {
     description: Option<String>,
     parameters: Option<Value>,
     strict: Option<bool>,
+    /// Functions of a namespace.
+    tools: Option<Vec<ResponseTool>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -114,6 +109,7 @@ enum ResponseChoice {
 #[derive(Debug, Deserialize, JsonSchema)]
 struct TextSettings {
     format: Option<TextFormat>,
+    verbosity: Option<Value>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -140,7 +136,9 @@ impl Item {
             }
             "function_call" => {
                 let arguments = arguments_value(self.arguments.unwrap_or_default());
-                let function = FunctionCall { name: self.name.ok_or_else(|| missing("name"))?, arguments };
+                let name = self.name.ok_or_else(|| missing("name"))?;
+                let name = self.namespace.map_or_else(|| name.clone(), |space| within(&space, &name));
+                let function = FunctionCall { name, arguments };
                 let tool_calls = vec![ToolCall { id: self.call_id, function }];
                 Ok(Some(Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }))
             }
@@ -159,8 +157,9 @@ impl Item {
     }
 }
 
-/// Tools that run on OpenAI's servers. They are ignored, as if the model did not call them.
-const HOSTED_TOOLS: [&str; 2] = ["web_search", "web_search_preview"];
+/// Types of tools that run on OpenAI's servers; versions have a date after them. They are ignored, as if the model did
+/// not call them.
+const HOSTED_TOOLS: [&str; 2] = ["web_search_preview", "web_search"];
 
 /// Conversation in a body, without earlier turns, and its options.
 pub(super) struct InputRequest {
@@ -169,12 +168,28 @@ pub(super) struct InputRequest {
     pub(super) input: Vec<Message>,
     pub(super) tools: ToolSettings,
     pub(super) reasoning: ReasoningSettings,
+    /// Parameters of reasoning, which have no effect on a model that does not reason.
+    pub(super) of_reasoning: Vec<&'static str>,
     pub(super) options: GenerateOptions,
 }
 
 impl ResponseTool {
-    fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
+    /// Adds the function, or the functions of the namespace, to `tools`.
+    fn add_to(self, tools: &mut Vec<Tool>, index: usize) -> Result<(), ApiError> {
         let path = format!("tools[{index}]");
+        if self.r#type != "namespace" {
+            tools.push(self.into_tool(path)?);
+            return Ok(());
+        }
+        let space = self.name.unwrap_or_default();
+        for (number, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            let tool = tool.into_tool(format!("{path}.tools[{number}]"))?;
+            tools.push(Tool { name: within(&space, &tool.name), ..tool });
+        }
+        Ok(())
+    }
+
+    fn into_tool(self, path: String) -> Result<Tool, ApiError> {
         let (Some(name), "function") = (self.name, self.r#type.as_str()) else {
             let message =
                 format!("{path}: expected a tool of type \"function\" with a name, found {:?}", self.r#type);
@@ -203,9 +218,9 @@ impl ResponsesBody {
         }
         let mut tools = Vec::new();
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
-            match HOSTED_TOOLS.iter().find(|hosted| **hosted == tool.r#type) {
+            match HOSTED_TOOLS.iter().find(|hosted| tool.r#type.starts_with(**hosted)) {
                 Some(hosted) => ignored.push(hosted),
-                None => tools.push(tool.into_tool(index)?),
+                None => tool.add_to(&mut tools, index)?,
             }
         }
         let choice = match self.tool_choice {
@@ -214,6 +229,12 @@ impl ResponsesBody {
             Some(ResponseChoice::Function { name }) => ToolChoice::Function(name),
         };
         let calls = if self.parallel_tool_calls == Some(false) { CallLimit::One } else { CallLimit::Any };
+        if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
+            ignored.push("text.verbosity");
+        }
+        if self.reasoning.as_ref().is_some_and(|reasoning| reasoning.summary.is_some()) {
+            ignored.push("reasoning.summary");
+        }
         let grammar = match self.text.and_then(|text| text.format) {
             None | Some(TextFormat::Text) => None,
             Some(TextFormat::JsonObject) => Some(Grammar::json_object()),
@@ -229,10 +250,14 @@ impl ResponsesBody {
         };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
         let effort = self.reasoning.and_then(|reasoning| reasoning.effort);
+        let given =
+            [("reasoning.effort", effort.is_some()), ("thinking_budget", self.thinking_budget.is_some())];
+        let of_reasoning =
+            given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect();
         let mut reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
         reasoning.budget = self.thinking_budget.or(reasoning.budget);
         let tools = ToolSettings { tools, choice, calls };
-        Ok(InputRequest { instructions, input, tools, reasoning, options })
+        Ok(InputRequest { instructions, input, tools, reasoning, of_reasoning, options })
     }
 }
 
@@ -250,12 +275,16 @@ mod tests {
             "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
                 {"type": "reasoning", "summary": []},
-                {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{\"city\": \"Rome\"}"},
+                {"type": "function_call", "call_id": "c1", "name": "w", "namespace": "s", "arguments": "{\"city\": \"Rome\"}"},
                 {"type": "function_call_output", "call_id": "c1", "output": "12"},
             ],
-            "tools": [{"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"type": "object"}, "strict": true}],
+            "tools": [{"type": "web_search_2025_08_26"}, {"type": "function", "name": "w", "parameters": {"type": "object"}, "strict": true},
+                {"type": "namespace", "name": "s", "description": "", "tools": [{"type": "function", "name": "w"}]}],
             "tool_choice": {"type": "function", "name": "w"},
-            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+            "text": {
+                "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low",
+            },
+            "reasoning": {"effort": "low", "summary": "auto"},
         });
         let mut ignored = Ignored::default();
         let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
@@ -263,8 +292,12 @@ mod tests {
         let roles: Vec<Role> = request.input.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
         assert_eq!(request.instructions.unwrap().content, "Be brief.");
-        assert_eq!(ignored.names(), ["web_search"]);
+        assert_eq!(ignored.names(), ["web_search", "text.verbosity", "reasoning.summary"]);
+        assert_eq!(request.of_reasoning, ["reasoning.effort"]);
         assert_eq!(request.input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
+        assert_eq!(request.input[1].tool_calls[0].function.name, "s.w");
+        let names: Vec<&str> = request.tools.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["w", "s.w"]);
         assert_eq!(request.tools.choice, ToolChoice::Function("w".to_owned()));
         assert_eq!(request.tools.tools[0].strictness, Strictness::Strict);
         assert_eq!(request.options.grammar, Some(Grammar::json_object()));

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::{
     ResponseForm, new_id,
-    object::{OutputItem, OutputPart, ReasoningPart, ResponseStatus},
+    object::{OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseSettings, ResponseStatus},
 };
-use crate::{reply::WholeToolCall, sse::EventEncoder};
+use crate::{reply::WholeToolCall, sse::EventEncoder, timings::Timings};
 
 /// Encodes an answer as output items: a message, and one item for each call.
 pub(super) struct ResponseEvents {
@@ -19,6 +19,7 @@ pub(super) struct ResponseEvents {
     output: Vec<OutputItem>,
     open: Option<OpenItem>,
     reason: Option<FinishReason>,
+    device: String,
 }
 
 /// An item that is not complete.
@@ -34,9 +35,17 @@ enum OpenKind {
 }
 
 impl ResponseEvents {
-    /// Creates the encoder of a new response.
-    pub(super) fn new(form: ResponseForm) -> Self {
-        Self { form: Some(form), sequence: 0, output: Vec::new(), open: None, reason: None }
+    /// Creates the encoder of a new response that this device computes.
+    pub(super) fn new(form: ResponseForm, device: String) -> Self {
+        Self { form: Some(form), sequence: 0, output: Vec::new(), open: None, reason: None, device }
+    }
+
+    /// Returns the item of a call.
+    fn call_item(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
+        match &self.form {
+            Some(form) => form.object.settings.call(id, call, status),
+            None => ResponseSettings::default().call(id, call, status),
+        }
     }
 
     fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
@@ -57,9 +66,11 @@ impl ResponseEvents {
                 self.close()
             }
             GenerationEvent::Done(summary) => {
-                let (output, reason) = (std::mem::take(&mut self.output), self.reason);
+                let output = std::mem::take(&mut self.output);
                 let Some(form) = self.form.take() else { return Vec::new() };
-                let response = form.complete(|object| object.complete(output, reason, &summary));
+                let timings = Timings::new(&summary, &self.device);
+                let end = ResponseEnd { reason: self.reason, summary: &summary, timings };
+                let response = form.complete(|object| object.complete(output, end));
                 let is_whole = response.status == ResponseStatus::Completed;
                 let kind = if is_whole { "response.completed" } else { "response.incomplete" };
                 vec![json!({"type": kind, "response": response})]
@@ -138,7 +149,7 @@ impl ResponseEvents {
             values.extend(self.close());
             let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
             let id = new_id("fc");
-            let item = OutputItem::call(&id, &call, ResponseStatus::InProgress);
+            let item = self.call_item(&id, &call, ResponseStatus::InProgress);
             let index = self.output.len();
             values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
             self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
@@ -192,7 +203,7 @@ impl ResponseEvents {
                     "name": call.name,
                     "arguments": call.arguments,
                 });
-                (vec![done], OutputItem::call(&id, &call, ResponseStatus::Completed))
+                (vec![done], self.call_item(&id, &call, ResponseStatus::Completed))
             }
         };
         values.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
@@ -218,15 +229,12 @@ impl EventEncoder for ResponseEvents {
 mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
 
-    use super::{
-        super::object::{ResponseObject, ResponseSettings},
-        *,
-    };
+    use super::{super::object::ResponseObject, *};
 
     #[test]
     fn items_begin_and_end_in_order() {
         let object = ResponseObject::new("resp".to_owned(), 0, "m".to_owned(), ResponseSettings::default());
-        let mut events = ResponseEvents::new(ResponseForm { object, pending: None });
+        let mut events = ResponseEvents::new(ResponseForm { object, pending: None }, "cpu".to_owned());
         let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
         let summary =
             Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, ..Summary::default() };
@@ -271,6 +279,7 @@ mod tests {
             ]
         );
         assert!(values[0]["response"].get("usage").is_none() && values[18]["response"]["usage"].is_object());
+        assert_eq!(values[18]["response"]["timings"]["device"], "cpu");
         let output = values[18]["response"]["output"].as_array().unwrap();
         assert_eq!(
             (output.len(), &output[1]["content"][0]["text"], &output[2]["arguments"]),

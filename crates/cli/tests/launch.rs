@@ -1,0 +1,139 @@
+//! `narthex launch`: an agent gets a server, its settings reach only its process, and nothing stays behind.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use narthex_testkit::checkpoint::tiny_llama;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use support::with_runtime;
+
+/// Stand-in for an agent. It asks the server for an answer in the protocol of its variables, and reports what it saw in
+/// the file `seen` beside itself.
+const AGENT: &str = r#"#!/usr/bin/env python3
+import json, os, sys, urllib.request
+environment = os.environ
+if "ANTHROPIC_BASE_URL" in environment:
+    url, field = environment["ANTHROPIC_BASE_URL"] + "/v1/messages", "content"
+else:
+    url, field = environment["OPENAI_API_BASE"] + "/chat/completions", "choices"
+model = sys.argv[sys.argv.index("--model") + 1].removeprefix("openai/")
+body = {"model": model, "max_tokens": 3, "messages": [{"role": "user", "content": "the cat"}]}
+request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+with urllib.request.urlopen(request) as response:
+    answer = json.load(response)
+seen = {"url": url, "arguments": sys.argv[1:], "answered": bool(answer[field])}
+with open(os.path.join(os.path.dirname(sys.argv[0]), "seen"), "w") as file:
+    json.dump(seen, file)
+sys.exit(7 if "--fail" in sys.argv else 0)
+"#;
+
+/// A store with a model, a home folder, and a folder with programs.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let machine = Self { folder: tempfile::tempdir().unwrap() };
+        for folder in ["store", "home", "programs"] {
+            fs::create_dir(machine.path(folder)).unwrap();
+        }
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn with_model(self) -> Self {
+        let file = self.path("tiny.gguf");
+        fs::write(&file, tiny_llama(7).to_bytes()).unwrap();
+        let compiled =
+            self.narthex(&["compile", "--scheme", "f32", file.to_str().unwrap()]).output().unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        self
+    }
+
+    fn with_program(self, name: &str) -> Self {
+        let file = self.path("programs").join(name);
+        fs::write(&file, AGENT).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
+    fn narthex(&self, args: &[&str]) -> Command {
+        let mut command = with_runtime(&self.path("store"), args);
+        command.env("HOME", self.path("home")).env_remove("NARTHEX_API_KEY");
+        command
+    }
+
+    /// Launches an agent that is found before all other programs, or alone.
+    fn launch(&self, args: &[&str], others: bool) -> Output {
+        let others = std::env::var("PATH").ok().filter(|_| others).unwrap_or_default();
+        let path = format!("{}:{others}", self.path("programs").display());
+        self.narthex(&[&["launch"], args].concat()).env("PATH", path).output().unwrap()
+    }
+
+    fn seen(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.path("programs/seen")).unwrap()).unwrap()
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn an_agent_runs_on_a_server_that_ends_with_it() {
+    let machine = Machine::new().with_model().with_program("aider").with_program("claude");
+    for (agent, model) in [("aider", "openai/local/tiny"), ("claude", "local/tiny")] {
+        // Without --model, the largest installed one is chosen.
+        let output = machine.launch(&[agent, "--", "--yes"], true);
+        assert!(output.status.success(), "{agent}: {}", error(&output));
+        assert!(error(&output).contains("Starting a server with local/tiny"), "{}", error(&output));
+        let seen = machine.seen();
+        assert_eq!(
+            (&seen["answered"], &seen["arguments"]),
+            (&json!(true), &json!(["--model", model, "--yes"]))
+        );
+        let url = seen["url"].as_str().unwrap();
+        let address = url.trim_start_matches("http://").split('/').next().unwrap();
+        assert!(std::net::TcpStream::connect(address).is_err(), "{address} still listens");
+    }
+    let failed = machine.launch(&["aider", "--", "--fail"], true);
+    assert!(!failed.status.success() && error(&failed).contains("exit status: 7"), "{}", error(&failed));
+    assert_eq!(files(&machine.path("home")), [PathBuf::new(); 0], "settings were written");
+}
+
+#[test]
+fn a_missing_program_gets_its_install_command_before_a_server_starts() {
+    let machine = Machine::new();
+    for (agent, install) in [
+        ("codex", "npm install -g @openai/codex"),
+        ("claude", "npm install -g @anthropic-ai/claude-code"),
+        ("opencode", "npm install -g opencode-ai"),
+        ("aider", "python -m pip install aider-chat"),
+        ("open-interpreter", "python -m pip install open-interpreter"),
+        ("qwen-agent", "python3 -m pip install qwen-agent"),
+    ] {
+        let output = machine.launch(&[agent, "--model", "smollm2:135m"], false);
+        let error = error(&output);
+        assert!(!output.status.success() && error.contains(install), "{agent}: {error}");
+        assert!(!error.contains("Starting a server"), "{agent}: {error}");
+    }
+}

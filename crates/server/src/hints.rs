@@ -1,0 +1,193 @@
+//! Parameters without effect in Narthex, for every protocol. They are ignored if their value requires nothing, and a
+//! header lists their names.
+
+use std::{borrow::Cow, fmt};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    body,
+    error::ApiError,
+    ignored::{CALLER_FIELDS, Ignored},
+};
+
+/// Hints about generation, in the APIs of OpenAI and of local servers.
+pub(crate) const OF_GENERATION: &[&str] = &[
+    "add_generation_prompt",
+    "best_of",
+    "cache_prompt",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_multiplier",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "dynatemp_range",
+    "id_slot",
+    "keep_alive",
+    "length_penalty",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
+    "n_keep",
+    "n_probs",
+    "prediction",
+    "priority",
+    "return_progress",
+    "skip_special_tokens",
+    "store",
+    "tfs_z",
+    "timings_per_token",
+    "top_a",
+    "use_beam_search",
+    "verbosity",
+    "xtc_probability",
+    "xtc_threshold",
+];
+
+/// Hints of OpenAI's responses.
+pub(crate) const OF_RESPONSES: &[&str] = &["include", "truncation", "stream_options", "client_metadata"];
+
+/// Hints of Anthropic's messages.
+pub(crate) const OF_MESSAGES: &[&str] = &["context_management", "cache_control"];
+
+/// Hints of the options of Ollama's embeddings.
+pub(crate) const OF_EMBEDDINGS: &[&str] = &["options", "keep_alive"];
+
+const ALL: [&[&str]; 5] = [CALLER_FIELDS, OF_GENERATION, OF_RESPONSES, OF_MESSAGES, OF_EMBEDDINGS];
+
+/// Returns true if a hint with this value has no effect.
+fn is_neutral(name: &str, value: &Value) -> bool {
+    match name {
+        "add_generation_prompt" | "skip_special_tokens" => *value == true,
+        "id_slot" => value.as_i64().is_some_and(|slot| slot < 0),
+        "length_penalty" | "tfs_z" => value.as_f64() == Some(1.0),
+        "dry_multiplier" | "dynatemp_range" | "mirostat" | "n_probs" | "priority" | "top_a"
+        | "xtc_probability" => value.as_f64() == Some(0.0),
+        "use_beam_search" => false,
+        _ => true,
+    }
+}
+
+/// The hints of a body.
+#[derive(Debug, Default)]
+pub(crate) struct Hints {
+    found: Vec<Hint>,
+}
+
+/// A hint with a value other than null and false.
+#[derive(Debug, Clone, Copy)]
+struct Hint {
+    name: &'static str,
+    is_neutral: bool,
+}
+
+impl Hints {
+    /// Reads the hints of a body among these names. Returns them, or the error of one that would require an effect.
+    pub(crate) fn read(body: &[u8], names: &[&[&str]]) -> Result<Ignored, ApiError> {
+        let Self { found } = body::read_fields(body)?;
+        let mut ignored = Ignored::default();
+        for Hint { name, is_neutral } in found {
+            match names.iter().any(|names| names.contains(&name)) {
+                true if is_neutral => ignored.push(name),
+                true => return Err(ApiError::unsupported(name)),
+                false => {}
+            }
+        }
+        Ok(ignored)
+    }
+}
+
+impl JsonSchema for Hints {
+    fn schema_name() -> Cow<'static, str> {
+        "Hints".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let names = CALLER_FIELDS.iter().chain(OF_GENERATION);
+        let fields: Map<String, Value> = names.map(|name| ((*name).to_owned(), json!(true))).collect();
+        json_schema!({"type": "object", "properties": fields})
+    }
+}
+
+impl<'de> Deserialize<'de> for Hints {
+    fn deserialize<D: Deserializer<'de>>(body: D) -> Result<Self, D::Error> {
+        body.deserialize_map(HintVisitor)
+    }
+}
+
+struct HintVisitor;
+
+impl<'de> Visitor<'de> for HintVisitor {
+    type Value = Hints;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Hints, A::Error> {
+        let (mut hints, mut choices, mut best_of) = (Hints::default(), None, None);
+        while let Some(field) = fields.next_key::<String>()? {
+            if field == "n" {
+                choices = fields.next_value::<Value>()?.as_u64();
+                continue;
+            }
+            let Some(name) = ALL.into_iter().flatten().find(|name| **name == field) else {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            let value: Value = fields.next_value()?;
+            if value.is_null() || value == false {
+                continue;
+            }
+            if *name == "best_of" {
+                best_of = Some(value.as_f64());
+            } else {
+                hints.found.push(Hint { name, is_neutral: is_neutral(name, &value) });
+            }
+        }
+        // All choices are the best of as many.
+        if let Some(best_of) = best_of {
+            let is_neutral = best_of == Some(choices.unwrap_or(1) as f64);
+            hints.found.push(Hint { name: "best_of", is_neutral });
+        }
+        Ok(hints)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_without_effect_are_ignored_and_named() {
+        let check = |body: &str, expect: Result<&[&str], &str>| match (
+            Hints::read(body.as_bytes(), &[CALLER_FIELDS, OF_GENERATION]),
+            expect,
+        ) {
+            (Ok(ignored), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
+            (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
+            (found, _) => panic!("{body}: {found:?}"),
+        };
+        check(r#"{"model": "m", "store": false, "verbosity": null}"#, Ok(&[]));
+        check(r#"{"verbosity": "low", "store": true, "user": "u"}"#, Ok(&["verbosity", "store", "user"]));
+        check(r#"{"best_of": 1, "mirostat": 0}"#, Ok(&["mirostat", "best_of"]));
+        check(r#"{"best_of": 3, "n": 3}"#, Ok(&["best_of"]));
+        check(r#"{"best_of": 2}"#, Err("best_of"));
+        check(r#"{"id_slot": -1, "priority": 3}"#, Err("priority"));
+        // Settings of samplers that are off have no effect.
+        let off = r#"{"dry_multiplier": 0, "dry_base": 1.75, "xtc_probability": 0.0, "xtc_threshold": 0.1, "tfs_z": 1}"#;
+        check(off, Ok(&["dry_multiplier", "dry_base", "xtc_probability", "xtc_threshold", "tfs_z"]));
+        check(r#"{"dry_multiplier": 0.8, "dry_base": 1.75}"#, Err("dry_multiplier"));
+        check(r#"{"xtc_probability": 0.5}"#, Err("xtc_probability"));
+        // A name is reported once, however often the body has it.
+        check(r#"{"user": "a", "user": "b"}"#, Ok(&["user"]));
+        // Other protocols have hints of their own.
+        check(r#"{"cache_control": {"type": "ephemeral"}}"#, Ok(&[]));
+    }
+}

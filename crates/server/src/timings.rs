@@ -1,0 +1,97 @@
+//! `timings`: an extension of the answers of every protocol, with the field names of llama.cpp's server, and the device.
+
+use std::time::Duration;
+
+use narthex_gateway::request::{Summary, Times};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Device, token counts and times of an answer. Rates are in tokens per second.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct Timings {
+    /// Device that computed the answer, as in `--providers`, or two devices as in `--place`.
+    device: String,
+    /// Prompt tokens that were in the prefix cache.
+    cache_n: usize,
+    /// Prompt tokens that were read.
+    prompt_n: usize,
+    /// Generated tokens.
+    predicted_n: usize,
+    /// Draft tokens that were verified.
+    draft_n: usize,
+    /// Draft tokens that were accepted.
+    draft_n_accepted: usize,
+    /// Absent if software stood in for an NPU, because its times are meaningless.
+    #[serde(flatten)]
+    rates: Option<Rates>,
+}
+
+/// Times and rates.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+struct Rates {
+    /// Milliseconds to the first token.
+    prompt_ms: f64,
+    prompt_per_second: f64,
+    /// Milliseconds from the first token to the end.
+    predicted_ms: f64,
+    predicted_per_second: f64,
+}
+
+impl Timings {
+    /// Returns the timings of an answer that this device computed.
+    pub(crate) fn new(summary: &Summary, device: &str) -> Self {
+        let prompt_n = summary.prompt_tokens.saturating_sub(summary.cached_tokens);
+        Self {
+            device: device.to_owned(),
+            cache_n: summary.cached_tokens,
+            prompt_n,
+            predicted_n: summary.completion_tokens,
+            draft_n: summary.accepted_tokens + summary.rejected_tokens,
+            draft_n_accepted: summary.accepted_tokens,
+            rates: summary.times.map(|times| Rates::new(times, prompt_n, summary.completion_tokens)),
+        }
+    }
+}
+
+impl Rates {
+    fn new(times: Times, prompt_n: usize, predicted_n: usize) -> Self {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let first = times.first_token.as_secs_f64();
+        Self {
+            prompt_ms: milliseconds(times.first_token),
+            prompt_per_second: if first > 0.0 { prompt_n as f64 / first } else { 0.0 },
+            predicted_ms: milliseconds(times.total.saturating_sub(times.first_token)),
+            predicted_per_second: times.decode_rate(predicted_n),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn counts_and_times_have_the_names_of_llama_cpp() {
+        let times = Times { first_token: Duration::from_millis(500), total: Duration::from_millis(1500) };
+        let summary = Summary {
+            prompt_tokens: 60,
+            cached_tokens: 10,
+            completion_tokens: 21,
+            accepted_tokens: 3,
+            rejected_tokens: 1,
+            times: Some(times),
+            ..Summary::default()
+        };
+        let found = serde_json::to_value(Timings::new(&summary, "cpu")).unwrap();
+        let expect = json!({
+            "device": "cpu", "cache_n": 10, "prompt_n": 50, "predicted_n": 21, "draft_n": 4, "draft_n_accepted": 3,
+            "prompt_ms": 500.0, "prompt_per_second": 100.0, "predicted_ms": 1000.0, "predicted_per_second": 20.0,
+        });
+        assert_eq!(found, expect);
+        let simulated = Timings::new(&Summary { times: None, ..summary }, "qnn");
+        let found = serde_json::to_value(simulated).unwrap();
+        assert_eq!((&found["device"], found.get("prompt_ms")), (&json!("qnn"), None));
+    }
+}
