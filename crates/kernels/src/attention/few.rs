@@ -38,7 +38,7 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
 #[inline(always)]
 fn step<S: Simd, const R: usize>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
     let queries = 0..R;
-    score::<S, R>(s, buffers, &queries);
+    score::<S, R>(s, buffers, &queries, block.len());
     let factors = buffers.advance(s, attend, queries.clone(), block);
     let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
     match attend.cache.values {

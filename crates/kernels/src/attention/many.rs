@@ -51,7 +51,7 @@ fn step<S: Simd, const R: usize>(
     block: &Range<usize>,
     keys: Summed,
 ) {
-    score::<S, R>(s, buffers, panel);
+    score::<S, R>(s, buffers, panel, block.len());
     let factors = buffers.advance(s, attend, panel.clone(), block);
     if keys == Summed::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
