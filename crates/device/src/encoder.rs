@@ -2,10 +2,13 @@
 
 mod input;
 
-use std::{ffi::CString, path::Path};
+use std::{
+    ffi::{CStr, CString},
+    path::Path,
+};
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput, Rows, Text},
+    encoder::{Batching, Encoder, EncoderLimits, EncoderOutput, Rows, Text},
     executor::StepError,
 };
 use narthex_spec::{
@@ -18,6 +21,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     inventory,
+    operators::{PaddedInputs, ROW_OFFSETS},
     ort::{Binding, Session, SessionOptions, Tensor},
     package,
     packed_weights::PackedWeights,
@@ -33,7 +37,7 @@ pub(crate) use input::EncoderInput;
 pub struct EncoderOptions<'a> {
     /// Number of threads. 0 means one per physical core that this process may use.
     pub threads: usize,
-    /// Maximum number of padded tokens in one batch.
+    /// Maximum number of tokens in one batch. Padding counts unless the graph packs texts.
     pub max_batch_tokens: usize,
     /// Folder with the packed weights that an earlier load of the package has stored. See
     /// [`DynamicEncoder::packed_weights`].
@@ -46,7 +50,9 @@ pub struct DynamicEncoder {
     feed: EncoderInput,
     names: EncoderNames,
     mask: Vec<i32>,
-    /// Indices of the requested rows among the batch's padded rows.
+    /// Index of each text's first row and the number of rows, if the graph packs texts.
+    offsets: Vec<i32>,
+    /// Indices of the requested rows among the batch's rows.
     asked: Vec<i64>,
     binding: Binding,
     // Declared after the binding, so that it is dropped after it: the binding belongs to it.
@@ -83,18 +89,22 @@ impl DynamicEncoder {
         let EncoderParts { entry, gives: (rows, width), feed, names } =
             EncoderParts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
-        let session = SessionOptions { packed_weights: options.packed_weights, ..session };
+        let row_inputs = names.row_inputs();
+        let padded = matches!(feed, EncoderInput::Rows { .. }).then(|| names.padded(&row_inputs));
+        let session = SessionOptions { packed_weights: options.packed_weights, padded, ..session };
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
                 max_batch_tokens: options.max_batch_tokens.max(manifest.max_length),
+                batching: if session.packs_rows() { Batching::Packed } else { Batching::Padded },
                 rows,
                 width,
             },
             feed,
             names,
             mask: Vec::new(),
+            offsets: Vec::new(),
             asked: Vec::new(),
             binding: Binding::new(&session).map_err(DeviceError::binding)?,
             session,
@@ -112,22 +122,45 @@ impl DynamicEncoder {
         self.session.packed_weights()
     }
 
-    /// Writes the inputs for the tokens, the mask and the requested rows.
-    fn fill(&mut self, texts: &[Text<'_>], longest: usize) {
-        let rows = texts.len() * longest;
-        self.feed.clear(rows);
+    /// Writes the inputs for the tokens, the mask and the requested rows. Returns the first two extents of rows.
+    fn fill(&mut self, texts: &[Text<'_>], longest: usize) -> [i64; 2] {
+        let packs = self.limits.batching == Batching::Packed;
+        let shape = if packs { [1, self.limits.tokens_of(texts)] } else { [texts.len(), longest] };
+        self.feed.clear(shape[0] * shape[1]);
         self.mask.clear();
-        self.mask.resize(rows, 0);
+        self.mask.resize(texts.len() * longest, 0);
+        self.offsets.clear();
         self.asked.clear();
-        for (row, text) in texts.iter().enumerate() {
-            for index in 0..text.tokens.len() {
-                let at = row * longest + index;
-                self.mask[at] = 1;
-                self.feed.write(at, text, index);
-            }
-            self.asked.extend(text.asked.iter().map(|&place| (row * longest + place) as i64));
+        let mut next = 0;
+        for (index, text) in texts.iter().enumerate() {
+            let (padded, length) = (index * longest, text.tokens.len());
+            let first = if packs { next } else { padded };
+            self.mask[padded..padded + length].fill(1);
+            (0..length).for_each(|place| self.feed.write(first + place, text, place));
+            self.asked.extend(text.asked.iter().map(|&place| (first + place) as i64));
+            self.offsets.push(next as i32);
+            next += length;
         }
+        self.offsets.push(next as i32);
+        shape.map(|extent| extent as i64)
     }
+}
+
+impl EncoderNames {
+    /// Returns the names of the inputs with a row for each token.
+    fn row_inputs(&self) -> Vec<&str> {
+        [Some(&self.first), self.second.as_ref()].into_iter().flatten().map(|name| text(name)).collect()
+    }
+
+    /// Returns the inputs of a graph that reads rows.
+    fn padded<'a>(&'a self, rows: &'a [&'a str]) -> PaddedInputs<'a> {
+        PaddedInputs { rows, mask: text(&self.mask), asked: self.asked.as_deref().map(text) }
+    }
+}
+
+/// Returns a name of the manifest as text.
+fn text(name: &CStr) -> &str {
+    name.to_str().unwrap_or_default()
 }
 
 /// Returns the kind of an encoder's rows, and their width.
@@ -297,9 +330,9 @@ pub(crate) fn check_texts(
     if texts.iter().any(|text| text.tokens.is_empty()) || longest == 0 || longest > limits.max_length {
         return bad(format!("texts of 1 to {} tokens are expected", limits.max_length));
     }
-    if texts.len() * longest > limits.max_batch_tokens {
-        let most = limits.max_batch_tokens;
-        return bad(format!("{} texts of {longest} tokens are over {most}", texts.len()));
+    if limits.tokens_of(texts) > limits.max_batch_tokens {
+        let (tokens, most) = (limits.tokens_of(texts), limits.max_batch_tokens);
+        return bad(format!("{} texts have {tokens} tokens, and {most} fit", texts.len()));
     }
     for text in texts {
         if let Some(place) = text.asked.iter().find(|&&place| place >= text.tokens.len()) {
@@ -326,11 +359,11 @@ impl Encoder for DynamicEncoder {
         if rows == Rows::Asked && texts.iter().all(|text| text.asked.is_empty()) {
             return Ok(EncoderOutput { data: Vec::new(), width });
         }
-        self.fill(texts, longest);
-        let (batch, sequence) = (texts.len() as i64, longest as i64);
-        let asked = self.asked.len() as i64;
+        let [batch, sequence] = self.fill(texts, longest);
+        let (count, longest) = (texts.len() as i64, longest as i64);
+        let (asked, offsets) = (self.asked.len() as i64, self.offsets.len() as i64);
         let shape = match rows {
-            Rows::Text => vec![batch, width as i64],
+            Rows::Text => vec![count, width as i64],
             Rows::Tokens => vec![batch, sequence, width as i64],
             Rows::Asked => vec![asked, width as i64],
         };
@@ -339,15 +372,20 @@ impl Encoder for DynamicEncoder {
         // SAFETY: every tensor is bound again for each run and outlives the run.
         unsafe {
             self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;
-            self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[batch, sequence]))?;
+            self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[count, longest]))?;
+            if self.limits.batching == Batching::Packed {
+                let shape = [offsets];
+                let offsets = Tensor::new(&mut self.offsets, DType::I32, &shape);
+                self.binding.input(ROW_OFFSETS, offsets)?;
+            }
             if let Some(name) = rows_asked {
                 self.binding.input(name, Tensor::new(&mut self.asked, DType::I64, &[asked]))?;
             }
             self.binding.output(output, Tensor::new(&mut data, DType::F32, &shape))?;
         }
         self.binding.run(&mut self.session)?;
-        if rows == Rows::Tokens {
-            data = without_padding(&data, texts, longest * width, width);
+        if rows == Rows::Tokens && self.limits.batching == Batching::Padded {
+            data = without_padding(&data, texts, longest as usize * width, width);
         }
         Ok(EncoderOutput { data, width })
     }

@@ -5,7 +5,7 @@
 use narthex_device::split::{SplitExecutor, SplitOptions};
 use narthex_engine::{
     config::EngineConfig,
-    encoder::{Encoder, EncoderLimits, Rows},
+    encoder::{Batching, Encoder, EncoderLimits, Rows},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, StepError, StepPlan, Wanted},
     request::{Finish, Request},
@@ -107,8 +107,15 @@ fn other_failures_stay_what_they_are() {
 
 #[test]
 fn a_batch_runs_once_more() {
-    let fresh =
-        || FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, rows: Rows::Text, width: 3 });
+    let fresh = || {
+        FakeEncoder::new(EncoderLimits {
+            max_length: 4,
+            max_batch_tokens: 8,
+            batching: Batching::Padded,
+            rows: Rows::Text,
+            width: 3,
+        })
+    };
     let mut failing = fresh();
     failing.failures = [Some(lost())].into();
     let reopened = move || Ok(SupervisedEncoder::new(Box::new(fresh())));

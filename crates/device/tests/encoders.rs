@@ -11,7 +11,7 @@ use narthex_device::{
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad, StaticEncoder},
 };
-use narthex_engine::encoder::{Encoder, Text};
+use narthex_engine::encoder::{Batching, Encoder, Text};
 use narthex_spec::{
     Recipe, Scheme, TokenId,
     arch::{EncoderHead, Structure},
@@ -90,9 +90,35 @@ fn every_family_and_head_computes_what_the_reference_does() {
             let texts = texts(&inputs);
             let package = package(&golden, head, Scheme::F32);
             let mut encoder = dynamic(&package);
+            let batching = match head {
+                Head::Max | Head::Last => Batching::Padded,
+                _ => Batching::Packed,
+            };
+            assert_eq!(encoder.limits().batching, batching, "{what}");
             agree(&what, &together(&mut encoder, &texts), &expected, SINGLE);
             let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
             agree(&what, &texts.iter().map(alone).collect::<Vec<_>>(), &expected, SINGLE);
+        }
+    }
+}
+
+/// Eight-bit activations are rounded in the operators of Narthex, which merge layers with the norms after them.
+#[test]
+fn eight_bit_activations_give_nearly_the_same_for_every_family_and_head() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in Head::ALL {
+            let what = format!("{} {head:?}", golden.family);
+            let (inputs, expected) = golden.texts(head);
+            let texts = texts(&inputs);
+            let folder = golden.checkpoint(head);
+            let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::W8), None);
+            let mut encoder = dynamic(&package);
+            let found = together(&mut encoder, &texts);
+            agree(&what, &found, &expected, 0.1);
+            if encoder.limits().batching == Batching::Packed {
+                let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
+                assert_eq!(texts.iter().map(alone).collect::<Vec<_>>(), found, "{what}");
+            }
         }
     }
 }

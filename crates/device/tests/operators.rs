@@ -223,6 +223,52 @@ fn gated_networks_are_those_of_onnx_runtime() {
 }
 
 #[test]
+fn layers_and_norms_after_them_are_those_of_onnx_runtime() {
+    let mut random = Random(0x1357_9bdf_0246_8ace);
+    let storage = Storage { bits: 8, block: 32, zeros: true, bias: true, half_scales: true };
+    // A layer alone, or two with an activation function between them.
+    let functions =
+        [None, Some(("Gelu", "none")), Some(("Gelu", "tanh")), Some(("Relu", "")), Some(("Tanh", ""))];
+    for (rows, width, inner) in [(1, 64, 96), (7, 40, 300), (60, 33, 530), (200, 48, 64)] {
+        for function in functions {
+            let mut b = Builder::new("g", &[("", 21), (MICROSOFT, 1)]);
+            b.input("x", DType::F32, &["rows".into(), width.into()]);
+            b.output("y", DType::F32, &["rows".into(), width.into()]);
+            let mut graph = b.finish();
+            add_node(&mut graph, "residual", "Sigmoid", &["x"]);
+            let into = Product { rows, inputs: width, outputs: inner, storage };
+            let down = Product { outputs: width, ..into };
+            match function {
+                Some((op, approximate)) => {
+                    add_product(&mut graph, &mut random, "x", "up", into);
+                    add_node(&mut graph, "hidden", op, &["up"]);
+                    if let (Some(node), "Gelu") = (graph.nodes.last_mut(), op) {
+                        node.attributes.push(("approximate".into(), Attribute::String(approximate.into())));
+                    }
+                    add_product(&mut graph, &mut random, "hidden", "down", Product { inputs: inner, ..down });
+                }
+                None => add_product(&mut graph, &mut random, "x", "down", down),
+            }
+            for name in ["gain", "bias"] {
+                constant(&mut graph, name, DType::F32, &[width], floats_to_bytes(&random.floats(width)));
+            }
+            graph.nodes.push(Node {
+                name: "norm".into(),
+                op: "SkipLayerNormalization".into(),
+                domain: MICROSOFT.into(),
+                inputs: ["residual", "down", "gain", "bias"].map(str::to_owned).to_vec(),
+                outputs: vec!["y".into()],
+                attributes: vec![("epsilon".into(), Attribute::Float(1e-3))],
+            });
+            let x = random.floats(rows * width);
+            let fetch = [Fetch { name: "y".into(), shape: vec![rows, width] }];
+            let [expected, found] = run_both(&graph, &[feed("x", &[rows, width], x)], &fetch);
+            assert_close(&expected[0], &found[0], 0.01, &(rows, width, function));
+        }
+    }
+}
+
+#[test]
 fn norms_of_sums_become_parts_of_products() {
     let mut random = Random(0x0f1e_2d3c_4b5a_6978);
     let storage = Storage { bits: 8, block: 32, zeros: false, bias: false, half_scales: true };

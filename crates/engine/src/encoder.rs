@@ -9,12 +9,34 @@ use crate::executor::StepError;
 pub struct EncoderLimits {
     /// Maximum length of a text, in tokens.
     pub max_length: usize,
-    /// Maximum number of padded tokens in one batch: `texts × longest`.
+    /// Maximum number of tokens in one batch, as [`Self::batching`] counts them.
     pub max_batch_tokens: usize,
+    /// Form in which the texts of a batch are computed.
+    pub batching: Batching,
     /// Kind of rows that a text's output has.
     pub rows: Rows,
     /// Number of elements in a row.
     pub width: usize,
+}
+
+/// Form in which the texts of a batch are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Batching {
+    /// Every text takes as much as the longest.
+    Padded,
+    /// Every text takes as much as it has tokens.
+    Packed,
+}
+
+impl EncoderLimits {
+    /// Returns the number of tokens of a batch that [`Self::max_batch_tokens`] limits.
+    pub fn tokens_of(&self, texts: &[Text<'_>]) -> usize {
+        let lengths = texts.iter().map(|text| text.tokens.len());
+        match self.batching {
+            Batching::Padded => lengths.max().unwrap_or(0) * texts.len(),
+            Batching::Packed => lengths.sum(),
+        }
+    }
 }
 
 /// Rows of an encoder's output for a text.

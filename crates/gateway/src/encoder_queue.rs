@@ -1,4 +1,4 @@
-//! Queue of an encoder: packs the texts of waiting requests into batches of similar length.
+//! Queue of an encoder: divides the texts of waiting requests into batches of similar length, by their tokens.
 
 use std::{
     cmp::Reverse,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, Text},
+    encoder::{Batching, Encoder, EncoderLimits, Text},
     executor::StepError,
     worker::Drain,
 };
@@ -226,7 +226,7 @@ fn reply(jobs: Vec<EncoderJob>, outcome: Result<TextRows, StepError>, closing: &
 
 /// Runs all texts of all jobs, the longest first. Returns the rows of every text in order, empty for abandoned jobs.
 fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Result<TextRows, StepError> {
-    let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
+    let limits = encoder.limits().clone();
     let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |input| (job, input.text())));
     let texts: Vec<(&EncoderJob, Text<'_>)> = texts.collect();
     // Texts are in ascending order of length, because the next text is taken from the end.
@@ -235,16 +235,34 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
     let mut outputs = vec![Vec::new(); texts.len()];
     loop {
         order.retain(|&index| !texts[index].0.is_abandoned(closing));
-        let Some(&longest) = order.last() else { return Ok(outputs) };
-        let fits = (budget / texts[longest].1.tokens.len().max(1)).clamp(1, order.len());
-        let batch = order.split_off(order.len() - fits);
+        if order.is_empty() {
+            return Ok(outputs);
+        }
+        let lengths = order.iter().rev().map(|&index| texts[index].1.tokens.len());
+        let batch = order.split_off(order.len() - batch_size(&limits, lengths));
         let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();
         for &index in &batch {
-            outputs[index] = data.by_ref().take(rows.of(&texts[index].1) * output.width).collect();
+            outputs[index] = data.by_ref().take(limits.rows.of(&texts[index].1) * output.width).collect();
         }
     }
+}
+
+/// Returns the number of the first texts that fit into a batch, and at least 1. `lengths` are those of the texts, which
+/// do not ascend.
+fn batch_size(limits: &EncoderLimits, lengths: impl Iterator<Item = usize>) -> usize {
+    let (mut longest, mut sum) = (0, 0);
+    let fitting = lengths.enumerate().take_while(|&(index, length)| {
+        longest = longest.max(length);
+        sum += length;
+        let tokens = match limits.batching {
+            Batching::Padded => longest * (index + 1),
+            Batching::Packed => sum,
+        };
+        tokens <= limits.max_batch_tokens
+    });
+    fitting.count().max(1)
 }
 
 #[cfg(test)]
@@ -262,8 +280,7 @@ mod tests {
         }
 
         fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
-            let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap();
-            assert!(texts.len() == 1 || longest * texts.len() <= self.0.max_batch_tokens);
+            assert!(texts.len() == 1 || self.0.tokens_of(texts) <= self.0.max_batch_tokens);
             let row = |text: &Text<'_>| [text.tokens.len() as f32, text.tokens[0] as f32];
             let data = texts.iter().flat_map(|text| row(text).repeat(self.0.rows.of(text))).collect();
             Ok(EncoderOutput { data, width: 2 })
@@ -275,9 +292,9 @@ mod tests {
         queue.enter(&Cancel::new())?.run(texts)
     }
 
-    fn queue(max_batch_tokens: usize, limit: usize, rows: Rows) -> EncoderQueue {
-        let limits = EncoderLimits { max_length: 100, max_batch_tokens, rows, width: 2 };
-        EncoderQueue::start(Box::new(Lengths(limits)), limit).unwrap()
+    fn queue(max_batch_tokens: usize, batching: Batching, rows: Rows) -> EncoderQueue {
+        let limits = EncoderLimits { max_length: 100, max_batch_tokens, batching, rows, width: 2 };
+        EncoderQueue::start(Box::new(Lengths(limits)), 8).unwrap()
     }
 
     #[test]
@@ -291,8 +308,28 @@ mod tests {
             let row =
                 |t: &EncoderInput| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
             let expected: Vec<Vec<f32>> = texts.iter().map(row).collect();
-            assert_eq!(ask(&queue(32, 8, rows), texts.clone()).unwrap(), expected);
+            for batching in [Batching::Padded, Batching::Packed] {
+                assert_eq!(ask(&queue(32, batching, rows), texts.clone()).unwrap(), expected);
+            }
         }
+    }
+
+    #[test]
+    fn batches_have_as_many_texts_as_fit() {
+        let check = |batching, lengths: &[usize], expect: usize| {
+            let limits =
+                EncoderLimits { max_length: 100, max_batch_tokens: 24, batching, rows: Rows::Text, width: 1 };
+            let found = batch_size(&limits, lengths.iter().copied());
+            assert_eq!(found, expect, "{batching:?} {lengths:?}");
+        };
+        for batching in [Batching::Padded, Batching::Packed] {
+            check(batching, &[100, 1], 1);
+            check(batching, &[24, 1], 1);
+            check(batching, &[8, 8, 8, 8], 3);
+            check(batching, &[5], 1);
+        }
+        check(Batching::Padded, &[12, 3, 3, 3, 3, 1], 2);
+        check(Batching::Packed, &[12, 3, 3, 3, 3, 1], 5);
     }
 
     /// Signals the start of a run, and ends it on a signal.
@@ -317,7 +354,13 @@ mod tests {
     #[test]
     fn as_many_wait_as_the_limit_says_while_one_runs() {
         for limit in [0, 2] {
-            let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, rows: Rows::Text, width: 1 };
+            let limits = EncoderLimits {
+                max_length: 8,
+                max_batch_tokens: 1,
+                batching: Batching::Padded,
+                rows: Rows::Text,
+                width: 1,
+            };
             let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
             let queue = EncoderQueue::start(Box::new(Held { limits, begun, go_on }), limit).unwrap();
             std::thread::scope(|scope| {
@@ -342,7 +385,13 @@ mod tests {
 
     /// Creates a queue whose encoder runs one text at a time, on a signal.
     fn held() -> (EncoderQueue, mpsc::Receiver<()>, mpsc::Sender<()>) {
-        let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, rows: Rows::Text, width: 1 };
+        let limits = EncoderLimits {
+            max_length: 8,
+            max_batch_tokens: 1,
+            batching: Batching::Padded,
+            rows: Rows::Text,
+            width: 1,
+        };
         let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
         (EncoderQueue::start(Box::new(Held { limits, begun, go_on }), 4).unwrap(), has_begun, release)
     }
@@ -401,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_closed_queue_says_so() {
-        let queue = queue(32, 4, Rows::Text);
+        let queue = queue(32, Batching::Padded, Rows::Text);
         queue.shutdown(Drain::Finish);
         assert!(matches!(ask(&queue, vec![vec![1].into()]), Err(Error::ShuttingDown)));
         assert_eq!(queue.length(), QueueLength::default());

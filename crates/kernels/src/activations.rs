@@ -292,9 +292,12 @@ impl Operation for RoundRow<'_> {
 #[inline(always)]
 fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     let (whole, rest) = values.as_chunks::<LANES>();
+    let mut peak = s.splat_int(0);
     let mut tail = [0.0; LANES];
-    tail[..rest.len()].copy_from_slice(rest);
-    let mut peak = s.max_magnitude(s.splat_int(0), s.load(&tail));
+    if !rest.is_empty() {
+        tail[..rest.len()].copy_from_slice(rest);
+        peak = s.max_magnitude(peak, s.load(&tail));
+    }
     for x in whole {
         peak = s.max_magnitude(peak, s.load(x));
     }
@@ -310,8 +313,10 @@ fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     for (x, out) in whole.iter().zip(whole_out) {
         s.round_to_i8(s.mul(s.load(x), inverse), out);
     }
-    let mut integers = [0; LANES];
-    s.round_to_i8(s.mul(s.load(&tail), inverse), &mut integers);
-    rest_out.copy_from_slice(&integers[..rest_out.len()]);
+    if !rest.is_empty() {
+        let mut integers = [0; LANES];
+        s.round_to_i8(s.mul(s.load(&tail), inverse), &mut integers);
+        rest_out.copy_from_slice(&integers[..rest_out.len()]);
+    }
     peak / TOP
 }

@@ -209,6 +209,11 @@ impl Kernels {
         self.floats.run(FloatMatMul { input, weights, columns, out });
     }
 
+    /// Runs a float operation.
+    pub(crate) fn run_floats<O: Operation>(&self, operation: O) -> O::Output {
+        self.floats.run(operation)
+    }
+
     /// Divides each row by its root mean square, and multiplies it by a gain.
     ///
     /// # Panics

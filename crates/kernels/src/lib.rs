@@ -14,6 +14,7 @@
     reason = "register tiles are indexed by row and column, which reads better"
 )]
 
+mod activation;
 mod activations;
 mod aligned;
 mod attention;
@@ -21,6 +22,7 @@ mod elementwise;
 mod error;
 mod float;
 mod kernels;
+mod layer_norm;
 mod limits;
 mod math;
 mod matmul;
@@ -32,11 +34,13 @@ mod tiling;
 #[allow(unsafe_code, reason = "disjoint columns of one slice cannot be borrowed without it")]
 mod view;
 
+pub use activation::Activation;
 pub use activations::{Granularity, QuantizedRows};
 pub use attention::{Attention, AttentionPart, CacheRows, KeyValues, Mask, Queries};
 pub use error::KernelError;
 pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;
+pub use layer_norm::LayerNorm;
 pub use matmul::Scratch;
 pub use packed::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
 pub use view::{MatrixMut, MatrixRef};

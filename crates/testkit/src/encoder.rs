@@ -32,9 +32,9 @@ impl FakeEncoder {
         if longest > self.limits.max_length {
             return Err(format!("a text of {longest} tokens, {} fit", self.limits.max_length));
         }
-        let padded = longest * texts.len();
-        if padded > self.limits.max_batch_tokens {
-            return Err(format!("{padded} padded tokens, {} fit", self.limits.max_batch_tokens));
+        let tokens = self.limits.tokens_of(texts);
+        if tokens > self.limits.max_batch_tokens {
+            return Err(format!("{tokens} tokens, {} fit", self.limits.max_batch_tokens));
         }
         Ok(())
     }
@@ -63,12 +63,18 @@ impl Encoder for FakeEncoder {
 
 #[cfg(test)]
 mod tests {
-    use narthex_engine::encoder::Rows;
+    use narthex_engine::encoder::{Batching, Rows};
 
     use super::*;
 
     fn encoder() -> FakeEncoder {
-        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, rows: Rows::Text, width: 3 })
+        FakeEncoder::new(EncoderLimits {
+            max_length: 4,
+            max_batch_tokens: 8,
+            batching: Batching::Padded,
+            rows: Rows::Text,
+            width: 3,
+        })
     }
 
     #[test]

@@ -19,6 +19,10 @@ use super::{
     attributes::Attributes,
     cache::CacheElement,
     call::{Call, Member},
+    encoder::{
+        BIDIRECTIONAL_ATTENTION, BidirectionalAttentionKernel, POOL_ROWS, PROJECTIONS, PoolRowsKernel,
+        ProjectionsKernel, RESIDUAL_MLP, ResidualMlpKernel,
+    },
     gated::{GATED_MLP, GatedMlpKernel},
     linear::{LINEAR, LinearKernel},
     values::{MAX_ROWS, Place, Values},
@@ -124,6 +128,10 @@ enum MemberKernel<T> {
     Linear(LinearKernel),
     GatedMlp(GatedMlpKernel),
     Attention(AttentionKernel<T>),
+    ResidualMlp(ResidualMlpKernel),
+    Projections(ProjectionsKernel),
+    BidirectionalAttention(BidirectionalAttentionKernel),
+    PoolRows(PoolRowsKernel),
 }
 
 impl<T: CacheElement> MemberKernel<T> {
@@ -131,6 +139,12 @@ impl<T: CacheElement> MemberKernel<T> {
         match node.op.as_str() {
             LINEAR => LinearKernel::of(shared, node).map(Self::Linear),
             GATED_MLP => GatedMlpKernel::of(shared, node).map(Self::GatedMlp),
+            RESIDUAL_MLP => ResidualMlpKernel::of(shared, node).map(Self::ResidualMlp),
+            PROJECTIONS => ProjectionsKernel::of(shared, node).map(Self::Projections),
+            BIDIRECTIONAL_ATTENTION => {
+                BidirectionalAttentionKernel::of(shared, node).map(Self::BidirectionalAttention)
+            }
+            POOL_ROWS => Ok(Self::PoolRows(PoolRowsKernel::of(node))),
             op if op == T::ATTENTION => AttentionKernel::of(shared, node).map(Self::Attention),
             op => Err(ort::Error::new(format!("expected a member of {}, found {op}", T::CHAIN))),
         }
@@ -141,6 +155,10 @@ impl<T: CacheElement> MemberKernel<T> {
             Self::Linear(kernel) => kernel.run(call),
             Self::GatedMlp(kernel) => kernel.run(call),
             Self::Attention(kernel) => kernel.run(call),
+            Self::ResidualMlp(kernel) => kernel.run(call),
+            Self::Projections(kernel) => kernel.run(call),
+            Self::BidirectionalAttention(kernel) => kernel.run(call),
+            Self::PoolRows(kernel) => kernel.run(call),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::{
     DOMAIN,
     cache::{CacheElement, PRESENT},
     chain::{CHAIN, Chain, ChainLink},
+    encoder::{BIDIRECTIONAL_ATTENTION, POOL_ROWS, PROJECTIONS, RESIDUAL_MLP},
     gated::GATED_MLP,
     linear::LINEAR,
     values::{MAX_ROWS, Place},
@@ -47,7 +48,10 @@ pub(super) fn fuse(graph: &mut Graph) -> Vec<Chain> {
 
 /// Returns whether a node has an operator that may be a member of a chain.
 fn is_member(node: &Node) -> bool {
-    node.domain == DOMAIN && (matches!(node.op.as_str(), LINEAR | GATED_MLP) || attends(node))
+    let is_row_operator = |op: &str| {
+        matches!(op, LINEAR | GATED_MLP | RESIDUAL_MLP | PROJECTIONS | BIDIRECTIONAL_ATTENTION | POOL_ROWS)
+    };
+    node.domain == DOMAIN && (is_row_operator(&node.op) || attends(node))
 }
 
 fn attends(node: &Node) -> bool {

@@ -3,9 +3,9 @@
 //! [`OwnOperators::of`] rewrites a graph when it is loaded for the CPU; packages are not changed, because they serve
 //! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
 //! that ONNX Runtime does not load them. `rewrite` finds the nodes, and `weights` packs their weights. `linear`,
-//! `gated` and `attention` compute. `fuse` makes consecutive nodes one node, which `chain` computes in one parallel
-//! `region`. `cache` has the element types of the KV cache. `call` is the interface to ONNX Runtime, on whose threads
-//! the operators run.
+//! `gated` and `attention` compute. `encoder` has the operators of encoders. `fuse` makes consecutive nodes one node,
+//! which `chain` computes in one parallel `region`. `cache` has the element types of the KV cache. `call` is the
+//! interface to ONNX Runtime, on whose threads the operators run.
 
 mod attention;
 mod attention_step;
@@ -13,9 +13,11 @@ mod attributes;
 mod cache;
 mod call;
 mod chain;
+mod encoder;
 mod fuse;
 mod gated;
 mod linear;
+mod links;
 mod normed;
 mod region;
 mod rewrite;
@@ -36,6 +38,8 @@ use ort::operator::OperatorDomain;
 
 use attention::AttentionOperator;
 use chain::{Chain, ChainOperator};
+use encoder::{BidirectionalAttentionOperator, PoolRowsOperator, ProjectionsOperator, ResidualMlpOperator};
+pub(crate) use encoder::{PaddedInputs, ROW_OFFSETS};
 use gated::GatedMlpOperator;
 use linear::LinearOperator;
 use weights::{Linear, LinearLayers};
@@ -61,22 +65,39 @@ pub(crate) struct OwnOperators {
     pub(crate) packed: Option<PackedWeights>,
     /// Nodes of the graph that compute several nodes.
     pub(crate) chains: Vec<ChainNode>,
+    /// The texts of a batch are packed: the graph has the input [`ROW_OFFSETS`].
+    pub(crate) packs_rows: bool,
+}
+
+/// Options of a graph's rewriting.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RewriteOptions<'a> {
+    /// Folder with packed weights of an earlier load.
+    pub(crate) stored: Option<&'a Path>,
+    /// Number of threads.
+    pub(crate) threads: usize,
+    /// Precision of the cache of attention, if all nodes that read it are replaced.
+    pub(crate) cache: KvPrecision,
+    /// Inputs of an encoder whose padding is removed if possible.
+    pub(crate) padded: Option<PaddedInputs<'a>>,
 }
 
 impl OwnOperators {
-    /// Rewrites the graph of a file for the CPU. Its weights come from the folder `stored` if it has them, and are
-    /// otherwise packed on `threads` threads. The cache of attention gets the given precision if all nodes that read it
-    /// were replaced. Returns `None` if no node can be replaced. Also returns `None` if the graph cannot be read,
-    /// because ONNX Runtime then reports the error.
-    pub(crate) fn of(
-        model: &Path,
-        stored: Option<&Path>,
-        threads: usize,
-        cache: KvPrecision,
-    ) -> Option<Self> {
+    /// Rewrites the graph of a file for the CPU. Its weights come from the folder with stored ones if it has them, and
+    /// are otherwise packed on all threads. Returns `None` if no node can be replaced. Also returns `None` if the graph
+    /// cannot be read, because ONNX Runtime then reports the error.
+    pub(crate) fn of(model: &Path, options: RewriteOptions<'_>) -> Option<Self> {
+        let RewriteOptions { stored, threads, cache, padded } = options;
         let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
         let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
-        let sources = rewrite::rewrite(&mut graph, cache)?;
+        let sources = rewrite::rewrite(&mut graph, cache);
+        encoder::merge_residuals(&mut graph);
+        let packs_rows = padded.is_some_and(|inputs| packs_rows(&mut graph, inputs, model));
+        if sources.is_none() && !packs_rows {
+            return None;
+        }
+        let sources = sources.unwrap_or_default();
+        graph.opsets.push((DOMAIN.to_owned(), VERSION));
         let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;
         let chains = fuse::fuse(&mut graph);
         let placed = chains.iter().map(placed_chain).collect();
@@ -85,12 +106,25 @@ impl OwnOperators {
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
+            .and_then(|domain| domain.add(ResidualMlpOperator { shared: Arc::clone(&shared) }))
+            .and_then(|domain| domain.add(ProjectionsOperator { shared: Arc::clone(&shared) }))
+            .and_then(|domain| domain.add(BidirectionalAttentionOperator { shared: Arc::clone(&shared) }))
+            .and_then(|domain| domain.add(PoolRowsOperator))
             .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(AttentionOperator::<f16>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<f16>::new(shared)));
-        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed })
+        Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed, packs_rows })
     }
+}
+
+/// Removes the padding of an encoder's texts, and returns whether that was possible.
+fn packs_rows(graph: &mut Graph, inputs: PaddedInputs<'_>, model: &Path) -> bool {
+    let packed = encoder::pack(graph, inputs);
+    if let Err(reason) = &packed {
+        tracing::debug!("batches of {} are padded: {reason}", model.display());
+    }
+    packed.is_ok()
 }
 
 /// Returns the nodes of which a chain consists.
@@ -126,6 +160,8 @@ struct Buffers {
     queries: Vec<f32>,
     normed: Vec<f32>,
     new_row: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
 }
 
 /// Returns the first `length` elements of a buffer, which is extended if necessary. Their values are unspecified.

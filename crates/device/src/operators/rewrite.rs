@@ -14,11 +14,12 @@ use narthex_kernels::Bits;
 use narthex_spec::{DType, KvPrecision};
 
 use super::{
-    DOMAIN, VERSION,
+    DOMAIN,
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
     cache::{CacheElement, PAST, cache_values, halve},
     gated::{DOWN, GATE, GATED_MLP, UP},
     linear::{LINEAR, WEIGHTS},
+    links::{Links, is_plain},
     normed::EPSILON,
     weights::LinearSource,
 };
@@ -68,7 +69,6 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     let halved: HashSet<String> = halved.into_iter().flatten().map(str::to_owned).collect();
     graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
     halve(graph, &halved);
-    graph.opsets.push((DOMAIN.to_owned(), VERSION));
     remove_unread(graph);
     Some(sources)
 }
@@ -163,32 +163,7 @@ impl GatedMlpNodes<'_> {
     }
 }
 
-/// The node that computes each value, and the number of times that it is read.
-struct Links<'a> {
-    nodes: &'a [Node],
-    makers: HashMap<&'a str, usize>,
-    /// Number of reads of each value by nodes, their bodies and the graph's outputs.
-    reads: HashMap<String, usize>,
-}
-
 impl<'a> Links<'a> {
-    fn of(graph: &'a Graph) -> Self {
-        let mut makers = HashMap::new();
-        for (at, node) in graph.nodes.iter().enumerate() {
-            makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
-        }
-        let mut reads = HashMap::new();
-        graph.for_each_read(&mut |name| *reads.entry(name.to_owned()).or_default() += 1);
-        Self { nodes: &graph.nodes, makers, reads }
-    }
-
-    /// Returns the node that computes a value, if it has one output, which is read `reads` times.
-    fn maker(&self, value: &str, reads: usize) -> Option<(usize, &'a Node)> {
-        let &at = self.makers.get(value)?;
-        let node = &self.nodes[at];
-        (node.outputs.len() == 1 && self.reads.get(value) == Some(&reads)).then_some((at, node))
-    }
-
     /// Returns the network whose last product is `down`. `products` has the index of the weights for each node's index.
     ///
     /// ```text
@@ -197,21 +172,21 @@ impl<'a> Links<'a> {
     ///    └─ up ───────────────────────┴─ Mul ── down
     /// ```
     fn gated_mlp(&self, down: &'a Node, products: &HashMap<usize, usize>) -> Option<GatedMlpNodes<'a>> {
-        let index = |at: usize| products.get(&at).copied();
-        let down_index = index(*self.makers.get(down.outputs.first()?.as_str())?)?;
-        let (_, product) = self.maker(down.input(0)?, 1).filter(|(_, node)| is_plain(node, "Mul"))?;
+        let index = |value: &str| products.get(self.makers.get(value)?).copied();
+        let down_index = index(down.outputs.first()?)?;
+        let product = self.maker(down.input(0)?, 1).filter(|node| is_plain(node, "Mul"))?;
         let two = |node: &'a Node| Some([node.input(0)?, node.input(1)?]);
         let [a, b] = two(product)?;
         [[a, b], [b, a]].into_iter().find_map(|[activated, up]| {
-            let (_, silu) = self.maker(activated, 1).filter(|(_, node)| is_plain(node, "Mul"))?;
-            let (up_at, up) = self.maker(up, 1)?;
+            let silu = self.maker(activated, 1).filter(|node| is_plain(node, "Mul"))?;
+            let (up_index, up) = (index(up)?, self.maker(up, 1)?);
             let [c, d] = two(silu)?;
             let (gate, sigmoid) = [[c, d], [d, c]].into_iter().find_map(|[gate, gated]| {
-                let (_, sigmoid) = self.maker(gated, 1).filter(|(_, node)| is_plain(node, "Sigmoid"))?;
+                let sigmoid = self.maker(gated, 1).filter(|node| is_plain(node, "Sigmoid"))?;
                 (sigmoid.input(0) == Some(gate)).then_some((gate, sigmoid))
             })?;
-            let (gate_at, gate) = self.maker(gate, 2)?;
-            let indices = [index(gate_at)?, index(up_at)?, down_index];
+            let (gate_index, gate) = (index(gate)?, self.maker(gate, 2)?);
+            let indices = [gate_index, up_index, down_index];
             let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
             let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
             let fits = same_rows && sizes(gate) == sizes(up) && down.int("K") == gate.int("N");
@@ -232,10 +207,6 @@ impl<'a> Links<'a> {
         let fits = norm.inputs.len() == 3 && computed(1) && unread && norm.outputs.len() <= 4;
         (is_norm && fits && self.reads.get(rows) == Some(&reads) && norm.outputs[0] == rows).then_some(norm)
     }
-}
-
-fn is_plain(node: &Node, op: &str) -> bool {
-    node.op == op && node.domain.is_empty()
 }
 
 /// The constants of a graph.

@@ -18,7 +18,7 @@ use super::{ending, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
-    operators::OwnOperators,
+    operators::{OwnOperators, PaddedInputs, RewriteOptions},
     packed_weights::PackedWeights,
     placement::{self, Placement},
     runtime::Runtime,
@@ -30,6 +30,7 @@ pub(crate) struct Session {
     placement: Placement,
     copies_inputs: bool,
     packed_weights: Option<PackedWeights>,
+    packs_rows: bool,
 }
 
 /// Options of a session.
@@ -49,6 +50,8 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) kv_precision: KvPrecision,
     /// Folder with packed weights of an earlier load for operators of Narthex.
     pub(crate) packed_weights: Option<&'a Path>,
+    /// Inputs of an encoder whose padding operators of Narthex may remove.
+    pub(crate) padded: Option<PaddedInputs<'a>>,
 }
 
 /// Implementation of the operators of a graph on the CPU.
@@ -89,6 +92,7 @@ impl<'a> SessionOptions<'a> {
             operators: CpuOperators::Narthex,
             kv_precision: KvPrecision::Single,
             packed_weights: None,
+            padded: None,
         }
     }
 }
@@ -265,11 +269,12 @@ impl Session {
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
         let own = options.own_operators().then(|| {
-            let SessionOptions { threads, kv_precision, packed_weights, .. } = options;
-            OwnOperators::of(model, packed_weights, threads, kv_precision)
+            let SessionOptions { threads, kv_precision: cache, packed_weights: stored, padded, .. } = options;
+            OwnOperators::of(model, RewriteOptions { stored, threads, cache, padded })
         });
         let mut own = own.flatten();
         let packed_weights = own.as_ref().and_then(|own| own.packed.clone());
+        let packs_rows = own.as_ref().is_some_and(|own| own.packs_rows);
         let chains = own.as_mut().map(|own| std::mem::take(&mut own.chains)).unwrap_or_default();
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
@@ -290,7 +295,7 @@ impl Session {
         }
         // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no
         // harm.
-        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu, packed_weights })
+        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu, packed_weights, packs_rows })
     }
 
     /// Returns the placement of the graph's nodes.
@@ -301,6 +306,12 @@ impl Session {
     /// Returns the weights of operators of Narthex, if the session has any.
     pub(crate) fn packed_weights(&self) -> Option<&PackedWeights> {
         self.packed_weights.as_ref()
+    }
+
+    /// Returns true if the texts of a batch are packed and not padded: the graph was rewritten with
+    /// [`SessionOptions::padded`], and has the input [`ROW_OFFSETS`](crate::operators::ROW_OFFSETS).
+    pub(crate) fn packs_rows(&self) -> bool {
+        self.packs_rows
     }
 
     /// Returns true if inputs are copied to the device when they are bound, so that the session does not see later

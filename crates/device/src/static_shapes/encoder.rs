@@ -5,7 +5,7 @@ use std::path::Path;
 
 use half::f16;
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput, Rows, Text},
+    encoder::{Batching, Encoder, EncoderLimits, EncoderOutput, Rows, Text},
     executor::StepError,
 };
 use narthex_spec::{
@@ -70,7 +70,13 @@ impl StaticEncoder {
         if rows == Rows::Asked && head.is_none() {
             return Err(DeviceError::package("a head in a fixed graph", "none"));
         }
-        let limits = EncoderLimits { max_length, max_batch_tokens: usize::MAX, rows, width };
+        let limits = EncoderLimits {
+            max_length,
+            max_batch_tokens: usize::MAX,
+            batching: Batching::Padded,
+            rows,
+            width,
+        };
         let tables = EncoderTables::open(folder, manifest, arch)?;
         let (pooling, normalize) = match arch.head {
             EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),

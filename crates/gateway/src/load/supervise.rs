@@ -66,7 +66,7 @@ mod tests {
 
     use narthex_device::split::{SplitExecutor, SplitOptions};
     use narthex_engine::{
-        encoder::{Encoder, EncoderLimits, EncoderOutput, Rows, Text},
+        encoder::{Batching, Encoder, EncoderLimits, EncoderOutput, Rows, Text},
         executor::{
             Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, StepError, StepPlan, Wanted,
         },
@@ -86,7 +86,13 @@ mod tests {
     }
 
     fn fake_encoder() -> FakeEncoder {
-        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 1000, rows: Rows::Text, width: 3 })
+        FakeEncoder::new(EncoderLimits {
+            max_length: 4,
+            max_batch_tokens: 1000,
+            batching: Batching::Padded,
+            rows: Rows::Text,
+            width: 3,
+        })
     }
 
     fn decoder(executor: impl Executor + 'static) -> Model {
@@ -236,7 +242,13 @@ mod tests {
     #[test]
     fn values_that_are_not_finite_are_reported_once_and_never_given() {
         let (monitor, reported) = monitor();
-        let limits = EncoderLimits { max_length: 4, max_batch_tokens: 4, rows: Rows::Text, width: 2 };
+        let limits = EncoderLimits {
+            max_length: 4,
+            max_batch_tokens: 4,
+            batching: Batching::Padded,
+            rows: Rows::Text,
+            width: 2,
+        };
         let model = |data: &[f32]| {
             let model = encoder(Vectors(data.to_vec(), limits.clone()));
             let Model::Encoder(encoder) = monitored(model, &monitor) else { panic!("no encoder") };

@@ -48,7 +48,7 @@ impl<const R: usize> Operation for Step<'_, '_, R> {
     fn run<S: Simd>(self, s: S) {
         let Self { attend, buffers, block } = self;
         let queries = 0..R;
-        score::<S, R>(s, buffers, &queries);
+        score::<S, R>(s, buffers, &queries, block.len());
         let factors = buffers.advance(s, attend, queries.clone(), block);
         let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
         match attend.cache.values {

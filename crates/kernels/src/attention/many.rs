@@ -65,7 +65,7 @@ impl<const R: usize> Operation for PanelStep<'_, '_, R> {
 #[inline(always)]
 fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     let PanelStep { attend, buffers, panel, block, keys } = step;
-    score::<S, R>(s, buffers, panel);
+    score::<S, R>(s, buffers, panel, block.len());
     let factors = buffers.advance(s, attend, panel.clone(), block);
     if keys == Summed::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);

@@ -67,11 +67,17 @@ fn transpose<S: Simd, T: Element>(
     }
 }
 
-/// Computes the products of a panel with the keys of a block, 64 for each query.
+/// Computes the products of a panel with the first `count` keys of a block, at a distance of 64 for each query. The
+/// numbers after them are unspecified.
 #[inline(always)]
-pub(super) fn score<S: Simd, const R: usize>(s: S, buffers: &mut Buffers, panel: &Range<usize>) {
+pub(super) fn score<S: Simd, const R: usize>(
+    s: S,
+    buffers: &mut Buffers,
+    panel: &Range<usize>,
+    count: usize,
+) {
     let (queries, _) = buffers.queries.panel(panel).as_chunks::<R>();
-    for first in (0..BLOCK).step_by(LANES * S::TILES) {
+    for first in (0..count).step_by(LANES * S::TILES) {
         let (keys, scores) = (&buffers.keys[first..], &mut buffers.scores[first..]);
         if S::TILES == 2 {
             multiply::<S, R, 2>(s, queries, StridedRows { rows: keys, stride: BLOCK }, scores);

@@ -165,7 +165,7 @@ impl Buffers {
         let mut factors = [0.0; LANES];
         s.store(exp(s, s.load(&distances)), &mut factors);
         for (at, query) in queries.enumerate() {
-            let row = &mut self.scores[at * BLOCK..][..BLOCK];
+            let row = &mut self.scores[at * BLOCK..][..block.len().next_multiple_of(LANES)];
             let visible = attend.visible(query / group);
             if visible.start.max(block.start) < visible.end.min(block.end) {
                 self.part.totals[query] =

@@ -1,0 +1,157 @@
+//! `narthex.Projections`: several linear layers over the same rows, which are rounded once.
+
+use std::sync::Arc;
+
+use narthex_kernels::{MatrixMut, MatrixRef};
+use ort::{
+    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    value::TensorElementType,
+};
+
+use crate::operators::{
+    Buffers, Shared,
+    attributes::Attributes,
+    call::{Call, Input},
+    linear::{Part, column_step, index_of, row_block},
+    values::MAX_RANK,
+    weights::Linear,
+};
+
+/// Operator type.
+pub(in crate::operators) const PROJECTIONS: &str = "Projections";
+
+/// Attributes with the indices of the weights.
+pub(super) const WEIGHTS: [&str; 3] = ["query", "key", "value"];
+
+/// The operator.
+pub(in crate::operators) struct ProjectionsOperator {
+    pub(in crate::operators) shared: Arc<Shared>,
+}
+
+impl Operator for ProjectionsOperator {
+    type Kernel<'attr> = ProjectionsKernel;
+
+    fn name(&self) -> &str {
+        PROJECTIONS
+    }
+
+    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
+        [OperatorInput::required(TensorElementType::Float32)]
+    }
+
+    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
+        WEIGHTS.map(|_| OperatorOutput::required(TensorElementType::Float32))
+    }
+
+    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<ProjectionsKernel> {
+        ProjectionsKernel::of(&self.shared, context)
+    }
+}
+
+/// The operator as the kernel of one node.
+pub(in crate::operators) struct ProjectionsKernel {
+    shared: Arc<Shared>,
+    indices: [usize; WEIGHTS.len()],
+}
+
+/// One layer, and some of its columns as the destination.
+struct ColumnsTask<'a> {
+    linear: &'a Linear,
+    start: usize,
+    out: MatrixMut<'a>,
+}
+
+impl ProjectionsKernel {
+    /// Returns the kernel of a node with these attributes.
+    pub(in crate::operators) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+        let index = |name| index_of(shared, node, name);
+        let [query, key, value] = WEIGHTS.map(index);
+        let indices = [query?, key?, value?];
+        let layout = |index: usize| {
+            let weights = &shared.linears[index].weights;
+            (weights.inputs(), weights.block())
+        };
+        let found = indices.map(layout);
+        if found.iter().any(|layout| *layout != found[0]) {
+            let message = format!("layers with equal inputs and blocks are expected, not {found:?}");
+            return Err(ort::Error::new(message));
+        }
+        Ok(Self { shared: Arc::clone(shared), indices })
+    }
+
+    /// Computes the outputs of a call.
+    pub(in crate::operators) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+        let linears = self.indices.map(|index| &self.shared.linears[index]);
+        let (x, width): (Input<'_>, usize) = (call.input(0)?, linears[0].weights.inputs());
+        let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
+        let Some(shape) = shape.get_mut(..rank).filter(|_| x.columns() == width) else {
+            return Err(ort::Error::new(format!("expected rows of {width} elements, found {:?}", x.shape)));
+        };
+        shape.copy_from_slice(x.shape);
+        let mut outputs = Vec::with_capacity(linears.len());
+        for (index, linear) in linears.iter().enumerate() {
+            shape[rank - 1] = linear.weights.outputs() as i64;
+            outputs.push(call.output(index, shape)?);
+        }
+        self.multiply(call, MatrixRef::new(x.data, width), linears, outputs)
+    }
+
+    fn multiply(
+        &self,
+        call: &Call<'_>,
+        x: MatrixRef<'_>,
+        linears: [&Linear; WEIGHTS.len()],
+        outputs: Vec<&mut [f32]>,
+    ) -> ort::Result<()> {
+        let shared = &self.shared;
+        if let Some(block) = row_block(x.rows(), shared.threads) {
+            let mut parts: Vec<Vec<&mut [f32]>> = Vec::new();
+            parts.resize_with(x.rows().div_ceil(block), Vec::new);
+            for (linear, out) in linears.iter().zip(outputs) {
+                let rows = out.chunks_mut(block * linear.weights.outputs());
+                parts.iter_mut().zip(rows).for_each(|(part, rows)| part.push(rows));
+            }
+            let parts: Vec<_> = parts.into_iter().map(Part::new).collect();
+            return call.parallel(parts.len(), |index| {
+                let Some(outputs) = parts.get(index).and_then(Part::take) else { return };
+                let rows = index * block..x.rows().min((index + 1) * block);
+                shared.with_buffers(|Buffers { rows: quantized, scratch, .. }| {
+                    shared.quantize(linears[0], x.rows_in(rows), quantized);
+                    for (linear, out) in linears.iter().zip(outputs) {
+                        let columns = linear.weights.outputs();
+                        let out = MatrixMut::new(out, columns);
+                        shared.multiply_columns(linear, quantized, 0..columns, scratch, out);
+                    }
+                });
+            });
+        }
+        shared.with_buffers(|Buffers { rows, .. }| {
+            shared.quantize(linears[0], x, rows);
+            let mut tasks = Vec::new();
+            for (&linear, out) in linears.iter().zip(outputs) {
+                let columns = linear.weights.outputs();
+                let bytes = linear.weights.as_bytes().len() * x.rows();
+                let step = column_step(columns, bytes, shared.threads);
+                let mut rest = MatrixMut::new(out, columns);
+                for start in (0..columns).step_by(step) {
+                    let (out, others) = rest.split_at_column(step.min(columns - start));
+                    rest = others;
+                    tasks.push(Part::new(ColumnsTask { linear, start, out }));
+                }
+            }
+            call.parallel(tasks.len(), |index| {
+                let Some(task) = tasks.get(index).and_then(Part::take) else { return };
+                let columns = task.start..task.start + task.out.columns();
+                shared.with_buffers(|Buffers { scratch, .. }| {
+                    shared.multiply_columns(task.linear, rows, columns, scratch, task.out);
+                });
+            })
+        })
+    }
+}
+
+impl Kernel for ProjectionsKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        Call::run(context, |call| self.run(call))
+    }
+}
