@@ -9,7 +9,7 @@ mod near;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{
-    DType, Ep, ModelName, Sha256,
+    ContextFactor, DType, Ep, ModelName, Sha256,
     arch::{Family, Pooling},
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -83,6 +83,8 @@ pub struct Entry {
     pub source: Source,
     /// Notes for users.
     pub notes: Option<String>,
+    /// Factor by which the publisher's card extends the context with YaRN.
+    pub yarn: Option<ContextFactor>,
     /// State of the published weights: `true` once a test or a recorded run has had answers from them.
     #[serde(default)]
     pub tested: bool,

@@ -100,7 +100,11 @@ fn other_family(family: Family) -> CheckpointError {
 /// Returns a copy of `arch` in which numbers that one of the formats keeps in single precision are rounded to it.
 fn comparable(arch: &DecoderArch) -> DecoderArch {
     let mut arch = arch.clone();
-    if let Some(Rope { scaling: RopeScaling::LongRope { attention_factor, .. }, .. }) = &mut arch.rope {
+    if let Some(
+        Rope { scaling: RopeScaling::LongRope { attention_factor, .. }, .. }
+        | Rope { scaling: RopeScaling::Yarn { attention_factor, .. }, .. },
+    ) = &mut arch.rope
+    {
         *attention_factor = f64::from(*attention_factor as f32);
     }
     arch
@@ -217,6 +221,15 @@ fn scaling(scaling: &RopeScaling) -> Value {
             "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_context,
+        }),
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => json!({
+            "rope_type": "yarn",
+            "type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original_context,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "attention_factor": attention_factor,
         }),
         RopeScaling::LongRope { short, long, .. } => {
             let exact =

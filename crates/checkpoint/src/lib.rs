@@ -26,10 +26,12 @@ mod special;
 mod stored;
 mod tensors;
 mod weight;
+mod yarn;
 
 pub use open::{architecture, architecture_from_config, architecture_from_headers, header_length, open};
 pub use required_tensors::parameters;
 pub use slice::SliceError;
+pub use yarn::{YarnError, extend};
 
 use std::{borrow::Cow, path::PathBuf};
 

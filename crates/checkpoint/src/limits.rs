@@ -189,6 +189,21 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
             }
             Ok(())
         }
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            positive("a rope scaling factor", *factor)?;
+            positive("a rope scaling beta_fast", *beta_fast)?;
+            positive("a rope scaling beta_slow", *beta_slow)?;
+            positive("a rope attention factor", *attention_factor)?;
+            bounded(path, "an original context", *original_context, &CONTEXT)?;
+            if rope.theta <= 1.0 {
+                return Err(malformed(path, "a rope theta above 1 for yarn", rope.theta));
+            }
+            if beta_fast < beta_slow {
+                let expected = format!("a rope beta_fast of at least the beta_slow {beta_slow}");
+                return Err(malformed(path, expected, beta_fast));
+            }
+            Ok(())
+        }
         RopeScaling::LongRope { short, long, original_context, attention_factor } => {
             bounded(path, "an original context", *original_context, &CONTEXT)?;
             positive("a rope attention factor", *attention_factor)?;

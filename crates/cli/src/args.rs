@@ -165,7 +165,7 @@ pub(crate) enum Command {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ServeArgs {
     /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = host)]
     pub(crate) host: String,
 
     /// Port to listen on; 0 selects a free one
@@ -350,6 +350,17 @@ fn alias(text: &str) -> Result<ModelAlias, String> {
     }
 }
 
+/// Parses the address or the name that a server listens on.
+fn host(text: &str) -> Result<String, String> {
+    match text.parse() {
+        Ok(AllowedHost::Exactly(_)) => Ok(text.trim_matches(['[', ']']).to_owned()),
+        _ => Err(format!(
+            "expected an address or a name of this machine without scheme and port, as in 127.0.0.1, ::1, or 0.0.0.0 \
+             for other machines; found {text:?}"
+        )),
+    }
+}
+
 /// Parses a count of at least one.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let found = text.parse::<usize>().ok().filter(|count| *count > 0);
@@ -383,10 +394,17 @@ mod tests {
     #[test]
     fn origins_and_hosts_that_match_nothing_are_refused() {
         let parse = |args: &[&str]| Args::try_parse_from([&["narthex", "serve"], args].concat());
-        for [option, value] in [["--cors-origin", "app.example"], ["--allowed-host", "http://box.lan"]] {
+        for [option, value] in [
+            ["--cors-origin", "app.example"],
+            ["--allowed-host", "http://box.lan"],
+            ["--host", "http://box.lan"],
+            ["--host", "0.0.0.0:8000"],
+            ["--host", "*"],
+        ] {
             let error = parse(&[option, value]).unwrap_err().to_string();
-            assert!(error.contains("expected a ") && error.contains(value), "{error}");
+            assert!(error.contains("expected a") && error.contains(value), "{error}");
         }
+        assert_eq!(host("[::1]"), Ok("::1".to_owned()));
         let several =
             ["--cors-origin", "https://a.example,http://b.example:81", "--cors-origin", "https://c.example"];
         let Some(Command::Serve(serve)) = parse(&several).unwrap().command else { panic!("not serve") };

@@ -1,4 +1,4 @@
-//! `narthex serve` as a process: with few file descriptors, and with hostile bodies.
+//! `narthex serve` as a process: its log, with few file descriptors, and with hostile bodies.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
@@ -21,12 +21,18 @@ struct Server {
 impl Server {
     /// Starts a server with a maximum number of file descriptors.
     fn start(descriptors: usize) -> Self {
+        Self::with_log(descriptors, "", drop)
+    }
+
+    /// Starts a server like [`Self::start`] with further options, and passes the lines of its log to `read`.
+    fn with_log(descriptors: usize, options: &str, read: impl Fn(String) + Send + 'static) -> Self {
         let home = tempfile::tempdir().unwrap();
-        let serve = format!("ulimit -n {descriptors}; exec \"$0\" serve --port 0");
+        let serve = format!("ulimit -n {descriptors}; exec \"$0\" serve --port 0 {options}");
         let mut process = Command::new("sh")
             .args(["-c", &serve, env!("CARGO_BIN_EXE_narthex")])
             .env("NARTHEX_HOME", home.path())
             .env("NARTHEX_PYTHON", "/nonexistent/python")
+            .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -34,7 +40,7 @@ impl Server {
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
         let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
         // Reads the rest of the output, so that the server never blocks on a full pipe.
-        thread::spawn(move || lines.for_each(drop));
+        thread::spawn(move || lines.for_each(read));
         let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         Self { process, address, _home: home }
     }
@@ -72,6 +78,21 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+#[test]
+fn the_log_has_a_line_for_each_request_with_v() {
+    let (sender, lines) = std::sync::mpsc::channel();
+    let server = Server::with_log(200, "-v", move |line| drop(sender.send(line)));
+    let request = |head: &str| server.send(format!("{head} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes());
+    let next = |expect: &str| {
+        let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(line.starts_with(expect) && line.contains(" ms (") && !line.contains("secret"), "{line}");
+    };
+    assert_eq!(request("GET /health?token=secret"), "200");
+    next("GET /health 200 in ");
+    assert_eq!(request("GET /v1/nothing?key=secret"), "404");
+    next("GET /v1/nothing 404 in ");
 }
 
 #[test]

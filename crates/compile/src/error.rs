@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use narthex_checkpoint::{CheckpointError, SliceError};
+use narthex_checkpoint::{CheckpointError, SliceError, YarnError};
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
 use narthex_mmap::environment;
 use narthex_text::tokenizer::TokenizerError;
@@ -31,6 +31,9 @@ pub enum CompileError {
     /// The checkpoint does not contain the requested smaller model.
     #[error("the checkpoint has no such smaller model: {0}")]
     Slice(#[from] SliceError),
+    /// YaRN does not apply to the model.
+    #[error("the context cannot be extended: {0}")]
+    Yarn(#[from] YarnError),
     /// The vocabulary cannot be pruned as requested.
     #[error("the vocabulary cannot be pruned: {0}")]
     VocabSubset(#[from] VocabSubsetError),

@@ -58,7 +58,7 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest> {
-    let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?;
+    let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
     let package = PackageWriter::new(job.out);
     let tokenizer = match &checkpoint.tokenizer {
         TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,

@@ -70,7 +70,9 @@ fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: 
     // Pairs after the rotated ones have the angle 0.
     frequencies.resize(pairs, 0.0);
     let factor = match &rope.scaling {
-        RopeScaling::LongRope { attention_factor, .. } => *attention_factor,
+        RopeScaling::LongRope { attention_factor, .. } | RopeScaling::Yarn { attention_factor, .. } => {
+            *attention_factor
+        }
         _ => 1.0,
     };
     let rotated = rope.dims / 2;
@@ -89,13 +91,47 @@ fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: 
 /// Returns the frequency of each rotated pair, in radians per position.
 fn frequencies(rope: &Rope, reach: Reach) -> Vec<f64> {
     let plain = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64);
-    (0..rope.dims / 2).map(|pair| scaled(&rope.scaling, reach, pair, plain(pair))).collect()
+    let pairs = 0..rope.dims / 2;
+    match &rope.scaling {
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+            let blend = YarnBlend::new(rope, *original_context, [*beta_fast, *beta_slow]);
+            pairs.map(|pair| blend.of(pair, plain(pair), *factor)).collect()
+        }
+        scaling => pairs.map(|pair| scaled(scaling, reach, pair, plain(pair))).collect(),
+    }
+}
+
+/// Transition of YaRN from kept to divided frequencies, between two pairs.
+struct YarnBlend {
+    first: f64,
+    last: f64,
+}
+
+impl YarnBlend {
+    /// Finds the pairs that rotate `rotations` times in the original context; the first more often than the last.
+    fn new(rope: &Rope, original_context: usize, rotations: [f64; 2]) -> Self {
+        let dims = rope.dims as f64;
+        let pair = |rotations: f64| {
+            dims * (original_context as f64 / (rotations * TAU)).ln() / (2.0 * rope.theta.ln())
+        };
+        let [fast, slow] = rotations;
+        Self { first: pair(fast).floor().max(0.0), last: pair(slow).ceil().min(dims - 1.0) }
+    }
+
+    /// Returns the frequency of a pair.
+    fn of(&self, pair: usize, frequency: f64, factor: f64) -> f64 {
+        // The reference avoids a division by zero in the same way.
+        let width = if self.first == self.last { 0.001 } else { self.last - self.first };
+        let divided = ((pair as f64 - self.first) / width).clamp(0.0, 1.0);
+        frequency / factor * divided + frequency * (1.0 - divided)
+    }
 }
 
 fn scaled(scaling: &RopeScaling, reach: Reach, pair: usize, frequency: f64) -> f64 {
     let divided = |factors: &[f32]| frequency / factors.get(pair).copied().map_or(1.0, f64::from);
     match scaling {
-        RopeScaling::None => frequency,
+        // YaRN needs all pairs together, see `frequencies`.
+        RopeScaling::None | RopeScaling::Yarn { .. } => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors { factors } => divided(factors),
         RopeScaling::LongRope { short, long, .. } => {
@@ -134,6 +170,32 @@ mod tests {
         assert_eq!(plain[0], stretched[0]);
         assert!((plain[63] / stretched[63] - 8.0).abs() < 1e-12);
         assert!(stretched.iter().zip(&plain).all(|(s, p)| s <= p && *s >= p / 8.0));
+    }
+
+    /// Frequencies of `_compute_yarn_parameters` in transformers, for a base of 10000, 16 elements, an original context
+    /// of 2048, and a factor of 4.
+    #[test]
+    fn yarn_keeps_fast_pairs_and_divides_slow_ones() {
+        let rope = |scaling| Rope { theta: 10_000.0, dims: 16, scaling };
+        let found = frequencies(&rope(RopeScaling::yarn(4.0, 2048)), Reach::Short);
+        let expect = [
+            1.0,
+            0.316227766017,
+            0.1,
+            0.025693505989,
+            0.00625,
+            0.001383496476,
+            2.5000000000e-04,
+            7.9056941504e-05,
+        ];
+        assert!(
+            found.iter().zip(expect).all(|(found, expect)| (found / expect - 1.0).abs() < 1e-6),
+            "{found:?}"
+        );
+        // The factor on queries and keys is 0.1 ln 4 + 1.
+        let cosines = table(&rope(RopeScaling::yarn(4.0, 2048)), Reach::Short, Wave::Cos, 0..1, 8);
+        assert!((f64::from(cosines[0]) - 1.138_629_436_111_989).abs() < 1e-6, "{cosines:?}");
+        assert_eq!(frequencies(&rope(RopeScaling::yarn(1.0, 2048)), Reach::Short).len(), 8);
     }
 
     #[test]

@@ -89,12 +89,35 @@ pub(crate) fn installed() -> Option<u64> {
 /// Returns the size of the machine's memory in bytes, if the system reports it.
 #[cfg(windows)]
 pub(crate) fn installed() -> Option<u64> {
+    status_of_machine().map(|status| status.ullTotalPhys)
+}
+
+#[cfg(windows)]
+fn status_of_machine() -> Option<windows_sys::Win32::System::SystemInformation::MEMORYSTATUSEX> {
     use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
 
     let mut status = MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
     // SAFETY: `dwLength` is the size of `status`, which outlives the call.
     let told = unsafe { GlobalMemoryStatusEx(&raw mut status) };
-    (told != 0 && status.ullTotalPhys > 0).then_some(status.ullTotalPhys)
+    (told != 0 && status.ullTotalPhys > 0).then_some(status)
+}
+
+/// Returns the bytes of memory that the system can provide without swapping, if it reports them.
+#[cfg(not(any(windows, target_os = "macos")))]
+pub(crate) fn available() -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// Returns the bytes of memory that the system can provide without swapping: macOS reports no such number.
+#[cfg(target_os = "macos")]
+pub(crate) fn available() -> Option<u64> {
+    None
+}
+
+/// Returns the bytes of memory that the system can provide without swapping, if it reports them.
+#[cfg(windows)]
+pub(crate) fn available() -> Option<u64> {
+    status_of_machine().map(|status| status.ullAvailPhys)
 }
 
 /// Returns a size in bytes from the text of `/proc/self/status` or `/proc/meminfo`.

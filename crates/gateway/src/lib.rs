@@ -47,6 +47,7 @@ pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;
 pub use report::{
     fallback::{FallbackNode, FallbackNodes},
+    memory::MemoryReport,
     models,
     placement::{PhaseShares, PlacementLine, PlacementReport, RanOn},
 };

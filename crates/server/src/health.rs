@@ -1,7 +1,7 @@
-//! The report at `/health`: the state of the server, and the state and devices of each model.
+//! The report at `/health`: the state and memory of the server, and the state and devices of each model.
 
 use narthex_gateway::{
-    PlacementReport,
+    MemoryReport, PlacementReport,
     devices::DeviceStatus,
     models::{ModelState, ModelStatus},
 };
@@ -12,8 +12,8 @@ pub(crate) fn alive() -> Value {
     json!({"status": "ok"})
 }
 
-/// Returns the report for a server with these models, on a machine with these NPUs.
-pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
+/// Returns the report for a server with these models and this memory, on a machine with these NPUs.
+pub(crate) fn report(models: &[ModelStatus], memory: &MemoryReport, npus: &[DeviceStatus]) -> Value {
     let failed = models.iter().any(|model| matches!(model.state, ModelState::Failed { .. }));
     let models: Vec<Value> = models
         .iter()
@@ -31,6 +31,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "notes": model.placement.as_ref().map(|report| &report.notes),
                 "passed_over": model.passed_over,
                 "max_length": model.max_length,
+                "package_bytes": model.package_bytes,
                 "draft_model": model.draft_model,
                 "engine": model.engine,
             })
@@ -39,9 +40,16 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
     json!({
         "status": if failed { "degraded" } else { "ok" },
         "version": env!("CARGO_PKG_VERSION"),
+        "memory": memory_report(memory),
         "npu": {"available": npus.iter().any(|npu| npu.usable), "devices": npus},
         "models": models,
     })
+}
+
+fn memory_report(memory: &MemoryReport) -> Value {
+    let mut report = json!(memory);
+    report["low"] = json!(memory.is_low());
+    report
 }
 
 #[cfg(test)]
@@ -74,9 +82,23 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            package_bytes: None,
             draft_model: None,
         };
-        let found = &report(&[model], &[])["models"][0];
+        let memory = MemoryReport {
+            resident_bytes: Some(900),
+            weights_bytes: 500,
+            kv_used_bytes: 20,
+            kv_budget_bytes: 80,
+            total_bytes: Some(1000),
+            free_bytes: Some(90),
+            warning_below_bytes: Some(100),
+        };
+        let report = report(&[model], &memory, &[]);
+        let memory = &report["memory"];
+        assert_eq!((&memory["weights_bytes"], &memory["free_bytes"]), (&json!(500), &json!(90)));
+        assert_eq!((&memory["warning_below_bytes"], &memory["low"]), (&json!(100), &json!(true)));
+        let found = &report["models"][0];
         assert_eq!(found["device"], "prefill=qnn,decode=cpu");
         assert_eq!(found["why"], "measured on this machine");
         assert_eq!(found["notes"], json!(["the kept contexts were refused"]));

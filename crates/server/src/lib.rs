@@ -5,6 +5,8 @@
 
 mod accept;
 mod access;
+mod access_log;
+mod access_rules;
 mod anthropic;
 mod app;
 mod blocking;
@@ -44,6 +46,7 @@ mod unix_socket;
 
 pub use accept::ServerAddress;
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
+pub use access_rules::AccessRules;
 pub use app::RequestOptions;
 pub use limits::Limits;
 pub use serve::{ServeError, ServeOptions, run_blocking, run_until};

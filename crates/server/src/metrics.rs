@@ -9,6 +9,7 @@ use std::{
 };
 
 use narthex_gateway::{
+    MemoryReport,
     models::ModelStatus,
     request::{Summary, Times},
 };
@@ -38,6 +39,13 @@ struct ModelLabels {
     scheme: String,
 }
 
+/// Labels of a size in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemoryLabels {
+    /// `resident`, `weights`, `kv`, `free`, `total` or `warning_below`.
+    kind: &'static str,
+}
+
 /// The counters of a server.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -49,6 +57,8 @@ pub(crate) struct Metrics {
     running: Family<ModelLabels, Gauge>,
     waiting: Family<ModelLabels, Gauge>,
     kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
+    memory: Family<MemoryLabels, Gauge>,
+    memory_low: Gauge<i64, AtomicI64>,
     streams: Gauge<i64, AtomicI64>,
     /// Held while the gauges of models are set and written, so that concurrent scrapes do not mix.
     rendering: Mutex<()>,
@@ -62,7 +72,7 @@ impl Metrics {
         let first_token = Histogram::new(exponential_buckets(0.01, 2.0, 14));
         let request_time = Histogram::new(exponential_buckets(0.01, 2.0, 16));
         let (running, waiting, kv_usage) = (Family::default(), Family::default(), Family::default());
-        let streams = Gauge::default();
+        let (memory, memory_low, streams) = (Family::default(), Gauge::default(), Gauge::default());
         registry.register("http_requests", "HTTP requests by route and status", requests.clone());
         registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
         registry.register(
@@ -79,6 +89,13 @@ impl Metrics {
             "Share of the KV budget in use, per model, 0 to 1",
             kv_usage.clone(),
         );
+        registry.register(
+            "memory_bytes",
+            "Memory in bytes: resident in the process, packages in memory, KV caches in use, free, total, and the \
+             threshold of a warning",
+            memory.clone(),
+        );
+        registry.register("memory_low", "1 if the free memory is below the threshold", memory_low.clone());
         registry.register("open_streams", "Open streams", streams.clone());
         Arc::new(Self {
             registry,
@@ -90,6 +107,8 @@ impl Metrics {
             running,
             waiting,
             kv_usage,
+            memory,
+            memory_low,
             streams,
             rendering: Mutex::new(()),
         })
@@ -118,8 +137,9 @@ impl Metrics {
     }
 
     /// Returns all metrics in the OpenMetrics text format.
-    pub(crate) fn render(&self, models: &[ModelStatus]) -> String {
+    pub(crate) fn render(&self, models: &[ModelStatus], memory: &MemoryReport) -> String {
         let _rendering = self.rendering.lock();
+        self.set_memory(memory);
         // A model that was unloaded since the last scrape must not keep its values.
         self.running.clear();
         self.waiting.clear();
@@ -137,6 +157,25 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
+
+    /// Sets the gauges of memory. A size that the system does not report has no gauge.
+    fn set_memory(&self, memory: &MemoryReport) {
+        let sizes = [
+            ("resident", memory.resident_bytes),
+            ("weights", Some(memory.weights_bytes)),
+            ("kv", Some(memory.kv_used_bytes)),
+            ("free", memory.free_bytes),
+            ("total", memory.total_bytes),
+            ("warning_below", memory.warning_below_bytes),
+        ];
+        self.memory.clear();
+        for (kind, bytes) in sizes {
+            if let Some(bytes) = bytes {
+                self.memory.get_or_create(&MemoryLabels { kind }).set(bytes.try_into().unwrap_or(i64::MAX));
+            }
+        }
+        self.memory_low.set(i64::from(memory.is_low()));
+    }
 }
 
 #[cfg(test)]
@@ -144,16 +183,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stand_in_s_tokens_are_counted_and_its_times_are_not() {
+    fn tokens_times_and_memory_are_stated_as_far_as_they_are_known() {
         let metrics = Metrics::new();
         let times = Some(Times { first_token: Duration::from_secs(1), total: Duration::from_secs(2) });
         let summary = Summary { prompt_tokens: 3, completion_tokens: 5, times, ..Summary::default() };
         metrics.generation(&summary);
         metrics.generation(&Summary { times: None, ..summary });
-        let text = metrics.render(&[]);
+        let memory = MemoryReport {
+            resident_bytes: None,
+            weights_bytes: 500,
+            kv_used_bytes: 20,
+            kv_budget_bytes: 80,
+            total_bytes: Some(1000),
+            free_bytes: Some(90),
+            warning_below_bytes: Some(100),
+        };
+        let text = metrics.render(&[], &memory);
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         has("narthex_generated_tokens_total 10");
         has("narthex_first_token_seconds_count 1");
         has("narthex_request_seconds_sum 2.0");
+        has("narthex_memory_bytes{kind=\"weights\"} 500");
+        has("narthex_memory_bytes{kind=\"free\"} 90");
+        has("narthex_memory_low 1");
+        assert!(!text.contains("resident\""), "an unknown size has no value\n{text}");
     }
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::{
     access::{self, Access},
+    access_log::AccessLine,
     anthropic::{
         messages::{self, InputTokenCount},
         object::AnthropicMessage,
@@ -22,6 +23,7 @@ use crate::{
     app::App,
     error::ApiError,
     health,
+    held_body::hold,
     hints::Hints,
     keys,
     metrics::Metrics,
@@ -223,14 +225,14 @@ async fn health(app: App) -> Json<Value> {
         return Json(health::alive());
     }
     let npus = app.shared.npus.current(&app.gateway).await;
-    Json(health::report(&app.gateway.status(), &npus))
+    Json(health::report(&app.gateway.status(), &app.gateway.memory(), &npus))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
     if !app.meter.caller.is_admin() {
         return Err(keys::admins_only("/metrics"));
     }
-    let text = app.meter.metrics.render(&app.gateway.status());
+    let text = app.meter.metrics.render(&app.gateway.status(), &app.gateway.memory());
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 
@@ -257,15 +259,18 @@ async fn count(
     response
 }
 
-/// Adds the request's id to the response: the one from the client, or a new one.
+/// Adds the request's id to the response: the one from the client, or a new one. Logs the request at the end of the
+/// response.
 async fn identify(request: Request, next: Next) -> Response {
+    let mut line = AccessLine::new(request.method(), request.uri().path());
     let is_printable =
         |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
     let mut response = next.run(request).await;
     let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req")).ok());
     if let Some(id) = id {
+        line.respond(response.status(), id.to_str().unwrap_or_default());
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    response
+    hold(line, response)
 }

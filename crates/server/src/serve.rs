@@ -15,6 +15,7 @@ use crate::unix_socket::UnixSocket;
 use crate::{
     accept::{Connections, Listener, ServerAddress},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
+    access_rules::AccessRules,
     app::{RequestOptions, ServerResources},
     limits::Limits,
     routes,
@@ -74,12 +75,27 @@ impl ServeOptions {
     /// malformed key file; [`ServeError::Tls`] for a certificate or a key that cannot be used.
     pub fn check(&self, gateway: &Gateway) -> Result<(), ServeError> {
         self.acceptor()?;
-        let has_key = !gateway.keys()?.is_empty() || !self.access.keys.is_empty();
-        let is_local = self.unix_socket.is_some() || is_loopback(&self.host);
-        if has_key || is_local || self.access.authentication == Authentication::Off {
+        if self.has_key(gateway)? || self.is_local() || self.access.authentication == Authentication::Off {
             return Ok(());
         }
         Err(ServeError::NoKey { host: self.host.clone() })
+    }
+
+    /// Returns the access rules of a server with these options.
+    ///
+    /// # Errors
+    /// [`ServeError::Keys`] for a malformed key file.
+    pub fn access_rules(&self, gateway: &Gateway) -> Result<AccessRules, ServeError> {
+        Ok(AccessRules::new(self, self.has_key(gateway)?))
+    }
+
+    fn has_key(&self, gateway: &Gateway) -> Result<bool, ServeError> {
+        Ok(!gateway.keys()?.is_empty() || !self.access.keys.is_empty())
+    }
+
+    /// Returns true if only programs of this machine can connect.
+    pub(crate) fn is_local(&self) -> bool {
+        self.unix_socket.is_some() || is_loopback(&self.host)
     }
 
     fn acceptor(&self) -> Result<Option<TlsAcceptor>, ServeError> {

@@ -183,6 +183,12 @@ fn health_and_metrics_say_what_there_is() {
     let health = live.get("/health").json();
     assert_eq!(health["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(health["npu"]["available"], false);
+    assert!(health["memory"]["weights_bytes"].as_u64().unwrap() > 0, "{health}");
+    assert!(health["memory"]["kv_budget_bytes"].as_u64().unwrap() > 0, "{health}");
+    #[cfg(target_os = "linux")]
+    for size in ["resident_bytes", "free_bytes", "total_bytes", "warning_below_bytes"] {
+        assert!(health["memory"][size].as_u64().unwrap() > 1 << 20, "{size}: {health}");
+    }
     let models = health["models"].as_array().unwrap();
     assert_eq!(models.len(), 2);
     for entry in models {

@@ -351,6 +351,14 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+impl RopeScaling {
+    /// Returns YaRN scaling with the constants of its paper, for Llama's and most other models.
+    pub fn yarn(factor: f64, original_context: usize) -> Self {
+        let attention_factor = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+        Self::Yarn { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, attention_factor }
+    }
+}
+
 /// Scaling of rotary frequencies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -372,6 +380,20 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         /// Original training context, in tokens.
         original_context: usize,
+    },
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071): pairs that rotate often in the original context keep their
+    /// frequencies, those that rotate rarely are divided, with a linear transition between them.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Original training context, in tokens.
+        original_context: usize,
+        /// Pairs with more rotations in the original context keep their frequencies.
+        beta_fast: f64,
+        /// Pairs with fewer rotations in the original context are divided.
+        beta_slow: f64,
+        /// Factor on rotated queries and keys.
+        attention_factor: f64,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency. One set is for sequences up to the
     /// original context and another for longer ones; all keys of a sequence use the same set.

@@ -5,6 +5,7 @@
 //! of devices.
 
 pub mod arch;
+pub mod context_factor;
 pub mod device;
 pub mod device_order;
 pub mod dtype;
@@ -27,6 +28,7 @@ pub mod target;
 pub mod tools;
 pub mod variant;
 
+pub use context_factor::ContextFactor;
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
 pub use device_order::{DeviceOrder, NpuPolicy};
 pub use dtype::DType;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::{LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
+use crate::{ContextFactor, LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
 
 /// Text on which a compile measures activations, to scale channels before weights are quantised.
 #[derive(
@@ -43,6 +43,9 @@ pub struct Recipe {
     /// Smaller model from the checkpoint; `None` for the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matformer: Option<MatFormer>,
+    /// Extension of the context by YaRN; `None` for the context of the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<ContextFactor>,
     /// Dropped layers, numbered as in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drop_layers: Option<LayerList>,
@@ -173,6 +176,7 @@ impl Recipe {
             accuracy_level,
             calibration,
             matformer: None,
+            yarn: None,
             drop_layers: None,
             vocabulary: None,
             fixed: None,

@@ -10,6 +10,7 @@ use narthex_spec::arch::{
 use super::meta::Metadata;
 use crate::{
     CheckpointError, Result, WeightSource,
+    hf::decoder::extended,
     limits::{LAYERS, bounded, malformed, unsupported},
     tensors::Tensors,
 };
@@ -93,14 +94,15 @@ impl GgufKeys<'_> {
     pub(crate) fn decoder(&self, tensors: &Tensors) -> Result<DecoderArch> {
         let layers = self.layers()?;
         let hidden = self.need_count("embedding_length")?;
-        let context = self.need_count("context_length")?;
-        let layers = self.decoder_layers(tensors, layers, hidden, context)?;
+        let stated_context = self.need_count("context_length")?;
+        let layers = self.decoder_layers(tensors, layers, hidden, stated_context)?;
         let head_size = layers.first().map_or(0, |layer| layer.attention.head_size);
         let rope = Rope {
             theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
             dims: self.count("rope.dimension_count")?.unwrap_or(head_size),
-            scaling: self.scaling(tensors)?,
+            scaling: self.scaling(tensors, stated_context)?,
         };
+        let context = extended(stated_context, &rope);
         Ok(DecoderArch {
             family: Family::Llama,
             vocab: rows(tensors, "embed.weight")?,
@@ -179,18 +181,19 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// Reads RoPE scaling: a single factor, divisors per frequency (`rope_freqs.weight`), or both.
-    fn scaling(&self, tensors: &Tensors) -> Result<RopeScaling> {
+    /// Reads RoPE scaling: a single factor, divisors per frequency (`rope_freqs.weight`), or both; or YaRN.
+    fn scaling(&self, tensors: &Tensors, context: usize) -> Result<RopeScaling> {
         let kind = "rope.scaling.type";
         let factor = match self.metadata.text(&self.name(kind))? {
             Some("none") => None,
             Some("linear") => self.float("rope.scaling.factor")?,
+            Some("yarn") if !tensors.by_name.contains_key(ROPE_FREQS) => return self.yarn(context),
             // Older files have the factor without the type.
             None => match self.float("rope.scaling.factor")? {
                 Some(factor) => Some(factor),
                 None => self.float("rope.scale_linear")?,
             },
-            Some(other) => return Err(unsupported(self.name(kind), "none or linear", other)),
+            Some(other) => return Err(unsupported(self.name(kind), "none, linear or yarn", other)),
         };
         let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
         if !tensors.by_name.contains_key(ROPE_FREQS) {
@@ -201,5 +204,23 @@ impl GgufKeys<'_> {
             factors.iter_mut().for_each(|divisor| *divisor *= factor as f32);
         }
         Ok(RopeScaling::Factors { factors })
+    }
+
+    /// Reads YaRN scaling. llama.cpp multiplies the file's factor on queries and keys with that of the paper.
+    fn yarn(&self, context: usize) -> Result<RopeScaling> {
+        let log = "rope.scaling.yarn_log_multiplier";
+        if let Some(found) = self.float(log)? {
+            return Err(unsupported(self.name(log), "none", found));
+        }
+        let factor = "rope.scaling.factor";
+        let factor = self.float(factor)?.ok_or_else(|| self.absent(factor))?;
+        let original = self.count("rope.scaling.original_context_length")?.unwrap_or(context);
+        let mut scaling = RopeScaling::yarn(factor, original);
+        if let RopeScaling::Yarn { beta_fast, beta_slow, attention_factor, .. } = &mut scaling {
+            *beta_fast = self.float("rope.scaling.yarn_beta_fast")?.unwrap_or(*beta_fast);
+            *beta_slow = self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(*beta_slow);
+            *attention_factor *= self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        }
+        Ok(scaling)
     }
 }

@@ -131,6 +131,11 @@ pub(crate) struct RopeKeys {
     short_factor: Option<Vec<f32>>,
     long_factor: Option<Vec<f32>>,
     attention_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
 }
 
 /// Expected content of a file that has both keys, for errors.
@@ -161,15 +166,17 @@ impl DecoderKeys {
             residual: Residual::Sequential,
         };
         let widths = self.intermediate_size.of(path, layers)?;
+        let rope = self.rope(config, head_size, defaults)?;
+        let context = extended(self.max_position_embeddings.unwrap_or(defaults.context), &rope);
         Ok(DecoderArch {
             family: Family::Llama,
             vocab: self.vocab_size,
             hidden: self.hidden_size,
-            context: self.max_position_embeddings.unwrap_or(defaults.context),
+            context,
             layers: widths.into_iter().map(layer).collect(),
             norm: NormKind::Rms,
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
-            rope: Some(self.rope(config, head_size, defaults)?),
+            rope: Some(rope),
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
@@ -241,6 +248,14 @@ impl DecoderKeys {
                     scaling: keys.long(config, context, original)?,
                 })
             }
+            Some(keys) if keys.is_yarn() => {
+                let context = self.max_position_embeddings.unwrap_or(defaults.context);
+                Ok(Rope {
+                    theta: keys.rope_theta.unwrap_or(theta),
+                    dims,
+                    scaling: keys.yarn(config.path(), context)?,
+                })
+            }
             Some(keys) => keys.rope(config, dims, theta),
             None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
         }
@@ -261,6 +276,34 @@ impl RopeKeys {
     /// Returns whether the scaling is LongRoPE. Files that are older than its publication call it `su`.
     fn is_long(&self) -> bool {
         matches!(self.kind(), "longrope" | "su")
+    }
+
+    /// Returns whether the scaling is YaRN.
+    fn is_yarn(&self) -> bool {
+        self.kind() == "yarn"
+    }
+
+    /// Returns YaRN scaling. `context` is the context length that the file states outside the scaling keys.
+    fn yarn(&self, path: &Path, context: usize) -> Result<RopeScaling> {
+        // DeepSeek's factors and gpt-oss's exact borders give other frequencies.
+        for (key, present) in [
+            ("mscale", self.mscale.is_some()),
+            ("mscale_all_dim", self.mscale_all_dim.is_some()),
+            ("truncate", self.truncate == Some(false)),
+        ] {
+            if present {
+                return Err(unsupported("rope scaling yarn", "no mscale, mscale_all_dim and truncate", key));
+            }
+        }
+        let factor = self.factor.ok_or_else(|| malformed(path, "a rope scaling with factor", "none"))?;
+        let original_context = self.original_max_position_embeddings.unwrap_or(context);
+        let mut scaling = RopeScaling::yarn(factor, original_context);
+        if let RopeScaling::Yarn { beta_fast, beta_slow, attention_factor, .. } = &mut scaling {
+            *beta_fast = self.beta_fast.unwrap_or(*beta_fast);
+            *beta_slow = self.beta_slow.unwrap_or(*beta_slow);
+            *attention_factor = self.attention_factor.unwrap_or(*attention_factor);
+        }
+        Ok(scaling)
     }
 
     /// Returns LongRoPE scaling for a context of `context` tokens. `original` is the original context length that the
@@ -296,8 +339,18 @@ impl RopeKeys {
                     malformed(path, "a rope scaling with original_max_position_embeddings", "none")
                 })?,
             }),
-            other => Err(unsupported("rope scaling", "default, linear, llama3 or longrope", other)),
+            other => Err(unsupported("rope scaling", "default, linear, llama3, yarn or longrope", other)),
         }
+    }
+}
+
+/// Returns the context length with YaRN. Model cards add YaRN to a file that states the original context.
+pub(crate) fn extended(context: usize, rope: &Rope) -> usize {
+    match rope.scaling {
+        RopeScaling::Yarn { factor, original_context, .. } => {
+            context.max((original_context as f64 * factor) as usize)
+        }
+        _ => context,
     }
 }
 
@@ -422,9 +475,32 @@ mod tests {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0});
         refused(decoder(json!({"rope_scaling": llama3})), "a rope scaling with low_freq_factor, found none");
         refused(
-            decoder(json!({"rope_scaling": {"type": "yarn", "factor": 2.0}})),
-            "rope scaling \"yarn\" is not supported",
+            decoder(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})),
+            "rope scaling \"dynamic\" is not supported",
         );
+        // As the card of Qwen2.5 states it.
+        let card = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+        let found = decoder(json!({"max_position_embeddings": 32768, "rope_scaling": card})).unwrap();
+        assert_eq!(found.rope.unwrap().scaling, RopeScaling::yarn(4.0, 32768));
+        assert_eq!(found.context, 131_072);
+        let own = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "attention_factor": 1.5});
+        let found = decoder(json!({"max_position_embeddings": 64, "rope_scaling": own})).unwrap();
+        assert_eq!(
+            found.rope.unwrap().scaling,
+            RopeScaling::Yarn {
+                factor: 2.0,
+                original_context: 64,
+                beta_fast: 16.0,
+                beta_slow: 1.0,
+                attention_factor: 1.5
+            }
+        );
+        let yarn = |more: Value| decoder(json!({"rope_scaling": with(json!({"type": "yarn"}), more)}));
+        refused(yarn(json!({})), "a rope scaling with factor, found none");
+        refused(yarn(json!({"factor": -1.0})), "a rope scaling factor above zero");
+        refused(yarn(json!({"factor": 1e300})), "a context length");
+        refused(yarn(json!({"factor": 2.0, "beta_fast": 0.5})), "a rope beta_fast of at least");
+        refused(yarn(json!({"factor": 2.0, "mscale": 1.0})), "\"mscale\" is not supported");
         let both = |old: Value, new: Value| {
             decoder(json!({"rope_theta": 7e4, "rope_scaling": old, "rope_parameters": new}))
         };
@@ -436,7 +512,7 @@ mod tests {
         refused(both(linear.clone(), twice.clone()), "rope_scaling and rope_parameters that say the same");
         let default = json!({"rope_type": "default", "rope_theta": 7e4});
         refused(both(linear, default.clone()), "found \"linear\" and \"default\" that differ");
-        refused(both(json!({"type": "yarn", "factor": 2.0}), default), "rope scaling \"yarn\"");
+        refused(both(json!({"type": "dynamic", "factor": 2.0}), default), "rope scaling \"dynamic\"");
         refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor \"0.5\"");
     }
 

@@ -276,7 +276,16 @@ mod tests {
         assert_eq!(scaling(scaled("linear", 4.0)), RopeScaling::Linear { factor: 4.0 });
         assert_eq!(scaling(scaled("linear", 1.0)), RopeScaling::None);
         assert_eq!(scaling(scaled("none", 4.0)), RopeScaling::None);
-        refused(tiny_llama(1), scaled("yarn", 4.0), "llama.rope.scaling.type \"yarn\" is not supported");
+        refused(
+            tiny_llama(1),
+            scaled("dynamic", 4.0),
+            "llama.rope.scaling.type \"dynamic\" is not supported",
+        );
+        let yarn = |f: &mut Gguf| {
+            scaled("yarn", 4.0)(f);
+            f.set("llama.rope.scaling.original_context_length", Meta::U32(16));
+        };
+        assert_eq!(scaling(yarn), RopeScaling::yarn(4.0, 16));
         refused(tiny_llama(1), scaled("linear", -4.0), "rope scaling factor above zero");
         let old = scaling(|f| f.set("llama.rope.scale_linear", Meta::F32(2.0)));
         assert_eq!(old, RopeScaling::Linear { factor: 2.0 });

@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 use narthex_gateway::models::ModelKind;
-use narthex_spec::{Scheme, Target};
+use narthex_spec::{ContextFactor, Scheme, Target};
 
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
@@ -29,6 +29,10 @@ pub(crate) struct PlanArgs {
     /// Check for this NPU; repeatable [default: every known NPU]
     #[arg(long, value_name = "PROVIDER:CHIP")]
     pub(crate) target: Vec<Target>,
+
+    /// Extend the context by this factor with YaRN, as `compile --yarn` does
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) yarn: Option<ContextFactor>,
 
     /// Print JSON
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser};
 use narthex_spec::{
-    Calibration, LayerList, MatFormer, ModelName, Pass, Scheme, Target, target::UnknownTarget,
+    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, target::UnknownTarget,
 };
 
 use super::StoreArgs;
@@ -31,6 +31,11 @@ pub(crate) struct CompileArgs {
     /// dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
     #[arg(long, value_name = "SIZE")]
     pub(crate) matformer: Option<MatFormer>,
+
+    /// Extend the context by this factor with YaRN, as the cards of Qwen 2.5 describe; `narthex plan` states the factor
+    /// of a model. Answers to short prompts may be worse
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) yarn: Option<ContextFactor>,
 
     /// Drop layers, as in 3,7,12-14, counted from 0, and measure the loss
     #[arg(long, value_name = "LAYER,...", conflicts_with = "matformer")]

@@ -95,6 +95,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         scheme: args.scheme,
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
+        yarn: args.yarn,
         drop_layers: args.drop_layers.clone(),
         vocabulary,
         keep_stages: args.keep_stages.clone(),

@@ -6,7 +6,7 @@ use crate::{args::PlanArgs, interrupt, output, render};
 
 /// Estimates a model from its settings alone.
 pub(crate) fn run(gateway: &Gateway, args: PlanArgs) -> anyhow::Result<()> {
-    let request = PlanRequest { subject: args.model, targets: args.target };
+    let request = PlanRequest { subject: args.model, targets: args.target, yarn: args.yarn };
     let report = gateway.plan(&request, interrupt::cancel())?;
     if args.json { output::json(&report) } else { output::text(&render::plan(&report)) }
 }

@@ -5,7 +5,7 @@ use narthex_server::{
     AccessOptions, Authentication, Limits, RequestOptions, ServeOptions, ServerAddress, TlsFiles,
 };
 
-use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output};
+use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output, render};
 
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
@@ -34,11 +34,14 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         requests: RequestOptions { strict_parameters: args.strict_parameters, truncate: args.truncate },
     };
     options.check(gateway)?;
+    let rules = options.access_rules(gateway)?;
+    rules.warnings().iter().for_each(|warning| output::note(format!("warning: {warning}")));
     for model in &args.model {
         super::load(gateway, model, &Bars::new())?;
     }
     let mut announced = None;
     let ready = |address: ServerAddress| {
+        output::note(render::startup(gateway, &rules));
         output::note(match &address {
             ServerAddress::Tcp(address) => {
                 format!("listening on {scheme}://{address} (OpenAI API under /v1)")

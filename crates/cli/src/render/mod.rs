@@ -6,9 +6,11 @@ mod models;
 mod package;
 mod plan;
 mod runtimes;
+mod startup;
 mod status;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use console::Term;
 
 pub(crate) use self::{
     bench::{bench, comparison},
@@ -17,6 +19,7 @@ pub(crate) use self::{
     package::{changes, contexts, manifest},
     plan::plan,
     runtimes::{doctor, runtime_installed, runtimes},
+    startup::startup,
     status::{answer_line, servers},
 };
 
@@ -34,6 +37,14 @@ pub(crate) fn bytes(bytes: u64) -> String {
         _ if value < 9.95 => format!("{value:.1} {}", UNITS[unit]),
         _ => format!("{value:.0} {}", UNITS[unit]),
     }
+}
+
+/// Columns of an output that is not a terminal.
+const PIPED_COLUMNS: u16 = 80;
+
+/// Returns the columns of standard output.
+fn columns() -> u16 {
+    Term::stdout().size_checked().map_or(PIPED_COLUMNS, |(_, columns)| columns.max(PIPED_COLUMNS))
 }
 
 fn table(header: &[&str]) -> Table {

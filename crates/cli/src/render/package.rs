@@ -56,6 +56,9 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     if let Some(matformer) = &manifest.recipe.matformer {
         lines.insert(2, format!("submodel     {matformer}"));
     }
+    if let Some(factor) = manifest.recipe.yarn {
+        lines.insert(2, format!("yarn         context extended by {factor}"));
+    }
     lines.extend(changes(manifest));
     if !manifest.contexts.is_empty() {
         lines.push(contexts(manifest));

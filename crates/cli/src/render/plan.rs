@@ -1,9 +1,11 @@
 //! Estimates of a model.
 
-use comfy_table::Cell;
+use comfy_table::{Cell, ContentArrangement};
 use narthex_gateway::plan::{
     CacheEstimate, DeviceFit, PlanReport, Room, SchemeEstimate, SchemeFit, TargetEstimate,
 };
+
+use narthex_spec::Scheme;
 
 use super::{bytes, right, table};
 
@@ -16,6 +18,10 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     fact("parameters", thousands(estimate.parameters));
     fact("context", format!("{} tokens at most", estimate.longest));
     let origin = &report.origin;
+    if let Some(factor) = origin.yarn.filter(|_| report.yarn.is_none()) {
+        let tokens = estimate.longest * factor.get();
+        fact("longer", format!("{tokens} tokens with --yarn {factor}, as its card describes"));
+    }
     origin.source.iter().for_each(|source| fact("source", source.clone()));
     origin.license.iter().for_each(|license| fact("licence", license.clone()));
     origin.access.and_then(super::models::access).iter().for_each(|text| fact("access", (*text).to_owned()));
@@ -78,29 +84,44 @@ fn schemes(schemes: &[SchemeEstimate]) -> String {
     table.trim_fmt()
 }
 
+/// Renders the verdict on each NPU in each scheme. NPUs with the same verdicts share their rows.
 fn targets(schemes: &[SchemeEstimate]) -> String {
+    let schemes: Vec<&SchemeEstimate> = schemes.iter().filter(|found| found.fixed_bytes.is_some()).collect();
+    let mut groups: Vec<(Vec<String>, Vec<[String; 3]>)> = Vec::new();
+    for target in schemes.first().iter().flat_map(|first| &first.targets) {
+        let in_scheme = |found: &&SchemeEstimate| {
+            let estimate = found.targets.iter().find(|known| known.target == target.target)?;
+            Some(verdict(found.scheme, estimate))
+        };
+        let rows: Vec<[String; 3]> = schemes.iter().filter_map(in_scheme).collect();
+        let name = target.target.to_string();
+        match groups.iter_mut().find(|(_, known)| *known == rows) {
+            Some((names, _)) => names.push(name),
+            None => groups.push((vec![name], rows)),
+        }
+    }
     let mut table = table(&["NPU", "SCHEME", "SCORE", "VERDICT"]);
-    let rows = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found, target)));
-    let mut rows: Vec<(&SchemeEstimate, &TargetEstimate)> =
-        rows.filter(|(found, _)| found.fixed_bytes.is_some()).collect();
-    rows.sort_by_key(|(_, target)| schemes.first().map_or(0, |first| position(first, target)));
-    for (found, target) in rows {
-        table.add_row([
-            Cell::new(&target.target),
-            Cell::new(found.scheme),
-            right(format!("{:.1}", target.score.total)),
-            Cell::new(match &target.verdict {
-                narthex_gateway::check::Verdict::Refused { reason } => format!("refused: {reason}"),
-                other => other.to_string(),
-            }),
-        ]);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(super::columns());
+    for (names, rows) in &groups {
+        // The names fill the first column downwards.
+        let blank = std::iter::repeat(String::new());
+        let last = rows.len().saturating_sub(1);
+        for (at, (name, [scheme, score, verdict])) in names.iter().cloned().chain(blank).zip(rows).enumerate()
+        {
+            let name = if at == last { names.get(at..).map_or(name, |rest| rest.join("\n")) } else { name };
+            table.add_row([Cell::new(name), Cell::new(scheme), right(score), Cell::new(verdict)]);
+        }
     }
     table.trim_fmt()
 }
 
-/// Returns the position of a target in the list.
-fn position(scheme: &SchemeEstimate, target: &TargetEstimate) -> usize {
-    scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
+/// Returns the scheme, the score and the verdict of a target.
+fn verdict(scheme: Scheme, target: &TargetEstimate) -> [String; 3] {
+    let verdict = match &target.verdict {
+        narthex_gateway::check::Verdict::Refused { reason } => format!("refused: {reason}"),
+        other => other.to_string(),
+    };
+    [scheme.to_string(), format!("{:.1}", target.score.total), verdict]
 }
 
 fn machine(devices: &[DeviceFit]) -> String {

@@ -112,6 +112,7 @@ mod tests {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            package_bytes: None,
             draft_model: None,
         };
         (status, figures.placement)

@@ -49,7 +49,7 @@ impl Norm {
             Ok(gain.into_iter().map(|gain| gain * factor).collect())
         };
         let gain = e.tensor(&scope.node("gain"), &[self.width], values)?;
-        Ok(e.graph.rms_norm(scope, x, gain, self.epsilon)?)
+        rms_norm_of_rows(e, scope, x, gain, self.epsilon)
     }
 
     /// Adds the norm of `residual + branch` as one operator.
@@ -85,7 +85,35 @@ impl Norm {
 /// Adds an RMS norm over the last axis.
 fn rms_norm(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, epsilon: f32) -> Result<Tensor> {
     let gain = e.vector(&scope.parameter("weight"), width)?;
-    Ok(e.graph.rms_norm(scope, x, gain, epsilon)?)
+    rms_norm_of_rows(e, scope, x, gain, epsilon)
+}
+
+/// Adds an RMS norm over the last axis. If the shape is fixed, the rows `[batch, .., width]` get a single axis for the
+/// norm: of `[1, 12, 2, 64]`, Qualcomm's HTP backend (QNN 2.7.0) norms the first 8 of 12 correctly and gives wrong values
+/// for the rest.
+fn rms_norm_of_rows(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    gain: Tensor,
+    epsilon: f32,
+) -> Result<Tensor> {
+    let shape = e.graph.fixed_shape(x).unwrap_or_default();
+    let [batch, rows @ .., width] = shape.as_slice() else {
+        return Ok(e.graph.rms_norm(scope, x, gain, epsilon)?);
+    };
+    if rows.len() < 2 {
+        return Ok(e.graph.rms_norm(scope, x, gain, epsilon)?);
+    }
+    let one_axis = [*batch, rows.iter().product(), *width];
+    let flat = reshape(e, &scope.child("one_axis"), x, &one_axis)?;
+    let normed = e.graph.rms_norm(scope, flat, gain, epsilon)?;
+    reshape(e, &scope.child("all_axes"), normed, &shape)
+}
+
+fn reshape(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, shape: &[usize]) -> Result<Tensor> {
+    let extents: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
+    Ok(e.graph.reshape(scope, x, &extents)?)
 }
 
 /// Adds an RMS norm over the last axis without a gain.
@@ -97,7 +125,7 @@ pub(crate) fn unit_norm(
     epsilon: f32,
 ) -> Result<Tensor> {
     let ones = e.ones(&scope.node("ones"), width)?;
-    Ok(e.graph.rms_norm(scope, x, ones, epsilon)?)
+    rms_norm_of_rows(e, scope, x, ones, epsilon)
 }
 
 /// Norms around a residual stream, whose values may be scaled by a factor below 1.

@@ -4,10 +4,12 @@
 //! It is our own code because sysinfo counts the machine's cores instead of those that this process may use, reads the
 //! memory limit of one control group only, and knows neither NPUs nor drivers.
 
+mod control_groups;
 mod nvidia;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use self::control_groups::ControlGroups;
 use crate::{memory, registry};
 
 /// Registry key under which Windows has the name of the first processor.
@@ -180,32 +182,13 @@ fn features() -> Vec<&'static str> {
 /// Returns the bytes of memory that this process may use: the machine's memory, or its control group's limit if that is
 /// lower.
 pub fn memory_bytes() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Some(group_limits(&groups, Path::new("/sys/fs/cgroup")).fold(memory::installed()?, u64::min))
+    Some(ControlGroups::of_process().limits().fold(memory::installed()?, u64::min))
 }
 
-/// Returns the memory limits of this process's control groups and of all their ancestors, in both versions of control
-/// groups (cgroups(7)). `groups` is the kernel's list of the process's groups; `root` is the folder where they are
-/// mounted.
-fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
-    let files = groups.lines().flat_map(move |line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
-        let place = match controllers {
-            "" => Some((root.to_owned(), "memory.max")),
-            _ if controllers.split(',').any(|controller| controller == "memory") => {
-                Some((root.join("memory"), "memory.limit_in_bytes"))
-            }
-            _ => None,
-        };
-        // In a container the path may be that of the host, which does not exist here; then only the limit of the root
-        // group is found.
-        let nested = Path::new(path.trim_start_matches('/'));
-        place.into_iter().flat_map(move |(mount, file)| {
-            nested.ancestors().map(move |group| mount.join(group).join(file)).collect::<Vec<_>>()
-        })
-    });
-    files.filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
+/// Returns the bytes of memory that this process can still take: those that the system can provide without swapping, or
+/// the room in its control group if that is less.
+pub fn available_memory() -> Option<u64> {
+    Some(ControlGroups::of_process().rooms().fold(memory::available()?, u64::min))
 }
 
 /// Returns the operating system's name and version, if it reports them.
@@ -369,26 +352,6 @@ mod tests {
         check("", None);
         check("0-", None);
         check("0-99999999999", None);
-    }
-
-    #[test]
-    fn a_limit_holds_for_the_groups_below_it() {
-        let root = tempfile::tempdir().unwrap();
-        let limit = |group: &str, file: &str, limit: &str| {
-            let group = root.path().join(group);
-            fs::create_dir_all(&group).unwrap();
-            fs::write(group.join(file), limit).unwrap();
-        };
-        limit("user.slice", "memory.max", "5000\n");
-        limit("user.slice/shell.scope", "memory.max", "max\n");
-        limit("user.slice/other.scope", "memory.max", "7\n");
-        limit("memory", "memory.limit_in_bytes", "9223372036854771712\n");
-        limit("memory/jobs", "memory.limit_in_bytes", "3000\n");
-        let limits = |groups: &str| group_limits(groups, root.path()).collect::<Vec<_>>();
-        assert_eq!(limits("0::/user.slice/shell.scope\n"), [5000]);
-        assert_eq!(limits("5:cpu:/\n4:cpuset,memory:/jobs\n0::/\n"), [3000, 9223372036854771712]);
-        assert_eq!(limits("4:memory:/of/the/machine/outside\n"), [9223372036854771712]);
-        assert!(limits("nonsense\n\n7:memory\n::").len() <= 1);
     }
 
     #[test]

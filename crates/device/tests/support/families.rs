@@ -47,9 +47,10 @@ pub(crate) enum Format {
     Gguf,
 }
 
-/// Returns shapes of the static variant by which the tokens take several steps.
+/// Returns shapes of the static variant by which the tokens take several steps, with padding. Qualcomm's backend treats
+/// more than 8 rows otherwise than fewer.
 pub(crate) fn shapes() -> FixedShapes {
-    FixedShapes { context: 48, shorter: vec![], prefill: vec![8], buckets: vec![16] }
+    FixedShapes { context: 48, shorter: vec![], prefill: vec![12], buckets: vec![16] }
 }
 
 /// Returns the tokens of the reference.

@@ -166,7 +166,7 @@ impl PackageBuild<'_> {
 
     /// Returns the recipe. A new target is added to those of the installed package.
     fn recipe(&self) -> Recipe {
-        let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, .. } = self.request;
+        let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, yarn, .. } = self.request;
         let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
         let installed = self.library.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
@@ -185,7 +185,8 @@ impl PackageBuild<'_> {
         let default = Recipe::new(*scheme);
         let target_limit = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
-        Recipe { matformer, drop_layers, fixed, part_bytes, targets, passes, ..default }
+        let yarn = *yarn;
+        Recipe { matformer, yarn, drop_layers, fixed, part_bytes, targets, passes, ..default }
     }
 
     fn compile(

@@ -7,7 +7,9 @@ use std::{
 
 use narthex_compile::CompileError;
 pub use narthex_compile::vocab_subset::VocabSubset;
-use narthex_spec::{Calibration, LayerList, MatFormer, ModelName, Pass, Scheme, Target, id::BadModelName};
+use narthex_spec::{
+    Calibration, ContextFactor, LayerList, MatFormer, ModelName, Pass, Scheme, Target, id::BadModelName,
+};
 
 use crate::{error::Error, library::package_key::PackageKey};
 
@@ -34,6 +36,8 @@ pub struct CompileRequest {
     pub calibration: Calibration,
     /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
+    /// Factor by which YaRN extends the context. The package has a name of its own.
+    pub yarn: Option<ContextFactor>,
     /// Layers to leave out, numbered as in the checkpoint. The package has a name of its own, and its manifest states
     /// how far its answers differ from the whole model's.
     pub drop_layers: Option<LayerList>,
@@ -66,6 +70,7 @@ impl CompileRequest {
             scheme,
             calibration: Calibration::Standard,
             matformer: None,
+            yarn: None,
             drop_layers: None,
             vocabulary: None,
             keep_stages: None,
@@ -78,18 +83,19 @@ impl CompileRequest {
         }
     }
 
-    /// Returns the package's key: the requested name, else that of `base` with a suffix for each reduction, as in
+    /// Returns the package's key: the requested name, else that of `base` with a suffix for each change, as in
     /// `gemma3n:e4b-e2b` or `smollm2:135m-drop3.7`.
     pub(crate) fn package_key(&self, mut base: PackageKey) -> Result<PackageKey, Error> {
         if let Some(name) = &self.name {
             return Ok(PackageKey { name: name.clone(), ..base });
         }
-        let reductions = [
+        let changes = [
             ("matformer", self.matformer.as_ref().map(MatFormer::slug)),
+            ("yarn", self.yarn.as_ref().map(ContextFactor::slug)),
             ("drop_layers", self.drop_layers.as_ref().map(LayerList::slug)),
             ("prune_vocabulary", self.vocabulary.as_ref().map(VocabSubset::slug)),
         ];
-        for (param, slug) in reductions {
+        for (param, slug) in changes {
             let Some(slug) = slug else { continue };
             let bad = |error: BadModelName| Error::Invalid { param, message: error.to_string() };
             base.name = format!("{}-{slug}", base.name).parse().map_err(bad)?;
@@ -131,6 +137,8 @@ mod tests {
         let name = |request: &CompileRequest| request.package_key(key.clone()).unwrap().name.to_string();
         assert_eq!(name(&sized("e2b")), "gemma3n:e4b-e2b");
         assert_eq!(name(&sized("ffn=8192*30,skip=20-24")), "gemma3n:e4b-ffn8192x30-skip20-24");
+        let extended = CompileRequest { yarn: Some("4".parse().unwrap()), ..plain.clone() };
+        assert_eq!(name(&extended), "gemma3n:e4b-yarn4");
         let dropped = CompileRequest { drop_layers: Some("7,3".parse().unwrap()), ..plain.clone() };
         assert_eq!(name(&dropped), "gemma3n:e4b-drop3.7");
         assert_eq!(plain.package_key(key.clone()).unwrap(), key);

@@ -90,7 +90,7 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {
             ErrorKind::Malformed
         }
-        Compile::Slice(_) | Compile::VocabSubset(_) => ErrorKind::BadRequest,
+        Compile::Slice(_) | Compile::Yarn(_) | Compile::VocabSubset(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Build(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

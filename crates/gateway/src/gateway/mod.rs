@@ -32,7 +32,7 @@ use crate::{
         residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
-    report::models::ModelStatus,
+    report::{memory::MemoryReport, models::ModelStatus},
     rights::{AutoPull, Rights},
     serve::{
         generation::Generation,
@@ -219,6 +219,11 @@ impl Gateway {
         status
     }
 
+    /// Measures the memory of this process and of the machine.
+    pub fn memory(&self) -> MemoryReport {
+        MemoryReport::measure(&self.models.status())
+    }
+
     /// Refuses new requests. Running generations finish or end, depending on `drain`.
     pub fn shutdown(&self, drain: Drain) {
         self.closing.cancel();
@@ -312,6 +317,7 @@ impl Gateway {
         match outcome {
             Ok(loaded) => {
                 self.models.finish(key, Ok(loaded));
+                self.memory().warn_if_low();
                 Ok(())
             }
             Err(error) => {

@@ -52,6 +52,11 @@ impl Package {
         Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, tokenizer, stamp })
     }
 
+    /// Returns the bytes of its files without the manifest.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.manifest.files.values().map(|file| file.bytes).sum()
+    }
+
     /// Returns whether the package is still in its folder, neither removed nor replaced.
     pub(crate) fn is_current(&self) -> bool {
         self.stamp.is_some() && manifest_stamp(&self.folder) == self.stamp

@@ -80,8 +80,7 @@ impl OpenDraftModel {
 
 /// Returns the status of a draft model.
 pub(crate) fn status(package: &Package) -> DraftModelStatus {
-    let bytes = package.manifest.files.values().map(|file| file.bytes).sum();
-    DraftModelStatus { name: package.key.name.clone(), scheme: package.key.scheme, bytes }
+    DraftModelStatus { name: package.key.name.clone(), scheme: package.key.scheme, bytes: package.bytes() }
 }
 
 /// Refuses a draft model whose tokens are not those of the chat model.

@@ -142,6 +142,7 @@ impl LoadedModel {
             passed_over: self.passed_over.clone(),
             engine: Some(self.counters()),
             max_length: Some(self.package.manifest.max_length),
+            package_bytes: Some(self.package.bytes() + self.draft.as_deref().map_or(0, Package::bytes)),
             draft_model: self.draft.as_deref().map(draft_model::status),
         }
     }

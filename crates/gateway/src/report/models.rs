@@ -150,6 +150,9 @@ pub struct ModelStatus {
     pub engine: Option<EngineCounters>,
     /// Maximum sequence length in tokens.
     pub max_length: Option<usize>,
+    /// Bytes of its package, once loaded, with those of its draft model.
+    #[serde(default)]
+    pub package_bytes: Option<u64>,
     /// Draft model that was loaded with the model.
     #[serde(default)]
     pub draft_model: Option<DraftModelStatus>,
@@ -178,6 +181,7 @@ impl ModelStatus {
             passed_over: Vec::new(),
             engine: None,
             max_length: None,
+            package_bytes: None,
             draft_model: None,
         }
     }

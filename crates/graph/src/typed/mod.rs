@@ -191,6 +191,15 @@ impl TypedBuilder {
         Tensor { graph: self.id, index }
     }
 
+    /// Returns the shape of a tensor of this graph, if all its dimensions are fixed.
+    pub fn fixed_shape(&self, tensor: Tensor) -> Option<Vec<usize>> {
+        let extent = |dim: &Dim| match dim {
+            Dim::Fixed(extent) => usize::try_from(*extent).ok(),
+            Dim::Symbol(_) => None,
+        };
+        self.get(tensor)?.shape.iter().map(extent).collect()
+    }
+
     fn get(&self, tensor: Tensor) -> Option<&TensorType> {
         let (_, kind) = self.values.get(tensor.index as usize).filter(|_| tensor.graph == self.id)?;
         Some(kind)

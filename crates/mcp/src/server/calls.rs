@@ -335,7 +335,8 @@ impl CallSite {
 
     fn plan(&self, arguments: PlanArguments, cancel: &Cancel) -> Result<ToolAnswer, CallError> {
         let targets = arguments.targets.iter().map(|text| target(text, "targets"));
-        let request = PlanRequest { subject: arguments.model, targets: targets.collect::<Result<_, _>>()? };
+        let request =
+            PlanRequest { subject: arguments.model, targets: targets.collect::<Result<_, _>>()?, yarn: None };
         ToolAnswer::json(&self.gateway.plan(&request, cancel)?)
     }
 }

@@ -53,6 +53,13 @@ pub struct AccessOptions {
     pub auto_pull: Option<AutoPull>,
 }
 
+impl AccessOptions {
+    /// Returns the downloads that requests may start by default.
+    pub(crate) fn default_auto_pull(is_local: bool) -> AutoPull {
+        if is_local { AutoPull::Catalogue } else { AutoPull::Never }
+    }
+}
+
 /// Requests that need a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authentication {
@@ -98,8 +105,7 @@ impl Access {
             Authentication::Standard if is_local => KeyPolicy::IfAny,
             Authentication::Standard => KeyPolicy::Always,
         };
-        let default = if is_local { AutoPull::Catalogue } else { AutoPull::Never };
-        let auto_pull = options.auto_pull.unwrap_or(default);
+        let auto_pull = options.auto_pull.unwrap_or_else(|| AccessOptions::default_auto_pull(is_local));
         Ok(Self {
             metrics: Metrics::new(),
             shared,

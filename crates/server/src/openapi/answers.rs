@@ -195,6 +195,7 @@ schemas! {
     HealthReport = json!({
         "status": {"enum": ["ok", "degraded"]},
         "version": optional(string()),
+        "memory": optional(json!({"type": "object"})),
         "npu": optional(json!({"type": "object"})),
         "models": optional(list(json!({"type": "object"}))),
     });

@@ -14,9 +14,10 @@ use narthex_catalog::{
     source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
+use narthex_checkpoint::YarnError;
 use narthex_device::inventory;
 use narthex_graph::onnx::files::OnnxFileError;
-use narthex_spec::{OpenVinoDevice, QnnChip, Target};
+use narthex_spec::{ContextFactor, OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
 pub use self::{
@@ -46,6 +47,8 @@ pub struct PlanRequest {
     pub subject: String,
     /// NPUs to include; empty for all.
     pub targets: Vec<Target>,
+    /// Factor by which YaRN extends the context.
+    pub yarn: Option<ContextFactor>,
 }
 
 /// Source of a model, as far as the catalogue or the hub states it.
@@ -61,6 +64,9 @@ pub struct Origin {
     pub download_bytes: Option<u64>,
     /// Notes for users.
     pub notes: Option<String>,
+    /// Factor of YaRN that the publisher's card describes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<ContextFactor>,
     /// Devices whose answers were found to differ from the CPU's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub canary: Vec<KnownDivergence>,
@@ -79,6 +85,7 @@ impl Origin {
             access: entry.map(|entry| entry.access),
             download_bytes: stated.map_or_else(|| entry?.checkpoint_bytes(), |stated| stated.bytes),
             notes: entry.and_then(|entry| entry.notes.clone()),
+            yarn: entry.and_then(|entry| entry.yarn),
             canary: entry.map(|entry| entry.canary.clone()).unwrap_or_default(),
             source: Some(resolved.provenance),
         }
@@ -93,6 +100,9 @@ pub struct PlanReport {
     /// Source.
     #[serde(flatten)]
     pub origin: Origin,
+    /// Factor by which YaRN extends the context in these figures.
+    #[serde(rename = "extended_by", skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<ContextFactor>,
     /// Figures of the compiler.
     #[serde(flatten)]
     pub estimate: ModelEstimate,
@@ -129,6 +139,12 @@ impl Gateway {
             ResolvedModel::Unsupported(error) => return Err(*error),
             ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
         };
+        let mut architecture = architecture;
+        if let Some(factor) = request.yarn {
+            let refused =
+                |error: YarnError| Error::Invalid { param: "yarn", message: format!("yarn: {error}") };
+            narthex_checkpoint::extend(&mut architecture, factor).map_err(refused)?;
+        }
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let mut estimate = ModelEstimate::new(&architecture, &targets)?;
         let machine = fit::machine(&estimate, &fit::memories());
@@ -138,6 +154,7 @@ impl Gateway {
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin,
+            yarn: request.yarn,
             least: fit::least(&estimate, &machine),
             estimate,
             machine,

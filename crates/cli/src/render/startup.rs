@@ -1,0 +1,85 @@
+//! Lines at the start of a server: its models, the devices of this machine, and the access rules.
+
+use narthex_gateway::{
+    Gateway, PlacementReport,
+    devices::DeviceStatus,
+    models::{ModelListing, ModelStatus},
+};
+use narthex_server::AccessRules;
+
+/// Renders the start of a server.
+pub(crate) fn startup(gateway: &Gateway, rules: &AccessRules) -> String {
+    let installed = gateway.models().unwrap_or_default();
+    let (models, devices) = (models(&gateway.status(), &installed), devices(&gateway.devices()));
+    format!("models:  {models}\ndevices: {devices}\naccess:  {rules}")
+}
+
+/// Renders the models in memory, and the number of those that a request loads.
+fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
+    let on = |model: &ModelStatus| {
+        let device = model.placement.as_ref().map_or_else(|| "no device".to_owned(), PlacementReport::name);
+        format!("{} on {device}", model.id())
+    };
+    let loaded: Vec<String> = loaded.iter().map(on).collect();
+    let installed = known.iter().filter(|model| !model.installed.is_empty()).count();
+    let loaded = if loaded.is_empty() { "none in memory".to_owned() } else { loaded.join(", ") };
+    format!("{loaded}; {installed} installed, and requests load them")
+}
+
+/// Renders the devices that are usable, and those that are present without being usable.
+fn devices(devices: &[DeviceStatus]) -> String {
+    let usable = devices.iter().filter(|found| found.usable).map(|found| found.device.to_string());
+    let mut text = usable.collect::<Vec<_>>().join(", ");
+    if text.is_empty() {
+        text.push_str("none; `narthex doctor` states the reasons");
+    }
+    for found in devices.iter().filter(|found| found.present && !found.usable) {
+        let reason = found.reason.as_deref().unwrap_or("unknown reason");
+        text.push_str(&format!("; not {}: {reason}", found.device));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::models::ModelState;
+    use narthex_spec::{DeviceName, Scheme};
+
+    use super::*;
+
+    #[test]
+    fn devices_that_cannot_be_used_have_a_reason() {
+        let status = |device, usable, present| DeviceStatus {
+            device,
+            usable,
+            present,
+            reason: (!usable).then(|| "the qnn runtime is not installed".to_owned()),
+            fix: None,
+        };
+        let found = [
+            status(DeviceName::Qnn, false, true),
+            status(DeviceName::CoreMl, false, false),
+            status(DeviceName::Cpu, true, true),
+        ];
+        assert_eq!(devices(&found), "cpu; not qnn: the qnn runtime is not installed");
+        assert!(devices(&[]).contains("narthex doctor"));
+    }
+
+    #[test]
+    fn models_in_memory_are_named() {
+        assert_eq!(models(&[], &[]), "none in memory; 0 installed, and requests load them");
+        let status = ModelStatus {
+            name: "tiny".parse().unwrap(),
+            kind: None,
+            scheme: Scheme::W4,
+            state: ModelState::Ready,
+            placement: None,
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+            package_bytes: None,
+            draft_model: None,
+        };
+        assert_eq!(models(&[status], &[]), "tiny@w4 on no device; 0 installed, and requests load them");
+    }
+}

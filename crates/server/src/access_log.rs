@@ -1,0 +1,46 @@
+//! One line of the log for each request, at the level of information.
+//!
+//! The line is written at the end of the response, so that it states the time of a whole stream. It has no query and no
+//! headers, which may contain secrets.
+
+use std::time::Instant;
+
+use axum::http::{Method, StatusCode};
+
+/// Target of the lines in the log.
+const ACCESS: &str = "narthex::access";
+
+/// Maximum number of characters of a path in a line.
+const MOST: usize = 100;
+
+/// A request whose line is written when this is dropped.
+pub(crate) struct AccessLine {
+    request: String,
+    began: Instant,
+    /// Status of the response; `None` if the client disconnected before it.
+    status: Option<StatusCode>,
+    id: String,
+}
+
+impl AccessLine {
+    /// Starts the time of a request.
+    pub(crate) fn new(method: &Method, path: &str) -> Self {
+        let path: String = path.chars().take(MOST).collect();
+        Self { request: format!("{method} {path}"), began: Instant::now(), status: None, id: "-".to_owned() }
+    }
+
+    /// Adds the status and the id of the response.
+    pub(crate) fn respond(&mut self, status: StatusCode, id: &str) {
+        self.status = Some(status);
+        id.clone_into(&mut self.id);
+    }
+}
+
+impl Drop for AccessLine {
+    fn drop(&mut self) {
+        let took = self.began.elapsed().as_millis();
+        let status =
+            self.status.map_or_else(|| "disconnected".to_owned(), |status| status.as_str().to_owned());
+        tracing::info!(target: ACCESS, "{} {status} in {took} ms ({})", self.request, self.id);
+    }
+}
