@@ -75,7 +75,6 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     let gateway = Gateway::open(Config { max_models: 1, ..tiny.config() }).unwrap();
     let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
     ask(&gateway, &chat, question("the cat", greedy(2)));
-    // The load waits until the counters of the chat model are updated after its last step.
     embed().unwrap();
     assert_eq!(states(&gateway), [(encoder.clone(), ModelState::Ready)]);
     let (sink, heard) = events();

@@ -147,12 +147,6 @@ impl LoadedModel {
         }
     }
 
-    /// Returns whether no request runs or waits.
-    pub(crate) fn is_idle(&self) -> bool {
-        let EngineCounters { running, waiting, .. } = self.counters();
-        running + waiting == 0
-    }
-
     fn counters(&self) -> EngineCounters {
         match &self.worker {
             Worker::Engine(engine) => counters(engine),

@@ -6,6 +6,7 @@
 //! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
 //! model that was used least recently. If none is idle, its load waits for one, for a limited time.
 
+mod model_use;
 mod pending;
 
 use std::{
@@ -15,7 +16,7 @@ use std::{
 };
 
 use narthex_spec::ModelName;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     cancel::Cancel,
@@ -25,10 +26,8 @@ use crate::{
     report::models::{ModelState, ModelStatus, PassedOver},
 };
 
+pub(crate) use model_use::ModelUse;
 pub use pending::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
-
-/// Interval of the checks for room. No event marks the end of the last request of a model.
-const ROOM_CHECK: Duration = Duration::from_millis(20);
 
 enum Residence {
     Loading {
@@ -58,6 +57,8 @@ enum LoadRoom {
     /// Reserved, with these bytes of KV cache.
     Reserved(usize),
 }
+
+type Residences = BTreeMap<PackageKey, Residence>;
 
 /// Functions to call at the end of a load, by number.
 type LoadWaiters = BTreeMap<u64, Box<dyn FnOnce() + Send>>;
@@ -123,7 +124,8 @@ fn is_transient(kind: ErrorKind) -> bool {
 
 /// The models in memory.
 pub(crate) struct ResidentModels {
-    models: Mutex<BTreeMap<PackageKey, Residence>>,
+    models: Mutex<Residences>,
+    /// Notified after changes of `models` and after the end of each use of a model.
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again. A load that found no
     /// room is tried again at once.
@@ -160,7 +162,7 @@ impl Residence {
     fn idle_since(&self) -> Option<Instant> {
         match self {
             Self::Ready { model, used, awaiting, .. }
-                if awaiting.is_empty() && Arc::strong_count(model) == 1 && model.is_idle() =>
+                if awaiting.is_empty() && Arc::strong_count(model) == 1 =>
             {
                 Some(*used)
             }
@@ -172,7 +174,7 @@ impl Residence {
 /// Result of a request for a model.
 pub(crate) enum Claim {
     /// The model is ready.
-    Ready(Arc<LoadedModel>),
+    Ready(ModelUse),
     /// The caller must load the model and then call [`ResidentModels::finish`].
     Load,
     /// Another thread loads the model.
@@ -203,18 +205,25 @@ impl ResidentModels {
         }
     }
 
+    /// Wakes the threads that wait for a change.
+    fn wake(&self) {
+        // A thread that has just looked at the models and does not wait yet would miss the notification.
+        drop(self.models.lock());
+        self.changed.notify_all();
+    }
+
     /// Returns whether an earlier request used the model.
     pub(crate) fn contains(&self, key: &PackageKey) -> bool {
         self.models.lock().contains_key(key)
     }
 
     /// Returns the model, or makes the caller load it.
-    pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
+    pub(crate) fn claim(self: &Arc<Self>, key: &PackageKey) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
             Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
                 *used = Instant::now();
-                return Ok(Claim::Ready(model.clone()));
+                return Ok(Claim::Ready(ModelUse::new(model, self)));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
@@ -236,56 +245,50 @@ impl ResidentModels {
     ///
     /// # Errors
     /// [`Error::NoRoom`] if the models stay in use for too long, or if no wait can help; [`Error::Cancelled`].
-    pub(crate) fn reserve(&self, key: &PackageKey, kv_bytes: usize, cancel: &Cancel) -> Result<(), Error> {
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        key: &PackageKey,
+        kv_bytes: usize,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
         let ResidencyLimits { models, kv_bytes: kv_total, room_wait, .. } = self.limits;
         if models == 0 || kv_bytes > kv_total {
             return Err(self.no_room(key));
         }
         let deadline = Instant::now() + room_wait;
+        let waiting = self.clone();
+        let _callback = cancel.on_cancel(move || waiting.wake());
+        let mut models = self.models.lock();
         loop {
             cancel.check()?;
-            if self.try_reserve(key, kv_bytes) {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                return Err(self.no_room(key));
-            }
-            self.changed.wait_for(&mut self.models.lock(), ROOM_CHECK);
-        }
-    }
-
-    /// Reserves the room, unless models in use take it. Evicts idle models.
-    fn try_reserve(&self, key: &PackageKey, kv_bytes: usize) -> bool {
-        let mut evicted = Vec::new();
-        let fits = {
-            let mut models = self.models.lock();
-            let fits = loop {
-                let others =
-                    || models.iter().filter(|(other, residence)| *other != key && residence.is_resident());
-                let count = others().count();
-                let kv_in_use: usize = others().map(|(_, residence)| residence.kv_bytes()).sum();
-                let fits = count < self.limits.models
-                    && (kv_bytes == 0 || kv_in_use.saturating_add(kv_bytes) <= self.limits.kv_bytes);
-                if fits {
-                    break true;
-                }
-                let idle = others().filter_map(|(other, residence)| Some((residence.idle_since()?, other)));
-                let Some(oldest) = idle.min().map(|(_, other)| other.clone()) else { break false };
-                tracing::info!("{} leaves the memory for {}", oldest.name, key.name);
-                evicted.extend(models.remove(&oldest));
-            };
+            let fits = self.fits(&models, key, kv_bytes);
             if let Some(Residence::Loading { room, .. }) = models.get_mut(key) {
                 *room = if fits { LoadRoom::Reserved(kv_bytes) } else { LoadRoom::Awaited };
             }
-            fits
-        };
-        let is_changed = fits || !evicted.is_empty();
-        // Dropped without the lock: the drop ends the models' threads while other requests go on.
-        drop(evicted);
-        if is_changed {
-            self.notify();
+            if fits {
+                drop(models);
+                self.notify();
+                return Ok(());
+            }
+            if let Some((idle, evicted)) = take_idle(&mut models) {
+                tracing::info!("{} leaves the memory for {}", idle.name, key.name);
+                // Dropped without the lock: the drop ends the model's threads while other requests go on.
+                MutexGuard::unlocked(&mut models, || {
+                    drop(evicted);
+                    self.notify();
+                });
+            } else if self.changed.wait_until(&mut models, deadline).timed_out() {
+                return Err(self.no_room(key));
+            }
         }
-        fits
+    }
+
+    /// Returns whether the models in memory leave room for another one.
+    fn fits(&self, models: &Residences, key: &PackageKey, kv_bytes: usize) -> bool {
+        let others = || models.iter().filter(|(other, residence)| *other != key && residence.is_resident());
+        let kv_in_use: usize = others().map(|(_, residence)| residence.kv_bytes()).sum();
+        others().count() < self.limits.models
+            && (kv_bytes == 0 || kv_in_use.saturating_add(kv_bytes) <= self.limits.kv_bytes)
     }
 
     fn no_room(&self, key: &PackageKey) -> Error {
@@ -373,4 +376,11 @@ impl ResidentModels {
             })
             .collect()
     }
+}
+
+/// Removes and returns the idle model that was used least recently.
+fn take_idle(models: &mut Residences) -> Option<(PackageKey, Residence)> {
+    let idle = models.iter().filter_map(|(key, residence)| Some((residence.idle_since()?, key)));
+    let oldest = idle.min()?.1.clone();
+    models.remove_entry(&oldest)
 }

@@ -1,7 +1,5 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use std::sync::Arc;
-
 use narthex_spec::TokenId;
 use narthex_text::{
     grammar::GrammarError,
@@ -13,7 +11,7 @@ use narthex_text::{
 
 use crate::{
     error::{Error, TokenCount},
-    load::loaded_model::LoadedModel,
+    load::{loaded_model::LoadedModel, residency::ModelUse},
     serve::{
         answer_rules::AnswerRules,
         generation::{self, Generation, PromptTokens},
@@ -34,7 +32,7 @@ const MAX_TOKENIZED: usize = 1 << 18;
 
 /// Starts a chat answer. `date` is today's year, month and day, for templates that print it.
 pub(crate) fn chat(
-    model: &Arc<LoadedModel>,
+    model: &ModelUse,
     request: ChatRequest,
     date: (i64, u8, u8),
     sink: Box<dyn GenerationSink>,
@@ -175,7 +173,7 @@ fn grammar_param(options: &GenerateOptions) -> &'static str {
 
 /// Starts a text completion.
 pub(crate) fn complete(
-    model: &Arc<LoadedModel>,
+    model: &ModelUse,
     request: CompletionRequest,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {

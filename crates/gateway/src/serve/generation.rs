@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{Error, TokenCount},
-    load::loaded_model::LoadedModel,
+    load::residency::ModelUse,
     report::placement::RanOn,
     serve::{
         answer_rules::AnswerRules,
@@ -62,7 +62,7 @@ pub(super) struct PromptTokens {
 
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
-    model: &Arc<LoadedModel>,
+    model: &ModelUse,
     prompt: PromptTokens,
     options: &GenerateOptions,
     rules: AnswerRules,
@@ -143,8 +143,8 @@ fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
 
 /// State that the choices of a generation share.
 struct GenerationState {
-    /// Keeps the model in memory until its last answer has ended, even after it was removed.
-    model: Arc<LoadedModel>,
+    /// Keeps the model in memory until the generation has ended, even after it was removed.
+    model: ModelUse,
     sink: Box<dyn GenerationSink>,
     started: Instant,
     first_token: Option<Duration>,
@@ -156,7 +156,7 @@ struct GenerationState {
 }
 
 impl GenerationState {
-    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: Arc<LoadedModel>) -> Self {
+    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: ModelUse) -> Self {
         Self {
             model,
             sink,

@@ -5,16 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{LoadRoom, Residence, ResidentModels};
-use crate::{
-    cancel::Cancel, error::Error, library::package_key::PackageKey, load::loaded_model::LoadedModel,
-};
+use super::{LoadRoom, ModelUse, Residence, ResidentModels};
+use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 /// A model in memory. It is not removed to make room for another model until this value is dropped.
-pub struct ReadyModel(pub(crate) Arc<LoadedModel>);
+pub struct ReadyModel(pub(crate) ModelUse);
 
 /// State of a model when a request names it.
 pub enum LoadStart {
@@ -99,7 +97,7 @@ impl PendingLoad {
     /// Returns the model. Fails if it is still loading, if its load waits for room in memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, .. }) => Ok(ReadyModel(model.clone())),
+            Some(Residence::Ready { model, .. }) => Ok(ReadyModel(ModelUse::new(model, &self.models))),
             Some(Residence::Loading { room: LoadRoom::Awaited, .. }) => Err(self.models.no_room(&self.key)),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
@@ -124,6 +122,7 @@ impl Drop for LoadPlace {
             Some(Residence::Loading { waiters, .. }) => waiters.remove(&self.number),
             Some(Residence::Ready { awaiting, .. }) => {
                 awaiting.remove(&self.number);
+                self.models.changed.notify_all();
                 None
             }
             Some(Residence::Failed { .. }) | None => None,
@@ -244,7 +243,7 @@ mod tests {
     #[test]
     fn a_load_without_room_is_tried_again_at_once() {
         let limits = ResidencyLimits { models: 1, kv_bytes: 9, waiting: 2, room_wait: Duration::ZERO };
-        let models = ResidentModels::new(Duration::from_secs(3600), limits);
+        let models = Arc::new(ResidentModels::new(Duration::from_secs(3600), limits));
         let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
