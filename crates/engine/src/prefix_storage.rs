@@ -2,7 +2,8 @@
 //!
 //! A prefix is stored in blocks of [`BLOCK_TOKENS`] tokens. The key of a block identifies its tokens and all tokens
 //! before them. The engine offers the complete blocks of its slots one by one, and asks for the blocks of a prompt that
-//! no slot holds. No method of the port may block: reads and writes happen on threads of the implementation.
+//! no slot holds. No method of the port may block: reads and writes happen on threads of the implementation, which report
+//! their progress to the engine ([`StorageProgress`](crate::worker::StorageProgress)).
 
 use narthex_spec::TokenId;
 

@@ -26,8 +26,8 @@ pub use crate::{
     request::{SequenceHandle, SubmitError},
 };
 
-/// Time after which a step is tried again that waits for the storage of prefixes.
-const STORAGE_WAIT: Duration = Duration::from_millis(1);
+/// Time after which a step that waits for the storage of prefixes is tried again without a report of progress.
+const STORAGE_WAIT: Duration = Duration::from_millis(100);
 
 /// Treatment of sequences at shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +45,20 @@ pub struct Companions {
     pub draft_model: Option<DraftModel>,
     /// Storage of prefixes.
     pub prefix_storage: Option<Box<dyn PrefixStorage>>,
+    /// Reports of that storage.
+    pub storage_progress: StorageProgress,
+}
+
+/// Wakes an engine that waits for its storage of prefixes. Clones wake the same engine.
+#[derive(Clone, Default)]
+pub struct StorageProgress(Arc<Shared>);
+
+impl StorageProgress {
+    /// Reports that a block was written or that a read has ended.
+    pub fn report(&self) {
+        self.0.inbox.lock().has_storage_progress = true;
+        self.0.wake.notify_one();
+    }
 }
 
 /// A running engine. Dropping it is equivalent to [`Engine::shutdown`] with [`Drain::Now`].
@@ -56,6 +70,7 @@ pub struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+#[derive(Default)]
 struct Shared {
     inbox: Mutex<Inbox>,
     wake: Condvar,
@@ -65,6 +80,8 @@ struct Shared {
 struct Inbox {
     arrivals: Vec<Sequence>,
     drain: Option<Drain>,
+    /// Set by the storage of prefixes since the last step.
+    has_storage_progress: bool,
     /// Counters as of the last step.
     stats: EngineStats,
 }
@@ -97,8 +114,8 @@ impl Engine {
             core = core.with_prefix_storage(storage);
         }
         let config = core.config().clone();
-        let inbox = Inbox { stats: core.stats(), ..Inbox::default() };
-        let shared = Arc::new(Shared { inbox: Mutex::new(inbox), wake: Condvar::new() });
+        let shared = companions.storage_progress.0;
+        shared.inbox.lock().stats = core.stats();
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(core, &own))?;
         let thread_id = thread.thread().id();
@@ -208,9 +225,11 @@ fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<D
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
         shared.wake.wait(&mut inbox);
     }
-    if work == Work::Waiting && inbox.arrivals.is_empty() && inbox.drain != Some(Drain::Now) {
+    let has_news = inbox.has_storage_progress || !inbox.arrivals.is_empty();
+    if work == Work::Waiting && !has_news && inbox.drain != Some(Drain::Now) {
         shared.wake.wait_for(&mut inbox, STORAGE_WAIT);
     }
+    inbox.has_storage_progress = false;
     for sequence in inbox.arrivals.drain(..) {
         core.enqueue(sequence);
     }

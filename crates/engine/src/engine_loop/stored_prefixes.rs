@@ -17,7 +17,7 @@ use crate::{
 const MAX_PASSED: usize = 1024;
 
 /// Maximum number of consecutive attempts of an idle engine to write to a full queue. The storage is then given up.
-const MAX_ATTEMPTS: usize = 5000;
+const MAX_ATTEMPTS: usize = 50;
 
 /// Outcome of an offer to the storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{
 use narthex_engine::{
     executor::Executor,
     supervise::NumericsMonitor,
-    worker::{Companions, Drain, Engine, EngineConfig},
+    worker::{Companions, Drain, Engine, EngineConfig, StorageProgress},
 };
 use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
@@ -220,11 +220,14 @@ impl Worker {
                 let failed =
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
                 let prefix_cache = config.prefix_cache.as_ref();
+                let storage_progress = StorageProgress::default();
                 let companions = Companions {
                     draft_model: draft.map(|draft| draft.for_engine(request.package.key.name.clone())),
                     prefix_storage: prefix_cache.and_then(|prefix_cache| {
-                        prefix_cache::open(prefix_cache, request, placement, executor.limits())
+                        let limits = executor.limits();
+                        prefix_cache::open(prefix_cache, request, placement, limits, &storage_progress)
                     }),
+                    storage_progress,
                 };
                 let engine = Engine::start_with(executor, companions, settings);
                 Ok(Self::Engine(engine.map_err(failed)?))

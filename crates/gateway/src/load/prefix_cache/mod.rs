@@ -13,6 +13,7 @@ use narthex_catalog::store::Store;
 use narthex_engine::{
     executor::Limits,
     prefix_storage::{BLOCK_TOKENS, PrefixStorage},
+    worker::StorageProgress,
 };
 use narthex_spec::{
     DeviceKind,
@@ -33,6 +34,7 @@ pub(crate) fn open(
     request: &LoadRequest<'_>,
     placement: &PlacementReport,
     limits: &Limits,
+    progress: &StorageProgress,
 ) -> Option<Box<dyn PrefixStorage>> {
     let name = request.package.key.name.clone();
     if let Some(reason) = unsuitable(&request.manifest().architecture, placement) {
@@ -44,7 +46,7 @@ pub(crate) fn open(
         let block = (limits.kv.bytes_per_token as u64).saturating_mul(4 * BLOCK_TOKENS as u64);
         let limits = FolderLimits { total: config.bytes, file: block.saturating_add(FILE_OVERHEAD) };
         let folder = PrefixFolder::new(&config.folder, identity, limits);
-        FileStorage::open(folder, name.clone()).map_err(|error| error.to_string())
+        FileStorage::open(folder, name.clone(), progress.clone()).map_err(|error| error.to_string())
     });
     match opened {
         Ok(storage) => Some(Box::new(storage)),

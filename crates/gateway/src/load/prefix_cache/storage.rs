@@ -17,6 +17,7 @@ use std::{
 use narthex_engine::{
     executor::{KvBlock, StepError},
     prefix_storage::{BlockKey, BlockState, PrefixRead, PrefixStorage},
+    worker::StorageProgress,
 };
 use narthex_spec::{ModelName, TokenId};
 use parking_lot::Mutex;
@@ -61,6 +62,7 @@ struct Shared {
     folder: PrefixFolder,
     name: ModelName,
     state: Mutex<State>,
+    progress: StorageProgress,
 }
 
 #[derive(Default)]
@@ -90,10 +92,10 @@ impl FileStorage {
     ///
     /// # Errors
     /// The system's error if the folder cannot be listed or a thread cannot be started.
-    pub(super) fn open(folder: PrefixFolder, name: ModelName) -> io::Result<Self> {
+    pub(super) fn open(folder: PrefixFolder, name: ModelName, progress: StorageProgress) -> io::Result<Self> {
         let created = folder.create();
         let state = State { stored: folder.list()?, ..State::default() };
-        let shared = Arc::new(Shared { folder, name, state: Mutex::new(state) });
+        let shared = Arc::new(Shared { folder, name, state: Mutex::new(state), progress });
         if let Err(error) = created {
             shared.close(&error);
         }
@@ -152,6 +154,7 @@ impl Shared {
             if let Err(error) = outcome {
                 self.close(&error);
             }
+            self.progress.report();
         }
         let used = std::mem::take(&mut self.state.lock().used);
         self.folder.touch(used);
@@ -209,6 +212,7 @@ impl Shared {
         }
         // The engine may have given up.
         let _ = job.blocks.send(blocks);
+        self.progress.report();
     }
 
     /// Removes a file that cannot be used, with a warning.
@@ -299,7 +303,7 @@ mod tests {
 
     fn open(root: &Path, total: u64) -> io::Result<FileStorage> {
         let folder = PrefixFolder::new(root, [1; 32], FolderLimits { total, file: 1 << 20 });
-        FileStorage::open(folder, "tiny".parse().unwrap())
+        FileStorage::open(folder, "tiny".parse().unwrap(), StorageProgress::default())
     }
 
     /// Returns the keys of a prefix whose blocks have these tokens.
