@@ -22,13 +22,24 @@ pub struct Guard {
     _file: File,
 }
 
-/// Tries to take the lock once.
-pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
+fn open(path: &Path) -> Result<File, Error> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let file = options.open(path).map_err(Error::io("open the lock", path))?;
+    options.open(path).map_err(Error::io("open the lock", path))
+}
+
+/// Takes a lock that other processes hold only briefly.
+pub(super) fn take(path: &Path) -> Result<Guard, Error> {
+    let file = open(path)?;
+    file.lock().map_err(Error::io("lock", path))?;
+    Ok(Guard { _file: file })
+}
+
+/// Tries to take the lock once.
+pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
+    let file = open(path)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(Guard { _file: file })),
         Err(TryLockError::WouldBlock) => Ok(None),

@@ -5,8 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use narthex_spec::manifest::MANIFEST_FILE;
@@ -123,13 +122,7 @@ pub(super) fn aside(target: &Path) -> PathBuf {
 
 /// Waits for the lock of replacements, which other processes hold only briefly.
 pub(super) fn swap_lock(store: &Store) -> Result<Guard, Error> {
-    let path = store.lock_path(SWAP_LOCK)?;
-    loop {
-        if let Some(guard) = lock::attempt(&path)? {
-            return Ok(guard);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    lock::take(&store.lock_path(SWAP_LOCK)?)
 }
 
 fn fresh_id() -> String {
