@@ -89,15 +89,7 @@ impl ResponseEvents {
             values.extend(self.close());
             let id = new_id("msg");
             let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
-            let index = self.output.len();
-            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
-            values.push(json!({
-                "type": "response.content_part.added",
-                "item_id": id,
-                "output_index": index,
-                "content_index": 0,
-                "part": OutputPart::text(""),
-            }));
+            values.extend(self.added(&id, &item, &json!(OutputPart::text(""))));
             self.open = Some(OpenItem { id, kind: OpenKind::Message(String::new()) });
         }
         if let Some(OpenItem { id, kind: OpenKind::Message(text) }) = &mut self.open {
@@ -116,18 +108,10 @@ impl ResponseEvents {
 
     fn reasoning(&mut self, delta: &str) -> Vec<Value> {
         let mut values = Vec::new();
-        let index = self.output.len();
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Reasoning(_), .. })) {
             let id = new_id("rs");
             let item = OutputItem::reasoning(&id, Vec::new());
-            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
-            values.push(json!({
-                "type": "response.content_part.added",
-                "item_id": id,
-                "output_index": index,
-                "content_index": 0,
-                "part": ReasoningPart::text(""),
-            }));
+            values.extend(self.added(&id, &item, &json!(ReasoningPart::text(""))));
             self.open = Some(OpenItem { id, kind: OpenKind::Reasoning(String::new()) });
         }
         if let Some(OpenItem { id, kind: OpenKind::Reasoning(text) }) = &mut self.open {
@@ -135,7 +119,7 @@ impl ResponseEvents {
             values.push(json!({
                 "type": "response.reasoning_text.delta",
                 "item_id": id,
-                "output_index": index,
+                "output_index": self.output.len(),
                 "content_index": 0,
                 "delta": delta,
             }));
@@ -166,6 +150,19 @@ impl ResponseEvents {
             }));
         }
         values
+    }
+
+    /// Returns the events of a new item with one empty part.
+    fn added(&self, id: &str, item: &OutputItem, part: &Value) -> [Value; 2] {
+        let index = self.output.len();
+        let place = json!({
+            "type": "response.content_part.added",
+            "item_id": id,
+            "output_index": index,
+            "content_index": 0,
+            "part": part,
+        });
+        [json!({"type": "response.output_item.added", "output_index": index, "item": item}), place]
     }
 
     /// Completes the open item.
