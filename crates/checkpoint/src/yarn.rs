@@ -84,7 +84,7 @@ mod tests {
     fn model(changes: Value) -> Architecture {
         let mut config = json!({
             "architectures": ["Qwen2ForCausalLM"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32768,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32768,
         });
         config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         architecture_from_config(config, None).unwrap()
@@ -110,7 +110,10 @@ mod tests {
             assert!(error.contains(expect), "{error}");
         };
         check(model(json!({"rope_scaling": {"type": "linear", "factor": 2.0}})), "own scaling");
-        check(model(json!({"architectures": ["GPT2LMHeadModel"]})), "one set of rotary positions");
+        let gpt2 = json!({
+            "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32768,
+        });
+        check(model(gpt2), "one set of rotary positions");
         check(model(json!({"architectures": ["Gemma3ForCausalLM"], "head_dim": 16})), "one set of rotary");
         check(model(json!({"max_position_embeddings": 1 << 26})), "at most 134217728 tokens, found 67108864");
     }

@@ -3,11 +3,11 @@
 
 use std::fmt;
 
-use narthex_gateway::AutoPull;
+use narthex_gateway::{AutoPull, Gateway};
 
 use crate::{
     access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication},
-    serve::ServeOptions,
+    serve::{ServeError, ServeOptions},
 };
 
 /// The access rules of a server. Its text is one line.
@@ -32,9 +32,19 @@ enum Clients {
     Network,
 }
 
+impl ServeOptions {
+    /// Returns the access rules of a server with these options.
+    ///
+    /// # Errors
+    /// [`ServeError::Keys`] for a malformed key file.
+    pub fn access_rules(&self, gateway: &Gateway) -> Result<AccessRules, ServeError> {
+        Ok(AccessRules::new(self, self.has_key(gateway)?))
+    }
+}
+
 impl AccessRules {
     /// Returns the rules of these options; `has_key` is true if the store or the options have a key.
-    pub(crate) fn new(options: &ServeOptions, has_key: bool) -> Self {
+    fn new(options: &ServeOptions, has_key: bool) -> Self {
         let clients = match (&options.unix_socket, options.is_local()) {
             (Some(_), _) => Clients::User,
             (None, true) => Clients::Machine,

@@ -15,7 +15,6 @@ use crate::unix_socket::UnixSocket;
 use crate::{
     accept::{Connections, Listener, ServerAddress},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
-    access_rules::AccessRules,
     app::{RequestOptions, ServerResources},
     limits::Limits,
     routes,
@@ -81,15 +80,8 @@ impl ServeOptions {
         Err(ServeError::NoKey { host: self.host.clone() })
     }
 
-    /// Returns the access rules of a server with these options.
-    ///
-    /// # Errors
-    /// [`ServeError::Keys`] for a malformed key file.
-    pub fn access_rules(&self, gateway: &Gateway) -> Result<AccessRules, ServeError> {
-        Ok(AccessRules::new(self, self.has_key(gateway)?))
-    }
-
-    fn has_key(&self, gateway: &Gateway) -> Result<bool, ServeError> {
+    /// Returns true if the store or the options have a key.
+    pub(crate) fn has_key(&self, gateway: &Gateway) -> Result<bool, ServeError> {
         Ok(!gateway.keys()?.is_empty() || !self.access.keys.is_empty())
     }
 

@@ -6,6 +6,7 @@
 mod altup;
 mod encoder;
 mod head;
+mod rope;
 mod structure;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub use altup::{AltUp, PerLayer};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, Factored, Pooling,
 };
+pub use rope::{Rope, RopeScaling};
 pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};
 
 /// A model's structure.
@@ -338,78 +340,4 @@ pub enum Activation {
     Relu,
     /// The hyperbolic tangent.
     Tanh,
-}
-
-/// Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rope {
-    /// Base of the geometric series of frequencies.
-    pub theta: f64,
-    /// Rotated elements per head; at most the head size, even.
-    pub dims: usize,
-    /// Change of the frequencies for contexts longer than the original training context.
-    pub scaling: RopeScaling,
-}
-
-impl RopeScaling {
-    /// Returns YaRN scaling with the constants of its paper, for Llama's and most other models.
-    pub fn yarn(factor: f64, original_context: usize) -> Self {
-        let attention_factor = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-        Self::Yarn { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, attention_factor }
-    }
-}
-
-/// Scaling of rotary frequencies.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum RopeScaling {
-    /// No scaling.
-    None,
-    /// All frequencies are divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Llama 3.1: low frequencies are divided, high ones are kept, with a linear transition between them.
-    Llama3 {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Wavelengths above `original_context / low_freq_factor` are divided.
-        low_freq_factor: f64,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
-        high_freq_factor: f64,
-        /// Original training context, in tokens.
-        original_context: usize,
-    },
-    /// YaRN (Peng et al. 2023, arXiv:2309.00071): pairs that rotate often in the original context keep their
-    /// frequencies, those that rotate rarely are divided, with a linear transition between them.
-    Yarn {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Original training context, in tokens.
-        original_context: usize,
-        /// Pairs with more rotations in the original context keep their frequencies.
-        beta_fast: f64,
-        /// Pairs with fewer rotations in the original context are divided.
-        beta_slow: f64,
-        /// Factor on rotated queries and keys.
-        attention_factor: f64,
-    },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency. One set is for sequences up to the
-    /// original context and another for longer ones; all keys of a sequence use the same set.
-    LongRope {
-        /// One divisor per pair of rotated elements, for sequences up to `original_context` tokens.
-        short: Vec<f32>,
-        /// One divisor per pair of rotated elements, for longer sequences.
-        long: Vec<f32>,
-        /// Original training context, in tokens.
-        original_context: usize,
-        /// Factor on rotated queries and keys.
-        attention_factor: f64,
-    },
-    /// Divisors per frequency given by the checkpoint (GGUF's `rope_freqs.weight`).
-    Factors {
-        /// One divisor per pair of rotated elements.
-        factors: Vec<f32>,
-    },
 }

@@ -367,10 +367,11 @@ pub(crate) fn activation(name: &str) -> Result<Activation> {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::arch::Architecture;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::family::HfReader;
+    use crate::{family::HfReader, limits::check_architecture};
 
     fn llama() -> Value {
         json!({
@@ -495,7 +496,10 @@ mod tests {
                 attention_factor: 1.5
             }
         );
-        let yarn = |more: Value| decoder(json!({"rope_scaling": with(json!({"type": "yarn"}), more)}));
+        let yarn = |more: Value| {
+            let arch = decoder(json!({"rope_scaling": with(json!({"type": "yarn"}), more)}))?;
+            check_architecture(Path::new("config.json"), &Architecture::Decoder(arch))
+        };
         refused(yarn(json!({})), "a rope scaling with factor, found none");
         refused(yarn(json!({"factor": -1.0})), "a rope scaling factor above zero");
         refused(yarn(json!({"factor": 1e300})), "a context length");

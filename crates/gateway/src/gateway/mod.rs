@@ -2,8 +2,9 @@
 
 mod library;
 mod ready_model;
+mod running_servers;
 
-use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
 use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_engine::worker::Drain;
@@ -41,8 +42,10 @@ use crate::{
             Fillings, GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
         },
     },
-    server_record::{self, RunningServer, ServerRecord},
+    server_record::ServerRecord,
 };
+
+pub use running_servers::ServerRegistration;
 
 /// The models of one machine. Clones share the same models.
 ///
@@ -68,15 +71,6 @@ pub struct Gateway {
     rights: Arc<Rights>,
     /// Set by [`Self::shutdown`].
     closing: Cancel,
-}
-
-/// Record of a running server for `narthex ps`. Dropping it removes the record.
-pub struct ServerRegistration(Arc<Mutex<Option<ServerRecord>>>);
-
-impl Drop for ServerRegistration {
-    fn drop(&mut self) {
-        *self.0.lock() = None;
-    }
 }
 
 /// Requests. They refer to models by name and never by file: a client must neither find out which files exist nor make
@@ -244,6 +238,10 @@ impl Gateway {
         Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
     }
 
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
+    }
+
     /// Returns the model in memory, and loads it first within the configured wait.
     pub(crate) fn ready(&self, model: &str) -> Result<ReadyModel, Error> {
         let deadline = Instant::now() + self.library.config.load_wait;
@@ -366,36 +364,5 @@ impl Gateway {
         };
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         LoadedModel::load(&request, draft, library.tool_format(&key.name), device_selection::select)
-    }
-}
-
-/// Running servers.
-impl Gateway {
-    /// Records this process as a server for `narthex ps`, until the registration is dropped.
-    pub fn register_server(&self, address: &str) -> Result<ServerRegistration, Error> {
-        let mut record = ServerRecord::create(&self.run_folder(), address)?;
-        record.update(self.models.status());
-        *self.server_record.lock() = Some(record);
-        let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());
-        self.models.set_on_change(Box::new(move || {
-            let Some(models) = models.upgrade() else { return };
-            if let Some(record) = &mut *server_record.lock() {
-                record.update(models.status());
-            }
-        }));
-        Ok(ServerRegistration(self.server_record.clone()))
-    }
-
-    /// Lists the servers that run on this store.
-    pub fn running_servers(&self) -> Vec<RunningServer> {
-        server_record::running(&self.run_folder())
-    }
-
-    pub(crate) fn library(&self) -> &Library {
-        &self.library
-    }
-
-    fn run_folder(&self) -> PathBuf {
-        self.library.store.root().join("run")
     }
 }

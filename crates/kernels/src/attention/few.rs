@@ -21,27 +21,27 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
         load_keys(s, attend, buffers, &block);
         match attend.queries.rows.rows() * attend.group() {
             0 => {}
-            1 => s.run(Step::<1> { attend, buffers, block: &block }),
-            2 => s.run(Step::<2> { attend, buffers, block: &block }),
-            3 => s.run(Step::<3> { attend, buffers, block: &block }),
-            4 => s.run(Step::<4> { attend, buffers, block: &block }),
-            5 => s.run(Step::<5> { attend, buffers, block: &block }),
-            6 => s.run(Step::<6> { attend, buffers, block: &block }),
-            7 => s.run(Step::<7> { attend, buffers, block: &block }),
-            8 => s.run(Step::<8> { attend, buffers, block: &block }),
+            1 => s.run(AttendBlock::<1> { attend, buffers, block: &block }),
+            2 => s.run(AttendBlock::<2> { attend, buffers, block: &block }),
+            3 => s.run(AttendBlock::<3> { attend, buffers, block: &block }),
+            4 => s.run(AttendBlock::<4> { attend, buffers, block: &block }),
+            5 => s.run(AttendBlock::<5> { attend, buffers, block: &block }),
+            6 => s.run(AttendBlock::<6> { attend, buffers, block: &block }),
+            7 => s.run(AttendBlock::<7> { attend, buffers, block: &block }),
+            8 => s.run(AttendBlock::<8> { attend, buffers, block: &block }),
             other => unreachable!("{other} queries are not few"),
         }
     }
 }
 
 /// Operation that computes `R` queries with one block of keys. It is compiled as a function of its own.
-struct Step<'a, 'b, const R: usize> {
+struct AttendBlock<'a, 'b, const R: usize> {
     attend: &'a Attend<'b>,
     buffers: &'a mut Buffers,
     block: &'a Range<usize>,
 }
 
-impl<const R: usize> Operation for Step<'_, '_, R> {
+impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     type Output = ();
 
     #[inline(always)]
