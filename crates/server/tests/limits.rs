@@ -8,6 +8,7 @@ mod support;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -99,6 +100,23 @@ fn hostile_bodies_are_refused_early_and_at_little_cost() {
         assert!(answer.body.len() < 2500, "{}", answer.body.len());
     }
     assert!(live.get(&format!("/{}", &long[..20_000])).body.len() < 2500);
+}
+
+#[test]
+fn names_full_of_credentials_delay_nobody() {
+    let live = live(Limits::standard());
+    let body = chat(&"x://a@b ".repeat(200_000), 1);
+    thread::scope(|scope| {
+        let hostile = [(), ()].map(|()| scope.spawn(|| live.post(CHAT, &body)));
+        assert_eq!(live.get("/health").status, 200);
+        for answer in hostile {
+            let error = answer.join().unwrap().error(404);
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains("x://***@b") && !message.contains("a@b"), "{message}");
+            // The quoted name is short, so the end of the message is not cut.
+            assert!(message.ends_with("shows every name)"), "{message}");
+        }
+    });
 }
 
 #[test]
