@@ -11,88 +11,108 @@ const SCHEMES: [&str; 2] = ["bearer ", "basic "];
 /// Prefixes of tokens with the minimum number of characters after them: tokens of the hub, and of Narthex.
 const TOKENS: [(&str, usize); 2] = [("hf_", 16), ("nx-", 32)];
 
-/// Returns a text with all credentials replaced: user names and passwords of URLs (`https://user:token@host`),
-/// credentials of `Authorization` headers, tokens of the hub and API keys.
+/// Returns a text with all credentials replaced: user names and passwords of URLs (`https://user:token@host`), the values
+/// in queries and fragments of URLs (`?token=value`), credentials of `Authorization` headers, tokens of the hub and API
+/// keys. The time is linear in the length of the text.
 pub fn redact(text: &str) -> Cow<'_, str> {
-    let is_suspect =
-        text.contains("://") || find_word(text, &SCHEMES).is_some() || find_token(text).is_some();
-    if !is_suspect {
+    let mut clean = String::new();
+    let mut copied = 0;
+    let mut at = 0;
+    let mut part = Part::Prose;
+    while let Some(rest) = text.get(at..)
+        && let Some(c) = rest.chars().next()
+    {
+        let found = part.credential(rest, c);
+        at += found.map_or(c.len_utf8(), |Credential { start, length }| {
+            clean.push_str(text.get(copied..at + start).unwrap_or_default());
+            clean.push_str(HIDDEN);
+            copied = at + start + length;
+            start + length
+        });
+    }
+    if copied == 0 {
         return Cow::Borrowed(text);
     }
-    let mut clean = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(Credential { start, end }) = next_credential(rest) {
-        clean.push_str(rest.get(..start).unwrap_or_default());
-        clean.push_str(HIDDEN);
-        rest = rest.get(end..).unwrap_or_default();
-    }
-    clean.push_str(rest);
+    clean.push_str(text.get(copied..).unwrap_or_default());
     Cow::Owned(clean)
 }
 
-/// A range of bytes in a text.
+/// A range of bytes after a place in a text. It ends after that place.
 #[derive(Clone, Copy)]
 struct Credential {
     start: usize,
-    end: usize,
+    length: usize,
 }
 
-fn next_credential(text: &str) -> Option<Credential> {
-    let found = [in_url(text), in_header(text), find_token(text)];
-    found.into_iter().flatten().min_by_key(|credential| credential.start)
+/// The part of a text at a place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Prose,
+    /// Authority or path of a URL.
+    Url,
+    /// Query or fragment of a URL.
+    Query,
 }
 
-/// Finds the user information of a URL: the part of the authority before its last `@`.
-fn in_url(text: &str) -> Option<Credential> {
-    let ends = |c: char| {
-        c.is_whitespace() || c.is_control() || matches!(c, '/' | '?' | '#' | '"' | '\'' | '<' | '>')
-    };
-    let mut from = 0;
-    while let Some(at) = text.get(from..)?.find("://") {
-        let start = from + at + 3;
-        let authority = text.get(start..)?;
-        let authority = authority.split(ends).next().unwrap_or_default();
-        match authority.rfind('@') {
-            Some(length) if authority.get(..length) != Some(HIDDEN) => {
-                return Some(Credential { start, end: start + length });
+impl Part {
+    /// Returns the credential that begins at the next character, `c`, or is announced by it. The search for its end
+    /// stops where another credential could be announced, so that no byte is read more than a few times.
+    fn credential(&mut self, rest: &str, c: char) -> Option<Credential> {
+        match c {
+            ':' if rest.starts_with("://") => {
+                *self = Self::Url;
+                return user_information(rest);
             }
-            _ => from = start,
+            '?' | '#' if *self == Self::Url => *self = Self::Query,
+            '=' if *self == Self::Query => return query_value(rest),
+            'b' | 'B' => return in_header(rest),
+            'h' | 'n' => return token(rest),
+            c if ends_url(c) => *self = Self::Prose,
+            _ => {}
         }
+        None
     }
-    None
+}
+
+/// Returns true for a character that ends a URL in a text.
+fn ends_url(c: char) -> bool {
+    c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | '<' | '>' | '`' | '\\')
+}
+
+/// Finds the user information of a URL from its `://`: the part of the authority before its last `@`.
+fn user_information(rest: &str) -> Option<Credential> {
+    let start = "://".len();
+    let ends = |c: char| ends_url(c) || matches!(c, '/' | '?' | '#');
+    let authority = rest.get(start..)?.split(ends).next()?;
+    authority.rfind('@').map(|length| Credential { start, length })
+}
+
+/// Finds the value of a parameter from its `=`. Punctuation at the end belongs to the text around the URL.
+fn query_value(rest: &str) -> Option<Credential> {
+    let start = "=".len();
+    let ends = |c: char| ends_url(c) || matches!(c, '&' | '#');
+    let value = rest.get(start..)?.split(ends).next()?;
+    let value = value.trim_end_matches([',', '.', ';', ':', ')', ']', '}']);
+    (!value.is_empty()).then_some(Credential { start, length: value.len() })
 }
 
 /// Finds the credential after the scheme of an `Authorization` header.
-fn in_header(text: &str) -> Option<Credential> {
+fn in_header(rest: &str) -> Option<Credential> {
+    let begins =
+        |scheme: &str| rest.get(..scheme.len()).is_some_and(|text| text.eq_ignore_ascii_case(scheme));
+    let start = SCHEMES.iter().find(|scheme| begins(scheme))?.len();
     let ends = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | ',' | ';');
-    let mut from = 0;
-    while let Some(start) = find_word(text.get(from..)?, &SCHEMES).map(|at| from + at) {
-        let length = text.get(start..)?.find(ends).unwrap_or(text.len() - start);
-        // In prose such as "a bearer token" a word follows; credentials have digits or are long.
-        let word = text.get(start..start + length)?;
-        if word != HIDDEN && (word.len() > 20 || word.bytes().any(|byte| byte.is_ascii_digit())) {
-            return Some(Credential { start, end: start + length });
-        }
-        from = start;
-    }
-    None
+    let word = rest.get(start..)?.split(ends).next()?;
+    // In prose such as "a bearer token" a word follows; credentials have digits or are long.
+    let is_credential = word.len() > 20 || word.bytes().any(|byte| byte.is_ascii_digit());
+    is_credential.then_some(Credential { start, length: word.len() })
 }
 
-/// Returns the end of the first occurrence of one of some words in a text, ignoring case.
-fn find_word(text: &str, words: &[&str]) -> Option<usize> {
-    let lower = text.to_ascii_lowercase();
-    words.iter().filter_map(|word| lower.find(word).map(|at| at + word.len())).min()
-}
-
-fn find_token(text: &str) -> Option<Credential> {
-    let found = TOKENS.iter().filter_map(|&(prefix, minimum)| {
-        text.match_indices(prefix).find_map(|(start, _)| {
-            let digits = text.get(start + prefix.len()..)?;
-            let length = digits.bytes().take_while(u8::is_ascii_alphanumeric).count();
-            (length >= minimum).then_some(Credential { start, end: start + prefix.len() + length })
-        })
-    });
-    found.min_by_key(|credential| credential.start)
+/// Finds a token of the hub or of Narthex from its prefix.
+fn token(rest: &str) -> Option<Credential> {
+    let (prefix, minimum) = TOKENS.iter().find(|(prefix, _)| rest.starts_with(prefix))?;
+    let digits = rest.get(prefix.len()..)?.bytes().take_while(u8::is_ascii_alphanumeric).count();
+    (digits >= *minimum).then_some(Credential { start: 0, length: prefix.len() + digits })
 }
 
 #[cfg(test)]
@@ -107,7 +127,7 @@ mod tests {
         };
         check("https://user:token@host/path", "https://***@host/path");
         check("https://token@host:8080", "https://***@host:8080");
-        check("a https://u:p@ss@h/x and http://v:w@i?q=a@b", "a https://***@h/x and http://***@i?q=a@b");
+        check("a https://u:p@ss@h/x and http://v:w@i?q=a@b", "a https://***@h/x and http://***@i?q=***");
         check(
             "Looking in indexes: https://u:\u{e9}@h/simple, https://h/a@b",
             "Looking in indexes: https://***@h/simple, https://h/a@b",
@@ -117,11 +137,22 @@ mod tests {
         check("authorization: basic dXNlcjpwYXNz9", "authorization: basic ***");
         check(&format!("token hf_{} is", "a1B2".repeat(8)), "token *** is");
         check(&format!("key nx-{}.", "0123456789abcdef".repeat(3)), "key ***.");
+        check(
+            "GET https://h/x?a=1&X-Amz-Signature=5e%2F=7&v (403)",
+            "GET https://h/x?a=***&X-Amz-Signature=***&v (403)",
+        );
+        check(
+            "(https://h?token=a/b:c), see \"https://h/#t=u\"",
+            "(https://h?token=***), see \"https://h/#t=***\"",
+        );
+        check("https://u:v@h/?next=https://w:x@i&t=1\nt=1", "https://***@h/?next=***&t=***\nt=1");
         for plain in [
             "",
             "no credentials",
             "a@b",
+            "a?b=c",
             "https://host/@x",
+            "https://host/a=b?c=&d",
             "://",
             "a bearer token is sent",
             "hf_hub",
@@ -129,5 +160,20 @@ mod tests {
         ] {
             check(plain, plain);
         }
+    }
+    /// A search that reads the rest of the text for each of these pieces takes minutes.
+    #[test]
+    fn long_texts_are_read_once() {
+        let check = |piece: &str, hidden: &str| {
+            let count = (4 << 20) / piece.len();
+            assert!(redact(&piece.repeat(count)) == hidden.repeat(count), "{piece:?}");
+        };
+        check("x://a@b ", "x://***@b ");
+        check("://", "://");
+        check("bearer ", "bearer ");
+        check("basic 1 ", "basic *** ");
+        check("hf_", "hf_");
+        check("x://?=1 ", "x://?=*** ");
+        check("x://?=) ", "x://?=) ");
     }
 }

@@ -141,7 +141,8 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     Ok(local::safe(&name).parse()?)
 }
 
-fn excerpt(text: &str) -> String {
+/// Returns the first 200 characters of a text, for an error that quotes it.
+pub fn excerpt(text: &str) -> String {
     text.chars().take(200).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The sockets that a server listens on, and the connections that it accepts there.
 //!
 //! The number of connections is limited. If a client connects when all places are taken, the server evicts the
-//! connection with the earliest deadline, unless every connection has an active request.
+//! connection with the earliest deadline, unless every connection has an active request whose answer is taken.
 
 use std::{collections::BTreeMap, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -198,7 +198,7 @@ impl Connections {
     /// Evicts the connection with the earliest deadline. Returns false if every connection has an active request.
     fn evict(&self) -> bool {
         let open = self.open.lock();
-        let ends = open.states.values().filter_map(|state| Some((state.deadline()?, state)));
+        let ends = open.states.values().filter_map(|state| Some((state.eviction_deadline()?, state)));
         let first = ends.min_by_key(|(deadline, _)| *deadline);
         first.inspect(|(_, state)| state.evict()).is_some()
     }

@@ -13,6 +13,9 @@ const ACCESS: &str = "narthex::access";
 /// Maximum number of characters of a path in a line.
 const MOST: usize = 100;
 
+/// Maximum number of characters of a method in a line. The longest registered one has 17 (RFC 4437).
+const MOST_OF_METHOD: usize = 20;
+
 /// A request whose line is written when this is dropped.
 pub(crate) struct AccessLine {
     request: String,
@@ -26,6 +29,7 @@ impl AccessLine {
     /// Starts the time of a request.
     pub(crate) fn new(method: &Method, path: &str) -> Self {
         let path: String = path.chars().take(MOST).collect();
+        let method: String = method.as_str().chars().take(MOST_OF_METHOD).collect();
         Self { request: format!("{method} {path}"), began: Instant::now(), status: None, id: "-".to_owned() }
     }
 
@@ -42,5 +46,17 @@ impl Drop for AccessLine {
         let status =
             self.status.map_or_else(|| "disconnected".to_owned(), |status| status.as_str().to_owned());
         tracing::info!(target: ACCESS, "{} {status} in {took} ms ({})", self.request, self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_and_paths_are_cut() {
+        let long = "M".repeat(60_000);
+        let line = AccessLine::new(&Method::from_bytes(long.as_bytes()).unwrap(), &long);
+        assert_eq!(line.request, format!("{} {}", &long[..MOST_OF_METHOD], &long[..MOST]));
     }
 }

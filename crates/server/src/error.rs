@@ -20,6 +20,10 @@ use crate::protocol::ErrorMessage;
 /// Maximum bytes of the message of an error.
 const MAX_TEXT: usize = 1000;
 
+/// Maximum bytes of a text that are searched for credentials. They exceed [`MAX_TEXT`], so that a credential at the end
+/// of a message is found whole.
+const MAX_SEARCHED: usize = 4 * MAX_TEXT;
+
 /// An error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
@@ -156,11 +160,22 @@ impl ApiError {
 }
 
 /// Truncates a text for an error to [`MAX_TEXT`], because an error may quote text from a client.
-pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+fn cut(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_TEXT {
         return Cow::Borrowed(text);
     }
     Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(MAX_TEXT)]))
+}
+
+/// Returns the text for an error whose credentials are hidden, truncated as by [`cut`].
+pub(crate) fn public_text(text: &str) -> String {
+    let mut searched = &text[..text.floor_char_boundary(MAX_SEARCHED)];
+    if searched.len() < text.len() {
+        // The last word may be the beginning of a credential that continues.
+        let end = searched.rfind(char::is_whitespace).filter(|end| *end >= MAX_TEXT);
+        searched = &searched[..end.unwrap_or(searched.len())];
+    }
+    cut(&redact(searched)).into_owned()
 }
 
 impl From<Error> for ApiError {
@@ -179,7 +194,7 @@ impl From<Error> for ApiError {
         };
         Self {
             status: status(error.kind()),
-            message: redact(&message).into_owned(),
+            message: public_text(&message),
             param: error.param().map(str::to_owned),
             code,
             retry_after: error.retry_after().map(|after| after.as_secs().max(1)),
@@ -211,5 +226,20 @@ mod tests {
         let body = ApiError::bad_request(long.clone(), long).body().to_string();
         assert!(body.len() < 2 * MAX_TEXT + 100, "{}", body.len());
         assert_eq!(cut("é"), "é");
+    }
+
+    #[test]
+    fn public_texts_are_short_and_without_credentials() {
+        let check = |text: &str, expect: &str| {
+            let found = public_text(text);
+            assert!(found == expect && found.len() < MAX_TEXT + 4, "{found}");
+        };
+        check("cannot reach https://u:secret@h", "cannot reach https://***@h");
+        let split = "a ".repeat(MAX_TEXT / 2 - 5);
+        check(&format!("{split}https://u:{}@h", "secret".repeat(100)), &format!("{split}https://**…"));
+        // The words before the limit become much shorter than it, and the last word is cut at the limit.
+        let long = format!("https://{}@h", "s".repeat(1900));
+        let last = format!("https://{}@h", "s".repeat(1000));
+        check(&format!("{long} {long} {last}"), "https://***@h https://***@h");
     }
 }

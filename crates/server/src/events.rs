@@ -20,7 +20,7 @@ use crate::{
     app::{App, Meter},
     blocking::run_cancellable,
     budget::Reservation,
-    error::ApiError,
+    error::{ApiError, public_text},
     limits::MAX_UNREAD,
 };
 
@@ -84,8 +84,12 @@ impl EventReceiver {
         backlog.limit = Some(limit);
     }
 
+    /// Returns the next event. The text of an error is short and without credentials, for every protocol.
     async fn next(&mut self) -> Option<GenerationEvent> {
-        let event = self.receiver.recv().await?;
+        let mut event = self.receiver.recv().await?;
+        if let GenerationEvent::Failed { message } = &mut event {
+            *message = public_text(message);
+        }
         let mut backlog = self.backlog.lock();
         backlog.events -= 1;
         backlog.since = Instant::now();
@@ -172,6 +176,16 @@ pub(crate) async fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn failures_are_short_and_without_credentials() {
+        let (mut sink, mut receiver) = channel();
+        let message = format!("cannot read https://user:secret@host/?token=secret: {}", "é".repeat(20_000));
+        assert!(sink.event(GenerationEvent::Failed { message }).is_continue());
+        let Some(GenerationEvent::Failed { message }) = receiver.next().await else { panic!("it failed") };
+        assert!(message.starts_with("cannot read https://***@host/?token=***"), "{message}");
+        assert!(message.len() < 1100, "{}", message.len());
+    }
 
     #[tokio::test]
     async fn a_request_ends_when_its_client_reads_nothing() {

@@ -28,10 +28,11 @@ impl Jobs {
         let job = move || {
             // The permit is held by the job, which continues if the client disconnects.
             let _permit = permit;
-            call()
+            // The text of an error is made here, because it may quote a long text.
+            call().map_err(E::into)
         };
         match tokio::task::spawn_blocking(job).await {
-            Ok(outcome) => outcome.map_err(E::into),
+            Ok(outcome) => outcome,
             Err(_) => Err(ApiError::panicked()),
         }
     }

@@ -8,13 +8,14 @@ mod support;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
+    thread,
     time::{Duration, Instant},
 };
 
 use flate2::{Compression, write::GzEncoder};
 use narthex_server::{Limits, ServeOptions};
 use serde_json::json;
-use support::{Answer, Live, Tiny, chat, local, with};
+use support::{Answer, Live, PATIENCE, Tiny, chat, local, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -102,6 +103,23 @@ fn hostile_bodies_are_refused_early_and_at_little_cost() {
 }
 
 #[test]
+fn names_full_of_credentials_delay_nobody() {
+    let live = live(Limits::standard());
+    let body = chat(&"x://a@b ".repeat(200_000), 1);
+    thread::scope(|scope| {
+        let hostile = [(), ()].map(|()| scope.spawn(|| live.post(CHAT, &body)));
+        assert_eq!(live.get("/health").status, 200);
+        for answer in hostile {
+            let error = answer.join().unwrap().error(404);
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains("x://***@b") && !message.contains("a@b"), "{message}");
+            // The quoted name is short, so the end of the message is not cut.
+            assert!(message.ends_with("shows every name)"), "{message}");
+        }
+    });
+}
+
+#[test]
 fn requests_have_ids() {
     let live = live(Limits::standard());
     let id = |chosen: &[(&str, &str)]| {
@@ -144,17 +162,67 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const ACKNOWLEDGE: u8 = 1;
+
+/// Indices of HPACK's static table (RFC 7541) for the method of a request.
+const GET: u8 = 0x82;
+const POST: u8 = 0x83;
+
+/// Returns the beginning of an HTTP/2 connection with these settings.
+fn preface(settings: &[u8]) -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, settings)].concat()
+}
+
+/// Returns the HPACK encoding of a request's head: the method, http and two literal fields.
+fn head(method: u8, path: &str) -> Vec<u8> {
+    let field = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
+    [vec![method, 0x86], field(0x04, path), field(0x01, "localhost")].concat()
+}
+
+#[test]
+fn a_client_of_http_2_that_opens_no_window_is_given_up() {
+    // The identifier of INITIAL_WINDOW_SIZE, and 0.
+    const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
+    let live = live(Limits { write: Duration::from_secs(1), ..Limits::standard() });
+    let mut client = live.begin("");
+    let request = frame(HEADERS, END_STREAM | END_HEADERS, 1, &head(GET, "/health"));
+    client.write_all(&[preface(&NO_WINDOW), request].concat()).unwrap();
+    let start = Instant::now();
+    let mut is_answered = false;
+    let mut next = [0; 9];
+    // The client proves that it is alive until the server ends the connection.
+    while client.read_exact(&mut next).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "it is open");
+        let [high, middle, low, kind, flags, ..] = next;
+        let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+        if client.read_exact(&mut payload).is_err() {
+            break;
+        }
+        is_answered |= kind == HEADERS;
+        // The connection may end before the reply arrives.
+        match kind {
+            SETTINGS if flags & ACKNOWLEDGE == 0 => {
+                drop(client.write_all(&frame(SETTINGS, ACKNOWLEDGE, 0, &[])))
+            }
+            PING if flags & ACKNOWLEDGE == 0 => {
+                drop(client.write_all(&frame(PING, ACKNOWLEDGE, 0, &payload)))
+            }
+            _ => {}
+        }
+    }
+    assert!(is_answered && start.elapsed() < PATIENCE);
+}
+
 #[test]
 fn a_shutdown_ends_half_sent_requests_of_http_2() {
-    const SETTINGS: u8 = 4;
-    const HEADERS: u8 = 1;
-    const END_HEADERS: u8 = 4;
     let live = live(Limits::standard());
-    // HPACK encoding (RFC 7541) of POST, http and two literal fields.
-    let field = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
-    let head = [vec![0x83, 0x86], field(0x04, CHAT), field(0x01, "localhost")].concat();
-    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, &[])].concat();
-    let headers = frame(HEADERS, END_HEADERS, 1, &head);
+    let preface = preface(&[]);
+    let headers = frame(HEADERS, END_HEADERS, 1, &head(POST, CHAT));
     let connections = [&headers[..headers.len() / 2], &headers[..]].map(|begun| {
         let mut connection = live.begin("");
         connection.write_all(&[&preface, begun].concat()).unwrap();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
     index::{Access, Entry, Kind},
-    resolve::{CheckpointSource, Location, ModelId, ModelRef},
+    resolve::{CheckpointSource, Location, ModelId, ModelRef, excerpt},
     store::Store,
 };
 use narthex_spec::{ModelName, Scheme, Speculation, ToolFormat, arch::Structure, manifest::Manifest};
@@ -120,7 +120,7 @@ impl Library {
     }
 
     fn unknown(&self, text: &str) -> Error {
-        Error::UnknownModel { name: text.to_owned(), near: self.catalog.suggest(text) }
+        Error::UnknownModel { name: excerpt(text), near: self.catalog.suggest(text) }
     }
 
     /// As [`Self::key`], for a package that must be installed.

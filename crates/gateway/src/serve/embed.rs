@@ -1,5 +1,6 @@
 //! Embeddings: from texts to tokens to vectors.
 
+use narthex_catalog::resolve::excerpt;
 use narthex_spec::manifest::Prompts;
 use narthex_text::tokenizer::{Bounds, Encoded};
 
@@ -62,11 +63,11 @@ fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a
     match prompts.named.get(name) {
         Some(text) => Ok(text),
         None if prompts.is_empty() => {
-            invalid(format!("this model has no prompts, found {name:?}; leave it out"))
+            invalid(format!("this model has no prompts, found {:?}; leave it out", excerpt(name)))
         }
         None => {
             let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
-            invalid(format!("expected one of {}, found {name:?}", names.join(", ")))
+            invalid(format!("expected one of {}, found {:?}", names.join(", "), excerpt(name)))
         }
     }
 }

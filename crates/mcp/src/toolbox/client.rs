@@ -31,6 +31,9 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of bytes of a server's log that are kept.
 const MAX_LOG: usize = 2 << 10;
 
+/// Maximum number of bytes of a line of a server's log. The rest of a longer line is dropped.
+const MAX_LINE: usize = 8 << 10;
+
 /// Maximum bytes of a description.
 const MAX_DESCRIPTION: usize = 4 << 10;
 
@@ -54,27 +57,77 @@ pub(super) fn command_line(line: &str) -> Result<ServerCommand, ToolboxError> {
     Ok(ServerCommand { line: line.to_owned(), program, arguments: words.collect() })
 }
 
-/// The last bytes of a server's log.
+/// Divides a server's log into lines and hides their credentials, which may be divided between two pieces.
+#[derive(Debug, Default)]
+struct LogLines {
+    /// The line that has not ended, up to [`MAX_LINE`].
+    line: Vec<u8>,
+    is_cut: bool,
+}
+
+impl LogLines {
+    /// Adds a piece of the log. Returns the lines that end in it, each with its line break.
+    fn push(&mut self, piece: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            let (text, ends) = match part.strip_suffix(b"\n") {
+                Some(text) => (text, true),
+                None => (part, false),
+            };
+            let room = MAX_LINE - self.line.len();
+            self.line.extend(text.iter().take(room));
+            self.is_cut |= text.len() > room;
+            if ends {
+                lines.push(self.end());
+            }
+        }
+        lines
+    }
+
+    /// Ends the line.
+    fn end(&mut self) -> String {
+        let bytes = std::mem::take(&mut self.line);
+        let text = String::from_utf8_lossy(&bytes);
+        let mut line = &*text;
+        if std::mem::take(&mut self.is_cut) {
+            // The last word may be the beginning of a credential that continues.
+            line = line.rsplit_once(char::is_whitespace).map_or("", |(words, _)| words);
+        }
+        format!("{}\n", redact(line))
+    }
+}
+
+/// The last bytes of a server's log, without credentials.
 #[derive(Debug, Clone, Default)]
 struct LogTail(Arc<Mutex<VecDeque<u8>>>);
 
 impl LogTail {
     async fn fill(self, mut pipe: impl AsyncRead + Unpin) {
+        let mut lines = LogLines::default();
         let mut piece = [0; 512];
         while let Ok(count @ 1..) = pipe.read(&mut piece).await {
-            let piece = &piece[..count];
-            tracing::debug!("{}", redact(&String::from_utf8_lossy(piece)));
-            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.extend(piece);
-            let excess = kept.len().saturating_sub(MAX_LOG);
-            kept.drain(..excess);
+            for line in lines.push(&piece[..count]) {
+                self.add(&line);
+            }
         }
+        self.add(&lines.end());
+    }
+
+    fn add(&self, line: &str) {
+        if line.trim().is_empty() {
+            return;
+        }
+        tracing::debug!("{}", line.trim_end());
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend(line.as_bytes());
+        let excess = kept.len().saturating_sub(MAX_LOG);
+        kept.drain(..excess);
     }
 
     fn text(&self) -> String {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = kept.iter().copied().collect();
-        redact(String::from_utf8_lossy(&bytes).trim()).into_owned()
+        String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 }
 
@@ -254,6 +307,32 @@ mod tests {
             let error = command_line(line).unwrap_err();
             assert!(error.is_usage() && error.to_string().contains(expect), "{error}");
         }
+    }
+
+    #[test]
+    fn credentials_between_two_pieces_of_a_log_are_hidden() {
+        let log = "first\nfetching https://user:secret@host/?token=secret\nthe end";
+        for middle in 0..=log.len() {
+            let (before, after) = log.as_bytes().split_at(middle);
+            let mut lines = LogLines::default();
+            let mut text = lines.push(before).concat();
+            text.push_str(&lines.push(after).concat());
+            text.push_str(&lines.end());
+            assert_eq!(text, "first\nfetching https://***@host/?token=***\nthe end\n");
+        }
+        let mut lines = LogLines::default();
+        let long = format!("a {}\nb", "secret".repeat(MAX_LINE));
+        assert_eq!(lines.push(long.as_bytes()), ["a\n"]);
+        assert_eq!(lines.end(), "b\n");
+    }
+
+    #[tokio::test]
+    async fn a_tail_of_a_log_does_not_begin_within_a_credential() {
+        let log = format!("https://user:{}@host\n{}", "secret".repeat(50), "x".repeat(MAX_LOG - 100));
+        let tail = LogTail::default();
+        tail.clone().fill(log.as_bytes()).await;
+        let text = tail.text();
+        assert!(text.starts_with("https://***@host\nx"), "{text}");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Connections: HTTP over a client's byte stream. Every wait has a time limit, and running answers are finished at a
 //! shutdown.
 //!
-//! A connection ends when its deadline has passed. There is a deadline only while no request is active. During an
-//! active request, the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
+//! A connection ends when its deadline has passed. There is a deadline while no request is active, and while a client
+//! takes nothing of an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
+//! the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
 
+mod answer;
 mod state;
 mod stream;
 
@@ -24,7 +26,7 @@ use tokio::time::Duration;
 pub(crate) use state::ConnectionState;
 pub(crate) use stream::ClientStream;
 
-use crate::held_body::hold;
+use answer::answer;
 use stream::Connection;
 
 /// Maximum size of a request's head.
@@ -32,6 +34,12 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Maximum number of concurrent requests of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 64;
+
+/// Maximum bytes of all bodies of an HTTP/2 connection that have arrived and were not read, and of one of them.
+const RECEIVE_WINDOW: u32 = 128 << 10;
+
+/// Maximum bytes that a stream of an HTTP/2 connection holds for its client, apart from the last part of its body.
+const SEND_BUFFER: usize = 64 << 10;
 
 /// Interval of the pings that detect disconnected HTTP/2 clients, and the maximum time for a reply.
 const PING: Duration = Duration::from_secs(20);
@@ -47,8 +55,7 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
         let router = router.clone();
         async move {
             let response = router.call(request).await?;
-            active.answer();
-            Ok::<_, Infallible>(hold(active, response))
+            Ok::<_, Infallible>(answer(active, response))
         }
     });
     let mut builder = Builder::new(TokioExecutor::new());
@@ -59,6 +66,9 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
         .keep_alive_interval(PING)
         .keep_alive_timeout(PING)
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_connection_window_size(RECEIVE_WINDOW)
+        .initial_stream_window_size(RECEIVE_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(MAX_HEAD_BYTES as u32);
     let io = TokioIo::new(Connection::new(stream, state.clone()));
     let mut connection = pin!(builder.serve_connection(io, service));

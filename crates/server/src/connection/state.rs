@@ -1,6 +1,6 @@
 //! The state of a connection, which its stream, its requests and its deadline share.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::http::{Extensions, Version};
 use parking_lot::Mutex;
@@ -13,6 +13,9 @@ use crate::limits::Limits;
 
 /// Time to send the last bytes of an answer after its request has ended, when the server stops.
 const FLUSH: Duration = Duration::from_secs(1);
+
+/// Share of the maximum time that a client may read nothing, as a divisor, after which its connection can be evicted.
+const STALL: u32 = 10;
 
 /// State of a connection. Clones share it.
 #[derive(Debug, Clone)]
@@ -34,6 +37,14 @@ struct Phase {
     active: usize,
     /// Time at which the connection ends, unless a request is active.
     deadline: Instant,
+    /// Number of HTTP/2 requests so far.
+    requests: u64,
+    /// HTTP/2 answers whose next bytes exist and were not taken, by the numbers of their requests, with the start of the
+    /// wait.
+    untaken: BTreeMap<u64, Instant>,
+    /// Start of a pending write.
+    blocked: Option<Instant>,
+    is_evicted: bool,
     /// True if no byte of the next request has arrived.
     is_quiet: bool,
     /// True if requests and answers overlap (HTTP/2).
@@ -51,6 +62,10 @@ impl ConnectionState {
         let phase = Phase {
             active: 0,
             deadline: Instant::now() + limits.head,
+            requests: 0,
+            untaken: BTreeMap::new(),
+            blocked: None,
+            is_evicted: false,
             is_quiet: true,
             is_multiplexed: false,
             is_complete: false,
@@ -81,12 +96,15 @@ impl ConnectionState {
     pub(super) fn begin(&self, version: Version, has_body: bool) -> ActiveRequest {
         let mut phase = self.0.phase.lock();
         phase.active += 1;
-        phase.is_multiplexed |= version == Version::HTTP_2;
+        let is_multiplexed = version == Version::HTTP_2;
+        phase.is_multiplexed |= is_multiplexed;
+        phase.requests += u64::from(is_multiplexed);
         phase.is_complete = !has_body;
         phase.is_answered = false;
+        let stream = is_multiplexed.then_some(phase.requests);
         drop(phase);
         self.0.changed.notify_one();
-        ActiveRequest(self.clone())
+        ActiveRequest { state: self.clone(), stream }
     }
 
     /// Records that the body of the current request has arrived completely.
@@ -132,48 +150,92 @@ impl ConnectionState {
         self.0.changed.notify_one();
     }
 
-    /// Ends a connection without an active request.
+    /// Records that a write waits for the client, or no longer does.
+    pub(super) fn set_blocked(&self, is_blocked: bool) {
+        self.0.phase.lock().blocked = is_blocked.then(Instant::now);
+    }
+
+    /// Ends the connection.
     pub(crate) fn evict(&self) {
-        self.0.phase.lock().deadline = Instant::now();
+        self.0.phase.lock().is_evicted = true;
         self.0.changed.notify_one();
     }
 
-    /// Returns the time at which the connection ends without another request; `None` while a request is active.
+    /// Returns the time at which the connection ends if its client does nothing; `None` while a request is active,
+    /// unless the client takes nothing of an answer.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let phase = self.0.phase.lock();
-        (phase.active == 0).then_some(phase.deadline)
+        if phase.is_evicted {
+            return Some(Instant::now());
+        }
+        if phase.active == 0 {
+            return Some(phase.deadline);
+        }
+        phase.untaken.values().min().map(|since| *since + self.0.limits.write)
+    }
+
+    /// Returns the deadline of a connection that can be evicted: one without an active request, or one whose client has
+    /// taken nothing of an answer for a while.
+    pub(crate) fn eviction_deadline(&self) -> Option<Instant> {
+        let write = self.0.limits.write;
+        let phase = self.0.phase.lock();
+        if phase.active == 0 {
+            return Some(phase.deadline);
+        }
+        let since = *phase.untaken.values().chain(&phase.blocked).min()?;
+        (since.elapsed() >= write / STALL).then_some(since + write)
     }
 
     /// Returns when the deadline has passed.
     pub(super) async fn expired(&self) {
         loop {
             let changed = self.0.changed.notified();
-            match self.deadline() {
-                None => changed.await,
-                Some(deadline) => {
-                    if timeout_at(deadline, changed).await.is_err() {
-                        return;
-                    }
-                }
+            // An answer that is not taken from now on has a later deadline than this, so it need not signal a change.
+            let next = self.deadline().unwrap_or_else(|| Instant::now() + self.0.limits.write);
+            let is_over = timeout_at(next, changed).await.is_err();
+            if is_over && self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+                return;
             }
         }
     }
 }
 
 /// An active request, from the arrival of its head to the end of its answer.
-pub(super) struct ActiveRequest(ConnectionState);
+pub(super) struct ActiveRequest {
+    state: ConnectionState,
+    /// Number of an HTTP/2 request.
+    stream: Option<u64>,
+}
 
 impl ActiveRequest {
     /// Records that the answer has begun.
     pub(super) fn answer(&self) {
-        self.0.0.phase.lock().is_answered = true;
+        self.state.0.phase.lock().is_answered = true;
+        self.wait_for_client();
+    }
+
+    /// Records that the next bytes of an HTTP/2 answer exist. Over HTTP/1, the time limit on writes suffices.
+    pub(super) fn wait_for_client(&self) {
+        if let Some(stream) = self.stream {
+            self.state.0.phase.lock().untaken.insert(stream, Instant::now());
+        }
+    }
+
+    /// Records that the client has taken the answer so far.
+    pub(super) fn wait_for_answer(&self) {
+        if let Some(stream) = self.stream {
+            self.state.0.phase.lock().untaken.remove(&stream);
+        }
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let Shared { limits, phase, changed, .. } = &*self.0.0;
+        let Shared { limits, phase, changed, .. } = &*self.state.0;
         let mut phase = phase.lock();
+        if let Some(stream) = self.stream {
+            phase.untaken.remove(&stream);
+        }
         phase.active -= 1;
         phase.is_quiet = true;
         let left = if phase.is_stopping { FLUSH } else { limits.idle };
@@ -228,6 +290,49 @@ mod tests {
         assert!(left(&state) <= Some(FLUSH));
         state.evict();
         state.expired().await;
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_client_takes_nothing_has_a_deadline() {
+        let (_stop, stopped) = watch::channel(false);
+        let limits = Limits { write: Duration::ZERO, ..Limits::standard() };
+        let state = ConnectionState::new(limits, stopped);
+        let request = state.begin(Version::HTTP_2, false);
+        let other = state.begin(Version::HTTP_2, false);
+        assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
+        request.answer();
+        assert!(state.deadline().is_some() && state.eviction_deadline().is_some());
+        state.expired().await;
+        request.wait_for_answer();
+        assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
+        request.wait_for_client();
+        state.expired().await;
+        drop(request);
+        assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
+        // A pending write has a limit of its own in the stream.
+        state.set_blocked(true);
+        assert!(state.deadline().is_none() && state.eviction_deadline().is_some());
+        state.set_blocked(false);
+        assert_eq!(state.eviction_deadline(), None);
+        drop(other);
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_by_eviction_although_a_request_has_just_begun() {
+        let (state, _stop) = state();
+        state.evict();
+        let _request = state.begin(Version::HTTP_11, false);
+        state.expired().await;
+    }
+
+    #[test]
+    fn answers_over_http_1_are_limited_by_their_writes() {
+        let (_stop, stopped) = watch::channel(false);
+        let limits = Limits { write: Duration::ZERO, ..Limits::standard() };
+        let state = ConnectionState::new(limits, stopped);
+        let request = state.begin(Version::HTTP_11, false);
+        request.answer();
+        assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
     }
 
     #[test]

@@ -93,11 +93,15 @@ impl<S: ClientStream> Connection<S> {
     /// Applies the time limit to a pending write. Fails if the client has read nothing for that time.
     fn limit<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
-            self.write_limit = None;
+            if self.write_limit.take().is_some() {
+                self.state.set_blocked(false);
+            }
             return outcome;
         }
-        let limit = self.state.limits().write;
-        let running = self.write_limit.get_or_insert_with(|| Box::pin(sleep(limit)));
+        let running = self.write_limit.get_or_insert_with(|| {
+            self.state.set_blocked(true);
+            Box::pin(sleep(self.state.limits().write))
+        });
         ready!(running.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client reads nothing")))
     }

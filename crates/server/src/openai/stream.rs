@@ -4,7 +4,7 @@ use axum::response::sse::Event;
 use narthex_gateway::request::{GenerationEvent, Summary};
 use serde_json::{Value, json};
 
-use crate::{error::cut, sse::EventEncoder, timings::Timings};
+use crate::{sse::EventEncoder, timings::Timings};
 
 /// Chunks of one endpoint.
 pub(crate) trait Chunks: Send + 'static {
@@ -54,8 +54,7 @@ impl<C: Chunks> EventEncoder for ChunkEncoder<C> {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
         let data = |value: Value| Event::default().data(value.to_string());
         if let GenerationEvent::Failed { message } = event {
-            let error =
-                json!({"message": cut(&message), "type": "server_error", "param": null, "code": null});
+            let error = json!({"message": message, "type": "server_error", "param": null, "code": null});
             return vec![data(json!({"error": error}))];
         }
         let is_last = matches!(event, GenerationEvent::Done(_));

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, mem};
 
+use narthex_catalog::resolve::excerpt;
 use narthex_spec::ToolFormat;
 use narthex_text::{
     template::{Abilities, FunctionCall, Message, Role},
@@ -33,9 +34,10 @@ pub(in crate::serve) fn check(settings: &ToolSettings) -> Result<(), Error> {
         }
     }
     match &settings.choice {
-        ToolChoice::Function(name) if settings.tools.iter().all(|tool| tool.name != *name) => Err(
-            Error::invalid("tool_choice", format!("expected the name of one of the tools, found {name:?}")),
-        ),
+        ToolChoice::Function(name) if settings.tools.iter().all(|tool| tool.name != *name) => {
+            let message = format!("expected the name of one of the tools, found {:?}", excerpt(name));
+            Err(Error::invalid("tool_choice", message))
+        }
         ToolChoice::Required if settings.tools.is_empty() => {
             Err(Error::invalid("tool_choice", "a required call needs at least one tool, found none"))
         }
