@@ -142,7 +142,7 @@ fn wheel_reader(seed: u64) -> anyhow::Result<Outcome> {
         if start.elapsed() > HANG {
             findings.push(format!("wheel {case} takes {:?}", start.elapsed()));
         }
-        let names = fs::read_dir(scratch.path())?.map(|entry| Ok(entry?.file_name()));
+        let names = fs::read_dir(scratch.path())?.map(|entry| entry.map(|entry| entry.file_name()));
         let outside = names.collect::<std::io::Result<Vec<_>>>()?;
         if outside.iter().any(|name| name != "w.whl" && name != "into") {
             findings.push(format!("wheel {case} writes outside its folder: {outside:?}"));

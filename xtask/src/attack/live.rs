@@ -35,7 +35,7 @@ impl Live {
     ) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
         files::package(subject, home.path())?;
-        let serve = [&["serve", "--port", "0", "--providers", "cpu", "--slots", "1"], further].concat();
+        let serve = [&["serve", "--port", "0", "--providers", "cpu", "--slots", "1"][..], further].concat();
         let mut narthex = subject.narthex(home.path(), &serve);
         if let Some(hub) = hub {
             narthex.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", hub);

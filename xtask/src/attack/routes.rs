@@ -174,6 +174,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
     #[test]
     fn requests_have_forms() {
         let request = b"POST / HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n\r\nbody";
