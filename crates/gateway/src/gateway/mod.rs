@@ -394,9 +394,10 @@ mod tests {
     use std::time::Duration;
 
     use narthex_catalog::network::Network;
+    use narthex_spec::{Calibration, Scheme, manifest::Manifest};
 
     use super::*;
-    use crate::compile::build_places::MAX_BUILDS;
+    use crate::compile::{build_places::MAX_BUILDS, request::CompileRequest};
 
     /// Opens a gateway whose builds fail, because they may not use the network.
     fn offline(home: &std::path::Path) -> Gateway {
@@ -430,5 +431,36 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(gateway.request_pull("smollm2:135m").is_ok());
+    }
+
+    #[test]
+    fn an_installed_model_is_built_again_only_within_the_limits() {
+        let (home, checkpoint) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (gateway, cancel) = (offline(home.path()), Cancel::new());
+        narthex_testkit::checkpoint::tiny_llama_safetensors(checkpoint.path(), 7).unwrap();
+        let request = CompileRequest { calibration: Calibration::None, ..CompileRequest::new(Scheme::F32) };
+        let path = checkpoint.path().to_str().unwrap();
+        let (folder, manifest) = gateway.compile(path, &request, &Quiet, &cancel).unwrap();
+        // The tiny model takes the place of one of the catalogue.
+        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
+        let model = home.path().join("packages").join(key.name.file_stem());
+        std::fs::create_dir_all(&model).unwrap();
+        std::fs::rename(folder, model.join("f32")).unwrap();
+        let manifest = Manifest { name: key.name.clone(), ..manifest };
+        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+
+        let reference = ModelRef::parse("smollm2:135m").unwrap();
+        let load = |limit| {
+            let right = BuildRight::Request(gateway.builds.clone());
+            let source = ModelSource { reference: &reference, limit, right };
+            let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static);
+            package_build::package_for_load(&gateway.library, &key, graphs, source, &steps, &cancel)
+        };
+        let _taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();
+        for limit in [PullLimit::Installed, PullLimit::Bytes(0)] {
+            assert!(load(limit).unwrap().ends_with("f32"), "{limit:?}");
+        }
+        let error = load(PullLimit::None).unwrap_err();
+        assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
     }
 }
