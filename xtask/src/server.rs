@@ -90,7 +90,7 @@ impl Drop for Server {
 }
 
 /// Returns the `host:port` that a server prints when it listens. The line must be complete.
-fn address(text: &str) -> Option<&str> {
+pub(crate) fn address(text: &str) -> Option<&str> {
     let whole = &text[..text.rfind('\n')?];
     let line = whole.lines().find(|line| line.starts_with("listening on "))?;
     line.split_once("http://")?.1.split([' ', '/']).next()

@@ -1,6 +1,6 @@
 //! Small files whose paths are in arguments or environment variables.
 
-use std::{fs::File, io::Read, path::Path};
+use std::path::Path;
 
 use anyhow::Context;
 
@@ -9,15 +9,7 @@ const LIMIT: u64 = 1 << 20;
 
 /// Reads a small regular file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    read_regular(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-fn read_regular(path: &Path) -> anyhow::Result<Vec<u8>> {
-    anyhow::ensure!(std::fs::metadata(path)?.is_file(), "expected a regular file");
-    let mut bytes = Vec::new();
-    File::open(path)?.take(LIMIT + 1).read_to_end(&mut bytes)?;
-    anyhow::ensure!(bytes.len() as u64 <= LIMIT, "expected at most {LIMIT} bytes");
-    Ok(bytes)
+    narthex_mmap::read(path, LIMIT).with_context(|| format!("cannot read {}", path.display()))
 }
 
 #[cfg(test)]

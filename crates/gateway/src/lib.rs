@@ -28,7 +28,7 @@ pub use compile::{
 };
 pub use config::{Config, PrefixCacheConfig};
 pub use error::{Error, ErrorKind, TokenCount};
-pub use gateway::{Gateway, ServerRegistration};
+pub use gateway::{Gateway, RequestedPull, ServerRegistration};
 pub use inspect::{bench, check, devices, doctor, plan};
 pub use library::{
     export::{ExportFormat, ExportRequest},

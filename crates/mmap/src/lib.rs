@@ -2,13 +2,15 @@
 //!
 //! A named pipe or a device in the place of a file would block or never end, so [`open_regular`] refuses it; every
 //! other function here opens its file with [`open_regular`]. [`map`] maps a file; the documentation of [`mapped`]
-//! describes files that shrink.
+//! describes files that shrink. [`check_own`] refuses what another user can change.
 
 pub mod environment;
 #[cfg(unix)]
 mod faults;
 pub mod mapped;
+mod owner;
 mod regular;
 
 pub use mapped::{FileWatch, Mapped, map};
+pub use owner::{check_own, read_own};
 pub use regular::{open_inside, open_regular, read, read_inside};

@@ -57,7 +57,7 @@ pub fn read_inside(folder: &Path, name: &str, limit: u64) -> io::Result<Vec<u8>>
     read_all(open_inside(folder, name)?, limit)
 }
 
-fn read_all(file: File, limit: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_all(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {

@@ -10,12 +10,8 @@ use narthex_gateway::{
     Gateway,
     request::{Overlong, Summary},
 };
-use tokio::sync::Semaphore;
 
 use crate::{budget::BodyBudget, error::ApiError, jobs::Jobs, keys::Caller, metrics::Metrics, npus::NpuList};
-
-/// Maximum number of concurrent pulls that clients start.
-const MAX_PULLS: usize = 4;
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
@@ -48,19 +44,11 @@ pub(crate) struct ServerResources {
     pub(crate) bodies: BodyBudget,
     pub(crate) npus: NpuList,
     pub(crate) options: RequestOptions,
-    /// Places for pulls that clients start.
-    pub(crate) pulls: Arc<Semaphore>,
 }
 
 impl ServerResources {
     pub(crate) fn new(gateway: &Gateway, options: RequestOptions) -> Self {
-        Self {
-            jobs: Jobs::new(),
-            bodies: BodyBudget::new(),
-            npus: NpuList::new(gateway),
-            options,
-            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
-        }
+        Self { jobs: Jobs::new(), bodies: BodyBudget::new(), npus: NpuList::new(gateway), options }
     }
 }
 

@@ -8,8 +8,10 @@ use crate::{
     error::ApiError,
     ollama::{
         chat::ParsedOllamaChat,
-        embed::{EmbedBody, ParsedEmbed},
+        embed::{EmbedBody, ParsedEmbed, PromptEmbedBody},
         generate::ParsedGenerate,
+        models::ShowBody,
+        pull::PullBody,
     },
     openai::{
         answer::ParsedAnswer,
@@ -42,21 +44,31 @@ pub enum Endpoint {
     Responses,
     /// `/v1/messages`.
     Messages,
+    /// `/v1/messages/count_tokens`.
+    CountTokens,
     /// `/api/chat`.
     OllamaChat,
     /// `/api/generate`.
     OllamaGenerate,
     /// `/api/embed`.
     OllamaEmbed,
+    /// `/api/embeddings`.
+    OllamaEmbeddings,
+    /// `/api/show`.
+    OllamaShow,
+    /// `/api/pull`.
+    OllamaPull,
     /// `/tokenize`.
     Tokenize,
     /// `/detokenize`.
     Detokenize,
+    /// `/apply-template`.
+    ApplyTemplate,
 }
 
 impl Endpoint {
     /// Every endpoint that has a body.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 18] = [
         Self::Chat,
         Self::Completions,
         Self::Embeddings,
@@ -65,12 +77,41 @@ impl Endpoint {
         Self::Fill,
         Self::Responses,
         Self::Messages,
+        Self::CountTokens,
         Self::OllamaChat,
         Self::OllamaGenerate,
         Self::OllamaEmbed,
+        Self::OllamaEmbeddings,
+        Self::OllamaShow,
+        Self::OllamaPull,
         Self::Tokenize,
         Self::Detokenize,
+        Self::ApplyTemplate,
     ];
+
+    /// Returns the path.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Rerank => "/v1/rerank",
+            Self::Answer => "/v1/answer",
+            Self::Fill => "/v1/fill",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::OllamaChat => "/api/chat",
+            Self::OllamaGenerate => "/api/generate",
+            Self::OllamaEmbed => "/api/embed",
+            Self::OllamaEmbeddings => "/api/embeddings",
+            Self::OllamaShow => "/api/show",
+            Self::OllamaPull => "/api/pull",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::ApplyTemplate => "/apply-template",
+        }
+    }
 }
 
 /// Reads a body up to the call of the gateway.
@@ -87,11 +128,15 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Answer => ParsedAnswer::read(body).map(drop),
             Endpoint::Fill => ParsedFill::read(body).map(drop),
             Endpoint::Responses => ParsedResponses::read(body).map(drop),
-            Endpoint::Messages => ParsedMessages::read(body).map(drop),
+            Endpoint::Messages | Endpoint::CountTokens => ParsedMessages::read(body).map(drop),
             Endpoint::OllamaChat => ParsedOllamaChat::read(body).map(drop),
             Endpoint::OllamaGenerate => ParsedGenerate::read(body).map(drop),
             Endpoint::OllamaEmbed => <ParsedEmbed<EmbedBody> as FromBody>::read(body).map(drop),
-            Endpoint::Tokenize => TokenizeBody::read(body).map(drop),
+            Endpoint::OllamaEmbeddings => <ParsedEmbed<PromptEmbedBody> as FromBody>::read(body).map(drop),
+            Endpoint::OllamaShow => ShowBody::read(body).map(drop),
+            Endpoint::OllamaPull => PullBody::read(body).map(drop),
+            Endpoint::Tokenize => TokenizeBody::read(body)?.conversation().map(drop),
+            Endpoint::ApplyTemplate => TokenizeBody::read(body)?.required_conversation().map(drop),
             Endpoint::Detokenize => DetokenizeBody::read(body).map(drop),
         }
     };
@@ -136,8 +181,31 @@ mod tests {
         );
         check(Endpoint::OllamaGenerate, r#"{"model": "m", "prompt": "a"}"#, None);
         check(Endpoint::OllamaEmbed, r#"{"model": "m", "input": ["a"]}"#, None);
+        check(Endpoint::OllamaEmbeddings, r#"{"model": "m", "prompt": "a"}"#, None);
+        check(Endpoint::OllamaEmbeddings, r#"{"model": "m"}"#, Some("prompt"));
+        check(Endpoint::OllamaShow, r#"{"name": "m", "verbose": true}"#, None);
+        check(Endpoint::OllamaPull, r#"{"model": "m", "stream": false}"#, None);
+        check(Endpoint::OllamaPull, r#"{"stream": false}"#, Some("model"));
+        check(Endpoint::CountTokens, &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check(Endpoint::ApplyTemplate, &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check(Endpoint::ApplyTemplate, r#"{"model": "m", "content": "a"}"#, Some("messages"));
         check(Endpoint::Tokenize, r#"{"model": "m", "content": "a"}"#, None);
         check(Endpoint::Detokenize, r#"{"model": "m", "tokens": [1]}"#, None);
         check(Endpoint::Detokenize, r#"{"model": "m"}"#, Some("tokens"));
+    }
+
+    #[test]
+    fn every_route_with_a_body_is_listed() {
+        let document = crate::openapi::document(&crate::routes::operations());
+        let paths = document["paths"].as_object().unwrap().iter();
+        let with_body: Vec<&str> = paths
+            .filter(|(_, methods)| {
+                methods.as_object().unwrap().values().any(|method| method.get("requestBody").is_some())
+            })
+            .map(|(path, _)| path.as_str())
+            .collect();
+        let mut listed = Endpoint::ALL.map(Endpoint::path);
+        listed.sort_unstable();
+        assert_eq!(with_body, listed);
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn router(access: Access) -> Router {
 }
 
 /// Returns the routes of the API.
-fn operations() -> Vec<Operation> {
+pub(crate) fn operations() -> Vec<Operation> {
     [of_openai(), of_others(), of_ollama()].into_iter().flatten().collect()
 }
 

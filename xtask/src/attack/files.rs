@@ -1,14 +1,14 @@
 //! Attacks with malformed files of every format on the commands that read them.
 //!
 //! Each attack has a folder of valid files, of which one is mutated. The program refuses mutated wheels by their digest
-//! before it opens them; their reader is a target of `cargo xtask fuzz`.
+//! before it opens them; therefore, [`wheel_reader`] calls their reader itself, without the check of the digest.
 
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -16,10 +16,11 @@ use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
 use parking_lot::Mutex;
 
 use super::{
-    Outcome, Subject,
-    child::Ended,
+    HANG, Outcome, Subject,
+    child::{Ended, peak_memory},
     mutation::{Random, mutate},
 };
+use crate::fuzz::{Target, seeds};
 
 /// A format, and the commands that read its files. `{}` is replaced by the folder, `{file}` by the mutated file.
 struct FileAttack {
@@ -115,7 +116,46 @@ const ATTACKS: &[FileAttack] = &[
 
 /// Runs every attack.
 pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
-    ATTACKS.iter().map(|attack| attack.run(subject)).collect()
+    let of_program = ATTACKS.iter().map(|attack| attack.run(subject));
+    of_program.chain([wheel_reader(subject.seed)]).collect()
+}
+
+/// Number of mutated wheels that the reader gets.
+const READ_WHEELS: usize = 300;
+
+/// Passes mutated wheels to their reader. A panic, a hang and a file outside the target folder are findings.
+fn wheel_reader(seed: u64) -> anyhow::Result<Outcome> {
+    let valid = seeds::of(Target::Wheel)?;
+    let mut random = Random::new(seed);
+    let (mut slowest, mut accepted, mut findings) = (Duration::ZERO, 0, Vec::new());
+    for case in 0..READ_WHEELS {
+        let scratch = tempfile::tempdir()?;
+        let (wheel, into) = (scratch.path().join("w.whl"), scratch.path().join("into"));
+        fs::write(&wheel, mutate(&valid[case % valid.len()].bytes, &mut random))?;
+        let start = Instant::now();
+        let read = std::panic::catch_unwind(|| narthex_catalog::fuzzing::unpack(&wheel, &into));
+        slowest = slowest.max(start.elapsed());
+        match read {
+            Ok(read) => accepted += usize::from(read.is_ok()),
+            Err(_) => findings.push(format!("wheel {case} panics")),
+        }
+        if start.elapsed() > HANG {
+            findings.push(format!("wheel {case} takes {:?}", start.elapsed()));
+        }
+        let names = fs::read_dir(scratch.path())?.map(|entry| entry.map(|entry| entry.file_name()));
+        let outside = names.collect::<std::io::Result<Vec<_>>>()?;
+        if outside.iter().any(|name| name != "w.whl" && name != "into") {
+            findings.push(format!("wheel {case} writes outside its folder: {outside:?}"));
+        }
+    }
+    Ok(Outcome {
+        what: "wheel files, in the reader itself".to_owned(),
+        cases: READ_WHEELS,
+        slowest,
+        peak: peak_memory(std::process::id()).unwrap_or(0),
+        note: format!("{accepted} accepted, {} refused", READ_WHEELS - accepted),
+        findings,
+    })
 }
 
 impl FileAttack {

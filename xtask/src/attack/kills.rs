@@ -1,10 +1,11 @@
 //! `kill -9` at random moments. The next start must find a clean store: `narthex verify` passes, and no file is
-//! incomplete.
+//! incomplete. After kills of writes to the prefix cache, the next server must accept every file of it.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -13,6 +14,10 @@ use anyhow::Context;
 use narthex_testkit::hub::{HubServer, Repo};
 
 use super::{Outcome, Subject, child::peak_memory, files, mutation::Random};
+use crate::{
+    http::{self, Disconnect, Request},
+    server::{self, Server},
+};
 
 /// Number of kills of each command.
 const KILLS: usize = 50;
@@ -20,11 +25,20 @@ const KILLS: usize = 50;
 /// Maximum time until a kill.
 const LATEST: Duration = Duration::from_secs(5);
 
-/// A command to kill. `{}` is replaced by the folder of a checkpoint.
+/// A command to kill. `{}` is replaced by the folder of a checkpoint, `{prefixes}` by that of a prefix cache.
 struct Victim {
     what: &'static str,
     command: &'static [&'static str],
     store: StoreState,
+    clients: Clients,
+}
+
+/// Requests to a victim.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clients {
+    None,
+    /// Prompts whose keys and values are stored, until the kill.
+    Prompts,
 }
 
 /// Repository of a checkpoint on the local server that replaces the hub.
@@ -41,23 +55,43 @@ enum StoreState {
 }
 
 const VICTIMS: &[Victim] = &[
-    Victim { what: "pull", command: &["pull", DOWNLOAD], store: StoreState::Empty },
+    Victim { what: "pull", command: &["pull", DOWNLOAD], store: StoreState::Empty, clients: Clients::None },
     Victim {
         what: "compile",
         command: &["compile", "{}", "--scheme", "f32", "--calibrate", "none"],
         store: StoreState::Empty,
+        clients: Clients::None,
     },
     Victim {
         what: "serve",
         command: &["serve", "--port", "0", "-m", "local/tiny"],
         store: StoreState::Package,
+        clients: Clients::None,
+    },
+    Victim {
+        what: "writes to the prefix cache",
+        command: SERVE_PREFIXES,
+        store: StoreState::Package,
+        clients: Clients::Prompts,
     },
     Victim {
         what: "cache writes of a first load",
         command: &["chat", "-q", "-m", "local/tiny", "--providers", "cpu", "--max-tokens", "4", "Hello"],
         store: StoreState::Package,
+        clients: Clients::None,
     },
 ];
+
+/// A server with a prefix cache.
+const SERVE_PREFIXES: &[&str] =
+    &["serve", "--port", "0", "-m", "local/tiny", "--providers", "cpu", "--prefix-cache-dir", "{prefixes}"];
+
+/// Number of tokens of a prompt, which are several blocks, and of different prompts.
+const PROMPT_TOKENS: usize = 200;
+const PROMPTS: usize = 64;
+
+/// Part of the server's warning about a file of the prefix cache that it does not accept.
+const NOT_ACCEPTED: &str = "of the prefix cache is ignored";
 
 /// Kills every command.
 pub(super) fn run(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
@@ -113,35 +147,100 @@ impl Bench<'_> {
 
     /// Runs a victim for the time `moment` and kills it. Also returns the time for which it ran.
     fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(Killed, Duration)> {
-        let home = tempfile::tempdir()?;
+        let scratch = tempfile::tempdir()?;
+        let (home, log) = (scratch.path().join("home"), scratch.path().join("log"));
+        fs::create_dir(&home)?;
         if victim.store == StoreState::Package {
-            files::copy(self.packed, home.path())?;
+            files::copy(self.packed, &home)?;
         }
-        let checkpoint = self.checkpoint.to_string_lossy();
-        let args: Vec<String> = victim.command.iter().map(|word| word.replace("{}", &checkpoint)).collect();
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let mut command = self.subject.narthex(home.path(), &args);
-        let start = Instant::now();
+        let mut command = self.command(victim, scratch.path());
         command
             .env_remove("HF_HUB_OFFLINE")
             .env("HF_ENDPOINT", self.hub)
-            .env("HF_HUB_CACHE", home.path().join("hub"));
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        while start.elapsed() < moment && child.try_wait()?.is_none() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let (ran, peak) = (start.elapsed(), peak_memory(child.id()).unwrap_or(0));
-        child.kill()?;
+            .env("HF_HUB_CACHE", scratch.path().join("hub"));
+        let output = fs::File::create(&log)?;
+        let (start, over) = (Instant::now(), AtomicBool::new(false));
+        let mut child = command.stdout(output.try_clone()?).stderr(Stdio::from(output)).spawn()?;
+        let (ran, peak) = thread::scope(|scope| -> anyhow::Result<_> {
+            if victim.clients == Clients::Prompts {
+                scope.spawn(|| send_prompts(&log, &over));
+            }
+            let waited = loop {
+                match child.try_wait() {
+                    Ok(None) if start.elapsed() < moment => thread::sleep(Duration::from_millis(1)),
+                    other => break other,
+                }
+            };
+            let (ran, peak) = (start.elapsed(), peak_memory(child.id()).unwrap_or(0));
+            // The client ends even if the process cannot be killed.
+            over.store(true, Ordering::Relaxed);
+            child.kill()?;
+            waited?;
+            Ok((ran, peak))
+        })?;
         child.wait()?;
-        let next = self.subject.watch(home.path(), &["verify"])?;
+        let next = self.subject.watch(&home, &["verify"])?;
         let clean = next.status.is_some_and(|status| status.success());
-        let finding = match (next.finding(), half_written(home.path())?.first()) {
+        let finding = match (next.finding(), half_written(&home)?.first()) {
             (Some(finding), _) => Some(format!("`verify` {finding}")),
             (None, Some(left)) => Some(format!("{} is half-written", left.display())),
-            (None, None) => (!clean).then(|| format!("`verify` fails: {}", next.stderr.trim())),
+            (None, None) if !clean => Some(format!("`verify` fails: {}", next.stderr.trim())),
+            (None, None) if victim.clients == Clients::Prompts => self.reopened(victim, scratch.path())?,
+            (None, None) => None,
         };
         Ok((Killed { peak, finding, next: next.took }, ran))
     }
+
+    /// Returns the command of a victim whose files are in `scratch`.
+    fn command(&self, victim: &Victim, scratch: &Path) -> Command {
+        let checkpoint = self.checkpoint.to_string_lossy();
+        let prefixes = scratch.join("prefixes").to_string_lossy().into_owned();
+        let word = |word: &&str| word.replace("{}", &checkpoint).replace("{prefixes}", &prefixes);
+        let args: Vec<String> = victim.command.iter().map(word).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        self.subject.narthex(&scratch.join("home"), &args)
+    }
+
+    /// Starts a killed server again and sends all prompts. Returns the finding if it does not accept a file of its
+    /// prefix cache.
+    fn reopened(&self, victim: &Victim, scratch: &Path) -> anyhow::Result<Option<String>> {
+        let log = scratch.join("next-log");
+        let server = Server::listen(self.command(victim, scratch), &log)?;
+        for number in 0..PROMPTS {
+            let status = send_prompt(&server.address, number)?;
+            if status != 200 {
+                return Ok(Some(format!("the next server answers prompt {number} with {status}")));
+            }
+        }
+        let text = fs::read_to_string(&log)?;
+        Ok(text.lines().find(|line| line.contains(NOT_ACCEPTED)).map(str::to_owned))
+    }
+}
+
+/// Sends prompts to the server whose output is in `log`, until `over` is set.
+fn send_prompts(log: &Path, over: &AtomicBool) {
+    let address = loop {
+        let text = fs::read_to_string(log).unwrap_or_default();
+        match server::address(&text) {
+            Some(address) => break address.to_owned(),
+            None if over.load(Ordering::Relaxed) => return,
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    for number in (0..PROMPTS).cycle() {
+        // The kill ends the connection.
+        if over.load(Ordering::Relaxed) || send_prompt(&address, number).is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends a prompt. Returns the status of the answer.
+fn send_prompt(address: &str, number: usize) -> anyhow::Result<u16> {
+    let tokens: Vec<usize> = (0..PROMPT_TOKENS).map(|at| 3 + (7 * at + 11 * number + at * at) % 64).collect();
+    let body = serde_json::json!({"model": "local/tiny", "prompt": tokens, "max_tokens": 1}).to_string();
+    let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
+    Ok(http::send(address, request, Disconnect::AfterAnswer)?.status)
 }
 
 /// Returns the files that an interrupted write left in a store; the store was opened again after the interruption.
@@ -151,7 +250,9 @@ fn half_written(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
             let path = entry?.path();
-            let temporary = path.extension().is_some_and(|ending| ending == "old" || ending == "part");
+            let endings = ["old", "part", "new"];
+            let temporary =
+                path.extension().is_some_and(|found| endings.iter().any(|ending| found == *ending));
             if temporary || folder.ends_with("tmp") {
                 found.push(path);
             } else if path.is_dir() && !path.is_symlink() {
@@ -174,6 +275,7 @@ mod tests {
         assert_eq!(half_written(home.path()).unwrap().len(), 0);
         fs::create_dir_all(home.path().join("tmp/1-0-x")).unwrap();
         fs::create_dir_all(home.path().join("packages/a/w4.old")).unwrap();
-        assert_eq!(half_written(home.path()).unwrap().len(), 2);
+        fs::write(home.path().join("packages/a/w8/verified.json.12-3.new"), "{").unwrap();
+        assert_eq!(half_written(home.path()).unwrap().len(), 3);
     }
 }

@@ -1,15 +1,17 @@
 //! `cargo xtask attack`: malformed files, hostile requests and kills against the program, as scripts.
 //!
 //! Every attack has a number of cases and a bound on the time of each. A panic, a hang of more than [`HANG`], a death
-//! by a signal, memory of more than [`MEMORY`] beyond the model, and a store that is not clean afterwards are findings,
-//! and any finding fails the run. Start at [`Attack`]; [`files`], [`kills`] and [`requests`] implement the attacks,
-//! [`child`] watches the processes.
+//! by a signal, memory of more than [`MEMORY`] beyond the model, a late answer of `/health` or `/metrics`, and a store
+//! that is not clean afterwards are findings, and any finding fails the run. Start at [`Attack`]; [`files`], [`kills`],
+//! [`requests`] and [`routes`] implement the attacks, [`child`] and [`live`] watch the processes.
 
 mod child;
 mod files;
 mod kills;
+mod live;
 mod mutation;
 mod requests;
+mod routes;
 
 use std::{
     path::PathBuf,
@@ -63,7 +65,7 @@ pub(crate) enum Attack {
     Bodies,
     /// Silent connections under a low limit on open files.
     Sockets,
-    /// Waiting requests, while the server's health is queried.
+    /// Requests that wait for a load, while the server's health and metrics are queried.
     Waiting,
 }
 
@@ -95,7 +97,7 @@ impl Attack {
         match self {
             Self::Files => files::run(subject),
             Self::Kills => kills::run(subject),
-            Self::Requests => requests::requests(subject),
+            Self::Requests => routes::run(subject),
             Self::Bodies => requests::bodies(subject),
             Self::Sockets => requests::sockets(subject),
             Self::Waiting => requests::waiting(subject),
@@ -157,8 +159,8 @@ fn page(commit: &str, seed: u64, outcomes: &[Outcome], took: Duration) -> String
     };
     format!(
         "# Attacks, {}\n\nCommit {commit}; narthex {}; {}; the build that tests run; seed {seed}; {:.0} minutes. A finding is a \
-         panic, a hang of more than {} s, a death by a signal, memory of more than {} MiB beyond the model, or a store that is \
-         not clean afterwards.\n\n| Cases | Number | Findings | Slowest | Peak memory | |\n|---|---:|---:|---:|---:|---|\n{rows}\n\
+         panic, a hang of more than {} s, a death by a signal, memory of more than {} MiB beyond the model, \
+         an answer of /health or /metrics after more than 100 ms, or a store that is not clean afterwards.\n\n| Cases | Number | Findings | Slowest | Peak memory | |\n|---|---:|---:|---:|---:|---|\n{rows}\n\
          ## Findings\n\n{findings}",
         record::today(),
         env!("CARGO_PKG_VERSION"),

@@ -1,28 +1,19 @@
-//! Hostile clients against a live server with a tiny model.
+//! Hostile clients against a live server with a tiny model: costly bodies, silent connections and waiting requests.
 
 use std::{
-    fs,
-    io::{Read, Write},
+    io::Write,
     net::TcpStream,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::bail;
+use narthex_testkit::hub::{HubServer, Reply};
 
 use super::{
-    HANG, MEMORY, Outcome, Subject,
-    child::peak_memory,
-    files,
-    mutation::{Random, mutate},
+    Outcome, Subject,
+    live::{Cases, Live},
 };
-use crate::{
-    fuzz::{Target, seeds},
-    server::Server,
-};
-
-/// Number of malformed requests.
-const REQUESTS: usize = 1000;
 
 /// Size of a hostile body in bytes.
 const BODY: usize = 32_000_000;
@@ -34,176 +25,14 @@ const OPEN_FILES: &str = "ulimit -n 200";
 /// Number of requests that wait concurrently.
 const WAITING: usize = 600;
 
-const ROUTES: [(&str, &str); 12] = [
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/v1/rerank"),
-    ("POST", "/v1/answer"),
-    ("POST", "/v1/fill"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/d%2F..%2F..%2Fetc%2Fshadow"),
-    ("GET", "/health"),
-    ("GET", "/metrics"),
-    ("DELETE", "/v1/models/local%2Ftiny"),
-    ("GET", "/../../etc/passwd"),
-];
+/// Number of queries of the health and of the metrics while requests wait.
+const QUERIES: usize = 50;
 
-/// Ways to send a request.
-const FORMS: usize = 6;
+/// Maximum time of an answer to such a query.
+const PROMPT: Duration = Duration::from_millis(100);
 
-/// A server with the tiny model.
-struct Live {
-    server: Server,
-    _home: tempfile::TempDir,
-    /// Memory before the attack, in bytes.
-    base: u64,
-}
-
-impl Live {
-    /// Starts a server under resource limits of the shell.
-    fn start(subject: &Subject<'_>, limits: &str) -> anyhow::Result<Self> {
-        let home = tempfile::tempdir()?;
-        files::package(subject, home.path())?;
-        let serve = ["serve", "--port", "0", "-m", "local/tiny", "--providers", "cpu", "--slots", "1"];
-        let narthex = subject.narthex(home.path(), &serve);
-        let mut shell = subject.session.command("bash");
-        shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\"")]).arg(narthex.get_program());
-        shell.args(narthex.get_args());
-        for (name, value) in narthex.get_envs() {
-            match value {
-                Some(value) => shell.env(name, value),
-                None => shell.env_remove(name),
-            };
-        }
-        let server = Server::listen(shell, &home.path().join("log"))?;
-        let base = peak_memory(server.id()).unwrap_or(0);
-        Ok(Self { server, _home: home, base })
-    }
-
-    /// Sends bytes and reads the whole answer, for at most [`HANG`].
-    fn send(&self, bytes: &[u8]) -> anyhow::Result<String> {
-        let mut stream = TcpStream::connect(&self.server.address).context("no connection")?;
-        stream.set_read_timeout(Some(HANG))?;
-        stream.set_write_timeout(Some(HANG))?;
-        // A server may answer and close before it has read everything.
-        let _ = stream.write_all(bytes);
-        let mut answer = Vec::new();
-        match stream.read_to_end(&mut answer) {
-            Err(error)
-                if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
-            {
-                bail!("no end of the answer within {HANG:?}")
-            }
-            _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
-        }
-    }
-
-    /// Requests the server's health. Returns the time of the answer.
-    fn health(&self) -> anyhow::Result<Duration> {
-        let start = Instant::now();
-        let answer = self.send(&self.request("GET", "/health", b""))?;
-        if !answer.starts_with("HTTP/1.1 200") {
-            bail!("/health answers {:?}", answer.lines().next());
-        }
-        Ok(start.elapsed())
-    }
-
-    fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-             Connection: close\r\n\r\n",
-            self.server.address,
-            body.len()
-        );
-        [head.as_bytes(), body].concat()
-    }
-
-    /// Returns the outcome of an attack. A server that no longer answers is a finding.
-    fn outcome(mut self, what: String, cases: Cases) -> anyhow::Result<Outcome> {
-        let Cases { cases, slowest, note, mut findings } = cases;
-        if let Err(error) = self.health() {
-            findings.push(format!("afterwards, {error:#}"));
-        }
-        if let Some(status) = self.server.status()? {
-            findings.push(format!("the server ended with {status}"));
-        }
-        let peak = peak_memory(self.server.id()).unwrap_or(0);
-        if peak > self.base + MEMORY {
-            findings.push(format!("the server took {} MB beyond its model", (peak - self.base) / 1_000_000));
-        }
-        let log = fs::read_to_string(&self.server.log).unwrap_or_default();
-        findings.extend(log.lines().filter(|line| line.contains("panicked")).map(str::to_owned));
-        Ok(Outcome { what, cases, slowest, peak, note, findings })
-    }
-}
-
-/// The cases of an attack.
-#[derive(Default)]
-struct Cases {
-    cases: usize,
-    slowest: Duration,
-    note: String,
-    findings: Vec<String>,
-}
-
-/// Sends malformed requests to every route.
-pub(super) fn requests(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
-    let live = Live::start(subject, ":")?;
-    let bodies = seeds::of(Target::Request)?;
-    let mut random = Random::new(subject.seed);
-    let mut cases = Cases { cases: REQUESTS, ..Cases::default() };
-    let mut statuses = std::collections::BTreeMap::<String, usize>::new();
-    for case in 0..REQUESTS {
-        let (method, path) = ROUTES[case % ROUTES.len()];
-        let body = &bodies[random.below(bodies.len())].bytes;
-        let named = String::from_utf8_lossy(body).replace("\"m\"", "\"local/tiny\"").into_bytes();
-        let body = if random.below(3) == 0 { named } else { mutate(&named, &mut random) };
-        let bytes = formed(live.request(method, path, &body), case / ROUTES.len() % FORMS, &mut random);
-        let start = Instant::now();
-        match bytes {
-            Form::Whole(bytes) => match live.send(&bytes) {
-                Ok(answer) => {
-                    let status = answer.get(9..12).unwrap_or("none").to_owned();
-                    *statuses.entry(status).or_default() += 1;
-                }
-                Err(error) => cases.findings.push(format!("request {case} to {path}: {error:#}")),
-            },
-            // The client disconnects at once.
-            Form::Half(bytes) => drop(TcpStream::connect(&live.server.address)?.write_all(&bytes)),
-        }
-        cases.slowest = cases.slowest.max(start.elapsed());
-    }
-    let counts: Vec<String> = statuses.iter().map(|(status, count)| format!("{status}: {count}")).collect();
-    cases.note = counts.join(", ");
-    Ok(vec![live.outcome("requests over every route".to_owned(), cases)?])
-}
-
-/// Bytes to send.
-enum Form {
-    Whole(Vec<u8>),
-    Half(Vec<u8>),
-}
-
-/// Returns a request in one of its forms: whole, truncated, twice in one piece, or with unusual headers.
-fn formed(request: Vec<u8>, form: usize, random: &mut Random) -> Form {
-    let replace = |from: &str, to: &str| {
-        let end = request.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(request.len());
-        let head = String::from_utf8_lossy(&request[..end]).replace(from, to);
-        [head.as_bytes(), &request[end..]].concat()
-    };
-    match form {
-        0 => Form::Whole(request),
-        1 => Form::Half(request[..random.below(request.len())].to_vec()),
-        2 => Form::Whole([replace("Connection: close", "Connection: keep-alive"), request.clone()].concat()),
-        3 => Form::Whole(replace("Content-Type: application/json", "Content-Type: \u{7f}\u{ff}; x=\"")),
-        4 => Form::Whole(replace(
-            "Connection: close",
-            &format!("Connection: close\r\nX: {}", "a".repeat(60_000)),
-        )),
-        _ => Form::Whole(replace("Content-Type:", "Transfer-Encoding: chunked\r\nContent-Type:")),
-    }
-}
+/// Time for which a hub does not answer.
+const STALL: Duration = Duration::from_secs(600);
 
 /// Sends eight costly bodies concurrently.
 pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
@@ -281,11 +110,15 @@ pub(super) fn sockets(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![live.outcome(format!("silent connections under `{OPEN_FILES}`"), cases)?])
 }
 
-/// Keeps requests waiting while the server's health is queried.
+/// Keeps requests waiting for a load while the server's health and metrics are queried.
 pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
-    let live = Live::start(subject, "ulimit -n 4096")?;
-    let body =
-        br#"{"model":"local/tiny","prompt":"a","max_tokens":200,"logit_bias":{"0":-100,"1":-100,"2":-100}}"#;
+    // The model loads for the whole attack, because this hub does not answer.
+    let hub = HubServer::start(|_| {
+        thread::sleep(STALL);
+        Reply::status(404)
+    });
+    let live = Live::serve(subject, "ulimit -n 4096", &["--auto-pull", "always"], Some(&hub.endpoint))?;
+    let body = br#"{"model":"hf:attack/tiny","prompt":"a","max_tokens":1}"#;
     let request = live.request("POST", "/v1/completions", body);
     let mut cases = Cases { cases: WAITING, ..Cases::default() };
     let clients: Vec<_> = (0..WAITING)
@@ -295,32 +128,25 @@ pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
             Some(stream)
         })
         .collect();
-    for _ in 0..50 {
-        match live.health() {
-            Ok(took) => cases.slowest = cases.slowest.max(took),
-            Err(error) => cases.findings.push(format!("while they wait, {error:#}")),
+    let mut is_loading = false;
+    for _ in 0..QUERIES {
+        for path in ["/health", "/metrics"] {
+            match live.get(path) {
+                Ok((took, answer)) => {
+                    is_loading |= path == "/health" && answer.contains("\"loading\"");
+                    cases.slowest = cases.slowest.max(took);
+                    if took > PROMPT {
+                        cases.findings.push(format!("while they wait, {path} takes {took:.2?}"));
+                    }
+                }
+                Err(error) => cases.findings.push(format!("while they wait, {error:#}")),
+            }
         }
     }
-    cases.note = format!("{} connected; the time is that of /health", clients.len());
-    drop(clients);
-    Ok(vec![live.outcome("waiting requests".to_owned(), cases)?])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_have_forms() {
-        let request = b"POST / HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n\r\nbody";
-        let mut random = Random::new(1);
-        let mut form = |form| match formed(request.to_vec(), form, &mut random) {
-            Form::Whole(bytes) => (true, String::from_utf8_lossy(&bytes).into_owned()),
-            Form::Half(bytes) => (false, String::from_utf8_lossy(&bytes).into_owned()),
-        };
-        assert_eq!(form(0), (true, String::from_utf8_lossy(request).into_owned()));
-        assert!(form(1).1.len() < request.len());
-        assert_eq!(form(2).1.matches("POST").count(), 2);
-        assert!(form(5).1.contains("chunked") && form(5).1.ends_with("\r\n\r\nbody"));
+    if !is_loading {
+        cases.findings.push("the model was not loading, so that nothing waited".to_owned());
     }
+    cases.note = format!("{} connected; the time is that of /health and /metrics", clients.len());
+    drop(clients);
+    Ok(vec![live.outcome("requests that wait for a load".to_owned(), cases)?])
 }

@@ -121,15 +121,21 @@ fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Resu
 }
 
 /// Sends the longest requests from all clients at once, so that the cache of every slot has its final size before usage
-/// is sampled.
+/// is sampled. A full server may refuse some of them.
 fn warm_up(address: &str, greedy: &GreedyAnswers) -> anyhow::Result<()> {
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| greedy.check_longest(address))).collect();
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| longest(address, greedy))).collect();
         clients.into_iter().try_for_each(|client| match client.join() {
             Ok(outcome) => outcome,
             Err(_) => bail!("a client panicked"),
         })
     })
+}
+
+/// Sends the longest greedy request, which is checked, and the longest prompt.
+fn longest(address: &str, greedy: &GreedyAnswers) -> anyhow::Result<()> {
+    greedy.check_longest(address)?;
+    traffic::send_longest_prompt(address)
 }
 
 /// Sends requests of one client until the run is over.

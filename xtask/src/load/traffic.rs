@@ -26,6 +26,7 @@ pub(super) enum RequestKind {
     Chat,
     Greedy,
     Stream,
+    Long,
     Dropped,
     Completion,
     Embeddings,
@@ -43,6 +44,7 @@ impl RequestKind {
             Self::Chat => "chat, the whole answer at once",
             Self::Greedy => "greedy chat, compared with the answer to a single client",
             Self::Stream => "chat, streamed to its end",
+            Self::Long => "a prompt of up to 3,000 tokens, or an answer of up to 192, streamed",
             Self::Dropped => "chat, streamed to a client that disconnects at the first bytes",
             Self::Completion => "two completions with log probabilities",
             Self::Embeddings => "embeddings of up to 16 texts",
@@ -56,28 +58,48 @@ impl RequestKind {
 }
 
 /// Kinds of requests, repeated by frequency. Three of ten requests are cancelled.
-const SHARES: [RequestKind; 20] = {
+const SHARES: [RequestKind; 40] = {
     use RequestKind as Kind;
     [
         Kind::Chat,
         Kind::Chat,
+        Kind::Chat,
+        Kind::Chat,
+        Kind::Greedy,
+        Kind::Greedy,
+        Kind::Greedy,
         Kind::Greedy,
         Kind::Greedy,
         Kind::Greedy,
         Kind::Stream,
         Kind::Stream,
+        Kind::Stream,
+        Kind::Long,
+        Kind::Dropped,
+        Kind::Dropped,
+        Kind::Dropped,
+        Kind::Dropped,
         Kind::Dropped,
         Kind::Dropped,
         Kind::Dropped,
         Kind::Dropped,
         Kind::HalfSent,
         Kind::HalfSent,
+        Kind::HalfSent,
+        Kind::HalfSent,
+        Kind::Completion,
+        Kind::Completion,
         Kind::Completion,
         Kind::Completion,
         Kind::Embeddings,
+        Kind::Embeddings,
+        Kind::Malformed,
         Kind::Malformed,
         Kind::Silent,
+        Kind::Silent,
         Kind::Status,
+        Kind::Status,
+        Kind::Unknown,
         Kind::Unknown,
     ]
 };
@@ -85,8 +107,23 @@ const SHARES: [RequestKind; 20] = {
 /// Number of different greedy requests.
 const GREEDY: usize = 24;
 
+/// Maximum number of words of a long prompt; on average, a word is a token and a half.
+const LONG_WORDS: usize = 2000;
+
+/// Maximum number of tokens of a long answer.
+const LONG_ANSWER: usize = 192;
+
 /// Number of silent connections that a client keeps open.
 const SILENT: usize = 3;
+
+/// Result of a greedy request whose answer is not wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GreedyCheck {
+    /// The answer is that to a single client.
+    Equal,
+    /// The server was full.
+    Refused,
+}
 
 /// Answers to the greedy requests, collected without other load.
 pub(super) struct GreedyAnswers(Vec<String>);
@@ -94,18 +131,20 @@ pub(super) struct GreedyAnswers(Vec<String>);
 impl GreedyAnswers {
     /// Sends every greedy request, one after another.
     pub(super) fn collect(address: &str) -> anyhow::Result<Self> {
-        (0..GREEDY).map(|index| answer_greedily(address, index)).collect::<anyhow::Result<_>>().map(Self)
+        let alone = |index| answer_greedily(address, index)?.context("a single client is refused");
+        (0..GREEDY).map(alone).collect::<anyhow::Result<_>>().map(Self)
     }
 
     /// Sends one of the requests and compares its answer.
-    fn check(&self, address: &str, index: usize) -> anyhow::Result<()> {
-        let (alone, found) = (&self.0[index], answer_greedily(address, index)?);
+    fn check(&self, address: &str, index: usize) -> anyhow::Result<GreedyCheck> {
+        let alone = &self.0[index];
+        let Some(found) = answer_greedily(address, index)? else { return Ok(GreedyCheck::Refused) };
         ensure!(found == *alone, "expected {alone:?}, as for a single client, found {found:?}");
-        Ok(())
+        Ok(GreedyCheck::Equal)
     }
 
     /// Sends the request with the longest text and compares its answer.
-    pub(super) fn check_longest(&self, address: &str) -> anyhow::Result<()> {
+    pub(super) fn check_longest(&self, address: &str) -> anyhow::Result<GreedyCheck> {
         let longest = (0..GREEDY).max_by_key(|&index| greedy_text(index).len()).unwrap_or_default();
         self.check(address, longest)
     }
@@ -116,7 +155,8 @@ fn greedy_text(index: usize) -> String {
     Client::new(index as u64).text(10 + 20 * index)
 }
 
-fn answer_greedily(address: &str, index: usize) -> anyhow::Result<String> {
+/// Returns the answer to a greedy request; `None` if the server was full.
+fn answer_greedily(address: &str, index: usize) -> anyhow::Result<Option<String>> {
     let body = json!({
         "model": CHAT,
         "messages": [{"role": "user", "content": greedy_text(index)}],
@@ -126,10 +166,23 @@ fn answer_greedily(address: &str, index: usize) -> anyhow::Result<String> {
     let body = body.to_string();
     let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
     let answer = http::send(address, request, Disconnect::AfterAnswer)?;
+    if answer.status == 429 {
+        return Ok(None);
+    }
     let value: Value = serde_json::from_str(&answer.body)
         .with_context(|| format!("expected an answer, found {}: {}", answer.status, answer.body))?;
     let text = value["choices"][0]["message"]["content"].as_str();
-    text.map(str::to_owned).with_context(|| format!("expected a text, found {value}"))
+    text.map(|text| Some(text.to_owned())).with_context(|| format!("expected a text, found {value}"))
+}
+
+/// Sends the longest prompt of [`RequestKind::Long`], the same from every client.
+pub(super) fn send_longest_prompt(address: &str) -> anyhow::Result<()> {
+    let text = Client::new(0).words(LONG_WORDS, LONG_WORDS);
+    let body =
+        json!({"model": CHAT, "messages": [{"role": "user", "content": text}], "max_tokens": 1}).to_string();
+    let request = Request { method: "POST", path: "/v1/chat/completions", body: body.as_bytes() };
+    let answer = http::send(address, request, Disconnect::AfterAnswer)?;
+    if answer.status == 429 { Ok(()) } else { expect(answer, 200, "\"finish_reason\"") }
 }
 
 /// A client whose seed determines its requests.
@@ -156,9 +209,14 @@ impl Client {
 
     /// Returns a text. Many texts start with the same words.
     fn text(&mut self, most: usize) -> String {
+        self.words(1, most)
+    }
+
+    /// Returns a text of `least` to `most` words.
+    fn words(&mut self, least: usize, most: usize) -> String {
         const WORDS: [&str; 12] =
             ["the", "cat", "river", "seven", "of", "Paris", "why", "blue", "runs", "été", "猫", "code();"];
-        let count = 1 + self.below(most);
+        let count = least + self.below(most + 1 - least);
         (0..count)
             .map(|index| WORDS[if index < 3 { index } else { self.below(WORDS.len()) }])
             .collect::<Vec<_>>()
@@ -174,6 +232,17 @@ impl Client {
             "seed": self.below(1000),
             "stream": stream,
         })
+    }
+
+    /// Returns a streamed chat with a long prompt or a long answer.
+    fn long(&mut self) -> Value {
+        let mut body = self.chat(true);
+        if self.below(2) == 0 {
+            body["messages"][0]["content"] = self.words(1 + LONG_WORDS / 4, LONG_WORDS).into();
+        } else {
+            body["max_tokens"] = (LONG_ANSWER / 4 + self.below(3 * LONG_ANSWER / 4)).into();
+        }
+        body
     }
 
     /// Sends a request and checks the answer. Status 429 is counted but is not a failure.
@@ -198,7 +267,13 @@ impl Client {
         let (chat, end) = ("/v1/chat/completions", Disconnect::AfterAnswer);
         match kind {
             RequestKind::Chat => expect(post(chat, &self.chat(false), end)?, 200, "\"finish_reason\""),
-            RequestKind::Greedy => greedy.check(address, self.below(GREEDY)),
+            RequestKind::Greedy => {
+                if greedy.check(address, self.below(GREEDY))? == GreedyCheck::Refused {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            RequestKind::Long => expect(post(chat, &self.long(), end)?, 200, "data: [DONE]"),
             RequestKind::Silent => {
                 self.silent.push_back(http::fall_silent(address)?);
                 if self.silent.len() > SILENT {
@@ -270,7 +345,8 @@ mod tests {
         };
         assert_eq!(kinds(1), kinds(1));
         assert_ne!(kinds(1), kinds(2));
-        assert!(RequestKind::VARIANTS.iter().all(|kind| kinds(1).contains(kind)));
+        let some: Vec<_> = (1..5).flat_map(kinds).collect();
+        assert!(RequestKind::VARIANTS.iter().all(|kind| some.contains(kind)));
     }
 
     #[test]

@@ -97,7 +97,11 @@ impl MachineFolder {
     /// Writes a record atomically. Replaces an older one.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         privacy::create_folder(&self.path)?;
-        files::replace(&self.path.join(name), |new| files::write_privately(new, bytes))?;
+        // The next start of the store removes what a killed process leaves under `tmp/`.
+        let staging = Staging::scratch(&self.store)?;
+        let (new, path) = (staging.path().join("record"), self.path.join(name));
+        files::write_privately(&new, bytes)?;
+        fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(&self.path)
     }
 }

@@ -1,6 +1,7 @@
-//! From checkpoints to packages of the store: calibration, NPU compilers, and the measured cost of passes and
-//! reductions.
+//! From checkpoints to packages of the store: calibration, NPU compilers, the measured cost of passes and reductions,
+//! and the limit on builds of requests.
 
+pub(crate) mod build_places;
 mod calibration;
 pub(crate) mod package_build;
 pub(crate) mod precompile;

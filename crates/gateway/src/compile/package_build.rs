@@ -23,6 +23,7 @@ use narthex_spec::{
 };
 
 use super::{
+    build_places::BuildRight,
     calibration::CpuRunner,
     precompile,
     quality::{self, ComparedPackage},
@@ -46,10 +47,11 @@ pub(crate) enum PullLimit {
 }
 
 /// Source of a package that is not installed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct ModelSource<'a> {
     pub(crate) reference: &'a ModelRef,
     pub(crate) limit: PullLimit,
+    pub(crate) right: BuildRight,
 }
 
 /// Graphs that a load needs in a package.
@@ -71,22 +73,31 @@ pub(crate) struct PackageBuild<'a> {
     pub(crate) cancel: &'a Cancel,
 }
 
+impl PullLimit {
+    /// Returns whether the download of a model is allowed.
+    fn allows(self, library: &Library, key: &PackageKey) -> bool {
+        let bytes = || library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
+        match self {
+            Self::None => true,
+            Self::Installed => false,
+            Self::Bytes(limit) => bytes().is_some_and(|bytes| bytes <= limit),
+        }
+    }
+}
+
 /// Refuses a model that is neither installed nor small enough for a download.
 pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullLimit) -> Result<(), Error> {
-    let bytes = || library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
-    let may_pull = match limit {
-        PullLimit::None => true,
-        PullLimit::Installed => false,
-        PullLimit::Bytes(limit) => bytes().is_some_and(|bytes| bytes <= limit),
-    };
-    if may_pull || library.store.package(&key.name, key.scheme).is_some() {
+    if limit.allows(library, key) || library.store.package(&key.name, key.scheme).is_some() {
         return Ok(());
     }
     Err(library.not_installed(key))
 }
 
 /// Returns the folder of a package to load, which is built from `source` if it is missing. A package without
-/// the required graphs is built again if its checkpoint is in the catalogue and the caller may start that.
+/// the required graphs is built again if its checkpoint is in the catalogue and the caller may download it.
+///
+/// # Errors
+/// [`Error::TooManyBuilds`] for a build that finds no place.
 pub(crate) fn package_for_load(
     library: &Library,
     key: &PackageKey,
@@ -98,13 +109,14 @@ pub(crate) fn package_for_load(
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
         let is_enough =
             graphs == RequiredGraphs::Any || package::read_manifest(&folder, key)?.recipe.fixed.is_some();
-        let may_build = source.limit != PullLimit::Installed && library.catalog.get(&key.name).is_some();
+        let may_build = library.catalog.get(&key.name).is_some() && source.limit.allows(library, key);
         if is_enough || !may_build {
             return Ok(folder);
         }
         steps.sink().event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
     }
     check_obtainable(library, key, source.limit)?;
+    let _place = source.right.place()?;
     let is_static = graphs == RequiredGraphs::Static;
     let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
     let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };

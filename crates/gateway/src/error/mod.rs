@@ -232,6 +232,9 @@ pub enum Error {
         /// Maximum bytes of all KV caches.
         kv_total: usize,
     },
+    /// All places for downloads and compiles of requests are taken.
+    #[error("{0} downloads and compiles are already under way; try again later")]
+    TooManyBuilds(usize),
     /// The caller may not use this model.
     #[error("this key may not use the model {name}")]
     ModelNotAllowed {
@@ -306,7 +309,7 @@ impl Error {
             | Self::NameTaken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::PathAsModel | Self::NotInstalled { .. } => ErrorKind::NotFound,
-            Self::Overloaded { .. } | Self::NoRoom { .. } => ErrorKind::Overloaded,
+            Self::Overloaded { .. } | Self::NoRoom { .. } | Self::TooManyBuilds(_) => ErrorKind::Overloaded,
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
             Self::Cancelled
@@ -349,6 +352,7 @@ impl Error {
             Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
             Self::LoadFailed { retry_after, .. } => *retry_after,
             Self::NoRoom { .. } => Some(Duration::from_secs(5)),
+            Self::TooManyBuilds(_) => Some(Duration::from_secs(30)),
             Self::ShuttingDown => Some(Duration::from_secs(10)),
             _ => None,
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use narthex_catalog::{
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
-    resolve::ModelRef,
+    resolve::{ModelId, ModelRef},
     runtimes::RuntimeInfo,
     source::wheel::WheelOrigin,
     store::AuditedFile,
@@ -14,7 +14,7 @@ use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::JobSte
 use super::Gateway;
 use crate::{
     cancel::Cancel,
-    compile::{package_build::PackageBuild, precompile, request::CompileRequest},
+    compile::{build_places::BuildPlace, package_build::PackageBuild, precompile, request::CompileRequest},
     error::Error,
     library::{
         RequestedModel,
@@ -28,6 +28,22 @@ use crate::{
     report::models::{InstalledPackage, ModelKind, ModelListing, Removal},
     rights::AutoPull,
 };
+
+/// A pull that a request may run.
+pub struct RequestedPull {
+    gateway: Gateway,
+    key: PackageKey,
+    id: ModelId,
+    /// Place among the builds of requests; `None` for an installed model.
+    _place: Option<BuildPlace>,
+}
+
+impl RequestedPull {
+    /// Fetches and compiles the model, unless it is installed.
+    pub fn run(self, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<InstalledPackage, Error> {
+        self.gateway.build(&self.key, &ModelRef::Id(self.id.clone()), progress, cancel)
+    }
+}
 
 /// The store and the catalogue.
 impl Gateway {
@@ -80,19 +96,17 @@ impl Gateway {
         self.build(&key, &reference, progress, cancel)
     }
 
-    /// Fetches and compiles a model as [`Self::pull`] does, but within the rights of a caller and only by name, not by
-    /// path.
+    /// Admits the pull of a model within the rights of a caller, and only by name, not by path. The pull has a place
+    /// among the builds of requests until it is dropped.
     ///
     /// # Errors
-    /// [`Error::ModelNotAllowed`], and [`Error::NotInstalled`] for a download that the caller may not start.
-    pub fn pull_requested(
-        &self,
-        model: &str,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<InstalledPackage, Error> {
+    /// [`Error::ModelNotAllowed`], [`Error::NotInstalled`] for a download that the caller may not start, and
+    /// [`Error::TooManyBuilds`] if other requests take all places.
+    pub fn request_pull(&self, model: &str) -> Result<RequestedPull, Error> {
         let RequestedModel { id, key } = self.obtainable(model)?;
-        self.build(&key, &ModelRef::Id(id), progress, cancel)
+        let is_installed = self.library.store.package(&key.name, key.scheme).is_some();
+        let place = if is_installed { None } else { Some(self.builds.take()?) };
+        Ok(RequestedPull { gateway: self.clone(), key, id, _place: place })
     }
 
     /// Fetches and compiles a package, unless it is installed.
@@ -108,11 +122,6 @@ impl Gateway {
         let steps = &JobSteps::new(progress);
         PackageBuild { library, key, reference, request, steps, cancel }.run()?;
         library.installed(key)
-    }
-
-    /// Refuses a model that the caller may not use, or may neither use nor fetch.
-    pub fn check_obtainable(&self, model: &str) -> Result<(), Error> {
-        self.obtainable(model).map(drop)
     }
 
     /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with

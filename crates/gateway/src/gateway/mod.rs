@@ -16,7 +16,10 @@ use parking_lot::Mutex;
 
 use crate::{
     cancel::Cancel,
-    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    compile::{
+        build_places::{BuildPlaces, BuildRight},
+        package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    },
     config::Config,
     error::Error,
     library::{
@@ -45,6 +48,7 @@ use crate::{
     server_record::ServerRecord,
 };
 
+pub use library::RequestedPull;
 pub use running_servers::ServerRegistration;
 
 /// The models of one machine. Clones share the same models.
@@ -69,6 +73,8 @@ pub struct Gateway {
     models: Arc<ResidentModels>,
     server_record: Arc<Mutex<Option<ServerRecord>>>,
     rights: Arc<Rights>,
+    /// Places for the builds of all requests.
+    builds: BuildPlaces,
     /// Set by [`Self::shutdown`].
     closing: Cancel,
 }
@@ -105,6 +111,7 @@ impl Gateway {
             models: Arc::new(models),
             server_record: Arc::new(Mutex::new(None)),
             rights: Arc::default(),
+            builds: BuildPlaces::default(),
             closing: Cancel::new(),
         })
     }
@@ -194,7 +201,11 @@ impl Gateway {
                 Claim::Ready(loaded) => return Ok(loaded.status()),
                 Claim::Load => {
                     let reference = self.library.reference(split_scheme(model).0)?;
-                    let source = ModelSource { reference: &reference, limit: PullLimit::None };
+                    let source = ModelSource {
+                        reference: &reference,
+                        limit: PullLimit::None,
+                        right: BuildRight::Operator,
+                    };
                     self.load_claimed(&key, source, progress, cancel)?;
                 }
                 Claim::Wait => {
@@ -228,11 +239,21 @@ impl Gateway {
 
     /// Returns the model that a request names, or its load. An asynchronous caller can then wait without occupying a
     /// thread.
+    ///
+    /// # Errors
+    /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all places for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
         let RequestedModel { id, key } = self.requested(model)?;
-        match self.models.claim(&key)? {
+        let mut right = BuildRight::Request(self.builds.clone());
+        let admit = || {
+            if self.library.store.package(&key.name, key.scheme).is_none() {
+                right = BuildRight::Place(self.builds.take()?);
+            }
+            Ok(())
+        };
+        match self.models.claim_if(&key, admit)? {
             Claim::Ready(loaded) => return Ok(LoadStart::Ready(ReadyModel(loaded))),
-            Claim::Load => self.load_in_background(&key, id),
+            Claim::Load => self.load_in_background(&key, id, right),
             Claim::Wait => {}
         }
         Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
@@ -274,10 +295,11 @@ impl Gateway {
         Ok(requested)
     }
 
-    fn load_in_background(&self, key: &PackageKey, id: ModelId) {
+    fn load_in_background(&self, key: &PackageKey, id: ModelId, right: BuildRight) {
         let (gateway, load_key) = (self.clone(), key.clone());
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            let source = ModelSource { reference: &ModelRef::Id(id), limit: gateway.request_limit() };
+            let limit = gateway.request_limit();
+            let source = ModelSource { reference: &ModelRef::Id(id), limit, right };
             // Requests read the outcome from the resident models.
             let _ = gateway.load_claimed(&load_key, source, &Quiet, &gateway.closing);
         });
@@ -364,5 +386,81 @@ impl Gateway {
         };
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         LoadedModel::load(&request, draft, library.tool_format(&key.name), device_selection::select)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use narthex_catalog::network::Network;
+    use narthex_spec::{Calibration, Scheme, manifest::Manifest};
+
+    use super::*;
+    use crate::compile::{build_places::MAX_BUILDS, request::CompileRequest};
+
+    /// Opens a gateway whose builds fail, because they may not use the network.
+    fn offline(home: &std::path::Path) -> Gateway {
+        let config = Config {
+            home: Some(home.to_owned()),
+            network: Network::CacheOnly,
+            retry_failed_after: Duration::ZERO,
+            ..Config::standard()
+        };
+        Gateway::open(config).unwrap()
+    }
+
+    #[test]
+    fn builds_of_requests_beyond_the_limit_are_refused_until_others_end() {
+        let home = tempfile::tempdir().unwrap();
+        let gateway = offline(home.path());
+        let taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();
+        let start = || gateway.start_load("smollm2:135m").map(drop);
+        for error in [start().unwrap_err(), gateway.request_pull("smollm2:135m").map(drop).unwrap_err()] {
+            assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
+        }
+        assert!(gateway.status().is_empty(), "a refused load leaves a state");
+        drop(taken);
+        let LoadStart::Pending(load) = gateway.start_load("smollm2:135m").unwrap() else { panic!("loaded") };
+        // While one model is built, requests for it wait and take no further place.
+        let second = gateway.builds.take();
+        assert!(load.wait_for_end(&Cancel::new()).is_err());
+        drop(second);
+        // The thread frees its place after it has reported the end of the load.
+        while gateway.builds.take().and_then(|_first| gateway.builds.take()).is_err() {
+            std::thread::yield_now();
+        }
+        assert!(gateway.request_pull("smollm2:135m").is_ok());
+    }
+
+    #[test]
+    fn an_installed_model_is_built_again_only_within_the_limits() {
+        let (home, checkpoint) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (gateway, cancel) = (offline(home.path()), Cancel::new());
+        narthex_testkit::checkpoint::tiny_llama_safetensors(checkpoint.path(), 7).unwrap();
+        let request = CompileRequest { calibration: Calibration::None, ..CompileRequest::new(Scheme::F32) };
+        let path = checkpoint.path().to_str().unwrap();
+        let (folder, manifest) = gateway.compile(path, &request, &Quiet, &cancel).unwrap();
+        // The tiny model takes the place of one of the catalogue.
+        let key = PackageKey { name: "smollm2:135m".parse().unwrap(), scheme: Scheme::F32 };
+        let model = home.path().join("packages").join(key.name.file_stem());
+        std::fs::create_dir_all(&model).unwrap();
+        std::fs::rename(folder, model.join("f32")).unwrap();
+        let manifest = Manifest { name: key.name.clone(), ..manifest };
+        std::fs::write(model.join("f32/manifest.json"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+
+        let reference = ModelRef::parse("smollm2:135m").unwrap();
+        let load = |limit| {
+            let right = BuildRight::Request(gateway.builds.clone());
+            let source = ModelSource { reference: &reference, limit, right };
+            let (steps, graphs) = (JobSteps::new(&Quiet), RequiredGraphs::Static);
+            package_build::package_for_load(&gateway.library, &key, graphs, source, &steps, &cancel)
+        };
+        let _taken: Vec<_> = (0..MAX_BUILDS).map(|_| gateway.builds.take().unwrap()).collect();
+        for limit in [PullLimit::Installed, PullLimit::Bytes(0)] {
+            assert!(load(limit).unwrap().ends_with("f32"), "{limit:?}");
+        }
+        let error = load(PullLimit::None).unwrap_err();
+        assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
     }
 }

@@ -6,6 +6,7 @@
 //! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
 //! model that was used least recently. If none is idle, its load waits for one, for a limited time.
 
+mod load_failure;
 mod model_use;
 mod pending;
 
@@ -15,17 +16,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_spec::ModelName;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     cancel::Cancel,
-    error::{Error, ErrorKind},
+    error::Error,
     library::package_key::PackageKey,
     load::loaded_model::LoadedModel,
-    report::models::{ModelState, ModelStatus, PassedOver},
+    report::models::{ModelState, ModelStatus},
 };
 
+use load_failure::LoadFailure;
 pub(crate) use model_use::ModelUse;
 pub use pending::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
 
@@ -74,52 +75,6 @@ pub(crate) struct ResidencyLimits {
     pub(crate) waiting: usize,
     /// Maximum time that a load waits for models in use.
     pub(crate) room_wait: Duration,
-}
-
-/// Report of a failed load.
-struct LoadFailure {
-    reason: String,
-    hint: Option<String>,
-    retry_after: Option<Duration>,
-    /// Time during which requests receive the report before one of them loads again.
-    lasts: Duration,
-    /// Every device with its reason, if no device took the model.
-    passed_over: Vec<PassedOver>,
-}
-
-impl LoadFailure {
-    fn new(error: &Error, retry: Duration) -> Self {
-        let passed_over = match error {
-            Error::NoDevice { passed_over, .. } => passed_over.clone(),
-            _ => Vec::new(),
-        };
-        let retry_after = is_transient(error.kind()).then_some(retry);
-        // A model in use may become idle at any time.
-        let lasts = if matches!(error, Error::NoRoom { .. }) { Duration::ZERO } else { retry };
-        Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
-    }
-
-    fn error(&self, name: &ModelName) -> Error {
-        let Self { reason, hint, retry_after, .. } = self;
-        let (name, reason, hint) = (name.clone(), reason.clone(), hint.clone());
-        Error::LoadFailed { name, reason, hint, retry_after: *retry_after }
-    }
-}
-
-/// Returns whether a failure may pass without a change by the user.
-fn is_transient(kind: ErrorKind) -> bool {
-    use ErrorKind as Kind;
-    match kind {
-        Kind::Overloaded | Kind::Loading | Kind::Fetch | Kind::Cancelled => true,
-        Kind::BadRequest
-        | Kind::NotFound
-        | Kind::Forbidden
-        | Kind::Unavailable
-        | Kind::Unsupported
-        | Kind::Storage
-        | Kind::Malformed
-        | Kind::Internal => false,
-    }
 }
 
 /// The models in memory.
@@ -219,6 +174,16 @@ impl ResidentModels {
 
     /// Returns the model, or makes the caller load it.
     pub(crate) fn claim(self: &Arc<Self>, key: &PackageKey) -> Result<Claim, Error> {
+        self.claim_if(key, || Ok(()))
+    }
+
+    /// Returns the model, or makes the caller load it if `admit` allows a load. A load that is not allowed leaves no
+    /// state.
+    pub(crate) fn claim_if(
+        self: &Arc<Self>,
+        key: &PackageKey,
+        admit: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
             Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
@@ -229,7 +194,7 @@ impl ResidentModels {
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
                 return Err(failure.error(&key.name));
             }
-            Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => {}
+            Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => admit()?,
         }
         models.insert(
             key.clone(),

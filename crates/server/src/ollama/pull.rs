@@ -1,6 +1,6 @@
 //! `POST /api/pull`: fetches and compiles a model, with progress. The caller's rights decide what may be fetched.
 
-use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible};
 
 use axum::{
     Json,
@@ -24,9 +24,6 @@ use crate::{
     body::{self, Body, FromBody},
     error::ApiError,
 };
-
-/// Delay before a client should try again while other pulls run.
-const RETRY: Duration = Duration::from_secs(30);
 
 /// Maximum number of lines that wait for the client. Further lines are dropped.
 const MAX_LINES: usize = 64;
@@ -138,19 +135,15 @@ struct RunningPull {
 impl RunningPull {
     /// Starts the pull of a model, within the caller's rights.
     async fn start(app: &App, model: String) -> Result<Self, ApiError> {
-        let (gateway, name) = (app.gateway.clone(), model.clone());
-        app.shared.jobs.run(move || gateway.check_obtainable(&name)).await?;
-        let place = app.shared.pulls.clone().try_acquire_owned();
-        let place = place
-            .map_err(|_| ApiError::overloaded("other downloads are under way; try again later", RETRY))?;
+        let gateway = app.gateway.clone();
+        let pull = app.shared.jobs.run(move || gateway.request_pull(&model)).await?;
         let (sender, lines) = mpsc::channel(MAX_LINES);
-        let (gateway, cancel) = (app.gateway.clone(), Cancel::new());
+        let cancel = Cancel::new();
         let guard = CancelOnDrop(cancel.clone());
         let call = move || {
-            let _place = place;
             let sink = LineSink { lines: sender, totals: Mutex::default() };
             sink.event(Progress::Note("pulling manifest".to_owned()));
-            gateway.pull_requested(&model, &sink, &cancel).map(drop)
+            pull.run(&sink, &cancel).map(drop)
         };
         let jobs = app.shared.jobs.clone();
         let job = tokio::spawn(async move { jobs.run(call).await });

@@ -69,8 +69,13 @@ impl FromBody for DetokenizeBody {
 }
 
 impl TokenizeBody {
+    /// Returns the conversation, which `/apply-template` requires.
+    pub(crate) fn required_conversation(&mut self) -> Result<ChatRequest, ApiError> {
+        self.conversation()?.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))
+    }
+
     /// Returns the conversation, if there is one.
-    fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
+    pub(crate) fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
         let Some(messages) = self.messages.take() else { return Ok(None) };
         let messages = messages.into_iter().enumerate();
         let tools = self.tools.take().unwrap_or_default().into_iter().enumerate();
@@ -115,8 +120,7 @@ pub(crate) async fn apply_template(
     body: Body<TokenizeBody>,
 ) -> Result<Json<TemplateText>, ApiError> {
     let Body(mut body, held) = body;
-    let request = body.conversation()?;
-    let request = request.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))?;
+    let request = body.required_conversation()?;
     let prompt = run_cancellable(&app, &body.model, held, move |model, _| model.chat_prompt(request)).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }

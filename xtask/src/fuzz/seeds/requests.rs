@@ -8,6 +8,7 @@ pub(super) fn seeds() -> Vec<Input> {
     let mut inputs: Vec<Input> = valid()
         .into_iter()
         .chain(agents())
+        .chain(without_generation())
         .map(|(name, body)| Input::valid(name, body.to_string()))
         .collect();
     let chat = |messages: Value| json!({"model": "m", "messages": messages}).to_string();
@@ -150,6 +151,33 @@ fn agents() -> Vec<(&'static str, Value)> {
             json!({"model": "m", "prompt": "a", "system": "s", "raw": false, "options": {"seed": 1}}),
         ),
         ("ollama-embed", json!({"model": "m", "input": ["a", "b"], "truncate": true})),
+    ]
+}
+
+/// Returns bodies of the endpoints that generate nothing.
+fn without_generation() -> Vec<(&'static str, Value)> {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    vec![
+        (
+            "ollama-embeddings",
+            json!({"model": "m", "prompt": "a", "options": {"seed": 1}, "keep_alive": "5m"}),
+        ),
+        ("ollama-show", json!({"name": "m", "verbose": true})),
+        ("ollama-pull", json!({"model": "m", "stream": true, "insecure": false})),
+        (
+            "count-tokens",
+            json!({
+                "model": "m", "system": "s", "tools": [{"name": "f", "input_schema": schema}],
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+            }),
+        ),
+        (
+            "apply-template",
+            json!({
+                "model": "m", "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+                "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}],
+            }),
+        ),
         ("tokenize", json!({"model": "m", "content": "a b"})),
         ("detokenize", json!({"model": "m", "tokens": [1, 2, 3]})),
     ]

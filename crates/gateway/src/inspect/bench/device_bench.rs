@@ -16,7 +16,10 @@ use super::{
 };
 use crate::{
     cancel::Cancel,
-    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    compile::{
+        build_places::BuildRight,
+        package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    },
     error::Error,
     gateway::Gateway,
     library::{
@@ -62,7 +65,8 @@ impl Gateway {
                 false => RequiredGraphs::Any,
             };
         let reference = library.reference(split_scheme(model).0)?;
-        let source = ModelSource { reference: &reference, limit: PullLimit::None };
+        let source =
+            ModelSource { reference: &reference, limit: PullLimit::None, right: BuildRight::Operator };
         let steps = JobSteps::new(progress);
         steps.plan(2);
         let folder = package_build::package_for_load(library, &key, graphs, source, &steps, cancel)?;

@@ -24,7 +24,10 @@ pub use overhead::Overhead;
 
 use crate::{
     cancel::Cancel,
-    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    compile::{
+        build_places::BuildRight,
+        package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    },
     error::Error,
     gateway::Gateway,
     library::package_key::split_scheme,
@@ -124,7 +127,8 @@ impl Gateway {
         choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
         let reference = library.reference(split_scheme(model).0)?;
-        let source = ModelSource { reference: &reference, limit: PullLimit::None };
+        let source =
+            ModelSource { reference: &reference, limit: PullLimit::None, right: BuildRight::Operator };
         let steps = JobSteps::new(progress);
         steps.plan(2);
         package_build::package_for_load(library, &key, RequiredGraphs::Any, source, &steps, cancel)?;

@@ -81,6 +81,23 @@ impl PrefixFolder {
         builder.create(&self.own)
     }
 
+    /// Refuses folders that another user can change: their files would be read as keys and values of the model.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PermissionDenied`] with the reason; otherwise the system's error.
+    pub(super) fn check_own(&self) -> io::Result<()> {
+        for folder in [&self.root, &self.own] {
+            match fs::metadata(folder) {
+                Ok(meta) => narthex_mmap::check_own(&meta).map_err(|error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
+                })?,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the keys of all files.
     pub(super) fn list(&self) -> io::Result<HashSet<BlockKey>> {
         match fs::read_dir(&self.own) {
@@ -95,7 +112,7 @@ impl PrefixFolder {
     /// # Errors
     /// The reason for a file that is damaged or foreign, or that cannot be read.
     pub(super) fn read(&self, key: BlockKey) -> Result<Option<(KvBlock, u64)>, String> {
-        match narthex_mmap::read(&self.path(&key), self.limits.file) {
+        match narthex_mmap::read_own(&self.path(&key), self.limits.file) {
             Ok(bytes) => {
                 let block = block_file::decode(&bytes, self.label(key))?;
                 Ok(Some((block, bytes.len() as u64)))
@@ -296,6 +313,30 @@ mod tests {
         }
         own.remove(&key(0, 1));
         assert_eq!(own.read(key(0, 1)), Ok(None));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_another_user_can_change_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let root = tempfile::tempdir().unwrap();
+        let own = folder(&root.path().join("cache"), 1, 1 << 20);
+        own.check_own().unwrap();
+        put(&own, key(0, 1));
+        own.check_own().unwrap();
+        let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        for path in [&own.root, &own.own] {
+            open(path, 0o777);
+            let error = own.check_own().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+            let text = error.to_string();
+            assert!(text.starts_with(&path.display().to_string()) && text.contains("mode 777"), "{text}");
+            open(path, 0o700);
+        }
+        own.check_own().unwrap();
+        open(&own.path(&key(0, 1)), 0o666);
+        assert!(own.read(key(0, 1)).unwrap_err().contains("mode 666"));
     }
 
     #[test]

@@ -91,9 +91,11 @@ impl FileStorage {
     /// Lists the files of a model and starts its threads.
     ///
     /// # Errors
-    /// The system's error if the folder cannot be listed or a thread cannot be started.
+    /// The reason for a folder that another user can change; the system's error if the folder cannot be listed or a
+    /// thread cannot be started.
     pub(super) fn open(folder: PrefixFolder, name: ModelName, progress: StorageProgress) -> io::Result<Self> {
         let created = folder.create();
+        folder.check_own()?;
         let state = State { stored: folder.list()?, ..State::default() };
         let shared = Arc::new(Shared { folder, name, state: Mutex::new(state), progress });
         if let Err(error) = created {

@@ -1,0 +1,57 @@
+//! Failed loads, as requests receive them until another load starts.
+
+use std::time::Duration;
+
+use narthex_spec::ModelName;
+
+use crate::{
+    error::{Error, ErrorKind},
+    report::models::PassedOver,
+};
+
+/// Report of a failed load.
+pub(super) struct LoadFailure {
+    pub(super) reason: String,
+    pub(super) hint: Option<String>,
+    retry_after: Option<Duration>,
+    /// Time during which requests receive the report before one of them loads again.
+    pub(super) lasts: Duration,
+    /// Every device with its reason, if no device took the model.
+    pub(super) passed_over: Vec<PassedOver>,
+}
+
+impl LoadFailure {
+    pub(super) fn new(error: &Error, retry: Duration) -> Self {
+        let passed_over = match error {
+            Error::NoDevice { passed_over, .. } => passed_over.clone(),
+            _ => Vec::new(),
+        };
+        let retry_after = is_transient(error.kind()).then_some(retry);
+        // A model in use may become idle at any time, and a build may end.
+        let is_momentary = matches!(error, Error::NoRoom { .. } | Error::TooManyBuilds(_));
+        let lasts = if is_momentary { Duration::ZERO } else { retry };
+        Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
+    }
+
+    pub(super) fn error(&self, name: &ModelName) -> Error {
+        let Self { reason, hint, retry_after, .. } = self;
+        let (name, reason, hint) = (name.clone(), reason.clone(), hint.clone());
+        Error::LoadFailed { name, reason, hint, retry_after: *retry_after }
+    }
+}
+
+/// Returns whether a failure may pass without a change by the user.
+fn is_transient(kind: ErrorKind) -> bool {
+    use ErrorKind as Kind;
+    match kind {
+        Kind::Overloaded | Kind::Loading | Kind::Fetch | Kind::Cancelled => true,
+        Kind::BadRequest
+        | Kind::NotFound
+        | Kind::Forbidden
+        | Kind::Unavailable
+        | Kind::Unsupported
+        | Kind::Storage
+        | Kind::Malformed
+        | Kind::Internal => false,
+    }
+}
