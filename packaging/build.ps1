@@ -26,6 +26,9 @@ try {
     Copy-Item -Recurse $tree (Join-Path $platforms ($Platform -replace "^windows-", "win32-"))
     tar -czf (Join-Path $out "npm-$Platform.tar.gz") -C $work platforms
     if ($LASTEXITCODE -ne 0) { throw "the archive for npm cannot be written" }
+    Get-ChildItem $out -File | Where-Object Name -ne "SHA256SUMS" | ForEach-Object {
+        "$((Get-FileHash -Algorithm SHA256 $_.FullName).Hash.ToLowerInvariant())  $($_.Name)"
+    } | Set-Content (Join-Path $out "SHA256SUMS")
 } finally {
     Remove-Item -Recurse -Force $work
 }

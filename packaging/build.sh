@@ -6,6 +6,8 @@
 # The program installs ONNX Runtime's pinned library into a store of its own, and the packages carry it with its licences.
 set -eu
 
+fail() { echo "error: $1" >&2; exit 1; }
+
 [ $# -eq 3 ] || { echo "usage: build.sh PROGRAM PLATFORM FOLDER" >&2; exit 2; }
 program=$1 platform=$2 out=$3
 cd "$(dirname "$0")/.."
@@ -36,8 +38,17 @@ mkdir -p "$work/platforms"
 cp -R "$tree" "$work/platforms/$npm_platform"
 tar -czf "$out/npm-$platform.tar.gz" -C "$work" platforms
 
-if command -v dpkg-deb >/dev/null; then
-  case "$platform" in linux-x64) arch=amd64 ;; linux-arm64) arch=arm64 ;; *) exit 0 ;; esac
+# Prints the highest version of glibc whose symbols the program or the library needs.
+glibc() {
+  command -v readelf >/dev/null || fail "readelf was not found; install binutils"
+  readelf -W --version-info "$tree/bin/narthex" "$tree"/lib/narthex/* | grep -o 'GLIBC_[0-9][0-9.]*' |
+    sed 's/GLIBC_//' | sort -V | tail -n 1
+}
+
+case "$platform" in linux-x64) arch=amd64 ;; linux-arm64) arch=arm64 ;; *) arch= ;; esac
+if [ -n "$arch" ] && command -v dpkg-deb >/dev/null; then
+  libc=$(glibc)
+  [ -n "$libc" ] || fail "$program names no version of glibc"
   root="$work/deb"
   mkdir -p "$root/DEBIAN" "$root/usr" "$root/usr/share/bash-completion/completions"
   cp -R "$tree/." "$root/usr/"
@@ -51,7 +62,7 @@ Version: $version
 Architecture: $arch
 Maintainer: The Narthex developers <narthex@localhost>
 Installed-Size: $size
-Depends: libc6 (>= 2.28), libgcc-s1, libstdc++6
+Depends: libc6 (>= $libc), libgcc-s1, libstdc++6
 Recommends: python3-pip
 Section: science
 Priority: optional
@@ -62,4 +73,11 @@ CONTROL
   chmod -R go-w "$root"
   dpkg-deb --root-owner-group -Zgzip --build "$root" "$out/narthex_${version}_$arch.deb" >/dev/null
 fi
-(cd "$out" && find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' 2>/dev/null | sort | xargs sha256sum >SHA256SUMS) || true
+
+# macOS has shasum instead of sha256sum.
+digest() { if command -v sha256sum >/dev/null; then sha256sum "$1"; else shasum -a 256 "$1"; fi; }
+cd "$out"
+for file in *; do
+  [ ! -f "$file" ] || [ "$file" = SHA256SUMS ] || digest "$file"
+done >"$work/SHA256SUMS"
+mv "$work/SHA256SUMS" SHA256SUMS

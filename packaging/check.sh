@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the packages that build.sh made, each into a fresh prefix, and asks a model a question through it. Prints a row
-# of a Markdown table for each. The models are in NARTHEX_MODELS, a store whose runtimes are not used.
+# Installs the packages that build.sh made, each into a fresh prefix, and asks a model a question through it. Each package
+# must carry its licences. Prints a row of a Markdown table for each. The models are in NARTHEX_MODELS, a store whose runtimes are not used.
 #
 #   NARTHEX_MODELS=target/narthex-home packaging/check.sh target/package linux-x64
 set -eu
@@ -28,11 +28,22 @@ ask() {
   [ ! -e "$home/runtimes" ] || { echo "error: $1 installed a runtime" >&2; exit 1; }
 }
 
+# licences NAME PREFIX FILES: each file must be in the documentation of an installation.
+licences() {
+  name=$1 doc="$2/share/doc/narthex"
+  shift 2
+  for file in "$@"; do
+    [ -s "$doc/$file" ] || { echo "error: $name has no $doc/$file" >&2; exit 1; }
+  done
+}
+notices="onnxruntime-LICENSE onnxruntime-ThirdPartyNotices.txt"
+
 echo "| Installation | Installed in | First answer after | Answer |"
 echo "|---|---:|---:|---|"
 
 began=$(date +%s)
 NARTHEX_RELEASE="$out" NARTHEX_PREFIX="$work/prefix" sh "$here/install.sh" >/dev/null
+licences install.sh "$work/prefix" LICENSE $notices
 ask install.sh $(($(date +%s) - began)) "$work/prefix/bin/narthex"
 
 if command -v npm >/dev/null; then
@@ -42,6 +53,7 @@ if command -v npm >/dev/null; then
   tar -xzf "$out/npm-$platform.tar.gz" -C "$work/npm"
   (cd "$work/npm" && npm pack --silent --pack-destination "$work" >/dev/null)
   npm install --silent --no-audit --no-fund --offline --prefix "$work/npm-prefix" "$work"/narthex-*.tgz >/dev/null
+  licences npm "$work/npm-prefix/node_modules/narthex/platforms/$(echo "$platform" | sed 's/^macos-/darwin-/')" LICENSE $notices
   ask npm $(($(date +%s) - began)) "$work/npm-prefix/node_modules/.bin/narthex"
 fi
 
@@ -49,11 +61,15 @@ for deb in "$out"/*.deb; do
   [ -e "$deb" ] || continue
   began=$(date +%s)
   dpkg-deb -x "$deb" "$work/root"
+  licences deb "$work/root/usr" copyright $notices
   ask deb $(($(date +%s) - began)) "$work/root/usr/bin/narthex"
 done
 
 for wheel in "$out"/*.whl; do
   [ -e "$wheel" ] || continue
+  # The library and its licences come with the package onnxruntime.
+  python3 -m zipfile -l "$wheel" | grep -q 'dist-info/licenses/LICENSE' ||
+    { echo "error: $wheel has no LICENSE" >&2; exit 1; }
   began=$(date +%s)
   python3 -m venv "$work/venv"
   "$work/venv/bin/pip" install --quiet --disable-pip-version-check "$wheel"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs a release of Narthex for one user: the program into $NARTHEX_PREFIX/bin, ONNX Runtime's library into
-# $NARTHEX_PREFIX/lib/narthex, and manual pages into $NARTHEX_PREFIX/share/man/man1. Removing these removes the installation.
+# $NARTHEX_PREFIX/lib/narthex, licences into $NARTHEX_PREFIX/share/doc/narthex, and manual pages into
+# $NARTHEX_PREFIX/share/man/man1. Removing these removes the installation.
 #
 #   curl -fsSL "$URL/install.sh" | NARTHEX_RELEASE="$URL" sh
 #
@@ -47,8 +48,9 @@ fi
 [ "$expected" = "$found" ] || fail "$archive is damaged: expected SHA-256 $expected, found $found"
 
 tar -xzf "$folder/$archive" -C "$folder"
-mkdir -p "$prefix/bin" "$prefix/lib/narthex" "$prefix/share/man/man1"
+mkdir -p "$prefix/bin" "$prefix/lib/narthex" "$prefix/share/doc/narthex" "$prefix/share/man/man1"
 cp "$folder"/narthex/lib/narthex/* "$prefix/lib/narthex/"
+cp "$folder"/narthex/share/doc/narthex/* "$prefix/share/doc/narthex/"
 cp "$folder"/narthex/share/man/man1/*.1 "$prefix/share/man/man1/"
 # A running program keeps its old file.
 cp "$folder/narthex/bin/narthex" "$prefix/bin/narthex.new"

@@ -97,7 +97,7 @@ pub(crate) struct StoreArgs {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a model: as `chat`, with the model first
+    /// Run a model, like `chat` with the model as the first argument
     Run(RunArgs),
     /// Ask a model a question; without a prompt, start a conversation
     Chat(ChatArgs),
@@ -192,7 +192,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
     pub(crate) alias: Vec<ModelAlias>,
 
-    /// Model of requests that name an unknown one [default: none; they are refused]
+    /// Model that answers requests for unknown models [default: none; they are refused]
     #[arg(long, value_name = "MODEL")]
     pub(crate) default_model: Option<String>,
 
@@ -201,7 +201,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "[MODEL=]FORMAT", value_parser = tools::model_tool_format)]
     pub(crate) tool_format: Vec<ModelToolFormat>,
 
-    /// Refuse parameters that change no answer here, instead of ignoring them and naming them in a header
+    /// Refuse parameters that have no effect, instead of ignoring them and naming them in a header
     #[arg(long)]
     pub(crate) strict_parameters: bool,
 
@@ -218,7 +218,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     pub(crate) allowed_host: Vec<AllowedHost>,
 
-    /// Serve without API keys, also other machines
+    /// Do not require API keys, even from other machines
     #[arg(long)]
     pub(crate) insecure_no_auth: bool,
 
@@ -235,7 +235,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_budget: usize,
 
-    /// Memory for the KV caches of all models together, in MiB; idle models leave for others
+    /// Memory for the KV caches of all models together, in MiB; idle models are unloaded to make room
     #[arg(long, default_value_t = Config::standard().kv_total >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_total: usize,
 
@@ -251,7 +251,7 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) prefix_cache_size: usize,
 
-    /// Maximum number of models in memory; idle models leave for others
+    /// Maximum number of models in memory; idle models are unloaded to make room
     #[arg(long, default_value_t = Config::standard().max_models, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_models: usize,
 

@@ -114,7 +114,9 @@ fn eight_bit_activations_give_nearly_the_same_for_every_family_and_head() {
             let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::W8), None);
             let mut encoder = dynamic(&package);
             let found = together(&mut encoder, &texts);
-            agree(&what, &found, &expected, 0.1);
+            // The scores of the tiny DistilBERT are below 0.5, with the same absolute error as those of the others.
+            let bound = if head == Head::Score { 0.2 } else { 0.1 };
+            agree(&what, &found, &expected, bound);
             if encoder.limits().batching == Batching::Packed {
                 let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
                 assert_eq!(texts.iter().map(alone).collect::<Vec<_>>(), found, "{what}");

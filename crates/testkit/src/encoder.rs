@@ -95,7 +95,7 @@ mod tests {
         check(&[], "no texts");
         check(&[&[1], &[]], "text 1 is empty");
         check(&[&[1; 5]], "5 tokens, 4 fit");
-        check(&[&[1; 3], &[1], &[1]], "9 padded tokens, 8 fit");
+        check(&[&[1; 3], &[1], &[1]], "9 tokens, 8 fit");
     }
 
     #[test]

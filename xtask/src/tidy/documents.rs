@@ -171,6 +171,24 @@ mod tests {
     }
 
     #[test]
+    fn packages_agree_with_the_workspace() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+        // Returns the text between the first `before` and the quotation mark that follows it.
+        let quoted = |path: &str, before: &str| {
+            let text = read(path);
+            let (_, rest) = text.split_once(before).expect(path);
+            rest.split('"').next().unwrap_or_default().to_owned()
+        };
+        let version = quoted("Cargo.toml", "\nversion = \"");
+        assert_eq!(quoted("packaging/npm/package.json", "\"version\": \""), version);
+        assert_eq!(quoted("packaging/python/pyproject.toml", "\nversion = \""), version);
+        let runtime = quoted("crates/catalog/runtimes.toml", "\nversion = \"");
+        assert_eq!(quoted("packaging/python/pyproject.toml", "\"onnxruntime=="), runtime);
+        assert_eq!(read("packaging/python/LICENSE"), read("LICENSE"));
+    }
+
+    #[test]
     fn similar_names_are_no_hosts() {
         hosts("a.rs", "hf.config, ~/.cache/huggingface/hub, half.com, shf.co", &[]);
         hosts("a.rs", "ünïcode before hf.conf", &[]);

@@ -25,11 +25,11 @@ pub(crate) struct ToolArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Vec<PathBuf>,
 
-    /// Run the model's calls without a question
+    /// Run tool calls without asking
     #[arg(long)]
     pub(crate) yes_tools: bool,
 
-    /// Calls of the first answer: auto, required, none, or the name of a tool; later answers are free
+    /// Calls of the first answer: auto, required, none, or the name of a tool; later answers are not restricted
     #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = tool_choice)]
     pub(crate) tool_choice: ToolChoice,
 
