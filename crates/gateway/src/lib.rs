@@ -53,4 +53,4 @@ pub use report::{
 };
 pub use rights::{AutoPull, Rights};
 pub use serve::{generation::Generation, request};
-pub use server_record::RunningServer;
+pub use server_record::{Encryption, RunningServer};

@@ -21,11 +21,25 @@ pub struct RunningServer {
     pub pid: u32,
     /// Address that the server listens on, such as `127.0.0.1:8000`.
     pub address: String,
+    /// Encryption of its connections.
+    #[serde(default)]
+    pub encryption: Encryption,
     /// Start time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub started: SystemTime,
     /// Models, as of the last change.
     pub models: Vec<ModelStatus>,
+}
+
+/// Encryption of a server's connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// HTTP.
+    #[default]
+    None,
+    /// HTTPS.
+    Tls,
 }
 
 /// The record of this process. Dropping it removes the file.
@@ -37,7 +51,7 @@ pub(crate) struct ServerRecord {
 
 impl ServerRecord {
     /// Creates and locks the file.
-    pub(crate) fn create(folder: &Path, address: &str) -> Result<Self, Error> {
+    pub(crate) fn create(folder: &Path, address: &str, encryption: Encryption) -> Result<Self, Error> {
         let failed = |what: String| move |source| Error::Io { what, source };
         fs::create_dir_all(folder).map_err(failed(format!("cannot create {}", folder.display())))?;
         let pid = std::process::id();
@@ -53,6 +67,7 @@ impl ServerRecord {
         let server = RunningServer {
             pid,
             address: address.to_owned(),
+            encryption,
             started: SystemTime::now(),
             models: Vec::new(),
         };
@@ -114,12 +129,13 @@ mod tests {
     #[test]
     fn a_live_record_is_seen_and_a_stale_one_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let record = ServerRecord::create(folder.path(), "127.0.0.1:8000").unwrap();
+        let record = ServerRecord::create(folder.path(), "127.0.0.1:8000", Encryption::Tls).unwrap();
         let stale = folder.path().join("server-1.json");
         fs::write(&stale, "{}").unwrap();
         let seen = running(folder.path());
         assert_eq!(seen.len(), 1);
         assert_eq!((seen[0].pid, seen[0].address.as_str()), (std::process::id(), "127.0.0.1:8000"));
+        assert_eq!(seen[0].encryption, Encryption::Tls);
         assert!(!stale.exists());
         drop(record);
         assert!(running(folder.path()).is_empty());

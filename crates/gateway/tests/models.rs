@@ -7,8 +7,8 @@ mod support;
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, LoadStart, PendingLoad, Rebuild,
-    Rights,
+    AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, Gateway, LoadStart, PendingLoad,
+    Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
@@ -381,7 +381,7 @@ fn a_store_that_cannot_be_written_serves_what_it_has() {
     let error = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Storage, "{error}");
     assert!(error.to_string().contains(tiny.home().to_str().unwrap()), "{error}");
-    assert!(gateway.register_server("127.0.0.1:1").is_err());
+    assert!(gateway.register_server("127.0.0.1:1", Encryption::None).is_err());
     assert!(
         gateway
             .doctor()

@@ -15,7 +15,7 @@ use narthex_gateway::{Error, ErrorKind, redact};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::protocol::ErrorMessage;
+use crate::protocol::{ErrorMessage, OverlongPrompt};
 
 /// Maximum bytes of the message of an error.
 const MAX_TEXT: usize = 1000;
@@ -32,6 +32,7 @@ pub(crate) struct ApiError {
     param: Option<String>,
     code: Option<&'static str>,
     retry_after: Option<u64>,
+    overlong: Option<OverlongPrompt>,
 }
 
 /// An error of OpenAI's protocol.
@@ -77,12 +78,13 @@ impl ApiError {
             param: Some(param.into()),
             code: None,
             retry_after: None,
+            overlong: None,
         }
     }
 
     /// Creates an error that is not about a single parameter.
     pub(crate) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+        Self { status, message: message.into(), param: None, code: None, retry_after: None, overlong: None }
     }
 
     /// Creates the error of a parameter that this version does not support.
@@ -192,12 +194,19 @@ impl From<Error> for ApiError {
             Error::ModelNotAllowed { .. } => Some("model_not_allowed"),
             _ => None,
         };
+        let overlong = match &error {
+            Error::ContextLength { prompt, context, .. } => {
+                Some(OverlongPrompt { prompt: prompt.to_string(), context: *context })
+            }
+            _ => None,
+        };
         Self {
             status: status(error.kind()),
             message: public_text(&message),
             param: error.param().map(str::to_owned),
             code,
             retry_after: error.retry_after().map(|after| after.as_secs().max(1)),
+            overlong,
         }
     }
 }
@@ -205,7 +214,8 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.typed_body())).into_response();
-        response.extensions_mut().insert(ErrorMessage(self.message()));
+        let message = self.message();
+        response.extensions_mut().insert(ErrorMessage { message, overlong: self.overlong });
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -19,6 +19,7 @@ use crate::{
 /// Hints about generation, in the APIs of OpenAI and of local servers.
 pub(crate) const OF_GENERATION: &[&str] = &[
     "add_generation_prompt",
+    "backend_sampling",
     "best_of",
     "cache_prompt",
     "dry_allowed_length",
@@ -38,7 +39,10 @@ pub(crate) const OF_GENERATION: &[&str] = &[
     "n_probs",
     "prediction",
     "priority",
+    "reasoning_format",
+    "repeat_last_n",
     "return_progress",
+    "samplers",
     "skip_special_tokens",
     "store",
     "tfs_z",
@@ -69,10 +73,50 @@ fn is_neutral(name: &str, value: &Value) -> bool {
         "length_penalty" | "tfs_z" => value.as_f64() == Some(1.0),
         "dry_multiplier" | "dynatemp_range" | "mirostat" | "n_probs" | "priority" | "top_a"
         | "xtc_probability" => value.as_f64() == Some(0.0),
+        // Reasoning is divided from the text.
+        "reasoning_format" => value == "auto" || value == "deepseek",
+        "samplers" => has_default_samplers(value),
         "use_beam_search" => false,
         _ => true,
     }
 }
+
+/// llama.cpp's samplers by their letters, in its order.
+const SAMPLERS: [(char, &[&str]); 9] = [
+    ('e', &["penalties"]),
+    ('d', &["dry"]),
+    ('s', &["top_n_sigma"]),
+    ('k', &["top_k"]),
+    ('y', &["typ_p", "typical_p", "typical"]),
+    ('p', &["top_p"]),
+    ('m', &["min_p"]),
+    ('x', &["xtc"]),
+    ('t', &["temperature", "temp"]),
+];
+
+/// Returns true for a list of samplers in llama.cpp's order that has all samplers with parameters in this API. Without
+/// one of them, its parameter would have no effect.
+fn has_default_samplers(value: &Value) -> bool {
+    let by_letter = |letter: char| SAMPLERS.iter().position(|(known, _)| *known == letter);
+    let by_name = |name: &str| SAMPLERS.iter().position(|(_, names)| names.contains(&name));
+    let places: Option<Vec<usize>> = match value {
+        Value::String(names) if names.contains('_') => names.split(';').map(by_name).collect(),
+        Value::String(letters) => letters.chars().map(by_letter).collect(),
+        Value::Array(names) => names.iter().map(|name| by_name(name.as_str()?)).collect(),
+        _ => None,
+    };
+    let required = "kypmt".chars().filter_map(by_letter);
+    places
+        .is_some_and(|places| places.is_sorted() && required.into_iter().all(|place| places.contains(&place)))
+}
+
+/// Penalties, and their values without effect. `repeat_last_n` is about their range.
+const PENALTIES: &[(&str, f64)] = &[
+    ("repeat_penalty", 1.0),
+    ("repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+];
 
 /// The hints of a body.
 #[derive(Debug, Default)]
@@ -132,9 +176,15 @@ impl<'de> Visitor<'de> for HintVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Hints, A::Error> {
         let (mut hints, mut choices, mut best_of) = (Hints::default(), None, None);
+        let (mut last_n, mut has_penalty) = (None, false);
         while let Some(field) = fields.next_key::<String>()? {
             if field == "n" {
                 choices = fields.next_value::<Value>()?.as_u64();
+                continue;
+            }
+            if let Some((_, neutral)) = PENALTIES.iter().find(|(name, _)| *name == field) {
+                let penalty = fields.next_value::<Value>()?.as_f64();
+                has_penalty |= penalty.is_some_and(|penalty| penalty != *neutral);
                 continue;
             }
             let Some(name) = ALL.into_iter().flatten().find(|name| **name == field) else {
@@ -145,16 +195,21 @@ impl<'de> Visitor<'de> for HintVisitor {
             if value.is_null() || value == false {
                 continue;
             }
-            if *name == "best_of" {
-                best_of = Some(value.as_f64());
-            } else {
-                hints.found.push(Hint { name, is_neutral: is_neutral(name, &value) });
+            match *name {
+                "best_of" => best_of = Some(value.as_f64()),
+                "repeat_last_n" => last_n = Some(value.as_f64()),
+                name => hints.found.push(Hint { name, is_neutral: is_neutral(name, &value) }),
             }
         }
         // All choices are the best of as many.
         if let Some(best_of) = best_of {
             let is_neutral = best_of == Some(choices.unwrap_or(1) as f64);
             hints.found.push(Hint { name: "best_of", is_neutral });
+        }
+        // Penalties apply to all tokens, which is -1.
+        if let Some(last_n) = last_n {
+            let is_neutral = !has_penalty || last_n == Some(-1.0);
+            hints.found.push(Hint { name: "repeat_last_n", is_neutral });
         }
         Ok(hints)
     }
@@ -185,6 +240,24 @@ mod tests {
         check(off, Ok(&["dry_multiplier", "dry_base", "xtc_probability", "xtc_threshold", "tfs_z"]));
         check(r#"{"dry_multiplier": 0.8, "dry_base": 1.75}"#, Err("dry_multiplier"));
         check(r#"{"xtc_probability": 0.5}"#, Err("xtc_probability"));
+        // The web client of llama.cpp.
+        let client = r#"{"reasoning_format": "auto", "samplers": ["top_k", "typ_p", "top_p", "min_p", "temperature"]}"#;
+        check(client, Ok(&["reasoning_format", "samplers"]));
+        check(
+            r#"{"samplers": "edskypmxt", "backend_sampling": true}"#,
+            Ok(&["samplers", "backend_sampling"]),
+        );
+        check(r#"{"samplers": "top_k;typ_p;top_p;min_p;temperature"}"#, Ok(&["samplers"]));
+        for other in [r#""tkypm""#, r#""kt""#, r#"["top_k", "mystery"]"#, "7"] {
+            check(&format!(r#"{{"samplers": {other}}}"#), Err("samplers"));
+        }
+        check(r#"{"reasoning_format": "none"}"#, Err("reasoning_format"));
+        check(
+            r#"{"repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0}"#,
+            Ok(&["repeat_last_n"]),
+        );
+        check(r#"{"repeat_last_n": -1, "repeat_penalty": 1.1}"#, Ok(&["repeat_last_n"]));
+        check(r#"{"repeat_last_n": 64, "repeat_penalty": 1.1}"#, Err("repeat_last_n"));
         // A name is reported once, however often the body has it.
         check(r#"{"user": "a", "user": "b"}"#, Ok(&["user"]));
         // Other protocols have hints of their own.

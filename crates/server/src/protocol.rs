@@ -36,7 +36,33 @@ impl Protocol {
 
 /// Message of an error, attached to its response for the translation to another protocol.
 #[derive(Debug, Clone)]
-pub(crate) struct ErrorMessage(pub(crate) String);
+pub(crate) struct ErrorMessage {
+    pub(crate) message: String,
+    pub(crate) overlong: Option<OverlongPrompt>,
+}
+
+/// A prompt that leaves no room for an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct OverlongPrompt {
+    /// Number of tokens, which may be a lower bound.
+    pub(crate) prompt: String,
+    /// Maximum number of tokens.
+    pub(crate) context: usize,
+}
+
+impl ErrorMessage {
+    /// Returns the message for clients of Anthropic's protocol. They compact a conversation if they find Anthropic's
+    /// words for an overlong prompt. OpenAI's words remain for proxies that look for those.
+    fn of_anthropic(self) -> String {
+        let Self { message, overlong } = self;
+        match overlong {
+            Some(OverlongPrompt { prompt, context }) => {
+                format!("prompt is too long: {prompt} tokens > {context} maximum. {message}")
+            }
+            None => message,
+        }
+    }
+}
 
 /// An error of Anthropic's protocol.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -79,12 +105,12 @@ pub(crate) struct OllamaErrorBody<'a> {
 pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
     let protocol = Protocol::of(request.uri().path());
     let mut response = next.run(request).await;
-    let Some(ErrorMessage(message)) = response.extensions_mut().remove() else { return response };
+    let Some(error) = response.extensions_mut().remove::<ErrorMessage>() else { return response };
     let status = response.status();
     let translated = match protocol {
         Protocol::OpenAi => return response,
-        Protocol::Anthropic => Json(AnthropicErrorBody::new(status, &message)).into_response(),
-        Protocol::Ollama => Json(OllamaErrorBody { error: &message }).into_response(),
+        Protocol::Anthropic => Json(AnthropicErrorBody::new(status, &error.of_anthropic())).into_response(),
+        Protocol::Ollama => Json(OllamaErrorBody { error: &error.message }).into_response(),
     };
     let (mut parts, _) = response.into_parts();
     parts.headers.remove(CONTENT_LENGTH);
@@ -110,5 +136,16 @@ mod tests {
         let body = AnthropicErrorBody::new(StatusCode::NOT_FOUND, "none");
         let expect = json!({"type": "error", "error": {"type": "not_found_error", "message": "none"}});
         assert_eq!(serde_json::to_value(body).unwrap(), expect);
+    }
+
+    #[test]
+    fn an_overlong_prompt_is_described_in_the_words_of_both_protocols() {
+        let error = |overlong| ErrorMessage { message: "This model's maximum".to_owned(), overlong };
+        let overlong = OverlongPrompt { prompt: "210".to_owned(), context: 200 };
+        assert_eq!(
+            error(Some(overlong)).of_anthropic(),
+            "prompt is too long: 210 tokens > 200 maximum. This model's maximum"
+        );
+        assert_eq!(error(None).of_anthropic(), "This model's maximum");
     }
 }

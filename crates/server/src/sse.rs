@@ -8,22 +8,28 @@ use axum::{
     http::header::CONTENT_TYPE,
     response::{
         Response,
-        sse::{Event, KeepAlive, Sse},
+        sse::{Event, Sse},
     },
 };
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use narthex_gateway::request::GenerationEvent;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::{device_headers::with_device_headers, events::Events, metrics::Metrics};
 
-/// Interval of the comments that keep a quiet stream open and detect disconnected clients.
+/// Interval of the events that keep a quiet stream open and detect disconnected clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Encodes the events of a generation as a protocol's server-sent events.
 pub(crate) trait EventEncoder: Send + 'static {
     /// Returns the server-sent events for one event, in order.
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event>;
+
+    /// Returns the events that keep a quiet stream open: a comment, unless the protocol has an event for this.
+    fn idle(&mut self) -> Vec<Event> {
+        vec![Event::default().comment("")]
+    }
 }
 
 /// Encodes the events of a generation as JSON objects, one per line.
@@ -32,35 +38,27 @@ pub(crate) trait LineEncoder: Send + 'static {
     fn lines(&mut self, event: GenerationEvent) -> Vec<Value>;
 }
 
-/// Encodes an event as items of a stream.
-type Encode<T> = Box<dyn FnMut(GenerationEvent) -> Vec<T> + Send>;
+/// Counts a stream as open until it is dropped.
+struct StreamCount(Arc<Metrics>);
 
-struct OpenStream<T> {
-    events: Events,
-    encode: Encode<T>,
-    encoded: VecDeque<T>,
-    ended: bool,
-    metrics: Arc<Metrics>,
-}
-
-impl<T> Drop for OpenStream<T> {
-    fn drop(&mut self) {
-        self.metrics.streams().dec();
+impl StreamCount {
+    fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.streams().inc();
+        Self(metrics)
     }
 }
 
-impl<T> OpenStream<T> {
-    fn push(&mut self, event: GenerationEvent) {
-        self.ended = matches!(event, GenerationEvent::Done(_) | GenerationEvent::Failed { .. });
-        self.encoded.extend((self.encode)(event));
+impl Drop for StreamCount {
+    fn drop(&mut self) {
+        self.0.streams().dec();
     }
 }
 
 /// Returns the response that streams a generation as server-sent events.
-pub(crate) fn respond(events: Events, mut encoder: Box<dyn EventEncoder>, metrics: Arc<Metrics>) -> Response {
+pub(crate) fn respond(events: Events, encoder: Box<dyn EventEncoder>, metrics: Arc<Metrics>) -> Response {
     let ran_on = events.ran_on();
-    let events = stream(events, Box::new(move |event| encoder.encode(event)), metrics);
-    with_device_headers(&ran_on, Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+    let events = event_stream(generation(events, metrics), encoder, KEEP_ALIVE);
+    with_device_headers(&ran_on, Sse::new(events))
 }
 
 /// Returns the response that streams a generation as lines of JSON.
@@ -70,32 +68,63 @@ pub(crate) fn respond_lines(
     metrics: Arc<Metrics>,
 ) -> Response {
     let ran_on = events.ran_on();
-    let line = |value: Value| Bytes::from(format!("{value}\n"));
-    let encode = Box::new(move |event| encoder.lines(event).into_iter().map(line).collect());
-    let body = Body::from_stream(stream(events, encode, metrics));
+    let lines = generation(events, metrics).flat_map(move |event| {
+        let lines = encoder.lines(event).into_iter();
+        futures::stream::iter(lines.map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
+    });
+    let body = Body::from_stream(lines);
     with_device_headers(&ran_on, ([(CONTENT_TYPE, "application/x-ndjson")], body))
 }
 
-fn stream<T: Send + 'static>(
-    events: Events,
-    encode: Encode<T>,
-    metrics: Arc<Metrics>,
-) -> impl Stream<Item = Result<T, Infallible>> {
-    metrics.streams().inc();
+/// Returns the events of a generation up to its end.
+fn generation(events: Events, metrics: Arc<Metrics>) -> impl Stream<Item = GenerationEvent> + Send {
     events.limit_unread();
-    let open = OpenStream { events, encode, encoded: VecDeque::new(), ended: false, metrics };
-    futures::stream::unfold(open, |mut open| async move {
+    let open = (events, StreamCount::new(metrics));
+    let next = |open: Option<(Events, StreamCount)>| async move {
+        let (mut events, count) = open?;
+        let event = events.next().await?;
+        let is_last = matches!(event, GenerationEvent::Done(_) | GenerationEvent::Failed { .. });
+        Some((event, (!is_last).then_some((events, count))))
+    };
+    futures::stream::unfold(Some(open), next)
+}
+
+/// Returns the server-sent events of a generation. After each `interval` without an event, the encoder's events for a
+/// quiet stream are sent.
+pub(crate) fn event_stream(
+    generation: impl Stream<Item = GenerationEvent> + Send + 'static,
+    encoder: Box<dyn EventEncoder>,
+    interval: Duration,
+) -> impl Stream<Item = Result<Event, Infallible>> {
+    let open = (Box::pin(generation), encoder, VecDeque::new());
+    futures::stream::unfold(open, move |(mut generation, mut encoder, mut encoded)| async move {
         loop {
-            if let Some(item) = open.encoded.pop_front() {
-                return Some((Ok(item), open));
+            if let Some(event) = encoded.pop_front() {
+                return Some((Ok(event), (generation, encoder, encoded)));
             }
-            if open.ended {
-                return None;
-            }
-            match open.events.next().await {
-                Some(event) => open.push(event),
-                None => return None,
+            match timeout(interval, generation.next()).await {
+                Ok(Some(event)) => encoded.extend(encoder.encode(event)),
+                Ok(None) => return None,
+                Err(_) => encoded.extend(encoder.idle()),
             }
         }
     })
+}
+
+/// Returns the data of the first `count` events of a stream as JSON.
+#[cfg(test)]
+pub(crate) async fn frames(
+    events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
+    count: usize,
+) -> Vec<Value> {
+    use axum::response::IntoResponse;
+
+    let body = Sse::new(events).into_response().into_body().into_data_stream();
+    let frames: Vec<_> = body.take(count).collect().await;
+    let data = |frame: Bytes| {
+        let text = String::from_utf8(frame.to_vec()).unwrap();
+        let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        serde_json::from_str(data).unwrap()
+    };
+    frames.into_iter().map(|frame| data(frame.unwrap())).collect()
 }

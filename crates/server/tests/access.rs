@@ -108,6 +108,20 @@ fn a_key_uses_its_models_alone() {
 }
 
 #[test]
+fn a_model_is_unloaded_for_admins_alone() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = Gateway::open(tiny.config()).unwrap();
+    let live = Live::over(gateway.clone(), local());
+    let [user, admin] =
+        [("user", user()), ("admin", admin())].map(|(name, limits)| key(&gateway, name, limits));
+    let unload = json!({"model": model, "keep_alive": 0}).to_string();
+    let status =
+        |key: &str| live.request("POST", "/api/generate", &[("x-api-key", key)], unload.as_bytes()).status;
+    assert_eq!((status(&user), status(&admin)), (403, 200));
+}
+
+#[test]
 fn limits_end_in_429_with_the_wait() {
     let tiny = Tiny::new();
     let model = tiny.chat();

@@ -379,6 +379,8 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     let listed =
         |id: &str| models["data"].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned();
     assert_eq!(listed("gpt-4o").unwrap()["root"], json!(model));
+    assert_eq!(live.get("/v1/models/gpt-4o").json(), listed("gpt-4o").unwrap());
+    assert_eq!(live.get(&format!("/v1/models/{model}")).json(), listed(&model).unwrap());
     assert_eq!(listed(&embedding).unwrap()["capabilities"], json!(["embeddings"]));
     let long = json!({"model": embedding, "input": "the cat ".repeat(400)});
     live.post("/v1/embeddings", &long).error(400);

@@ -92,6 +92,24 @@ fn models_are_listed_and_described() {
 }
 
 #[test]
+fn a_model_is_unloaded_by_a_request_without_a_prompt() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    for path in ["/api/generate", "/api/chat"] {
+        let load = json!({"model": model});
+        assert_eq!(live.post(path, &load).json()["done_reason"], "load", "{path}");
+        assert_eq!(live.get("/api/ps").json()["models"].as_array().unwrap().len(), 1, "{path}");
+        let unload = live.post(path, &with(load, json!({"keep_alive": 0})));
+        assert_eq!(
+            (unload.header("x-narthex-ignored"), &unload.json()["done_reason"]),
+            (None, &json!("unload"))
+        );
+        assert_eq!(live.get("/api/ps").json()["models"], json!([]), "{path}");
+    }
+}
+
+#[test]
 fn a_pull_keeps_to_the_rights_of_its_caller_and_to_the_network() {
     let tiny = Tiny::new();
     let model = tiny.chat();

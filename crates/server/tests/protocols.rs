@@ -176,6 +176,10 @@ fn hints_are_ignored_by_name_in_every_protocol() {
         (json!({"priority": 0, "cache_prompt": true, "id_slot": -1}), "cache_prompt, id_slot, priority"),
         (json!({"keep_alive": "5m", "add_generation_prompt": true}), "add_generation_prompt, keep_alive"),
         (json!({"dry_multiplier": 0, "dry_base": 1.75}), "dry_base, dry_multiplier"),
+        (
+            json!({"repeat_last_n": 64, "typ_p": 1, "samplers": "edskypmxt", "reasoning_format": "auto"}),
+            "reasoning_format, repeat_last_n, samplers",
+        ),
         (json!({"xtc_probability": 0.0, "xtc_threshold": 0.1}), "xtc_probability, xtc_threshold"),
         (json!({"top_logprobs": 0, "stream_options": {}, "stop": [], "seed": null, "echo": false}), ""),
     ] {
@@ -223,6 +227,89 @@ fn hints_are_ignored_by_name_in_every_protocol() {
     }
     let caller = with(json!({"model": model, "prompt": "the", "max_tokens": 1}), json!({"user": "u"}));
     assert_eq!(live.post("/v1/completions", &caller).status, 200);
+}
+
+#[test]
+fn an_overlong_prompt_is_refused_in_the_words_of_its_protocol() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let messages = json!([{"role": "user", "content": "the cat and the dog ".repeat(400)}]);
+    let body = json!({"model": model, "messages": messages, "max_tokens": 8});
+    let message = |path: &str| {
+        let answer = live.post(path, &body);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        answer.json()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let of_openai = message("/v1/chat/completions");
+    assert!(of_openai.starts_with("This model's maximum context length is "), "{of_openai}");
+    let of_anthropic = message("/v1/messages");
+    assert!(of_anthropic.starts_with("prompt is too long: "), "{of_anthropic}");
+    assert!(of_anthropic.contains(" maximum. This model's maximum context length is "), "{of_anthropic}");
+}
+
+/// Returns a conversation with reasoning, a text and two parallel calls, in the form of chats and of responses.
+fn conversation_with_calls() -> [Value; 2] {
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+    let chat = json!([
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Two.", "tool_calls": [call("a"), call("b")]},
+        {"role": "tool", "tool_call_id": "a", "content": "the dog"},
+        {"role": "tool", "tool_call_id": "b", "content": "the cat"},
+        {"role": "user", "content": "and"},
+    ]);
+    let call =
+        |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{\"a\": 1}"});
+    let result =
+        |id: &str, text: &str| json!({"type": "function_call_output", "call_id": id, "output": text});
+    let reasoning =
+        json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Two."}]});
+    let responses = json!([
+        {"role": "user", "content": "the cat"},
+        reasoning,
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        call("a"),
+        call("b"),
+        result("a", "the dog"),
+        result("b", "the cat"),
+        {"role": "user", "content": "and"},
+    ]);
+    [chat, responses]
+}
+
+#[test]
+fn a_conversation_has_the_same_prompt_as_chat_and_as_response() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let [chat, responses] = conversation_with_calls();
+    let post = |path: &str, body: Value| {
+        let answer = live.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.json()
+    };
+    let chat = post("/v1/chat/completions", json!({"model": model, "messages": chat, "max_tokens": 1}));
+    let response = post("/v1/responses", json!({"model": model, "input": responses, "max_output_tokens": 1}));
+    assert_eq!(chat["usage"]["prompt_tokens"], response["usage"]["input_tokens"]);
+}
+
+#[test]
+fn items_of_stored_responses_can_be_referenced() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let ask = |input: Value| {
+        let body = json!({"model": model, "input": input, "max_output_tokens": 6, "temperature": 0});
+        live.post("/v1/responses", &body)
+    };
+    let first = ask(json!("the cat")).json();
+    let item = &first["output"][0];
+    let turn = |item: Value| json!([{"role": "user", "content": "the cat"}, item, {"role": "user", "content": "and"}]);
+    let reference = turn(json!({"type": "item_reference", "id": item["id"]}));
+    let (referenced, sent) = (ask(reference).json(), ask(turn(item.clone())).json());
+    assert_eq!(referenced["usage"]["input_tokens"], sent["usage"]["input_tokens"], "{referenced}");
+    let unknown = ask(turn(json!({"type": "item_reference", "id": "msg_0"}))).error(400);
+    assert_eq!(unknown["param"], "input[1].id");
 }
 
 #[test]

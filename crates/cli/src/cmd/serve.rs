@@ -1,6 +1,6 @@
 //! `narthex serve`.
 
-use narthex_gateway::Gateway;
+use narthex_gateway::{Encryption, Gateway};
 use narthex_server::{
     AccessOptions, Authentication, Limits, RequestOptions, ServeOptions, ServerAddress, TlsFiles,
 };
@@ -23,7 +23,8 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         }
         _ => None,
     };
-    let scheme = if tls.is_some() { "https" } else { "http" };
+    let encryption = if tls.is_some() { Encryption::Tls } else { Encryption::None };
+    let scheme = if encryption == Encryption::Tls { "https" } else { "http" };
     let options = ServeOptions {
         host: args.host,
         port: args.port,
@@ -48,7 +49,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
             }
             ServerAddress::Unix(_) => format!("listening on {address} (OpenAI API under /v1)"),
         });
-        match gateway.register_server(&address.to_string()) {
+        match gateway.register_server(&address.to_string(), encryption) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),
         }

@@ -90,7 +90,7 @@ mod tests {
     use std::time::Duration;
 
     use narthex_gateway::{
-        FallbackNodes,
+        Encryption, FallbackNodes,
         bench::Outcome,
         models::{ModelKind, PassedOver},
         request::Times,
@@ -142,7 +142,13 @@ mod tests {
         let (mut status, placement) = running();
         let lines = |model: &ModelStatus| {
             let (pid, address, started) = (7, "127.0.0.1:8000".to_owned(), std::time::SystemTime::UNIX_EPOCH);
-            let text = servers(&[RunningServer { pid, address, started, models: vec![model.clone()] }]);
+            let text = servers(&[RunningServer {
+                pid,
+                address,
+                encryption: Encryption::None,
+                started,
+                models: vec![model.clone()],
+            }]);
             let squeezed = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
             squeezed.skip(1).collect::<Vec<_>>()
         };

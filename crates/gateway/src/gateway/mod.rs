@@ -259,6 +259,13 @@ impl Gateway {
         Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
     }
 
+    /// Removes a model that a request names from the memory. Requests that already use it continue with it.
+    pub fn unload(&self, model: &str) -> Result<(), Error> {
+        let RequestedModel { key, .. } = self.requested(model)?;
+        self.models.evict(&key);
+        Ok(())
+    }
+
     pub(crate) fn library(&self) -> &Library {
         &self.library
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::Gateway;
 use crate::{
     error::Error,
-    server_record::{self, RunningServer, ServerRecord},
+    server_record::{self, Encryption, RunningServer, ServerRecord},
 };
 
 /// Record of a running server for `narthex ps`. Dropping it removes the record.
@@ -22,8 +22,12 @@ impl Drop for ServerRegistration {
 /// Running servers.
 impl Gateway {
     /// Records this process as a server for `narthex ps`, until the registration is dropped.
-    pub fn register_server(&self, address: &str) -> Result<ServerRegistration, Error> {
-        let mut record = ServerRecord::create(&self.run_folder(), address)?;
+    pub fn register_server(
+        &self,
+        address: &str,
+        encryption: Encryption,
+    ) -> Result<ServerRegistration, Error> {
+        let mut record = ServerRecord::create(&self.run_folder(), address, encryption)?;
         record.update(self.models.status());
         *self.server_record.lock() = Some(record);
         let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());

@@ -3,7 +3,7 @@
 use narthex_gateway::request::{FinishReason, Summary};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
     reply::{Choice, WholeToolCall},
@@ -82,12 +82,14 @@ impl AnthropicMessage {
     pub(super) fn complete(self, choice: &Choice, end: MessageEnd, timings: Timings) -> Self {
         let thinking = (!choice.reasoning.is_empty()).then(|| ContentBlock::thinking(&choice.reasoning));
         let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
-        let calls = choice.calls.iter().map(|call| {
-            let input = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
-            ContentBlock::call(call, input)
-        });
+        let calls = choice
+            .calls
+            .iter()
+            .filter_map(|call| Some(ContentBlock::call(call, serde_json::from_str(&call.arguments).ok()?)));
+        // A client would run a call without its arguments, so a call that was cut off is text.
+        let cut = choice.cut_call().map(|text| ContentBlock::text(&text));
         Self {
-            content: thinking.into_iter().chain(text).chain(calls).collect(),
+            content: thinking.into_iter().chain(text).chain(calls).chain(cut).collect(),
             end,
             timings: Some(timings),
             ..self
@@ -205,6 +207,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::reply::samples;
+
+    #[test]
+    fn a_call_that_was_cut_off_is_text() {
+        let reply = samples::whole(samples::cut());
+        let (usage, end) = (MessageUsage::new(&reply.summary), MessageEnd::new(reply.choices[0].finish, &[]));
+        let message = AnthropicMessage::new("msg".to_owned(), "m".to_owned(), usage);
+        let found = json!(message.complete(&reply.choices[0], end, reply.timings()));
+        assert_eq!(found["stop_reason"], "max_tokens");
+        let content = found["content"].as_array().unwrap();
+        assert_eq!((content.len(), &content[0]["input"]), (2, &json!({})));
+        assert_eq!(content[1]["text"], r#"{"name": "g", "arguments": {"a": "#);
+    }
 
     #[test]
     fn the_end_names_stop_sequences_and_malformed_calls() {

@@ -119,6 +119,8 @@ enum Block {
         thinking: String,
     },
     RedactedThinking {},
+    Image {},
+    Document {},
     #[serde(other)]
     Unknown,
 }
@@ -157,6 +159,19 @@ fn not_text(path: &str) -> ApiError {
 }
 
 impl Blocks {
+    /// Returns the text of a tool's result, with notes instead of images and documents. An agent that has read one sends
+    /// it with every later request.
+    fn into_result_text(self, path: &str) -> Result<String, ApiError> {
+        let Self::List(blocks) = self else { return self.into_text(path) };
+        let note = |what: &str| Block::Text { text: format!("[{what} omitted: this model reads text]") };
+        let noted = blocks.into_iter().map(|block| match block {
+            Block::Image {} => note("image"),
+            Block::Document {} => note("document"),
+            other => other,
+        });
+        Self::List(noted.collect()).into_text(path)
+    }
+
     /// Returns the text of blocks that are all text.
     fn into_text(self, path: &str) -> Result<String, ApiError> {
         let blocks = match self {
@@ -200,7 +215,8 @@ impl WireTurn {
                     tool_calls.push(ToolCall { id: Some(id), function });
                 }
                 Block::ToolResult { tool_use_id, content } => {
-                    let content = content.map_or(Ok(String::new()), |content| content.into_text(&path))?;
+                    let content =
+                        content.map_or(Ok(String::new()), |content| content.into_result_text(&path))?;
                     let result = Message::new(Role::Tool, content);
                     messages.push(Message { tool_call_id: Some(tool_use_id), ..result });
                     has_results = true;
@@ -208,7 +224,7 @@ impl WireTurn {
                 // The model's template keeps or drops earlier reasoning.
                 Block::Thinking { thinking } => reasoning.push(thinking),
                 Block::RedactedThinking {} => {}
-                Block::Unknown => return Err(not_text(&path)),
+                Block::Image {} | Block::Document {} | Block::Unknown => return Err(not_text(&path)),
             }
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
@@ -395,6 +411,28 @@ mod tests {
         );
         assert_eq!((&read.tools.choice, read.tools.calls), (&ToolChoice::Required, CallLimit::One));
         assert_eq!(read.options.max_tokens, Some(9));
+    }
+
+    #[test]
+    fn images_in_the_results_of_tools_become_notes() {
+        let image =
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}});
+        let document = json!({"type": "document", "source": {"type": "base64", "data": "AA"}});
+        let text = json!({"type": "text", "text": "A cat."});
+        let result = |content: Value| {
+            let result = json!({"type": "tool_result", "tool_use_id": "t1", "content": content});
+            body(json!({"messages": [{"role": "user", "content": [result]}]}))
+                .into_request(&mut Ignored::default())
+        };
+        let read = result(json!([text, image, document])).unwrap();
+        assert_eq!(
+            read.messages[0].content,
+            "A cat.\n[image omitted: this model reads text]\n[document omitted: this model reads text]"
+        );
+        assert!(result(json!([{"type": "video"}])).is_err());
+        // The question itself cannot be answered without its image.
+        let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
+        assert!(question.into_request(&mut Ignored::default()).is_err());
     }
 
     #[test]

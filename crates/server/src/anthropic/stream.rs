@@ -117,11 +117,62 @@ impl EventEncoder for MessageEvents {
         };
         values.map(named).collect()
     }
+
+    /// Returns a ping, as Anthropic's servers send it.
+    fn idle(&mut self) -> Vec<Event> {
+        vec![Event::default().event("ping").data(json!({"type": "ping"}).to_string())]
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        reply::samples,
+        sse::{event_stream, frames},
+    };
+
+    fn encoder() -> MessageEvents {
+        MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), "cpu".to_owned())
+    }
+
+    #[tokio::test]
+    async fn an_idle_stream_pings() {
+        let waiting = futures::stream::pending();
+        let events = frames(event_stream(waiting, Box::new(encoder()), std::time::Duration::ZERO), 2).await;
+        assert_eq!(events, [json!({"type": "ping"}), json!({"type": "ping"})]);
+    }
+
+    #[test]
+    fn the_block_of_a_malformed_call_ends_before_the_text() {
+        let mut events = encoder();
+        let values: Vec<Value> =
+            samples::malformed().into_iter().flat_map(|event| events.values(event)).collect();
+        let names: Vec<(&str, Option<u64>)> =
+            values.iter().map(|value| (value["type"].as_str().unwrap(), value["index"].as_u64())).collect();
+        assert_eq!(
+            names[1..],
+            [
+                ("content_block_start", Some(0)),
+                ("content_block_delta", Some(0)),
+                ("content_block_stop", Some(0)),
+                ("content_block_start", Some(1)),
+                ("content_block_delta", Some(1)),
+                ("content_block_stop", Some(1)),
+                ("message_delta", None),
+                ("message_stop", None),
+            ]
+        );
+        let choice = samples::whole(samples::malformed()).choices.remove(0);
+        assert_eq!(
+            (values[5]["delta"]["text"].as_str(), choice.calls.len()),
+            (Some(choice.text.as_str()), 0)
+        );
+        let end = json!(MessageEnd::new(choice.finish, &[]));
+        for name in ["stop_reason", "stop_details"] {
+            assert_eq!(values[7]["delta"][name], end[name]);
+        }
+    }
 
     #[test]
     fn blocks_begin_and_end_in_order() {

@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, ChatContent},
-    options::{AnswerFields, Think},
+    options::{AnswerFields, Think, is_zero},
+    unload,
 };
 use crate::{
     app::App,
@@ -63,24 +64,33 @@ struct OllamaMessage {
     content: String,
     thinking: Option<String>,
     tool_name: Option<String>,
+    /// Id of the call that this result answers.
+    tool_call_id: Option<String>,
     tool_calls: Option<Vec<OllamaCall>>,
     images: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct OllamaCall {
+    id: Option<String>,
     #[schemars(with = "Map<String, Value>")]
     function: FunctionCall,
 }
 
 /// A body that was read and checked.
-pub(crate) struct ParsedOllamaChat(Conversation);
+pub(crate) struct ParsedOllamaChat {
+    conversation: Conversation,
+    /// True if the model is removed from the memory.
+    unloads: bool,
+}
 
 impl FromBody for ParsedOllamaChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: OllamaBody = body::read_body(body, &[FIELDS])?;
         let mut ignored = Ignored::default();
-        let OllamaBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
+        let OllamaBody { options, format, logprobs, top_logprobs, .. } = body;
+        let unloads = body.messages.is_empty() && is_zero(body.keep_alive.as_ref());
+        let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
         let options = fields.read(&mut ignored)?;
         let tools = body.tools.unwrap_or_default().into_iter().enumerate();
@@ -93,11 +103,12 @@ impl FromBody for ParsedOllamaChat {
         let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
         let request = ChatRequest { messages, tools, reasoning, options };
         let (model, is_streamed) = (body.model, body.stream != Some(false));
-        Ok(Self(Conversation { model, request, is_streamed, ignored, of_reasoning }))
+        let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
+        Ok(Self { conversation, unloads })
     }
 
     fn ignored(&self) -> Option<&Ignored> {
-        Some(&self.0.ignored)
+        Some(&self.conversation.ignored)
     }
 }
 
@@ -107,19 +118,44 @@ impl OllamaMessage {
             return Err(ApiError::unsupported(&format!("messages[{index}].images")));
         }
         let calls = self.tool_calls.unwrap_or_default().into_iter();
-        let tool_calls = calls.map(|call| ToolCall { id: None, function: call.function }).collect();
-        let (name, reasoning_content) = (self.tool_name, self.thinking);
-        Ok(Message { name, reasoning_content, tool_calls, ..Message::new(self.role, self.content) })
+        let tool_calls = calls.map(|call| ToolCall { id: call.id, function: call.function }).collect();
+        let (name, tool_call_id, reasoning_content) = (self.tool_name, self.tool_call_id, self.thinking);
+        let message = Message::new(self.role, self.content);
+        Ok(Message { name, tool_call_id, reasoning_content, tool_calls, ..message })
     }
 }
 
-/// Handles a request. Without messages it loads the model.
+/// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body(ParsedOllamaChat(conversation), held) = body;
+    let Body(ParsedOllamaChat { conversation, unloads }, held) = body;
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
+    if unloads {
+        unload(&app, &conversation.model).await?;
+        return Ok(conversation.ignored.name_in(Json(form.unloaded()).into_response()));
+    }
     if conversation.request.messages.is_empty() {
         loading::wait(&app, &conversation.model).await?;
         return Ok(conversation.ignored.name_in(Json(form.loaded()).into_response()));
     }
     conversation::answer(&app, conversation, held, form).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn calls_and_their_results_keep_their_ids() {
+        let call = json!({"id": "call_1", "function": {"name": "f", "arguments": {}}});
+        let body = json!({"model": "m", "messages": [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "7", "tool_name": "f", "tool_call_id": "call_1"},
+        ]});
+        let read = ParsedOllamaChat::read(body.to_string().as_bytes()).ok().unwrap();
+        let messages = read.conversation.request.messages;
+        assert_eq!(messages[0].tool_calls[0].id.as_deref(), Some("call_1"));
+        assert_eq!(messages[1].tool_call_id.as_deref(), Some("call_1"));
+    }
 }

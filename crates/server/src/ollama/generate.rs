@@ -14,7 +14,8 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, GeneratedText},
-    options::{AnswerFields, Think},
+    options::{AnswerFields, Think, is_zero},
+    unload,
 };
 use crate::{
     app::App,
@@ -72,6 +73,8 @@ pub(crate) struct ParsedGenerate {
 enum GenerateWork {
     /// Loading the model.
     Load,
+    /// Removing the model from the memory.
+    Unload,
     /// An answer to the prompt as a message of a user.
     Answer(Box<ChatRequest>),
     /// A continuation of the prompt.
@@ -82,11 +85,15 @@ impl FromBody for ParsedGenerate {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: GenerateBody = body::read_body(body, &[FIELDS])?;
         let mut ignored = Ignored::default();
-        let GenerateBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
+        let GenerateBody { options, format, logprobs, top_logprobs, .. } = body;
+        let unloads = body.prompt.is_empty() && is_zero(body.keep_alive.as_ref());
+        let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
         let options = fields.read(&mut ignored)?;
         let of_reasoning = Think::name(body.think);
-        let work = if body.prompt.is_empty() {
+        let work = if unloads {
+            GenerateWork::Unload
+        } else if body.prompt.is_empty() {
             GenerateWork::Load
         } else if body.raw == Some(true) {
             let prompt = Prompt::Text(body.prompt);
@@ -107,7 +114,7 @@ impl FromBody for ParsedGenerate {
     }
 }
 
-/// Handles a request. Without a prompt it loads the model.
+/// Handles a request. Without a prompt it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
     let Body(ParsedGenerate { model, is_streamed, work, mut ignored, of_reasoning }, held) = body;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
@@ -115,6 +122,10 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
         GenerateWork::Load => {
             loading::wait(&app, &model).await?;
             Ok(ignored.name_in(Json(form.loaded()).into_response()))
+        }
+        GenerateWork::Unload => {
+            unload(&app, &model).await?;
+            Ok(ignored.name_in(Json(form.unloaded()).into_response()))
         }
         GenerateWork::Answer(request) => {
             let conversation = Conversation { model, request: *request, is_streamed, ignored, of_reasoning };

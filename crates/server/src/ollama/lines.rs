@@ -6,7 +6,7 @@ use axum::response::Response;
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{nanoseconds, timestamp};
 use crate::{
@@ -49,7 +49,7 @@ struct TokenLogprob {
 /// Fields of the last line. Times are in nanoseconds.
 #[derive(Debug, Serialize, JsonSchema)]
 struct AnswerEnd {
-    /// `stop`, `length`, `load`, or `malformed_tool_call` if the text has a malformed call.
+    /// `stop`, `length`, `load`, `unload`, or `malformed_tool_call` if the text has a malformed call.
     done_reason: &'static str,
     /// Device that computed the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,10 +69,10 @@ struct AnswerEnd {
 }
 
 impl AnswerEnd {
-    /// Returns the end of an answer that only loaded a model.
-    fn loaded() -> Self {
+    /// Returns the end of an answer without text.
+    fn without_text(done_reason: &'static str) -> Self {
         Self {
-            done_reason: "load",
+            done_reason,
             device: None,
             total_duration: None,
             load_duration: None,
@@ -104,7 +104,7 @@ impl AnswerEnd {
 
 /// The part of a line that differs between endpoints.
 pub(crate) trait LineContent: Serialize + Send + 'static {
-    /// Creates the content from a text and calls.
+    /// Creates the content from a text and calls. Calls without complete arguments are left out.
     fn new(text: String, calls: &[WholeToolCall]) -> Self;
 
     /// Returns the content with reasoning.
@@ -148,6 +148,7 @@ struct AssistantMessage {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct AnswerCall {
+    id: String,
     function: CalledFunction,
 }
 
@@ -160,9 +161,10 @@ struct CalledFunction {
 
 impl LineContent for ChatContent {
     fn new(text: String, calls: &[WholeToolCall]) -> Self {
-        let calls = calls.iter().map(|call| {
-            let arguments = serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Map::new()));
-            AnswerCall { function: CalledFunction { name: call.name.clone(), arguments } }
+        let calls = calls.iter().filter_map(|call| {
+            let arguments = serde_json::from_str(&call.arguments).ok()?;
+            let function = CalledFunction { name: call.name.clone(), arguments };
+            Some(AnswerCall { id: call.id.clone(), function })
         });
         let (tool_calls, thinking) = (calls.collect(), String::new());
         Self { message: AssistantMessage { role: "assistant", content: text, thinking, tool_calls } }
@@ -202,12 +204,22 @@ impl<C: LineContent> AnswerLines<C> {
 
     /// Returns the answer to a request that only loads the model.
     pub(super) fn loaded(self) -> AnswerLine<C> {
-        self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::loaded()))
+        self.without_text("load")
+    }
+
+    /// Returns the answer to a request that only unloads the model.
+    pub(super) fn unloaded(self) -> AnswerLine<C> {
+        self.without_text("unload")
+    }
+
+    fn without_text(self, done_reason: &'static str) -> AnswerLine<C> {
+        self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::without_text(done_reason)))
     }
 
     fn lines_of(&mut self, event: GenerationEvent) -> Option<AnswerLine<C>> {
         match event {
             GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
+                self.choice.add_text(&text);
                 Some(self.line(C::new(text, &[]), &tokens, None))
             }
             GenerationEvent::Reasoning { text, .. } => {
@@ -223,7 +235,9 @@ impl<C: LineContent> AnswerLines<C> {
             }
             GenerationEvent::Done(summary) => {
                 let end = AnswerEnd::new(self.choice.finish, &summary, self.device.clone());
-                Some(self.line(C::new(String::new(), &self.choice.calls), &[], Some(end)))
+                // A client would run a call without its arguments, so a call that was cut off is text.
+                let cut = self.choice.cut_call().unwrap_or_default();
+                Some(self.line(C::new(cut, &self.choice.calls), &[], Some(end)))
             }
             _ => None,
         }
@@ -249,12 +263,12 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
     type Whole = AnswerLine<C>;
 
     fn whole(self, mut reply: Reply) -> AnswerLine<C> {
-        let Choice { text, reasoning, tokens, calls, finish } = reply.choices.pop().unwrap_or_default();
-        self.line(
-            C::new(text, &calls).with_thinking(reasoning),
-            &tokens,
-            Some(AnswerEnd::new(finish, &reply.summary, reply.device)),
-        )
+        let mut choice = reply.choices.pop().unwrap_or_default();
+        let cut = choice.cut_call().unwrap_or_default();
+        choice.text.push_str(&cut);
+        let content = C::new(choice.text, &choice.calls).with_thinking(choice.reasoning);
+        let end = AnswerEnd::new(choice.finish, &reply.summary, reply.device);
+        self.line(content, &choice.tokens, Some(end))
     }
 
     fn streamed(mut self, events: Events, metrics: Arc<Metrics>) -> Response {
@@ -275,6 +289,29 @@ impl<C: LineContent> LineEncoder for AnswerLines<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reply::samples;
+
+    #[test]
+    fn streams_give_the_text_and_the_calls_of_whole_answers() {
+        let check = |sample: fn() -> Vec<GenerationEvent>, text: &str, calls: Value| {
+            let whole =
+                json!(AnswerLines::<ChatContent>::new("m".to_owned()).whole(samples::whole(sample())));
+            let message = &whole["message"];
+            assert_eq!((&message["content"], &message["tool_calls"]), (&json!(text), &calls));
+            let mut form = AnswerLines::<ChatContent>::new("m".to_owned());
+            let lines: Vec<Value> = sample().into_iter().flat_map(|event| form.lines(event)).collect();
+            let texts = lines.iter().filter_map(|line| line["message"]["content"].as_str());
+            assert_eq!(texts.collect::<String>(), text);
+            let last = lines.last().unwrap();
+            assert_eq!(
+                (&last["message"]["tool_calls"], &last["done_reason"]),
+                (&calls, &whole["done_reason"])
+            );
+        };
+        check(samples::malformed, samples::MALFORMED, Value::Null);
+        let call = json!({"id": "call_f", "function": {"name": "f", "arguments": {}}});
+        check(samples::cut, r#"{"name": "g", "arguments": {"a": "#, json!([call]));
+    }
 
     #[test]
     fn the_last_line_has_the_reason_and_the_device() {

@@ -12,6 +12,20 @@ mod timestamp;
 
 use std::time::Duration;
 
+use crate::{app::App, error::ApiError, keys::admins_only};
+
+/// Removes a model from the memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.
+///
+/// # Errors
+/// 403 for a caller without admin rights, because other callers use the model too.
+async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
+    if !app.meter.caller.is_admin() {
+        return Err(admins_only("keep_alive: 0 without a prompt"));
+    }
+    let (gateway, model) = (app.gateway.clone(), model.to_owned());
+    Ok(app.shared.jobs.run(move || gateway.unload(&model)).await?)
+}
+
 /// Returns a time in nanoseconds.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)

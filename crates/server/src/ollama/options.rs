@@ -94,6 +94,15 @@ const RUNTIME: &[&str] = &[
 /// Options that are ignored if they have this value, which has no effect.
 const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
 
+/// Returns true if `keep_alive` asks to unload the model at once.
+pub(super) fn is_zero(keep_alive: Option<&Value>) -> bool {
+    match keep_alive {
+        Some(Value::Number(seconds)) => seconds.as_f64() == Some(0.0),
+        Some(Value::String(duration)) => duration.trim_end_matches(['s', 'm', 'h']) == "0",
+        _ => false,
+    }
+}
+
 /// Fields of a body that `/api/chat` and `/api/generate` share.
 pub(super) struct AnswerFields {
     pub(super) options: Option<Map<String, Value>>,
@@ -185,6 +194,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_time_of_zero_unloads_the_model() {
+        for (value, expect) in [
+            (json!(0), true),
+            (json!("0"), true),
+            (json!("0m"), true),
+            (json!(-1), false),
+            (json!("5m"), false),
+        ] {
+            assert_eq!(is_zero(Some(&value)), expect, "{value}");
+        }
+        assert!(!is_zero(None));
+    }
 
     #[test]
     fn options_are_read_ignored_or_refused() {

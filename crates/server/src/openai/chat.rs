@@ -305,3 +305,32 @@ impl Chunks for ChatChunks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reply::samples;
+
+    #[test]
+    fn a_stream_with_a_malformed_call_ends_as_a_whole_answer() {
+        let header = CompletionHeader::new("chatcmpl", "m".to_owned());
+        let (options, end) = (StreamOptions::default(), StreamEnd::new(1, "cpu".to_owned()));
+        let mut chunks = ChatChunks { header, options, n: 1, end };
+        let chunks: Vec<Value> =
+            samples::malformed().into_iter().flat_map(|event| chunks.chunks(event)).collect();
+        let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+        let text: String = deltas().filter_map(|delta| delta["content"].as_str()).collect();
+        let whole = samples::whole(samples::malformed()).choices.remove(0);
+        assert_eq!(message(&whole)["content"], text);
+        // What was sent of the call cannot be taken back. Its arguments never become complete, and the end names it.
+        let calls = deltas().filter_map(|delta| delta["tool_calls"][0]["function"]["arguments"].as_str());
+        assert!(serde_json::from_str::<Value>(&calls.collect::<String>()).is_err());
+        assert_eq!(message(&whole)["tool_calls"], Value::Null);
+        let mut expect = json!({});
+        add_finish(&mut expect, whole.finish);
+        let last = &chunks.last().unwrap()["choices"][0];
+        for name in ["finish_reason", "stop_reason"] {
+            assert_eq!(last[name], expect[name]);
+        }
+    }
+}

@@ -115,6 +115,17 @@ impl Content {
             }
         }
     }
+
+    /// Returns the text of reasoning, whose parts have types of their own.
+    pub(crate) fn into_reasoning(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Parts(parts) => {
+                let texts = parts.into_iter().filter_map(|part| part.text);
+                texts.collect::<Vec<_>>().join("\n")
+            }
+        }
+    }
 }
 
 impl Part {

@@ -104,6 +104,11 @@ pub(crate) async fn retrieve(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+    let alias = app.gateway.config().aliases.contains_key(&id).then(|| id.clone());
     let model = app.shared.jobs.run(move || app.gateway.model(&id)).await?;
-    Ok(Json(ModelObject::new(&model)))
+    let model = ModelObject::new(&model);
+    Ok(Json(match alias {
+        Some(alias) => model.alias(&alias),
+        None => model,
+    }))
 }

@@ -35,6 +35,7 @@ pub(crate) struct Sampling {
     top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
+    #[serde(alias = "typ_p")]
     typical_p: Option<f32>,
     min_tokens: Option<usize>,
     #[serde(alias = "repeat_penalty")]
@@ -62,6 +63,7 @@ impl Sampling {
         "top_k",
         "min_p",
         "typical_p",
+        "typ_p",
         "min_tokens",
         "repetition_penalty",
         "repeat_penalty",

@@ -68,7 +68,28 @@ impl<C: Chunks> EventEncoder for ChunkEncoder<C> {
 
 #[cfg(test)]
 mod tests {
+    use axum::response::{IntoResponse, Sse};
+    use futures::StreamExt;
+
     use super::*;
+    use crate::sse::event_stream;
+
+    struct NoChunks;
+
+    impl Chunks for NoChunks {
+        fn chunks(&mut self, _event: GenerationEvent) -> Vec<Value> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_idle_stream_has_comments() {
+        let waiting = futures::stream::pending();
+        let events = event_stream(waiting, Box::new(ChunkEncoder(NoChunks)), std::time::Duration::ZERO);
+        let mut body = Sse::new(events).into_response().into_body().into_data_stream();
+        let frame = body.next().await.unwrap().unwrap();
+        assert!(frame.starts_with(b":") && frame.ends_with(b"\n\n"), "{frame:?}");
+    }
 
     #[test]
     fn the_last_chunk_has_the_timings() {

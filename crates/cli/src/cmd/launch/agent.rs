@@ -10,9 +10,11 @@ pub(super) const KEY_REFERENCE: &str = "$NARTHEX_API_KEY";
 /// The server and the model that an agent uses.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
-    /// `host:port`.
-    pub(super) address: String,
+    /// URL without a path, such as `http://127.0.0.1:8000`.
+    pub(super) origin: String,
     pub(super) model: String,
+    /// Maximum number of tokens of a conversation, if it is known.
+    pub(super) context: Option<usize>,
     /// API key; arbitrary if the server has no keys.
     pub(super) key: String,
 }
@@ -86,27 +88,31 @@ while True:
 impl AgentCommand {
     /// Creates the command for an agent.
     pub(super) fn new(agent: Agent, endpoint: &Endpoint) -> Self {
-        let Endpoint { address, model, key } = endpoint;
-        let (root, base) = (format!("http://{address}"), format!("http://{address}/v1"));
+        let Endpoint { origin, model, context, key } = endpoint;
+        let base = format!("{origin}/v1");
         let variable = |name, value: &str| Variable { name, value: value.to_owned() };
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let program = agent.program();
         match agent {
             Agent::Codex => Self {
                 program,
-                arguments: codex_arguments(&base, model),
+                arguments: codex_arguments(&base, endpoint),
                 environment: vec![variable("NARTHEX_API_KEY", key)],
             },
             Agent::Claude => Self {
                 program,
                 arguments: words(&["--model", model]),
-                environment: vec![
-                    variable("ANTHROPIC_BASE_URL", &root),
+                environment: [
+                    variable("ANTHROPIC_BASE_URL", origin),
                     variable("ANTHROPIC_AUTH_TOKEN", key),
                     variable("ANTHROPIC_MODEL", model),
                     variable("ANTHROPIC_DEFAULT_HAIKU_MODEL", model),
                     variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
-                ],
+                ]
+                .into_iter()
+                // Without it, a conversation would be compacted at the length of Anthropic's models.
+                .chain(context.map(|n| variable("CLAUDE_CODE_AUTO_COMPACT_WINDOW", &n.to_string())))
+                .collect(),
             },
             Agent::Opencode => Self {
                 program,
@@ -146,24 +152,35 @@ impl AgentCommand {
     }
 }
 
+/// Time in milliseconds after which Codex gives up a stream without events. A local model may read a long prompt for
+/// minutes.
+const CODEX_IDLE_MS: u64 = 1_200_000;
+
 /// Returns Codex's arguments. Its settings are TOML, in which strings have the same form as in JSON.
-fn codex_arguments(base: &str, model: &str) -> Vec<String> {
+fn codex_arguments(base: &str, Endpoint { model, context, .. }: &Endpoint) -> Vec<String> {
     let settings = [
-        ("model_provider", "narthex"),
-        ("model_providers.narthex.name", "Narthex"),
-        ("model_providers.narthex.base_url", base),
-        ("model_providers.narthex.env_key", "NARTHEX_API_KEY"),
-        ("model_providers.narthex.wire_api", "responses"),
+        ("model_provider", json!("narthex")),
+        ("model_providers.narthex.name", json!("Narthex")),
+        ("model_providers.narthex.base_url", json!(base)),
+        ("model_providers.narthex.env_key", json!("NARTHEX_API_KEY")),
+        ("model_providers.narthex.wire_api", json!("responses")),
+        ("model_providers.narthex.stream_idle_timeout_ms", json!(CODEX_IDLE_MS)),
     ];
-    let settings =
-        settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={}", json!(value))]);
+    let context = context.map(|context| ("model_context_window", json!(context)));
+    let settings = settings.into_iter().chain(context);
+    let settings = settings.flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]);
     settings.chain(["-m".to_owned(), model.to_owned()]).collect()
 }
 
 /// Returns OpenCode's settings as JSON.
-fn opencode_config(base: &str, Endpoint { model, key, .. }: &Endpoint) -> String {
+fn opencode_config(base: &str, Endpoint { model, context, key, .. }: &Endpoint) -> String {
+    let mut entry = json!({"name": model});
+    if let Some(context) = context {
+        // OpenCode requires a limit of answers too, and keeps as many tokens of the context free.
+        entry["limit"] = json!({"context": context, "output": context / 4});
+    }
     let mut models = serde_json::Map::new();
-    models.insert(model.clone(), json!({"name": model}));
+    models.insert(model.clone(), entry);
     let provider = json!({
         "npm": "@ai-sdk/openai-compatible",
         "name": "Narthex",
@@ -197,8 +214,9 @@ mod tests {
 
     fn endpoint() -> Endpoint {
         Endpoint {
-            address: "127.0.0.1:8000".to_owned(),
+            origin: "http://127.0.0.1:8000".to_owned(),
             model: "qwen3:0.6b".to_owned(),
+            context: Some(40_960),
             key: "a b".to_owned(),
         }
     }
@@ -209,6 +227,25 @@ mod tests {
             let line = AgentCommand::new(*agent, &endpoint()).shell(&[]);
             assert!(line.contains("http://127.0.0.1:8000") && line.contains("qwen3:0.6b"), "{line}");
         }
+    }
+
+    #[test]
+    fn agents_learn_the_context_and_the_origin() {
+        let check = |agent, known: &[&str]| {
+            let secure = Endpoint { origin: "https://[::1]:8443".to_owned(), ..endpoint() };
+            let line = AgentCommand::new(agent, &secure).shell(&[]);
+            for text in [known, &["https://[::1]:8443"]].concat() {
+                assert!(line.contains(text), "{line}");
+            }
+            let unknown = Endpoint { context: None, ..endpoint() };
+            let line = AgentCommand::new(agent, &unknown).shell(&[]);
+            assert!(!line.contains("40960") && !line.contains("null"), "{line}");
+        };
+        let codex =
+            ["-c model_context_window=40960", "-c model_providers.narthex.stream_idle_timeout_ms=1200000"];
+        check(Agent::Codex, &codex);
+        check(Agent::Claude, &["CLAUDE_CODE_AUTO_COMPACT_WINDOW=40960"]);
+        check(Agent::Opencode, &[r#""limit":{"context":40960,"output":10240}"#]);
     }
 
     #[test]

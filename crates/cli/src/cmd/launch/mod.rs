@@ -22,23 +22,23 @@ use crate::{
     interrupt, output,
 };
 
-/// Address of the server in the output of `--print` if no server runs.
-const DEFAULT_ADDRESS: &str = "127.0.0.1:8000";
+/// URL of the server in the output of `--print` if no server runs.
+const DEFAULT_ORIGIN: &str = "http://127.0.0.1:8000";
 
 /// Key for servers without keys, because agents require one.
 const ANY_KEY: &str = "narthex";
 
 /// Runs the agent, or prints its environment and command.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
-    let running = gateway.running_servers().into_iter().find(|server| server::tcp_address(server).is_some());
+    let running = gateway.running_servers().into_iter().find(|server| server::origin(server).is_some());
     let model = match args.model {
         Some(model) => model,
         None => default_model(gateway, running.as_ref())?,
     };
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
-        let address = running.as_ref().and_then(server::tcp_address);
-        let address = address.unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
+        let origin = running.as_ref().and_then(server::origin);
+        let origin = origin.unwrap_or_else(|| DEFAULT_ORIGIN.to_owned());
         if running.is_none() {
             output::note(format!("No server is running; launch would start one with {model}."));
         }
@@ -46,7 +46,8 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
             output::note("The shell reads the key from the environment variable NARTHEX_API_KEY.");
         }
         let key = key.map_or(ANY_KEY, |_| KEY_REFERENCE).to_owned();
-        let command = AgentCommand::new(args.agent, &Endpoint { address, model, key });
+        let context = context_length(gateway, &model);
+        let command = AgentCommand::new(args.agent, &Endpoint { origin, model, context, key });
         return output::line(command.shell(&args.arguments));
     }
     let program = args.agent.program();
@@ -56,7 +57,8 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     };
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
     let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
-    let endpoint = Endpoint { address: server.address.clone(), model, key };
+    let context = context_length(gateway, &model);
+    let endpoint = Endpoint { origin: server.origin.clone(), model, context, key };
     let command = AgentCommand::new(args.agent, &endpoint);
     interrupt::leave_to_child();
     let status = Command::new(path)
@@ -67,6 +69,17 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         .with_context(|| format!("{program} cannot be started"))?;
     drop(server);
     if status.success() { Ok(()) } else { bail!("{program} ended with {status}") }
+}
+
+/// Returns the maximum number of tokens of a conversation with a model: that of a server, else that of the newest
+/// package.
+fn context_length(gateway: &Gateway, model: &str) -> Option<usize> {
+    let listing = gateway.model(model).ok()?;
+    let servers = gateway.running_servers();
+    let mut loaded = servers.iter().flat_map(|server| &server.models);
+    let loaded = loaded.find(|status| status.name == listing.name).and_then(|status| status.max_length);
+    let newest = || listing.installed.iter().max_by_key(|package| package.created);
+    loaded.or_else(|| newest().map(|package| package.max_length))
 }
 
 /// Returns a loaded chat model of the running server, else the largest installed one.

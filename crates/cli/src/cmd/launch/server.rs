@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use narthex_gateway::{Gateway, RunningServer};
+use narthex_gateway::{Encryption, Gateway, RunningServer};
 
 use crate::{args::StoreArgs, interrupt, output};
 
@@ -16,8 +16,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A server for an agent.
 pub(super) struct AgentServer {
-    /// `host:port`.
-    pub(super) address: String,
+    /// URL without a path.
+    pub(super) origin: String,
     /// The process, if it was started for the agent.
     child: Option<Child>,
 }
@@ -32,8 +32,8 @@ impl Drop for AgentServer {
     }
 }
 
-/// Returns the address of a server for clients on this machine; `None` for a Unix socket.
-pub(super) fn tcp_address(server: &RunningServer) -> Option<String> {
+/// Returns the URL of a server for clients on this machine, without a path; `None` for a Unix socket.
+pub(super) fn origin(server: &RunningServer) -> Option<String> {
     let (host, port) = server.address.rsplit_once(':')?;
     port.parse::<u16>().ok()?;
     let host = match host {
@@ -41,7 +41,11 @@ pub(super) fn tcp_address(server: &RunningServer) -> Option<String> {
         "[::]" => "[::1]",
         host => host,
     };
-    Some(format!("{host}:{port}"))
+    let scheme = match server.encryption {
+        Encryption::None => "http",
+        Encryption::Tls => "https",
+    };
+    Some(format!("{scheme}://{host}:{port}"))
 }
 
 impl AgentServer {
@@ -52,8 +56,8 @@ impl AgentServer {
         running: Option<&RunningServer>,
         model: &str,
     ) -> anyhow::Result<Self> {
-        if let Some(address) = running.and_then(tcp_address) {
-            return Ok(Self { address, child: None });
+        if let Some(origin) = running.and_then(origin) {
+            return Ok(Self { origin, child: None });
         }
         output::note(format!("Starting a server with {model}."));
         let mut command =
@@ -69,8 +73,8 @@ impl AgentServer {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command.spawn().context("the server cannot be started")?;
-        let mut server = Self { address: String::new(), child: Some(child) };
-        server.address = server.wait(gateway)?;
+        let mut server = Self { origin: String::new(), child: Some(child) };
+        server.origin = server.wait(gateway)?;
         Ok(server)
     }
 
@@ -79,10 +83,8 @@ impl AgentServer {
         let Some(child) = &mut self.child else { bail!("no server was started") };
         loop {
             let records = gateway.running_servers();
-            if let Some(address) =
-                records.iter().find(|server| server.pid == child.id()).and_then(tcp_address)
-            {
-                return Ok(address);
+            if let Some(origin) = records.iter().find(|server| server.pid == child.id()).and_then(origin) {
+                return Ok(origin);
             }
             if let Some(status) = child.try_wait()? {
                 bail!("the server ended with {status}");
@@ -92,5 +94,24 @@ impl AgentServer {
             }
             thread::sleep(INTERVAL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_server_is_reached_with_its_own_encryption() {
+        let check = |address: &str, encryption, expect: Option<&str>| {
+            let (address, started) = (address.to_owned(), SystemTime::UNIX_EPOCH);
+            let server = RunningServer { pid: 1, address, encryption, started, models: Vec::new() };
+            assert_eq!(origin(&server).as_deref(), expect);
+        };
+        check("0.0.0.0:8000", Encryption::None, Some("http://127.0.0.1:8000"));
+        check("[::]:8443", Encryption::Tls, Some("https://[::1]:8443"));
+        check("/run/narthex.sock", Encryption::None, None);
     }
 }

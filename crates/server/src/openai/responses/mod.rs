@@ -1,5 +1,6 @@
 //! `POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`.
 
+mod history;
 mod object;
 mod request;
 mod store;
@@ -17,13 +18,14 @@ use narthex_gateway::request::ChatRequest;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
 use self::{
+    history::{resolve, to_messages},
     object::{ResponseEnd, ResponseSettings, output_items},
     request::{FIELDS, InputRequest},
     store::{PendingStore, Turns, messages},
     stream::ResponseEvents,
 };
+pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
 use super::{new_id, now};
 use crate::{
     app::App,
@@ -109,6 +111,7 @@ pub(crate) async fn create(
         Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
         None => Turns::new(),
     };
+    let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
     let system = instructions.into_iter();
     let request = ChatRequest {
         messages: system.chain(messages(&turns)).chain(input.iter().cloned()).collect(),

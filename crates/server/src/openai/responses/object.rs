@@ -1,11 +1,14 @@
 //! The response object: its settings, its output items and its usage.
 
-use narthex_gateway::request::{FinishReason, FunctionCall, Message, Role, Summary, ToolCall};
+use narthex_gateway::request::{FinishReason, Message, Role, Summary};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::super::new_id;
+use super::{
+    super::new_id,
+    history::{HistoryItem, arguments_value, custom_arguments, custom_input, to_messages, within},
+};
 use crate::{
     reply::{Choice, WholeToolCall},
     timings::Timings,
@@ -122,9 +125,18 @@ impl ResponseSettings {
         self
     }
 
+    /// Returns true if this is the name of a custom tool.
+    pub(super) fn is_custom(&self, name: &str) -> bool {
+        self.tools.iter().flatten().any(|tool| tool["type"] == "custom" && tool["name"] == name)
+    }
+
     /// Returns the item of a call. A function of a namespace gets the namespace and its own name back.
     pub(super) fn call(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
         let WholeToolCall { id: call_id, name, arguments } = call.clone();
+        if self.is_custom(&name) {
+            let input = custom_input(&arguments);
+            return OutputItem::CustomToolCall { id: id.to_owned(), call_id, name, input, status };
+        }
         let tools = self.tools.iter().flatten().filter(|tool| tool["type"] == "namespace");
         let mut spaces = tools.filter_map(|tool| tool["name"].as_str());
         let own =
@@ -168,6 +180,8 @@ pub(crate) enum OutputItem {
         arguments: String,
         status: ResponseStatus,
     },
+    /// A call of a custom tool.
+    CustomToolCall { id: String, call_id: String, name: String, input: String, status: ResponseStatus },
 }
 
 /// Part of a message.
@@ -211,41 +225,46 @@ impl OutputItem {
         Self::Reasoning { id: id.to_owned(), summary: Vec::new(), content }
     }
 
-    /// Returns the item as a message of the conversation; `None` for reasoning, which the model's template would drop.
-    fn to_message(&self) -> Option<Message> {
-        Some(match self {
-            Self::Reasoning { .. } => return None,
+    /// Returns the id.
+    pub(super) fn id(&self) -> &str {
+        match self {
+            Self::Message { id, .. }
+            | Self::Reasoning { id, .. }
+            | Self::FunctionCall { id, .. }
+            | Self::CustomToolCall { id, .. } => id,
+        }
+    }
+
+    /// Returns the item as a part of the conversation.
+    pub(super) fn to_history(&self) -> HistoryItem {
+        match self {
+            Self::Reasoning { content, .. } => {
+                let texts = content.iter().map(|ReasoningPart::ReasoningText { text }| text.as_str());
+                HistoryItem::Reasoning(texts.collect())
+            }
             Self::Message { content, .. } => {
                 let texts = content.iter().map(|OutputPart::OutputText { text, .. }| text.as_str());
-                Message::new(Role::Assistant, texts.collect())
+                HistoryItem::Message(Message::new(Role::Assistant, texts.collect()))
             }
             Self::FunctionCall { call_id, name, namespace, arguments, .. } => {
-                let arguments = arguments_value(arguments.clone());
                 let name = namespace.as_ref().map_or_else(|| name.clone(), |space| within(space, name));
-                let function = FunctionCall { name, arguments };
-                let tool_calls = vec![ToolCall { id: Some(call_id.clone()), function }];
-                Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }
+                HistoryItem::call(Some(call_id.clone()), name, arguments_value(arguments.clone()))
             }
-        })
+            Self::CustomToolCall { call_id, name, input, .. } => {
+                HistoryItem::call(Some(call_id.clone()), name.clone(), custom_arguments(input))
+            }
+        }
     }
-}
-
-/// Returns the name under which the model knows a function of a namespace.
-pub(super) fn within(namespace: &str, name: &str) -> String {
-    format!("{namespace}.{name}")
-}
-
-/// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
-pub(super) fn arguments_value(arguments: String) -> Value {
-    serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
 }
 
 /// Returns the output items of a whole answer.
 pub(super) fn output_items(choice: &Choice, settings: &ResponseSettings) -> Vec<OutputItem> {
     let has_text = !choice.text.is_empty() || choice.calls.is_empty();
-    let done = ResponseStatus::Completed;
-    let message = || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text)], done);
-    let calls = choice.calls.iter().map(|call| settings.call(&new_id("fc"), call, done));
+    let status = |is_whole| if is_whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
+    let of_text = status(!choice.is_cut() || choice.ends_with_call());
+    let message = || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text)], of_text);
+    let calls =
+        choice.calls.iter().map(|call| settings.call(&new_id("fc"), call, status(call.is_complete())));
     let parts = vec![ReasoningPart::text(&choice.reasoning)];
     let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs"), parts));
     reasoning.into_iter().chain(has_text.then(message)).chain(calls).collect()
@@ -301,13 +320,15 @@ impl ResponseObject {
     }
 
     /// Returns the output as messages of the conversation.
-    pub(super) fn messages(&self) -> impl Iterator<Item = Message> {
-        self.output.iter().filter_map(OutputItem::to_message)
+    pub(super) fn messages(&self) -> Vec<Message> {
+        to_messages(self.output.iter().map(OutputItem::to_history))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use narthex_gateway::request::{ToolCallDelta, ToolCallStart};
+
     use super::*;
 
     #[test]
@@ -322,11 +343,53 @@ mod tests {
             let found = serde_json::to_value(&item).unwrap();
             assert_eq!([&found["namespace"], &found["name"]], [&expect[0], &expect[1]]);
             // In the next turn, the model sees the name that it wrote.
-            assert_eq!(item.to_message().unwrap().tool_calls[0].function.name, name);
+            assert_eq!(to_messages([item.to_history()])[0].tool_calls[0].function.name, name);
         };
         check("s.w", [json!("s"), json!("w")]);
         check("t.w", [Value::Null, json!("t.w")]);
         check("s", [Value::Null, json!("s")]);
+    }
+
+    #[test]
+    fn calls_of_custom_tools_have_an_input() {
+        let tools = json!([{"type": "custom", "name": "patch"}, {"type": "function", "name": "f"}]);
+        let settings: ResponseSettings = serde_json::from_value(json!({"tools": tools})).unwrap();
+        let item = |name: &str| {
+            let arguments = json!({"input": "a\nb"}).to_string();
+            let call = WholeToolCall { id: "c".to_owned(), name: name.to_owned(), arguments };
+            settings.call("i", &call, ResponseStatus::Completed)
+        };
+        let found = serde_json::to_value(item("patch")).unwrap();
+        assert_eq!((&found["type"], &found["input"]), (&json!("custom_tool_call"), &json!("a\nb")));
+        assert_eq!(serde_json::to_value(item("f")).unwrap()["type"], "function_call");
+        // In the next turn, the model sees the arguments that it wrote.
+        let again = to_messages([item("patch").to_history()]);
+        assert_eq!(again[0].tool_calls[0].function.arguments, json!({"input": "a\nb"}));
+    }
+
+    #[test]
+    fn the_item_that_was_cut_off_is_incomplete() {
+        let statuses = |calls: &[&str], last_text: &str, reason| {
+            let mut choice = Choice::default();
+            choice.add_text("a");
+            for (index, arguments) in calls.iter().enumerate() {
+                let start = Some(ToolCallStart { id: index.to_string(), name: "f".to_owned() });
+                choice.add_call(ToolCallDelta { index, start, arguments: (*arguments).to_owned() });
+            }
+            choice.add_text(last_text);
+            choice.end(reason);
+            let items = output_items(&choice, &ResponseSettings::default());
+            let status = |item: &OutputItem| json!(item)["status"].as_str().unwrap().to_owned();
+            items.iter().map(status).collect::<Vec<_>>()
+        };
+        let cut = FinishReason::Length;
+        assert_eq!(statuses(&[], "", cut), ["incomplete"]);
+        assert_eq!(statuses(&[], "", FinishReason::Stop), ["completed"]);
+        assert_eq!(statuses(&["{}", "{\"b"], "", cut), ["completed", "completed", "incomplete"]);
+        assert_eq!(statuses(&["{}"], "b", cut), ["incomplete", "completed"]);
+        // The text of a malformed call is in the answer.
+        assert_eq!(statuses(&["{\"b", "{\"b"], "", cut), ["completed", "incomplete"]);
+        assert_eq!(statuses(&["{\"b"], "b", FinishReason::MalformedCall), ["completed"]);
     }
 
     #[test]

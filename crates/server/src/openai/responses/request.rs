@@ -1,8 +1,8 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, FunctionCall, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool,
-    ToolCall, ToolChoice, ToolSettings,
+    CallLimit, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool, ToolChoice,
+    ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::{
     super::{
-        messages::Content,
+        messages::{Content, Part},
         reasoning::Effort,
         tools::{ChoiceMode, no_parameters},
     },
-    object::{arguments_value, within},
+    history::{HistoryItem, InputItem, arguments_value, custom_arguments, custom_parameters, within},
 };
 use crate::{error::ApiError, ignored::Ignored};
 
@@ -73,14 +73,19 @@ enum Input {
 struct Item {
     #[serde(default = "message_type")]
     r#type: String,
+    id: Option<String>,
     #[schemars(with = "Option<String>")]
     role: Option<Role>,
     content: Option<Content>,
+    /// Summary of reasoning.
+    summary: Option<Vec<Part>>,
     call_id: Option<String>,
     name: Option<String>,
     /// Namespace of the called function.
     namespace: Option<String>,
     arguments: Option<String>,
+    /// Input of a custom tool.
+    input: Option<String>,
     output: Option<Content>,
 }
 
@@ -95,6 +100,8 @@ struct ResponseTool {
     description: Option<String>,
     parameters: Option<Value>,
     strict: Option<bool>,
+    /// Form of a custom tool's input.
+    format: Option<CustomFormat>,
     /// Functions of a namespace.
     tools: Option<Vec<ResponseTool>>,
 }
@@ -104,6 +111,11 @@ struct ResponseTool {
 enum ResponseChoice {
     Mode(ChoiceMode),
     Function { name: String },
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct CustomFormat {
+    r#type: String,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -121,39 +133,55 @@ enum TextFormat {
 }
 
 impl Item {
-    fn into_message(self, index: usize) -> Result<Option<Message>, ApiError> {
+    /// Returns true for the reference to an item of a stored response. Its type may be absent.
+    fn is_reference(&self) -> bool {
+        let is_bare = self.id.is_some() && self.role.is_none() && self.content.is_none();
+        self.r#type == "item_reference" || (self.r#type == "message" && is_bare)
+    }
+
+    fn into_input(self, index: usize) -> Result<InputItem, ApiError> {
         let path = format!("input[{index}]");
         let missing = |field: &str| {
             let path = format!("{path}.{field}");
             ApiError::bad_request(path.clone(), format!("{path} is required"))
         };
+        if self.is_reference() {
+            return self.id.map(InputItem::Reference).ok_or_else(|| missing("id"));
+        }
         let text =
             |content: Option<Content>| content.map_or(Ok(String::new()), |content| content.into_text(&path));
-        match self.r#type.as_str() {
+        let item = match self.r#type.as_str() {
             "message" => {
                 let role = self.role.ok_or_else(|| missing("role"))?;
-                Ok(Some(Message::new(role, text(self.content)?)))
+                HistoryItem::Message(Message::new(role, text(self.content)?))
             }
             "function_call" => {
                 let arguments = arguments_value(self.arguments.unwrap_or_default());
                 let name = self.name.ok_or_else(|| missing("name"))?;
                 let name = self.namespace.map_or_else(|| name.clone(), |space| within(&space, &name));
-                let function = FunctionCall { name, arguments };
-                let tool_calls = vec![ToolCall { id: self.call_id, function }];
-                Ok(Some(Message { tool_calls, ..Message::new(Role::Assistant, String::new()) }))
+                HistoryItem::call(self.call_id, name, arguments)
             }
-            "function_call_output" => {
+            "custom_tool_call" => {
+                let name = self.name.ok_or_else(|| missing("name"))?;
+                HistoryItem::call(self.call_id, name, custom_arguments(&self.input.unwrap_or_default()))
+            }
+            "function_call_output" | "custom_tool_call_output" => {
                 let result = Message::new(Role::Tool, text(self.output)?);
-                Ok(Some(Message { tool_call_id: self.call_id, ..result }))
+                HistoryItem::Message(Message { tool_call_id: self.call_id, ..result })
             }
-            // The model's own templates drop earlier reasoning.
-            "reasoning" => Ok(None),
+            // The model's template keeps or drops earlier reasoning. Some clients return only the summary.
+            "reasoning" => {
+                let content = self.content.map(Content::into_reasoning).filter(|text| !text.is_empty());
+                let summary = self.summary.map(|parts| Content::Parts(parts).into_reasoning());
+                HistoryItem::Reasoning(content.or(summary).unwrap_or_default())
+            }
             other => {
                 let message =
                     format!("{path}: items of type {other:?} are not supported by this version of Narthex");
-                Err(ApiError::unsupported_as(&path, message))
+                return Err(ApiError::unsupported_as(&path, message));
             }
-        }
+        };
+        Ok(InputItem::Given(item))
     }
 }
 
@@ -165,7 +193,7 @@ const HOSTED_TOOLS: [&str; 2] = ["web_search_preview", "web_search"];
 pub(super) struct InputRequest {
     /// Instructions, which are not part of the conversation.
     pub(super) instructions: Option<Message>,
-    pub(super) input: Vec<Message>,
+    pub(super) input: Vec<InputItem>,
     pub(super) tools: ToolSettings,
     pub(super) reasoning: ReasoningSettings,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
@@ -178,7 +206,8 @@ impl ResponseTool {
     fn add_to(self, tools: &mut Vec<Tool>, index: usize) -> Result<(), ApiError> {
         let path = format!("tools[{index}]");
         if self.r#type != "namespace" {
-            tools.push(self.into_tool(path)?);
+            let is_custom = self.r#type == "custom";
+            tools.push(if is_custom { self.into_custom_tool(path) } else { self.into_tool(path) }?);
             return Ok(());
         }
         let space = self.name.unwrap_or_default();
@@ -187,6 +216,25 @@ impl ResponseTool {
             tools.push(Tool { name: within(&space, &tool.name), ..tool });
         }
         Ok(())
+    }
+
+    /// Returns a custom tool, whose input is a text, as a function. Its calls are strict, so that they have the input.
+    fn into_custom_tool(self, path: String) -> Result<Tool, ApiError> {
+        let Some(name) = self.name else {
+            let path = format!("{path}.name");
+            return Err(ApiError::bad_request(path.clone(), format!("{path} is required")));
+        };
+        // A grammar would have to hold inside of a JSON string.
+        if let Some(format) = self.format.filter(|format| format.r#type != "text") {
+            let path = format!("{path}.format");
+            let message = format!(
+                "{path}: expected the custom tool {name:?} with inputs of type \"text\", found {:?}",
+                format.r#type
+            );
+            return Err(ApiError::unsupported_as(&path, message));
+        }
+        let (description, parameters) = (self.description, custom_parameters());
+        Ok(Tool { name, description, parameters, strictness: Strictness::Strict })
     }
 
     fn into_tool(self, path: String) -> Result<Tool, ApiError> {
@@ -209,10 +257,12 @@ impl ResponsesBody {
     pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {
-            Input::Text(text) => input.push(Message::new(Role::User, text)),
+            Input::Text(text) => {
+                input.push(InputItem::Given(HistoryItem::Message(Message::new(Role::User, text))));
+            }
             Input::Items(items) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    input.extend(item.into_message(index)?);
+                    input.push(item.into_input(index)?);
                 }
             }
         }
@@ -263,9 +313,62 @@ impl ResponsesBody {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use serde_json::json;
 
-    use super::*;
+    use super::{
+        super::history::{resolve, to_messages},
+        *,
+    };
+
+    fn request(fields: Value) -> Result<InputRequest, ApiError> {
+        let mut body = json!({"model": "m", "input": "Hi"});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        serde_json::from_value::<ResponsesBody>(body).unwrap().into_request(&mut Ignored::default())
+    }
+
+    fn history(items: Value) -> Vec<Message> {
+        let input = request(json!({"input": items})).ok().unwrap().input;
+        to_messages(resolve(input, |_| HashMap::new()).unwrap())
+    }
+
+    #[test]
+    fn reasoning_is_read_from_its_content_or_its_summary() {
+        let check = |item: Value, expect: Option<&str>| {
+            let answer = json!({"role": "assistant", "content": "Warm."});
+            let messages = history(json!([item, answer]));
+            let reasoning = messages[0].reasoning_content.as_deref();
+            assert_eq!((messages.len(), reasoning), (1, expect), "{item}: {messages:?}");
+        };
+        let content = json!([{"type": "reasoning_text", "text": "long"}]);
+        let summary = json!([{"type": "summary_text", "text": "short"}]);
+        check(json!({"type": "reasoning", "id": "rs_1", "summary": []}), None);
+        check(json!({"type": "reasoning", "summary": summary}), Some("short"));
+        check(json!({"type": "reasoning", "summary": summary, "content": content}), Some("long"));
+        check(json!({"type": "reasoning", "summary": summary, "content": null}), Some("short"));
+    }
+
+    #[test]
+    fn custom_tools_take_a_text() {
+        let tool = json!({"type": "custom", "name": "patch", "description": "Edits."});
+        let choice = json!({"type": "custom", "name": "patch"});
+        let read = request(json!({"tools": [tool], "tool_choice": choice})).ok().unwrap();
+        let found = &read.tools.tools[0];
+        assert_eq!((found.name.as_str(), &found.parameters), ("patch", &custom_parameters()));
+        assert_eq!(read.tools.choice, ToolChoice::Function("patch".to_owned()));
+        let messages = history(json!([
+            {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        ]));
+        assert_eq!(messages[0].tool_calls[0].function.arguments, json!({"input": "a\nb"}));
+        assert_eq!(messages[1].tool_call_id.as_deref(), Some("c1"));
+        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: WORD"});
+        let tool = json!({"type": "custom", "name": "patch", "format": format});
+        let error = request(json!({"tools": [tool]})).err().unwrap().body();
+        assert_eq!(error["error"]["param"], "tools[0].format", "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains("patch"), "{error}");
+    }
 
     #[test]
     fn items_become_messages() {
@@ -289,13 +392,14 @@ mod tests {
         let mut ignored = Ignored::default();
         let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
         let request = body.into_request(&mut ignored).unwrap();
-        let roles: Vec<Role> = request.input.iter().map(|message| message.role).collect();
+        let input = to_messages(resolve(request.input, |_| HashMap::new()).unwrap());
+        let roles: Vec<Role> = input.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
         assert_eq!(request.instructions.unwrap().content, "Be brief.");
         assert_eq!(ignored.names(), ["web_search", "text.verbosity", "reasoning.summary"]);
         assert_eq!(request.of_reasoning, ["reasoning.effort"]);
-        assert_eq!(request.input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
-        assert_eq!(request.input[1].tool_calls[0].function.name, "s.w");
+        assert_eq!(input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
+        assert_eq!(input[1].tool_calls[0].function.name, "s.w");
         let names: Vec<&str> = request.tools.tools.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, ["w", "s.w"]);
         assert_eq!(request.tools.choice, ToolChoice::Function("w".to_owned()));

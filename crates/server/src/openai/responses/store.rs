@@ -4,7 +4,7 @@
 //! response can read it.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -14,7 +14,7 @@ use std::{
 use narthex_gateway::{keys::KeyHash, request::Message};
 use parking_lot::Mutex;
 
-use super::object::ResponseObject;
+use super::{history::HistoryItem, object::ResponseObject};
 
 /// Maximum number of stored responses.
 const MAX_RESPONSES: usize = 1000;
@@ -87,6 +87,18 @@ impl ResponseStore {
         found.map(|stored| stored.turns.clone())
     }
 
+    /// Returns the items with these ids in the responses of this owner.
+    pub(super) fn items(
+        &self,
+        owner: Option<KeyHash>,
+        ids: &HashSet<String>,
+    ) -> HashMap<String, HistoryItem> {
+        let responses = self.responses.lock();
+        let own = responses.iter().filter(|stored| stored.owner == owner);
+        let items = own.flat_map(|stored| &stored.response.output).filter(|item| ids.contains(item.id()));
+        items.map(|item| (item.id().to_owned(), item.to_history())).collect()
+    }
+
     /// Removes a response of this owner. Returns false if there is none.
     pub(crate) fn remove(&self, owner: Option<KeyHash>, id: &str) -> bool {
         let mut responses = self.responses.lock();
@@ -141,7 +153,11 @@ pub(super) fn messages(turns: &Turns) -> impl Iterator<Item = Message> {
 mod tests {
     use narthex_gateway::request::Role;
 
-    use super::{super::object::ResponseSettings, *};
+    use super::{
+        super::object::{OutputItem, ReasoningPart, ResponseSettings, ResponseStatus},
+        *,
+    };
+    use crate::reply::WholeToolCall;
 
     fn add(store: &ResponseStore, id: &str, turns: Turns) {
         let input = vec![Message::new(Role::User, "x".repeat(100))];
@@ -171,6 +187,29 @@ mod tests {
             assert!(store.bytes.load(Ordering::Relaxed) <= 4000);
         }
         assert!(store.get(None, "99").is_some() && store.get(None, "0").is_none());
+    }
+
+    #[test]
+    fn parallel_calls_are_one_message_of_the_next_turn() {
+        let store = ResponseStore::new();
+        let settings = ResponseSettings::default();
+        let calls = ["a", "b"].map(|id| {
+            let call = WholeToolCall { id: id.to_owned(), name: "f".to_owned(), arguments: "{}".to_owned() };
+            settings.call(&format!("fc_{id}"), &call, ResponseStatus::Completed)
+        });
+        let thought = OutputItem::reasoning("rs", vec![ReasoningPart::text("Two.")]);
+        let mut response = ResponseObject::new("r".to_owned(), 0, "m".to_owned(), settings);
+        response.output = [thought].into_iter().chain(calls).collect();
+        let input = vec![Message::new(Role::User, "Hi".to_owned())];
+        PendingStore { store: store.clone(), owner: None, turns: Vec::new(), input }.store(&response);
+        let history: Vec<Message> = messages(&store.turns(None, "r").unwrap()).collect();
+        assert_eq!((history.len(), history[1].tool_calls.len()), (2, 2), "{history:?}");
+        assert_eq!(history[1].reasoning_content.as_deref(), Some("Two."));
+        // Its items can be referenced by the key that created it.
+        let ids = ["fc_a".to_owned(), "fc_c".to_owned()].into();
+        let found = store.items(None, &ids);
+        assert_eq!((found.len(), found.contains_key("fc_a")), (1, true));
+        assert!(store.items(Some(KeyHash::of("another-secret")), &ids).is_empty());
     }
 
     #[test]
