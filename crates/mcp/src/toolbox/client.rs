@@ -1,13 +1,9 @@
 //! A connection to an MCP server, which runs as a child process.
 
-use std::{
-    collections::VecDeque,
-    process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, process::Stdio, sync::Arc, time::Duration};
 
 use narthex_gateway::{redact, request::Tool};
+use parking_lot::Mutex;
 use rmcp::{
     RoleClient,
     model::{
@@ -64,7 +60,7 @@ impl LogTail {
         while let Ok(count @ 1..) = pipe.read(&mut piece).await {
             let piece = &piece[..count];
             tracing::debug!("{}", redact(&String::from_utf8_lossy(piece)));
-            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = self.0.lock();
             kept.extend(piece);
             let excess = kept.len().saturating_sub(MAX_LOG);
             kept.drain(..excess);
@@ -72,7 +68,7 @@ impl LogTail {
     }
 
     fn text(&self) -> String {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.lock();
         let bytes: Vec<u8> = kept.iter().copied().collect();
         redact(String::from_utf8_lossy(&bytes).trim()).into_owned()
     }
