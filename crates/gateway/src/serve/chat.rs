@@ -1,6 +1,6 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use narthex_spec::TokenId;
+use narthex_spec::{Date, TokenId};
 use narthex_text::{
     grammar::GrammarError,
     prompt::PromptError,
@@ -30,11 +30,11 @@ const LEFT_OUT: usize = 8;
 /// Maximum number of tokens of a text that is only tokenised.
 const MAX_TOKENIZED: usize = 1 << 18;
 
-/// Starts a chat answer. `date` is today's year, month and day, for templates that print it.
+/// Starts a chat answer. `date` is today's date, for templates that print it.
 pub(crate) fn chat(
     model: &ModelUse,
     request: ChatRequest,
-    date: (i64, u8, u8),
+    date: Date,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
     if sink.is_closed() {
@@ -59,13 +59,13 @@ pub(crate) fn chat(
 pub(crate) fn whole_prompt(
     model: &LoadedModel,
     request: ChatRequest,
-    date: (i64, u8, u8),
+    date: Date,
 ) -> Result<ChatPrompt, Error> {
     let ChatRequest { messages, tools, reasoning, .. } = request;
     prompt(model, messages, &tools, render_options(&reasoning, date), &|| false)
 }
 
-fn render_options(reasoning: &ReasoningSettings, date: (i64, u8, u8)) -> RenderOptions {
+fn render_options(reasoning: &ReasoningSettings, date: Date) -> RenderOptions {
     RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date) }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use narthex_spec::Date;
 use serde_json::Value;
 
 use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Rendered, TemplateError};
@@ -15,7 +16,7 @@ fn specials() -> BTreeMap<String, String> {
 /// Returns a conversation in the form in which the reference received it.
 fn inputs(conversation: &Value) -> (Vec<Message>, RenderOptions) {
     let messages = serde_json::from_value(conversation["messages"].clone()).unwrap();
-    let mut options = RenderOptions::answer((2026, 11, 21));
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     options.tools = conversation["tools"].as_array().cloned().unwrap_or_default();
     if conversation["add_generation_prompt"] == false {
         options.generation_prompt = GenerationPrompt::Leave;

@@ -23,6 +23,7 @@ use minijinja::{
     syntax::SyntaxConfig,
     value::Serde,
 };
+use narthex_spec::Date;
 use serde_json::{Map, json};
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
@@ -76,8 +77,8 @@ pub enum GenerationPrompt {
 pub struct RenderOptions {
     /// End of the text.
     pub generation_prompt: GenerationPrompt,
-    /// Date for `strftime_now`: year, month from 1, day from 1.
-    pub date: (i64, u8, u8),
+    /// Date for `strftime_now`.
+    pub date: Date,
     /// Tools that the assistant may call, each an object of OpenAI's `tools`.
     pub tools: Vec<serde_json::Value>,
     /// Further variables, such as `enable_thinking`. They do not replace the standard ones.
@@ -86,7 +87,7 @@ pub struct RenderOptions {
 
 impl RenderOptions {
     /// Returns options for an answer on a date, without tools.
-    pub fn answer(date: (i64, u8, u8)) -> Self {
+    pub fn answer(date: Date) -> Self {
         Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new(), variables: Map::new() }
     }
 }
@@ -138,7 +139,7 @@ impl ChatTemplate {
     /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
     /// conversation.
     pub fn abilities(&self) -> Abilities {
-        let mut options = RenderOptions::answer((2026, 1, 1));
+        let mut options = RenderOptions::answer(Date { year: 2026, month: 1, day: 1 });
         let parameters =
             json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
         let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
@@ -279,7 +280,7 @@ mod tests {
     use super::*;
 
     fn options() -> RenderOptions {
-        RenderOptions::answer((2026, 3, 7))
+        RenderOptions::answer(Date { year: 2026, month: 3, day: 7 })
     }
 
     #[test]
