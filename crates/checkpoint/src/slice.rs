@@ -177,12 +177,12 @@ impl Slice {
 }
 
 /// Weights of a smaller model.
-struct Sliced {
+struct SlicedWeights {
     whole: Box<dyn WeightSource>,
     slice: Slice,
 }
 
-impl WeightSource for Sliced {
+impl WeightSource for SlicedWeights {
     fn weight(&self, name: &str) -> Result<Weight<'_>> {
         let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
         let mut weight = self.whole.weight(&original)?;
@@ -234,7 +234,7 @@ impl Checkpoint {
                 return Err(SliceError::Family { found: "an encoder".to_owned() });
             }
         };
-        self.weights = Box::new(Sliced { whole: self.weights, slice });
+        self.weights = Box::new(SlicedWeights { whole: self.weights, slice });
         Ok(self)
     }
 }

@@ -8,7 +8,7 @@ use crate::simd::neon::Neon;
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
     activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow},
-    attention::{Attend, Attended, Attention, AttentionPart, Join, KeyValues, Mask, Queries},
+    attention::{Attend, Attention, AttentionOutput, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
@@ -287,7 +287,7 @@ impl Kernels {
         let shape = (queries.rows.rows(), queries.rows.columns());
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
         let keys = check_attention(attention, queries, cache);
-        let (keys, out, buffers) = (0..keys, Attended::Whole(out), &mut scratch.attention);
+        let (keys, out, buffers) = (0..keys, AttentionOutput::Whole(out), &mut scratch.attention);
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
@@ -310,7 +310,7 @@ impl Kernels {
         let whole = keys.start.is_multiple_of(AttentionPart::KEYS) && keys.len() <= AttentionPart::KEYS;
         assert!(exist && whole, "keys {keys:?} of {count}");
         let mut part = AttentionPart::default();
-        let (buffers, out) = (&mut scratch.attention, Attended::Part(&mut part));
+        let (buffers, out) = (&mut scratch.attention, AttentionOutput::Part(&mut part));
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
         part
     }

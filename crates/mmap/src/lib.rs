@@ -10,5 +10,5 @@ mod faults;
 pub mod mapped;
 mod regular;
 
-pub use mapped::{FileWatch, Mapped, map};
+pub use mapped::{FileWatch, MappedFile, map};
 pub use regular::{open_inside, open_regular, read, read_inside};

@@ -80,7 +80,7 @@ struct Bench<'a> {
 }
 
 /// Result of one kill.
-struct Killed {
+struct KillResult {
     peak: u64,
     finding: Option<String>,
     /// Time of the first command after the kill.
@@ -112,7 +112,7 @@ impl Bench<'_> {
     }
 
     /// Runs a victim for the time `moment` and kills it. Also returns the time for which it ran.
-    fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(Killed, Duration)> {
+    fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(KillResult, Duration)> {
         let home = tempfile::tempdir()?;
         if victim.store == StoreState::Package {
             files::copy(self.packed, home.path())?;
@@ -140,7 +140,7 @@ impl Bench<'_> {
             (None, Some(left)) => Some(format!("{} is half-written", left.display())),
             (None, None) => (!clean).then(|| format!("`verify` fails: {}", next.stderr.trim())),
         };
-        Ok((Killed { peak, finding, next: next.took }, ran))
+        Ok((KillResult { peak, finding, next: next.took }, ran))
     }
 }
 

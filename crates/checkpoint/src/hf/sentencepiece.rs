@@ -21,7 +21,7 @@ const ADDED: &str = "added_tokens.json";
 
 /// A token of `added_tokens_decoder`.
 #[derive(Debug, Deserialize)]
-struct Added {
+struct AddedTokenEntry {
     content: String,
     #[serde(default)]
     special: bool,
@@ -84,9 +84,9 @@ fn additions(
         };
         return Ok(ids.into_iter().map(addition).collect());
     };
-    let by_id = BTreeMap::<u32, Added>::deserialize(by_id)
+    let by_id = BTreeMap::<u32, AddedTokenEntry>::deserialize(by_id)
         .map_err(|error| unsupported("added_tokens_decoder", "tokens by id", error))?;
-    let addition = |(id, Added { content, special, single_word, lstrip, rstrip })| Addition {
+    let addition = |(id, AddedTokenEntry { content, special, single_word, lstrip, rstrip })| Addition {
         id,
         content,
         special,

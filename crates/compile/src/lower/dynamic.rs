@@ -12,7 +12,7 @@ use narthex_spec::{
 };
 
 use super::{
-    Lowered,
+    LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
     encoder::{self, EncoderInput, EncoderLayers},
     io::GraphIo,
@@ -45,7 +45,7 @@ fn f32(shape: &[Dim]) -> TensorType {
 /// ```text
 /// embeds ── Mul(scale) ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
 /// ```
-pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered> {
+pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<LoweredModel> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let rows: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -170,7 +170,7 @@ fn logits(
 /// embeds ── norm ── layers ── vector, scores or spans
 ///                         └── Gather(logits_rows) ── logits
 /// ```
-pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered> {
+pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<LoweredModel> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -224,6 +224,6 @@ fn encoder_output(
     Ok(None)
 }
 
-fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered> {
-    Ok(Lowered { graphs: vec![(e.finish_graph()?, entry)], tables })
+fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<LoweredModel> {
+    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables })
 }

@@ -16,7 +16,7 @@ use narthex_spec::{
 };
 
 use super::{
-    Lowered,
+    LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
     io::{GraphIo, f16},
     parts, static_encoder,
@@ -41,7 +41,7 @@ pub(crate) fn lower(
     e: &mut Emitter<'_>,
     architecture: &Architecture,
     shapes: &FixedShapes,
-) -> Result<Lowered> {
+) -> Result<LoweredModel> {
     if e.recipe.scheme == Scheme::F32 {
         return Err(CompileError::Unsupported {
             what: "scheme f32".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn lower(
     }
 }
 
-fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered> {
+fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<LoweredModel> {
     let mut graphs = Vec::new();
     let parts = parts::parts(arch, e.plan, e.recipe);
     for past in shapes.contexts() {
@@ -72,7 +72,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     // Variant A wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
     // too.
     let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
-    Ok(Lowered { graphs, tables })
+    Ok(LoweredModel { graphs, tables })
 }
 
 /// Slots for cosines and sines, and the prefix of their names in the graph.

@@ -4,8 +4,8 @@ use narthex_spec::{Date, TokenId};
 use narthex_text::{
     grammar::GrammarError,
     prompt::PromptError,
-    template::{Abilities, ChatTemplate, RenderOptions, Rendered},
-    tokenizer::{Bounds, Encoded},
+    template::{Abilities, ChatTemplate, RenderOptions, RenderedPrompt},
+    tokenizer::{BoundedTokens, Bounds},
     tools::ReasoningParser,
 };
 
@@ -103,7 +103,7 @@ fn render(
     messages: Vec<Message>,
     settings: &ToolSettings,
     options: RenderOptions,
-) -> Result<Rendered, PromptError> {
+) -> Result<RenderedPrompt, PromptError> {
     let attempt = |messages, abilities| {
         let mut options = RenderOptions { tools: tools::declarations(settings), ..options.clone() };
         let choice = &settings.choice;
@@ -126,8 +126,8 @@ fn render(
 pub(crate) fn text_tokens(model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, Error> {
     let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| false };
     match model.package.tokenizer.encode_within(text, bounds)? {
-        Encoded::Whole(tokens) => Ok(tokens),
-        Encoded::Beginning(_) => {
+        BoundedTokens::Whole(tokens) => Ok(tokens),
+        BoundedTokens::Beginning(_) => {
             let message =
                 format!("expected a text of at most {MAX_TOKENIZED} tokens, found more; send it in parts");
             Err(Error::invalid("content", message))
@@ -212,8 +212,8 @@ fn tokenize(
     }
     let bounds = Bounds { limit: engine.limits().longest(), is_cancelled };
     match tokenizer.encode_within(text, bounds)? {
-        Encoded::Whole(tokens) => Ok(tokens),
-        Encoded::Beginning(_) => {
+        BoundedTokens::Whole(tokens) => Ok(tokens),
+        BoundedTokens::Beginning(_) => {
             let more = TokenCount::AtLeast(bounds.limit + 1);
             Err(generation::prompt_too_long(param, more, engine.limits()))
         }

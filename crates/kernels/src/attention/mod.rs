@@ -77,11 +77,11 @@ pub(crate) struct Attend<'a> {
     /// Keys to attend to. All other keys are invisible to every query.
     pub(crate) keys: Range<usize>,
     pub(crate) buffers: &'a mut Buffers,
-    pub(crate) out: Attended<'a>,
+    pub(crate) out: AttentionOutput<'a>,
 }
 
 /// Destination of the results.
-pub(crate) enum Attended<'a> {
+pub(crate) enum AttentionOutput<'a> {
     /// Final results, in the queries' shape.
     Whole(MatrixMut<'a>),
     /// Partial sums, to be joined with those of other keys.
@@ -157,8 +157,8 @@ impl Operation for Attend<'_> {
             buffers.sums.merge(s, &buffers.part);
         }
         match &mut self.out {
-            Attended::Whole(out) => buffers.sums.write(s, size, out),
-            Attended::Part(part) => part.take(&mut buffers.sums, size),
+            AttentionOutput::Whole(out) => buffers.sums.write(s, size, out),
+            AttentionOutput::Part(part) => part.take(&mut buffers.sums, size),
         }
         *self.buffers = buffers;
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     openai::{reasoning::Effort, tools::no_parameters},
 };
 
@@ -234,7 +234,7 @@ impl MessagesBody {
     }
 
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<ChatRequest, ApiError> {
+    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
             messages.push(Message::new(Role::System, stable(&system.into_text("system")?)));
@@ -335,14 +335,14 @@ mod tests {
     }
 
     fn request(fields: Value) -> ChatRequest {
-        body(fields).into_request(&mut Ignored::default()).unwrap()
+        body(fields).into_request(&mut IgnoredParameters::default()).unwrap()
     }
 
     #[test]
     fn tools_of_anthropic_s_servers_are_ignored_and_others_refused() {
         let own = json!({"type": "custom", "name": "w", "input_schema": {"type": "object"}});
         let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let read = body(json!({"tools": [search, own]})).into_request(&mut ignored).unwrap();
         assert_eq!((read.tools.tools.len(), ignored.names()), (1, &["web_search"][..]));
         let shell = json!({"type": "bash_20250124", "name": "bash"});

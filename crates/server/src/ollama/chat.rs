@@ -20,7 +20,7 @@ use crate::{
     body::{self, Body, FromBody},
     conversation::{self, Conversation},
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     loading,
     openai::tools::WireTool,
 };
@@ -79,7 +79,7 @@ pub(crate) struct ParsedOllamaChat(Conversation);
 impl FromBody for ParsedOllamaChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: OllamaBody = body::read_body(body, &[FIELDS])?;
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let OllamaBody { options, format, keep_alive, logprobs, top_logprobs, .. } = body;
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
         let options = fields.read(&mut ignored)?;
@@ -96,7 +96,7 @@ impl FromBody for ParsedOllamaChat {
         Ok(Self(Conversation { model, request, is_streamed, ignored, of_reasoning }))
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.0.ignored)
     }
 }

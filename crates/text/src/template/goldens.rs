@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use narthex_spec::Date;
 use serde_json::Value;
 
-use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Rendered, TemplateError};
+use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, RenderedPrompt, TemplateError};
 
 /// Returns the special tokens that the recorder passed to the templates.
 fn specials() -> BTreeMap<String, String> {
@@ -44,7 +44,7 @@ fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
                 // The reference failed with an error of Python, which has no counterpart.
                 _ => continue,
             };
-            let rendered = template.render_as_is(&messages, &options).map(Rendered::into_text);
+            let rendered = template.render_as_is(&messages, &options).map(RenderedPrompt::into_text);
             if rendered != expect {
                 found.push(format!("{name} of {case}:\n{rendered:?}\ninstead of\n{expect:?}"));
             }

@@ -2,7 +2,7 @@
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
 //! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The
-//! result states which of its characters the template wrote ([`Rendered`]).
+//! result states which of its characters the template wrote ([`RenderedPrompt`]).
 
 mod functions;
 #[cfg(test)]
@@ -27,7 +27,7 @@ use narthex_spec::Date;
 use serde_json::{Map, json};
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
-pub use origin::Rendered;
+pub use origin::RenderedPrompt;
 
 use crate::barrier::contain;
 
@@ -169,7 +169,11 @@ impl ChatTemplate {
     ///
     /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
     /// consecutive messages of one role, they are joined. Any other refusal is an error with the template's message.
-    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
+    pub fn render(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, TemplateError> {
         let messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
         let first = match self.render_as_is(&messages, options) {
@@ -190,7 +194,11 @@ impl ChatTemplate {
         Err(first)
     }
 
-    fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
+    fn render_as_is(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, TemplateError> {
         contain(|| self.evaluate(messages, options)).map_err(|_| panicked())?.map_err(|error| {
             match python::refusal(&error) {
                 Some(message) => TemplateError::Refused { message },
@@ -199,7 +207,11 @@ impl ChatTemplate {
         })
     }
 
-    fn evaluate(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, minijinja::Error> {
+    fn evaluate(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, minijinja::Error> {
         let mut env = (*self.env).clone();
         let date = options.date;
         env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
@@ -223,15 +235,15 @@ impl ChatTemplate {
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)?;
-        Ok(Rendered::new(&text))
+        Ok(RenderedPrompt::new(&text))
     }
 }
 
 /// Instructions of a template and of its blocks, by name.
-type Compiled<'env> = (Instructions<'env>, BTreeMap<&'env str, Instructions<'env>>);
+type TemplateInstructions<'env> = (Instructions<'env>, BTreeMap<&'env str, Instructions<'env>>);
 
 /// Returns the template's instructions with checks.
-fn checked<'env>(env: &'env Environment<'env>) -> Result<Compiled<'env>, minijinja::Error> {
+fn checked<'env>(env: &'env Environment<'env>) -> Result<TemplateInstructions<'env>, minijinja::Error> {
     let template = env.get_template(NAME)?;
     let compiled = machinery::get_compiled_template(&template);
     let blocks = compiled.blocks.iter().map(|(name, block)| Ok((*name, instructions::weave(block)?)));
@@ -301,7 +313,7 @@ mod tests {
         let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
         let messages: Vec<Message> =
             messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
-        ChatTemplate::new(source, specials)?.render(&messages, &options()).map(Rendered::into_text)
+        ChatTemplate::new(source, specials)?.render(&messages, &options()).map(RenderedPrompt::into_text)
     }
 
     fn check(source: &str, messages: &[(Role, &str)], expected: &str) {
@@ -370,7 +382,7 @@ mod tests {
                         let text = format!("{asker} {round}");
                         let says = |text: &str| {
                             let message = Message::new(Role::User, text.to_owned());
-                            template.render(&[message], &options()).map(Rendered::into_text)
+                            template.render(&[message], &options()).map(RenderedPrompt::into_text)
                         };
                         assert_eq!(says(&text).unwrap(), format!("1{text}"));
                         assert!(matches!(says("much"), Err(TemplateError::Failed { .. })));

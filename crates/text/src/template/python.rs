@@ -13,7 +13,7 @@ use serde_json::ser::{Formatter, Serializer};
 use super::{
     REFUSAL, limits,
     message::map_json,
-    origin::{self, Read, Rendered},
+    origin::{self, Read, RenderedPrompt},
 };
 
 /// Prefix of errors that a template raises with `raise_exception`.
@@ -21,7 +21,7 @@ const RAISED: &str = "raised: ";
 
 /// `raise_exception(message)`.
 pub(super) fn raise(message: String) -> Result<Value, Error> {
-    Err(Error::new(REFUSAL, format!("{RAISED}{}", Rendered::new(&message).text())))
+    Err(Error::new(REFUSAL, format!("{RAISED}{}", RenderedPrompt::new(&message).text())))
 }
 
 /// Returns the message of an error that a template raised with `raise_exception`.
@@ -87,7 +87,7 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// `text | fromjson`.
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
-    let value: serde_json::Value = serde_json::from_str(Rendered::new(&text).text())
+    let value: serde_json::Value = serde_json::from_str(RenderedPrompt::new(&text).text())
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("fromjson: {error}")))?;
     Ok(Value::from(Serde(map_json(&value, &origin::escape))))
 }

@@ -16,7 +16,7 @@ use super::{
     },
     object::{arguments_value, within},
 };
-use crate::{error::ApiError, ignored::Ignored};
+use crate::{error::ApiError, ignored::IgnoredParameters};
 
 /// Names of the fields, without the hints.
 pub(super) const FIELDS: &[&str] = &[
@@ -206,7 +206,7 @@ impl ResponseTool {
 
 impl ResponsesBody {
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<InputRequest, ApiError> {
+    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {
             Input::Text(text) => input.push(Message::new(Role::User, text)),
@@ -286,7 +286,7 @@ mod tests {
             },
             "reasoning": {"effort": "low", "summary": "auto"},
         });
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
         let request = body.into_request(&mut ignored).unwrap();
         let roles: Vec<Role> = request.input.iter().map(|message| message.role).collect();
