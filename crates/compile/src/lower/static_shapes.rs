@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, iter};
 
-use narthex_graph::typed::{Scope, Tensor};
+use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, Scheme, Variant,
     arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
@@ -167,7 +167,7 @@ struct StaticAttention<'a> {
     /// Masks by window.
     masks: Vec<(Option<usize>, Tensor)>,
     /// Keys and values of past and new tokens, by cache entry.
-    entries: BTreeMap<usize, [Tensor; 2]>,
+    entries: BTreeMap<usize, KeyValue>,
     layouts: Vec<KvLayout>,
 }
 
@@ -184,7 +184,7 @@ impl AttentionLowering for StaticAttention<'_> {
             None => StaticCache::Own(self.past(e, io, entry, spec)),
         };
         let found = scaled_dot_product_attention(e, &layer, x, &step, &cache)?;
-        if let Some([key, value]) = found.new {
+        if let Some(KeyValue { key, value }) = found.new {
             let (heads, size, tokens) = (spec.kv_heads, spec.head_size, self.tokens);
             let keys = f16([1, heads, size, tokens]);
             io.output(e, Slot::NewKey { layer: entry }, &format!("new.{entry}.key"), key, &keys)?;
@@ -218,13 +218,13 @@ impl StaticAttention<'_> {
     }
 
     /// Declares the past keys and values of a cache entry.
-    fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> [Tensor; 2] {
+    fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> KeyValue {
         let (heads, size, past) = (spec.kv_heads, spec.head_size, self.past);
         let key = f16([1, heads, size, past]);
         let key = io.input(e, Slot::PastKey { layer: entry }, &format!("past.{entry}.key"), key);
         let value = f16([1, heads, past, size]);
         let value = io.input(e, Slot::PastValue { layer: entry }, &format!("past.{entry}.value"), value);
-        [key, value]
+        KeyValue { key, value }
     }
 }
 
