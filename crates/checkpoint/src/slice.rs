@@ -49,7 +49,7 @@ pub enum SliceError {
     },
     /// Layers to remove are stated in two places.
     #[error(
-        "expected layers to leave out in one place, found them beside a size of MatFormer; list them there, as skip=3+7"
+        "expected the layers to leave out in one setting, found them in two: the size of MatFormer also has a list; add them to it, as in skip=3+7"
     )]
     Twofold,
     /// The number of inner widths is wrong.

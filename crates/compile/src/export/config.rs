@@ -68,8 +68,8 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
     };
     if arch.per_layer.is_some() {
-        let expected = "a model whose embedding gives rows to the first layer alone";
-        let found = "rows for every layer";
+        let expected = "a model whose embeddings are inputs of the first layer only";
+        let found = "per-layer embeddings, which are inputs of every layer";
         return Err(refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, found));
     }
     let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;

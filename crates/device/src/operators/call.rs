@@ -234,7 +234,7 @@ impl<'a> Call<'a> {
         // SAFETY: the place is that of no input and of no other output of the member, so the earlier value is not in
         // use. ONNX Runtime has allocated the output for this shape.
         let data = unsafe { values.write(place, shape, output.map(<*mut c_void>::cast)) };
-        data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("a chain has no place for an output"))
+        data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("an output of a chain has no buffer"))
     }
 
     /// Returns the memory of an output of the node of ONNX Runtime.

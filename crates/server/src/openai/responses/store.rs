@@ -87,7 +87,7 @@ impl ResponseStore {
         found.map(|stored| stored.turns.clone())
     }
 
-    /// Removes a response of this owner. Returns false if there is none.
+    /// Removes a response of this owner. Returns false if it does not exist.
     pub(crate) fn remove(&self, owner: Option<KeyHash>, id: &str) -> bool {
         let mut responses = self.responses.lock();
         let found = responses.iter().position(|stored| stored.response.id == id && stored.owner == owner);
