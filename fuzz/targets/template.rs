@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
+use narthex_spec::Date;
 use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
 
 /// Returns a conversation with every role.
@@ -25,8 +26,8 @@ fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
     let specials: BTreeMap<String, String> = names.map(|name| (name.to_owned(), format!("<{name}>"))).into();
     let Ok(template) = ChatTemplate::new(source, specials) else { return };
     let conversation = conversation();
-    let options = RenderOptions::answer((2026, 3, 7));
+    let options = RenderOptions::answer(Date { year: 2026, month: 3, day: 7 });
     let _ = template.render(&conversation, &options);
-    let options = RenderOptions { generation_prompt: GenerationPrompt::Leave, ..RenderOptions::answer((2024, 2, 29)) };
+    let options = RenderOptions { generation_prompt: GenerationPrompt::Leave, ..RenderOptions::answer(Date { year: 2024, month: 2, day: 29 }) };
     let _ = template.render(&conversation[2..3], &options);
 });

@@ -15,18 +15,18 @@ const LAST_LINES: usize = 6;
 
 /// Output of a program.
 #[derive(Debug)]
-pub(crate) struct Printed {
+pub(crate) struct ProgramOutput {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 /// Runs a program to its end and captures its output. If it fails, the error contains the last lines.
-pub(crate) fn output(command: &mut Command) -> anyhow::Result<Printed> {
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<ProgramOutput> {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).to_owned();
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("{name} cannot be started"))?;
-    let printed = Printed {
+    let printed = ProgramOutput {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     };
@@ -36,7 +36,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<Printed> {
     bail!("{name} ended with {}: {}", output.status, printed.last_lines())
 }
 
-impl Printed {
+impl ProgramOutput {
     /// Parses the last line of standard output as JSON.
     pub(crate) fn answer(&self) -> anyhow::Result<serde_json::Value> {
         let line = self.stdout.lines().last().unwrap_or_default();
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_answer_is_the_last_line() {
-        let printed = |stdout: &str| Printed { stdout: stdout.to_owned(), stderr: String::new() };
+        let printed = |stdout: &str| ProgramOutput { stdout: stdout.to_owned(), stderr: String::new() };
         assert_eq!(printed("a warning\n{\"a\": 1}\n").answer().unwrap()["a"], 1);
         let error = printed("{\"a\": 1}\nbye\n").answer().unwrap_err().to_string();
         assert_eq!(error, "expected a line of JSON, found \"bye\"");

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use narthex_spec::Date;
 
 use crate::{
     terminal,
@@ -76,19 +77,7 @@ pub(crate) fn list(findings: &[String]) -> String {
 /// Returns today's date in UTC, as `2026-11-21`.
 pub(crate) fn today() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (year, month, day) = date(now / 86_400);
-    format!("{year:04}-{month:02}-{day:02}")
-}
-
-/// Returns the date of a day counted from 1970-01-01, by Hinnant's algorithm.
-fn date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, of_year - (153 * shifted + 2) / 5 + 1)
+    Date::from_unix_seconds(now).to_string()
 }
 
 #[cfg(test)]
@@ -101,13 +90,5 @@ mod tests {
         check("processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n", Some("AMD EPYC"));
         check("model name\t: \n", None);
         check("processor\t: 0\n", None);
-    }
-
-    #[test]
-    fn days_have_dates() {
-        let check = |days, expect| assert_eq!(date(days), expect);
-        check(0, (1970, 1, 1));
-        check(11_016, (2000, 2, 29));
-        check(20_778, (2026, 11, 21));
     }
 }

@@ -8,7 +8,7 @@ const MOST_SINGLE: usize = 24;
 
 /// Reason why the nodes at fault are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stopped<E> {
+pub enum BisectionError<E> {
     /// The compiler accepts all nodes together: its failure is not deterministic, or needs other nodes of the graph.
     Takes,
     /// The maximum number of attempts was reached.
@@ -24,15 +24,15 @@ pub enum Stopped<E> {
 /// node on, then its shortest failing end, and then removes single nodes from that run.
 ///
 /// # Errors
-/// See [`Stopped`].
+/// See [`BisectionError`].
 pub fn smallest<E>(
     count: usize,
     mut tries: usize,
     fails: &mut dyn FnMut(&BTreeSet<usize>) -> Result<bool, E>,
-) -> Result<BTreeSet<usize>, Stopped<E>> {
+) -> Result<BTreeSet<usize>, BisectionError<E>> {
     let mut ask = |nodes: &BTreeSet<usize>| {
-        tries = tries.checked_sub(1).ok_or(Stopped::Tries)?;
-        fails(nodes).map_err(Stopped::Failed)
+        tries = tries.checked_sub(1).ok_or(BisectionError::Tries)?;
+        fails(nodes).map_err(BisectionError::Failed)
     };
     // Invariant: the compiler accepts the run up to `low`, and fails on the run up to `high`.
     let (mut low, mut high) = (0, count);
@@ -49,7 +49,7 @@ pub fn smallest<E>(
     }
     let mut found: BTreeSet<usize> = (low..end).collect();
     if !ask(&found)? {
-        return Err(Stopped::Takes);
+        return Err(BisectionError::Takes);
     }
     if found.len() <= MOST_SINGLE {
         for node in found.clone() {
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn asking_has_an_end() {
         let stop = |tries, answer: Result<bool, u8>| smallest(100, tries, &mut |_| answer);
-        assert_eq!(stop(3, Ok(true)), Err(Stopped::Tries));
-        assert_eq!(stop(100, Ok(false)), Err(Stopped::Takes));
-        assert_eq!(stop(100, Err(7)), Err(Stopped::Failed(7)));
+        assert_eq!(stop(3, Ok(true)), Err(BisectionError::Tries));
+        assert_eq!(stop(100, Ok(false)), Err(BisectionError::Takes));
+        assert_eq!(stop(100, Err(7)), Err(BisectionError::Failed(7)));
     }
 }

@@ -181,7 +181,7 @@ impl Checkpoint {
     /// Returns this model with a head for only the tokens `kept`, in ascending order. An encoder is returned unchanged.
     pub fn pruned(mut self, kept: &[TokenId]) -> Self {
         if let Architecture::Decoder(arch) = &mut self.architecture {
-            self.weights = Box::new(prune::Pruned::new(self.weights, arch, kept));
+            self.weights = Box::new(prune::PrunedWeights::new(self.weights, arch, kept));
         }
         self
     }

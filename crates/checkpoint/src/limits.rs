@@ -5,7 +5,7 @@
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
-use narthex_mmap::Mapped;
+use narthex_mmap::MappedFile;
 use narthex_spec::arch::{
     Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm,
     Residual, RopeScaling, Rotation,
@@ -58,7 +58,7 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Maps the whole of the regular file `path` read-only.
-pub fn map(path: &Path) -> Result<Mapped> {
+pub fn map(path: &Path) -> Result<MappedFile> {
     narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
 }
 
@@ -260,7 +260,7 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Bottleneck, BottleneckAttention, EncoderNorm, Factored, Family, Pooling,
+        Activation, Bottleneck, BottleneckAttention, EncoderNorm, FactoredEmbedding, Family, Pooling,
     };
     use narthex_testkit::architecture as example;
 
@@ -338,7 +338,7 @@ mod tests {
         check(&|e| e.heads = 5, "heads that divide the hidden size 64");
         check(&|e| e.first_position = usize::MAX, "positions that are passed over from 0");
         check(
-            &|e| e.factored = Some(Factored { width: 65, trigram: true }),
+            &|e| e.factored = Some(FactoredEmbedding { width: 65, trigram: true }),
             "a width of tokens from 1 to 64",
         );
         let bottleneck = |width, feed_forwards| {

@@ -11,14 +11,14 @@ use super::{Result, Weight, WeightSource};
 const HEAD: &str = "head.weight";
 
 /// Weights of a model that can generate only some tokens.
-pub(super) struct Pruned {
+pub(super) struct PrunedWeights {
     whole: Box<dyn WeightSource>,
     /// Name of the head's weight in the checkpoint.
     head: &'static str,
     rows: Vec<Range<usize>>,
 }
 
-impl Pruned {
+impl PrunedWeights {
     /// Restricts the head of `arch` to the tokens `kept`, in ascending order, and returns the weights of that model.
     pub(super) fn new(whole: Box<dyn WeightSource>, arch: &mut DecoderArch, kept: &[TokenId]) -> Self {
         let head = arch.head_weight();
@@ -28,7 +28,7 @@ impl Pruned {
     }
 }
 
-impl WeightSource for Pruned {
+impl WeightSource for PrunedWeights {
     fn weight(&self, name: &str) -> Result<Weight<'_>> {
         if name != HEAD {
             return self.whole.weight(name);

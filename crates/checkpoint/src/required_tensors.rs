@@ -53,7 +53,7 @@ pub fn parameters(architecture: &Architecture) -> u64 {
 }
 
 /// Returns the name and shape of every weight except the segment embedding, whose stored shape varies.
-pub(super) fn required_shapes(architecture: &Architecture) -> Needed {
+pub(super) fn required_shapes(architecture: &Architecture) -> RequiredTensors {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
@@ -80,10 +80,10 @@ fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>> {
     }
 }
 
-pub(super) type Needed = Vec<(String, Vec<usize>)>;
+pub(super) type RequiredTensors = Vec<(String, Vec<usize>)>;
 
 /// Pushes a weight `[out, in]`, and its bias if there is one.
-fn linear(needed: &mut Needed, module: String, [out, input]: [usize; 2], bias: Bias) {
+fn linear(needed: &mut RequiredTensors, module: String, [out, input]: [usize; 2], bias: Bias) {
     if bias == Bias::Present {
         needed.push((format!("{module}.bias"), vec![out]));
     }
@@ -103,7 +103,7 @@ impl From<bool> for Bias {
     }
 }
 
-fn decoder_weights(decoder: &DecoderArch) -> Needed {
+fn decoder_weights(decoder: &DecoderArch) -> RequiredTensors {
     let hidden = decoder.hidden;
     let mut needed = vec![("embed.weight".to_owned(), vec![decoder.vocab, hidden])];
     stream_norm(&mut needed, "norm".to_owned(), decoder);
@@ -134,7 +134,7 @@ fn decoder_weights(decoder: &DecoderArch) -> Needed {
 }
 
 /// Pushes the weights of several residual streams and of per-layer embeddings.
-fn streams(needed: &mut Needed, decoder: &DecoderArch) {
+fn streams(needed: &mut RequiredTensors, decoder: &DecoderArch) {
     let (layers, hidden) = (decoder.layers.len(), decoder.hidden);
     let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
     if let Some(AltUp { streams, rank, scaled, .. }) = decoder.altup {
@@ -168,14 +168,14 @@ fn streams(needed: &mut Needed, decoder: &DecoderArch) {
 }
 
 /// Pushes a norm over the residual stream.
-fn stream_norm(needed: &mut Needed, module: String, decoder: &DecoderArch) {
+fn stream_norm(needed: &mut RequiredTensors, module: String, decoder: &DecoderArch) {
     if decoder.norm == NormKind::Layer {
         needed.push((format!("{module}.bias"), vec![decoder.hidden]));
     }
     needed.push((format!("{module}.weight"), vec![decoder.hidden]));
 }
 
-fn attention_weights(needed: &mut Needed, module: &str, hidden: usize, attention: &Attention) {
+fn attention_weights(needed: &mut RequiredTensors, module: &str, hidden: usize, attention: &Attention) {
     let (heads, kv_heads, size) = (attention.heads, attention.kv_heads, attention.head_size);
     let qkv = Bias::from(attention.qkv_bias);
     linear(needed, format!("{module}.q_proj"), [heads * size, hidden], qkv);
@@ -196,7 +196,7 @@ fn attention_weights(needed: &mut Needed, module: &str, hidden: usize, attention
     }
 }
 
-fn encoder_weights(encoder: &EncoderArch) -> Needed {
+fn encoder_weights(encoder: &EncoderArch) -> RequiredTensors {
     let hidden = encoder.hidden;
     let mut needed = vec![
         ("embed.word.weight".to_owned(), vec![encoder.vocab, encoder.token_width()]),
@@ -214,11 +214,11 @@ fn encoder_weights(encoder: &EncoderArch) -> Needed {
 }
 
 /// Pushes the weight and bias of a norm.
-fn norm(needed: &mut Needed, module: String, width: usize) {
+fn norm(needed: &mut RequiredTensors, module: String, width: usize) {
     needed.extend(["weight", "bias"].map(|leaf| (format!("{module}.{leaf}"), vec![width])));
 }
 
-fn layer_weights(needed: &mut Needed, layer: &str, encoder: &EncoderArch) {
+fn layer_weights(needed: &mut RequiredTensors, layer: &str, encoder: &EncoderArch) {
     let (hidden, inside, inner) = (encoder.hidden, encoder.inside(), encoder.inner);
     let name = |module: &str| format!("{layer}.{module}");
     let read = encoder.attention_reads();
@@ -244,7 +244,7 @@ fn layer_weights(needed: &mut Needed, layer: &str, encoder: &EncoderArch) {
     }
 }
 
-fn head_weights(needed: &mut Needed, encoder: &EncoderArch) {
+fn head_weights(needed: &mut RequiredTensors, encoder: &EncoderArch) {
     let hidden = encoder.hidden;
     match encoder.head {
         EncoderHead::Embedding { .. } => {}

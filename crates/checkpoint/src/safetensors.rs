@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::Mapped;
+use narthex_mmap::MappedFile;
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -35,7 +35,7 @@ const MAX_SHARDS: usize = 4096;
 /// The tensors of a folder.
 pub(super) struct Shards {
     /// The mapped files.
-    pub(super) maps: Vec<Mapped>,
+    pub(super) maps: Vec<MappedFile>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, StoredTensor>,
     /// All files that were read.

@@ -49,7 +49,7 @@ pub enum SliceError {
     },
     /// Layers to remove are stated in two places.
     #[error(
-        "expected layers to leave out in one place, found them beside a size of MatFormer; list them there, as skip=3+7"
+        "expected the layers to leave out in one setting, found them in two: the size of MatFormer also has a list; add them to it, as in skip=3+7"
     )]
     Twofold,
     /// The number of inner widths is wrong.
@@ -177,12 +177,12 @@ impl Slice {
 }
 
 /// Weights of a smaller model.
-struct Sliced {
+struct SlicedWeights {
     whole: Box<dyn WeightSource>,
     slice: Slice,
 }
 
-impl WeightSource for Sliced {
+impl WeightSource for SlicedWeights {
     fn weight(&self, name: &str) -> Result<Weight<'_>> {
         let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
         let mut weight = self.whole.weight(&original)?;
@@ -234,7 +234,7 @@ impl Checkpoint {
                 return Err(SliceError::Family { found: "an encoder".to_owned() });
             }
         };
-        self.weights = Box::new(Sliced { whole: self.weights, slice });
+        self.weights = Box::new(SlicedWeights { whole: self.weights, slice });
         Ok(self)
     }
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::Mapped;
+use narthex_mmap::MappedFile;
 
 use super::{
     CheckpointError, Encoding, FileWatches, Result, Weight, WeightSource,
@@ -27,7 +27,7 @@ pub(super) struct Tensors {
     /// Path with which the checkpoint was opened: a file or a folder.
     pub(super) origin: PathBuf,
     /// The mapped files.
-    pub(super) maps: Vec<Mapped>,
+    pub(super) maps: Vec<MappedFile>,
     /// Paths of the mapped files, in the same order.
     pub(super) files: Vec<PathBuf>,
     /// Tensors by their names in the files.
@@ -41,7 +41,7 @@ pub(super) struct Tensors {
 impl Tensors {
     /// Returns the watches on the mapped files.
     pub(super) fn watches(&self) -> FileWatches {
-        let watches = self.files.iter().cloned().zip(self.maps.iter().map(Mapped::watch));
+        let watches = self.files.iter().cloned().zip(self.maps.iter().map(MappedFile::watch));
         FileWatches(watches.collect())
     }
 

@@ -47,7 +47,7 @@ pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
         _ => "debug",
     };
     let named = EnvFilter::try_from_default_env();
-    let log = tracing_subscriber::fmt().with_writer(|| Redacted).without_time();
+    let log = tracing_subscriber::fmt().with_writer(|| RedactedStderr).without_time();
     if named.is_ok() || verbose > 1 {
         let filter = named.unwrap_or_else(|_| EnvFilter::new(level));
         log.with_env_filter(filter).with_ansi(io::stderr().is_terminal()).init();
@@ -81,9 +81,9 @@ where
 }
 
 /// Standard error without credentials. Each event of the log is one write.
-struct Redacted;
+struct RedactedStderr;
 
-impl Write for Redacted {
+impl Write for RedactedStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         io::stderr().lock().write_all(redact(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())

@@ -55,13 +55,13 @@ pub(crate) struct Emitter<'a> {
 /// Tensors of the weights file that a later graph may reuse, by name.
 #[derive(Default)]
 pub(crate) struct WrittenTensors {
-    quantized: BTreeMap<String, Quantized>,
+    quantized: BTreeMap<String, QuantizedWeight>,
     plain: BTreeMap<(String, DType), ByteRange>,
 }
 
 /// A quantised weight in the weights file.
 #[derive(Clone, Copy)]
-pub(crate) struct Quantized {
+pub(crate) struct QuantizedWeight {
     pub(crate) storage: Storage,
     pub(crate) quants: ByteRange,
     pub(crate) scales: ByteRange,

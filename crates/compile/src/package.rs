@@ -6,7 +6,7 @@ use std::{
     io::{self, BufWriter, Read, Write},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -17,6 +17,7 @@ use narthex_spec::{
     manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest},
 };
 use narthex_text::tools;
+use parking_lot::Mutex;
 use sha2::Digest;
 
 use crate::error::{CompileError, Result};
@@ -90,7 +91,7 @@ impl PackageWriter {
 
     /// Lists the files in the manifest, and writes the manifest as the last file of the package.
     pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<()> {
-        manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        manifest.files = self.files.lock().clone();
         write_manifest(&self.folder, manifest)
     }
 }
@@ -169,7 +170,7 @@ impl HashedFile {
             .and_then(|()| self.file.get_ref().sync_all())
             .map_err(|source| CompileError::Write { path, source })?;
         let entry = FileEntry { bytes: self.bytes, sha256: Sha256(self.hash.finalize().into()) };
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, entry);
+        self.files.lock().insert(self.name, entry);
         Ok(())
     }
 }

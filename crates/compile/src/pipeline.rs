@@ -23,7 +23,7 @@ use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result},
-    lower::{self, Lowered, parts},
+    lower::{self, LoweredModel, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
     quant::{Plan, Scaling, scaling::inputs},
@@ -83,7 +83,7 @@ pub fn compile(
     }
 
     let sweep =
-        Sweep { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
+        WeightPass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
     let mut recipe = job.recipe.clone();
     let scaling = sweep.calibrate(&tokenizer)?;
     if let Some(scaling) = &scaling {
@@ -109,7 +109,7 @@ pub fn compile(
 }
 
 /// Inputs and outputs of a pass over all weights.
-struct Sweep<'a> {
+struct WeightPass<'a> {
     job: &'a CompileJob<'a>,
     checkpoint: &'a Checkpoint,
     plan: &'a Plan,
@@ -118,9 +118,9 @@ struct Sweep<'a> {
     cancel: &'a AtomicBool,
 }
 
-impl Sweep<'_> {
+impl WeightPass<'_> {
     /// Writes the weights, replacing those of an earlier pass, and returns the graphs over them.
-    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered> {
+    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<LoweredModel> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
@@ -185,7 +185,7 @@ fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
 }
 
 /// Applies the recipe's passes to the graphs of fixed shape, and returns a line for each change.
-fn change(lowered: &mut Lowered, recipe: &Recipe, progress: &dyn ProgressSink) -> Result<String> {
+fn change(lowered: &mut LoweredModel, recipe: &Recipe, progress: &dyn ProgressSink) -> Result<String> {
     let mut changes = String::new();
     for &pass in &recipe.passes {
         let mut count = 0;
@@ -210,7 +210,7 @@ fn manifest(
     recipe: Recipe,
     provenance: Provenance,
     checkpoint: &Checkpoint,
-    lowered: Lowered,
+    lowered: LoweredModel,
 ) -> Manifest {
     let special = &checkpoint.special;
     let license = provenance.license.or_else(|| checkpoint.license.clone());

@@ -10,12 +10,12 @@ pub(crate) struct RotarySet {
     /// Layers that use it.
     pub(crate) rotation: Rotation,
     /// Sequence lengths that use it.
-    pub(crate) reach: Reach,
+    pub(crate) reach: LengthRange,
 }
 
 /// Range of sequence lengths for a set of frequencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum LengthRange {
     /// Up to the original training context; all lengths if a decoder has only one set.
     Short,
     /// Longer sequences.
@@ -24,7 +24,7 @@ pub(crate) enum Reach {
 
 /// A function of an angle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wave {
+pub(crate) enum Trigonometric {
     Cos,
     Sin,
 }
@@ -32,17 +32,17 @@ pub(crate) enum Wave {
 impl RotarySet {
     /// All sets that a decoder may have.
     pub(crate) const ALL: [Self; 3] = [
-        Self { rotation: Rotation::Global, reach: Reach::Short },
-        Self { rotation: Rotation::Global, reach: Reach::Long },
-        Self { rotation: Rotation::Local, reach: Reach::Short },
+        Self { rotation: Rotation::Global, reach: LengthRange::Short },
+        Self { rotation: Rotation::Global, reach: LengthRange::Long },
+        Self { rotation: Rotation::Local, reach: LengthRange::Short },
     ];
 
     /// Returns `[positions, pairs]` of the set, if the decoder has it.
     pub(crate) fn extents(self, arch: &DecoderArch) -> Option<[usize; 2]> {
         let switch = arch.switch().filter(|_| self.rotation == Rotation::Global);
         let positions = match (self.reach, switch) {
-            (Reach::Short, Some(at)) => at,
-            (Reach::Long, None) => return None,
+            (LengthRange::Short, Some(at)) => at,
+            (LengthRange::Long, None) => return None,
             _ => arch.context,
         };
         Some([positions, pairs(arch, self.rotation)?])
@@ -50,7 +50,7 @@ impl RotarySet {
 
     /// Returns cosines or sines of some positions, `[positions, pairs]`; empty if the decoder does not have this
     /// rotation.
-    pub(crate) fn values(self, arch: &DecoderArch, wave: Wave, positions: Range<usize>) -> Vec<f32> {
+    pub(crate) fn values(self, arch: &DecoderArch, wave: Trigonometric, positions: Range<usize>) -> Vec<f32> {
         match (arch.rope_of(self.rotation), pairs(arch, self.rotation)) {
             (Some(rope), Some(pairs)) => table(rope, self.reach, wave, positions, pairs),
             _ => Vec::new(),
@@ -65,7 +65,13 @@ pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
 }
 
 /// Returns cosines or sines `[positions, pairs]`.
-fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: usize) -> Vec<f32> {
+fn table(
+    rope: &Rope,
+    reach: LengthRange,
+    wave: Trigonometric,
+    positions: Range<usize>,
+    pairs: usize,
+) -> Vec<f32> {
     let mut frequencies = frequencies(rope, reach);
     // Pairs after the rotated ones have the angle 0.
     frequencies.resize(pairs, 0.0);
@@ -76,7 +82,7 @@ fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: 
         _ => 1.0,
     };
     let rotated = rope.dims / 2;
-    let of = |angle: f64| if wave == Wave::Cos { angle.cos() } else { angle.sin() };
+    let of = |angle: f64| if wave == Trigonometric::Cos { angle.cos() } else { angle.sin() };
     let element = |position: usize, pair: usize, frequency: f64| {
         let value = of(position as f64 * frequency);
         (if pair < rotated { value * factor } else { value }) as f32
@@ -89,7 +95,7 @@ fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: 
 }
 
 /// Returns the frequency of each rotated pair, in radians per position.
-fn frequencies(rope: &Rope, reach: Reach) -> Vec<f64> {
+fn frequencies(rope: &Rope, reach: LengthRange) -> Vec<f64> {
     let plain = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64);
     let pairs = 0..rope.dims / 2;
     match &rope.scaling {
@@ -127,7 +133,7 @@ impl YarnBlend {
     }
 }
 
-fn scaled(scaling: &RopeScaling, reach: Reach, pair: usize, frequency: f64) -> f64 {
+fn scaled(scaling: &RopeScaling, reach: LengthRange, pair: usize, frequency: f64) -> f64 {
     let divided = |factors: &[f32]| frequency / factors.get(pair).copied().map_or(1.0, f64::from);
     match scaling {
         // YaRN needs all pairs together, see `frequencies`.
@@ -135,7 +141,7 @@ fn scaled(scaling: &RopeScaling, reach: Reach, pair: usize, frequency: f64) -> f
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors { factors } => divided(factors),
         RopeScaling::LongRope { short, long, .. } => {
-            divided(if reach == Reach::Short { short } else { long })
+            divided(if reach == LengthRange::Short { short } else { long })
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let wavelength = TAU / frequency;
@@ -164,9 +170,11 @@ mod tests {
             high_freq_factor: 4.0,
             original_context: 8192,
         };
-        let plain =
-            frequencies(&Rope { theta: 500_000.0, dims: 128, scaling: RopeScaling::None }, Reach::Short);
-        let stretched = frequencies(&Rope { theta: 500_000.0, dims: 128, scaling }, Reach::Short);
+        let plain = frequencies(
+            &Rope { theta: 500_000.0, dims: 128, scaling: RopeScaling::None },
+            LengthRange::Short,
+        );
+        let stretched = frequencies(&Rope { theta: 500_000.0, dims: 128, scaling }, LengthRange::Short);
         assert_eq!(plain[0], stretched[0]);
         assert!((plain[63] / stretched[63] - 8.0).abs() < 1e-12);
         assert!(stretched.iter().zip(&plain).all(|(s, p)| s <= p && *s >= p / 8.0));
@@ -177,7 +185,7 @@ mod tests {
     #[test]
     fn yarn_keeps_fast_pairs_and_divides_slow_ones() {
         let rope = |scaling| Rope { theta: 10_000.0, dims: 16, scaling };
-        let found = frequencies(&rope(RopeScaling::yarn(4.0, 2048)), Reach::Short);
+        let found = frequencies(&rope(RopeScaling::yarn(4.0, 2048)), LengthRange::Short);
         let expect = [
             1.0,
             0.316227766017,
@@ -193,17 +201,18 @@ mod tests {
             "{found:?}"
         );
         // The factor on queries and keys is 0.1 ln 4 + 1.
-        let cosines = table(&rope(RopeScaling::yarn(4.0, 2048)), Reach::Short, Wave::Cos, 0..1, 8);
+        let cosines =
+            table(&rope(RopeScaling::yarn(4.0, 2048)), LengthRange::Short, Trigonometric::Cos, 0..1, 8);
         assert!((f64::from(cosines[0]) - 1.138_629_436_111_989).abs() < 1e-6, "{cosines:?}");
-        assert_eq!(frequencies(&rope(RopeScaling::yarn(1.0, 2048)), Reach::Short).len(), 8);
+        assert_eq!(frequencies(&rope(RopeScaling::yarn(1.0, 2048)), LengthRange::Short).len(), 8);
     }
 
     #[test]
     fn pairs_beyond_the_rotated_ones_stay() {
         let rope = Rope { theta: 1e4, dims: 2, scaling: RopeScaling::None };
-        let at_one = |wave| table(&rope, Reach::Short, wave, 1..2, 4);
-        assert_eq!(at_one(Wave::Cos), [1.0f32.cos(), 1.0, 1.0, 1.0]);
-        assert_eq!(at_one(Wave::Sin), [1.0f32.sin(), 0.0, 0.0, 0.0]);
+        let at_one = |wave| table(&rope, LengthRange::Short, wave, 1..2, 4);
+        assert_eq!(at_one(Trigonometric::Cos), [1.0f32.cos(), 1.0, 1.0, 1.0]);
+        assert_eq!(at_one(Trigonometric::Sin), [1.0f32.sin(), 0.0, 0.0, 0.0]);
     }
 
     #[test]
@@ -215,18 +224,18 @@ mod tests {
             attention_factor: 1.5,
         };
         let rope = Rope { theta: 1.0, dims: 4, scaling };
-        assert_eq!(frequencies(&rope, Reach::Short), [1.0, 0.5]);
-        assert_eq!(frequencies(&rope, Reach::Long), [0.25, 0.125]);
+        assert_eq!(frequencies(&rope, LengthRange::Short), [1.0, 0.5]);
+        assert_eq!(frequencies(&rope, LengthRange::Long), [0.25, 0.125]);
         // Elements that are not rotated are not scaled.
-        assert_eq!(table(&rope, Reach::Long, Wave::Cos, 0..1, 3), [1.5, 1.5, 1.0]);
+        assert_eq!(table(&rope, LengthRange::Long, Trigonometric::Cos, 0..1, 3), [1.5, 1.5, 1.0]);
     }
 
     #[test]
     fn position_zero_is_not_rotated() {
         let rope = Rope { theta: 1e4, dims: 8, scaling: RopeScaling::Linear { factor: 2.0 } };
-        let of = |wave| table(&rope, Reach::Short, wave, 0..3, 4);
-        assert_eq!(of(Wave::Cos)[..4], [1.0; 4]);
-        assert_eq!(of(Wave::Sin)[..4], [0.0; 4]);
-        assert_eq!(of(Wave::Sin)[4], 0.5f32.sin());
+        let of = |wave| table(&rope, LengthRange::Short, wave, 0..3, 4);
+        assert_eq!(of(Trigonometric::Cos)[..4], [1.0; 4]);
+        assert_eq!(of(Trigonometric::Sin)[..4], [0.0; 4]);
+        assert_eq!(of(Trigonometric::Sin)[4], 0.5f32.sin());
     }
 }

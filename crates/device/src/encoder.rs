@@ -13,7 +13,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType,
-    arch::{EncoderArch, EncoderHead, Factored, ImportedEncoder, Structure},
+    arch::{EncoderArch, EncoderHead, FactoredEmbedding, ImportedEncoder, Structure},
     manifest::{GraphEntry, Manifest, Slot, TableRole},
 };
 
@@ -236,7 +236,7 @@ pub(crate) struct EncoderTables {
     /// segment's row.
     positions: Vec<Vec<f32>>,
     hidden: usize,
-    factored: Option<Factored>,
+    factored: Option<FactoredEmbedding>,
     /// Number of elements of the graph's input for each token.
     pub(crate) input: usize,
 }
@@ -282,7 +282,7 @@ impl EncoderTables {
             rows
         };
         let positions = (0..segments).map(segment).collect();
-        let input = arch.factored.as_ref().map_or(hidden, Factored::input);
+        let input = arch.factored.as_ref().map_or(hidden, FactoredEmbedding::input);
         Ok(Self { token, positions, hidden, factored: arch.factored, input })
     }
 

@@ -43,7 +43,9 @@ impl PackedWeights {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 let path = path.display();
-                tracing::warn!("the packed weights in {path} are not used, and packed again: {error}");
+                tracing::warn!(
+                    "the packed weights in {path} cannot be used; the weights are packed again: {error}"
+                );
                 None
             }
         }

@@ -4,7 +4,7 @@
 //! by the wrong set. They are then computed again from the sequence's tokens, which this module stores. It runs no
 //! graph itself: it rewrites a plan so that each span uses one set.
 
-use narthex_engine::executor::{KvCopy, StepError, StepPlan, Wanted};
+use narthex_engine::executor::{KvCopy, LogitRows, StepError, StepPlan};
 use narthex_spec::{SlotId, TokenId};
 
 /// Set of rotary factors.
@@ -74,7 +74,8 @@ impl RopeSwitch {
                     continue;
                 }
                 let last = start + part.len() == tokens.len();
-                let logits = if last || span.logits == Wanted::All { span.logits } else { Wanted::Nothing };
+                let logits =
+                    if last || span.logits == LogitRows::All { span.logits } else { LogitRows::Nothing };
                 self.prepare(span.slot, span.at, &tokens[..start], part.len(), &mut rewritten)?;
                 rewritten.plan.push(span.slot, span.at + start, part, logits);
                 rewritten.factors.push(self.of(span.at + start + part.len()));
@@ -110,7 +111,7 @@ impl RopeSwitch {
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
-            rewritten.plan.push(slot, index * self.chunk, part, Wanted::Nothing);
+            rewritten.plan.push(slot, index * self.chunk, part, LogitRows::Nothing);
             rewritten.factors.push(wanted);
         }
         Ok(())
@@ -207,13 +208,13 @@ mod tests {
     use super::*;
 
     /// Position, tokens, requested rows and factors of each span.
-    type Shown = Vec<(usize, Vec<TokenId>, Wanted, RopeFactors)>;
+    type Shown = Vec<(usize, Vec<TokenId>, LogitRows, RopeFactors)>;
 
     fn step(
         switch: &mut RopeSwitch,
         at: usize,
         tokens: &[TokenId],
-        wanted: Wanted,
+        wanted: LogitRows,
     ) -> Result<Shown, StepError> {
         let mut plan = StepPlan::default();
         plan.push(SlotId(0), at, tokens, wanted);
@@ -229,8 +230,8 @@ mod tests {
 
     #[test]
     fn copied_keys_are_made_anew_where_their_set_is_not_that_of_their_length() {
+        use LogitRows::{Last, Nothing};
         use RopeFactors::{Long, Short};
-        use Wanted::{Last, Nothing};
         let mut switch = RopeSwitch::new(4, 3, 9);
         let copy = |from, to, tokens| KvCopy { from: SlotId(from), to: SlotId(to), tokens };
         step(&mut switch, 0, &[1, 2, 3, 4, 5, 6], Last).unwrap();
@@ -264,8 +265,8 @@ mod tests {
 
     #[test]
     fn keys_that_were_written_with_their_tokens_are_computed_again() {
+        use LogitRows::{Last, Nothing};
         use RopeFactors::{Long, Short};
-        use Wanted::{Last, Nothing};
         let mut switch = RopeSwitch::new(4, 1, 8);
         assert!(!switch.is_short(SlotId(0)));
         for (at, tokens) in [(0, [1, 2]), (2, [3, 4])] {
@@ -285,8 +286,8 @@ mod tests {
 
     #[test]
     fn keys_are_made_anew_on_both_sides_of_the_length() {
+        use LogitRows::{All, Last, Nothing};
         use RopeFactors::{Long, Short};
-        use Wanted::{All, Last, Nothing};
         let mut switch = RopeSwitch::new(4, 1, 3);
         assert_eq!(step(&mut switch, 0, &[1, 2, 3], Last).unwrap(), [(0, vec![1, 2, 3], Last, Short)]);
         let across = step(&mut switch, 3, &[4, 5, 6], All).unwrap();
@@ -316,12 +317,12 @@ mod tests {
     fn keys_that_were_handed_over_last_up_to_the_length() {
         let mut switch = RopeSwitch::new(4, 1, 8);
         switch.hand_over(SlotId(0), 0, 3).unwrap();
-        assert_eq!(step(&mut switch, 3, &[4], Wanted::Last).unwrap().len(), 1);
-        let error = step(&mut switch, 4, &[5], Wanted::Last).unwrap_err().to_string();
+        assert_eq!(step(&mut switch, 3, &[4], LogitRows::Last).unwrap().len(), 1);
+        let error = step(&mut switch, 4, &[5], LogitRows::Last).unwrap_err().to_string();
         assert!(error.contains("cannot be computed again"), "{error}");
         let error = switch.hand_over(SlotId(0), 4, 6).unwrap_err().to_string();
         assert!(error.contains("cannot follow"), "{error}");
         switch.hand_over(SlotId(0), 0, 6).unwrap();
-        assert_eq!(step(&mut switch, 6, &[7], Wanted::Last).unwrap().len(), 1);
+        assert_eq!(step(&mut switch, 6, &[7], LogitRows::Last).unwrap().len(), 1);
     }
 }

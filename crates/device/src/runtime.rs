@@ -10,10 +10,11 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     ptr,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use ort::{AsPointer, environment::Environment, logging::LogLevel, memory::DeviceType};
+use parking_lot::Mutex;
 
 use narthex_spec::Ep;
 
@@ -61,7 +62,7 @@ impl Runtime {
     /// [`DeviceError::Load`] for a file that is not ONNX Runtime 1.24 or later, [`DeviceError::AlreadyLoaded`] if
     /// another file is loaded.
     pub fn load(library: &Path) -> Result<&'static Self, DeviceError> {
-        let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = LOADING.lock();
         let load = |reason: String| DeviceError::Load { path: library.to_owned(), reason };
         let path = library.canonicalize().map_err(|error| load(error.to_string()))?;
         if let Some(runtime) = RUNTIME.get() {
@@ -120,7 +121,7 @@ impl Runtime {
                 return Err(DeviceError::AlreadyLoaded { loaded: self.library.clone(), wanted: library });
             }
         };
-        let mut plugins = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plugins = self.plugins.lock();
         match plugins.get(&ep) {
             Some(loaded) if *loaded == library => return Ok(()),
             Some(loaded) => return Err(refused(format!("{} serves it already", loaded.display()))),
@@ -224,19 +225,19 @@ impl LogRecording {
     /// Creates the file and starts the recording.
     pub(crate) fn to(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
-        *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        *RECORDED.lock() = Some(file);
         Ok(Self)
     }
 }
 
 impl Drop for LogRecording {
     fn drop(&mut self) {
-        *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *RECORDED.lock() = None;
     }
 }
 
 fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
-    if let Some(file) = &mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(file) = &mut *RECORDED.lock() {
         // A write error, such as a full disk, is not a reason to stop.
         let _ = writeln!(file, "{level:?} {location} {message}");
     }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, Wanted,
+    Executor, KvBlock, KvCopy, KvLimits, Limits, LogitRows, Logits, RowScan, Span, StepError, StepPlan,
     check_read, check_truncate,
 };
 use narthex_spec::SlotId;
@@ -99,7 +99,7 @@ impl SplitExecutor {
         let [prefill, decode] = self.sides.each_ref().map(|side| side.slots[span.slot.index()].length);
         let tokens = span.tokens.len();
         // The span verifies the next tokens of an answer, which would first have to be handed over to the prefill side.
-        let verifies = span.logits == Wanted::All && decode == span.at && prefill < span.at;
+        let verifies = span.logits == LogitRows::All && decode == span.at && prefill < span.at;
         let short = if verifies {
             self.short.max(self.sides[DECODE].executor.verify_limit(span.at))
         } else {

@@ -7,7 +7,7 @@ use std::{
     cell::Cell,
 };
 
-use narthex_engine::executor::{Executor, StepPlan, Wanted};
+use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_spec::{Scheme, SlotId};
 use support::{Package, prompt, step};
 
@@ -41,14 +41,14 @@ fn steps_of_the_same_batch_allocate_nothing() {
     assert!(COUNT.get() > 0, "nothing is counted");
     let mut executor = package.executor();
     for slot in [0, 1, 3] {
-        step(&mut executor, &[(slot, 0, &prompt(slot, 4 + slot as usize), Wanted::Last)]).unwrap();
+        step(&mut executor, &[(slot, 0, &prompt(slot, 4 + slot as usize), LogitRows::Last)]).unwrap();
     }
     let mut plan = StepPlan::default();
     let mut counted = Vec::with_capacity(24);
     for index in 0..24 {
         plan.clear();
         for slot in [0, 1, 3] {
-            plan.push(SlotId(slot), 4 + slot as usize + index, &[index as u32 + 9], Wanted::Last);
+            plan.push(SlotId(slot), 4 + slot as usize + index, &[index as u32 + 9], LogitRows::Last);
         }
         let before = COUNT.get();
         executor.step(&plan).unwrap();

@@ -91,7 +91,7 @@ fn tensor_names_that_the_graph_lacks_fail_at_the_first_step() {
     package.manifest.graphs[0].inputs[0].name = "nothing".to_owned();
     let mut executor = package.executor();
     let error =
-        support::step(&mut executor, &[(0, 0, &[1], narthex_engine::executor::Wanted::Last)]).unwrap_err();
+        support::step(&mut executor, &[(0, 0, &[1], narthex_engine::executor::LogitRows::Last)]).unwrap_err();
     assert!(error.to_string().contains("nothing"), "{error}");
 }
 

@@ -7,7 +7,7 @@ use narthex_engine::{
     config::EngineConfig,
     encoder::{Batching, Encoder, EncoderLimits, Rows},
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvLimits, Limits, StepError, StepPlan, Wanted},
+    executor::{Executor, KvLimits, Limits, LogitRows, StepError, StepPlan},
     request::{Finish, Request},
     supervise::{SupervisedEncoder, SupervisedExecutor},
 };
@@ -86,7 +86,7 @@ fn a_device_that_stays_away_is_an_error_until_it_is_back() {
     };
     let mut supervised = supervised(fake(&[Fault::Error(lost())]), open);
     let mut plan = StepPlan::default();
-    plan.push(SlotId(0), 0, &[1], Wanted::Last);
+    plan.push(SlotId(0), 0, &[1], LogitRows::Last);
     let error = supervised.step(&plan).map(|_| ()).unwrap_err();
     assert!(matches!(&error, StepError::Device { message } if message.contains("again failed: no device")));
     assert_eq!(supervised.truncate(SlotId(0), 0), Ok(()));
@@ -101,7 +101,7 @@ fn other_failures_stay_what_they_are() {
     let open = || panic!("it was not lost");
     let mut supervised = supervised(fake(&[Fault::Error(refused.clone())]), open);
     let mut plan = StepPlan::default();
-    plan.push(SlotId(0), 0, &[1], Wanted::Last);
+    plan.push(SlotId(0), 0, &[1], LogitRows::Last);
     assert_eq!(supervised.step(&plan).map(|_| ()), Err(refused));
 }
 

@@ -5,7 +5,7 @@
 mod support;
 
 use narthex_device::dynamic::ExecutorOptions;
-use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
+use narthex_engine::executor::{Executor, LogitRows, StepError, StepPlan};
 use narthex_spec::{DType, Ep, Scheme, SlotId, TokenId};
 use narthex_testkit::checkpoint::LAYERS;
 use support::{OPTIONS, Package, alone, distance, prompt, relative, step};
@@ -15,15 +15,15 @@ const SCHEMES: [Scheme; 4] = [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4];
 /// Fills slots with prompts of these lengths, in one step each.
 fn fill(executor: &mut narthex_device::dynamic::DynamicExecutor, lengths: &[(u32, usize)]) {
     for &(slot, length) in lengths {
-        step(executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
+        step(executor, &[(slot, 0, &prompt(slot, length), LogitRows::Last)]).unwrap();
     }
 }
 
 /// Returns the logits after the slot's prompt and one more token in a fresh executor.
 fn expected(package: &Package, slot: u32, length: usize, token: TokenId) -> Vec<f32> {
     let mut executor = package.executor();
-    step(&mut executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
-    step(&mut executor, &[(slot, length, &[token], Wanted::Last)]).unwrap().remove(0)
+    step(&mut executor, &[(slot, 0, &prompt(slot, length), LogitRows::Last)]).unwrap();
+    step(&mut executor, &[(slot, length, &[token], LogitRows::Last)]).unwrap().remove(0)
 }
 
 #[test]
@@ -37,10 +37,10 @@ fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
         let tokens = [17, 200, 3, 99, 42];
         let mut parts: Vec<_> = lengths
             .iter()
-            .map(|&(slot, at)| (slot, at, &tokens[slot as usize..][..1], Wanted::Last))
+            .map(|&(slot, at)| (slot, at, &tokens[slot as usize..][..1], LogitRows::Last))
             .collect();
         // A sequence of one token is part of the batch too.
-        parts.push((4, 0, &tokens[4..], Wanted::Last));
+        parts.push((4, 0, &tokens[4..], LogitRows::Last));
         let rows = step(&mut executor, &parts).unwrap();
         for (&(slot, length), row) in lengths.iter().zip(&rows) {
             let expected = expected(&package, slot, length, tokens[slot as usize]);
@@ -61,7 +61,7 @@ fn a_prompt_in_chunks_equals_a_whole_one() {
             let mut executor = package.executor();
             let (mut at, mut rows) = (0, Vec::new());
             for &length in cuts {
-                let wanted = if at + length == tokens.len() { Wanted::Last } else { wanted };
+                let wanted = if at + length == tokens.len() { LogitRows::Last } else { wanted };
                 rows = step(&mut executor, &[(2, at, &tokens[at..at + length], wanted)]).unwrap();
                 let expected = if at + length == tokens.len() { 1 } else { wanted.rows(length) };
                 assert_eq!(rows.len(), expected);
@@ -72,10 +72,10 @@ fn a_prompt_in_chunks_equals_a_whole_one() {
             let limit = if scheme == Scheme::F32 { 1e-5 } else { 0.0 };
             assert!(found <= limit, "{scheme} {cuts:?} {wanted:?}: {found}");
         };
-        check(&[16, 16, 16, 2], Wanted::Nothing);
-        check(&[1, 1, 48], Wanted::Nothing);
-        check(&[49, 1], Wanted::Last);
-        check(&[7, 33, 10], Wanted::All);
+        check(&[16, 16, 16, 2], LogitRows::Nothing);
+        check(&[1, 1, 48], LogitRows::Nothing);
+        check(&[49, 1], LogitRows::Last);
+        check(&[7, 33, 10], LogitRows::All);
     }
 }
 
@@ -84,7 +84,7 @@ fn all_rows_of_a_span_equal_each_prefixs_last() {
     let package = Package::llama(Scheme::F32);
     let tokens = prompt(4, 12);
     let mut executor = package.executor();
-    let rows = step(&mut executor, &[(0, 0, &tokens, Wanted::All)]).unwrap();
+    let rows = step(&mut executor, &[(0, 0, &tokens, LogitRows::All)]).unwrap();
     assert_eq!(rows.len(), 12);
     for (index, row) in rows.iter().enumerate() {
         assert!(distance(row, &alone(&package, &tokens[..=index], 64)) <= 1e-5, "row {index}");
@@ -100,10 +100,10 @@ fn prompts_and_single_tokens_share_a_step() {
     let rows = step(
         &mut executor,
         &[
-            (3, 9, &[5], Wanted::Last),
-            (1, 0, &long, Wanted::Nothing),
-            (0, 6, &[8], Wanted::Last),
-            (2, 0, &other, Wanted::Last),
+            (3, 9, &[5], LogitRows::Last),
+            (1, 0, &long, LogitRows::Nothing),
+            (0, 6, &[8], LogitRows::Last),
+            (2, 0, &other, LogitRows::Last),
         ],
     )
     .unwrap();
@@ -112,7 +112,7 @@ fn prompts_and_single_tokens_share_a_step() {
     check(&rows[0], expected(&package, 3, 9, 5));
     check(&rows[1], expected(&package, 0, 6, 8));
     check(&rows[2], alone(&package, &other, 64));
-    let rows = step(&mut executor, &[(1, 20, &[77], Wanted::Last)]).unwrap();
+    let rows = step(&mut executor, &[(1, 20, &[77], LogitRows::Last)]).unwrap();
     check(&rows[0], expected(&package, 1, 20, 77));
 }
 
@@ -129,8 +129,8 @@ fn check_growth(package: &Package) {
         let mut rows = Vec::new();
         for index in 0..40 {
             let parts = [
-                (0, 3 + index, &[index as TokenId][..], Wanted::Last),
-                (2, 5 + index, &[7][..], Wanted::Last),
+                (0, 3 + index, &[index as TokenId][..], LogitRows::Last),
+                (2, 5 + index, &[7][..], LogitRows::Last),
             ];
             rows.extend(step(&mut executor, &parts).unwrap());
         }
@@ -156,7 +156,7 @@ fn check_sets_of_slots(package: &Package) {
         let token = [round as TokenId * 11 + 1];
         let parts: Vec<_> = set
             .iter()
-            .map(|&slot: &u32| (slot, texts[slot as usize].len(), &token[..], Wanted::Last))
+            .map(|&slot: &u32| (slot, texts[slot as usize].len(), &token[..], LogitRows::Last))
             .collect();
         let rows = step(&mut executor, &parts).unwrap();
         for (&slot, row) in set.iter().zip(&rows) {
@@ -180,11 +180,11 @@ fn check_shortening(package: &Package) {
     executor.truncate(SlotId(0), 7).unwrap();
     let mut tokens = prompt(0, 7);
     tokens.extend([50, 51, 52]);
-    let rows = step(&mut executor, &[(0, 7, &tokens[7..], Wanted::Last)]).unwrap();
+    let rows = step(&mut executor, &[(0, 7, &tokens[7..], LogitRows::Last)]).unwrap();
     assert!(distance(&rows[0], &alone(package, &tokens, 64)) <= 1e-5);
     executor.truncate(SlotId(0), 0).unwrap();
     let other = prompt(8, 15);
-    let rows = step(&mut executor, &[(0, 0, &other, Wanted::Last)]).unwrap();
+    let rows = step(&mut executor, &[(0, 0, &other, LogitRows::Last)]).unwrap();
     assert!(rows[0] == alone(package, &other, 64));
     let error = executor.truncate(SlotId(1), 5).unwrap_err();
     assert!(error.to_string().contains("slot 1 holds only 4 tokens"), "{error}");
@@ -203,18 +203,18 @@ fn wrong_plans_are_refused_and_do_no_harm() {
         assert!(refused, "{parts:?}: {error}");
     };
     let long = prompt(1, 65);
-    check(&[(0, 5, &[1], Wanted::Last)], "holds 6 tokens, the span begins at 5");
-    check(&[(1, 1, &[1], Wanted::Last)], "holds 0 tokens, the span begins at 1");
-    check(&[(0, 6, &[1], Wanted::Last), (0, 6, &[1], Wanted::Last)], "named twice");
-    check(&[(5, 0, &[1], Wanted::Last)], "slot 5");
-    check(&[(1, 0, &[], Wanted::Last)], "a span of 0 tokens");
-    check(&[(1, 0, &long, Wanted::Last)], "a span of 65 tokens");
-    check(&[(1, 0, &[300], Wanted::Last)], "token 300");
+    check(&[(0, 5, &[1], LogitRows::Last)], "holds 6 tokens, the span begins at 5");
+    check(&[(1, 1, &[1], LogitRows::Last)], "holds 0 tokens, the span begins at 1");
+    check(&[(0, 6, &[1], LogitRows::Last), (0, 6, &[1], LogitRows::Last)], "named twice");
+    check(&[(5, 0, &[1], LogitRows::Last)], "slot 5");
+    check(&[(1, 0, &[], LogitRows::Last)], "a span of 0 tokens");
+    check(&[(1, 0, &long, LogitRows::Last)], "a span of 65 tokens");
+    check(&[(1, 0, &[300], LogitRows::Last)], "token 300");
     let mut plan = StepPlan::default();
-    plan.push(SlotId(1), 0, &[1, 2], Wanted::Last);
+    plan.push(SlotId(1), 0, &[1, 2], LogitRows::Last);
     plan.tokens.clear();
     assert!(matches!(executor.step(&plan), Err(StepError::BadPlan { .. })));
-    let rows = step(&mut executor, &[(0, 6, &[1], Wanted::Last)]).unwrap();
+    let rows = step(&mut executor, &[(0, 6, &[1], LogitRows::Last)]).unwrap();
     assert!(rows[0] == expected(&package, 0, 6, 1));
     assert_eq!(step(&mut executor, &[]).unwrap().len(), 0);
 }
@@ -225,9 +225,9 @@ fn the_context_is_the_end() {
     let mut executor = package.executor();
     let tokens = prompt(3, 256);
     for at in (0..256).step_by(64) {
-        step(&mut executor, &[(0, at, &tokens[at..at + 64], Wanted::Nothing)]).unwrap();
+        step(&mut executor, &[(0, at, &tokens[at..at + 64], LogitRows::Nothing)]).unwrap();
     }
-    let error = step(&mut executor, &[(0, 256, &[1], Wanted::Last)]).unwrap_err();
+    let error = step(&mut executor, &[(0, 256, &[1], LogitRows::Last)]).unwrap_err();
     assert!(matches!(error, StepError::BadPlan { .. }), "{error}");
 }
 
@@ -239,11 +239,11 @@ fn the_budget_is_kept() {
     let mut executor = package.executor_with(&options);
     assert_eq!(executor.limits().kv.budget, 64 * per_token);
     fill(&mut executor, &[(0, 10), (1, 30)]);
-    let error = step(&mut executor, &[(2, 0, &[1], Wanted::Last)]).unwrap_err();
+    let error = step(&mut executor, &[(2, 0, &[1], LogitRows::Last)]).unwrap_err();
     assert_eq!(error, StepError::OutOfMemory { rows: 3, capacity: 32, wanted: 96 * per_token });
     executor.truncate(SlotId(1), 0).unwrap();
-    let rows =
-        step(&mut executor, &[(2, 0, &prompt(2, 1), Wanted::Last), (0, 10, &[4], Wanted::Last)]).unwrap();
+    let rows = step(&mut executor, &[(2, 0, &prompt(2, 1), LogitRows::Last), (0, 10, &[4], LogitRows::Last)])
+        .unwrap();
     assert!(distance(&rows[1], &expected(&package, 0, 10, 4)) <= 1e-5);
 }
 
@@ -259,12 +259,12 @@ fn answer(
     tokens: &[TokenId],
     given: Option<&[TokenId]>,
 ) -> (Vec<TokenId>, Vec<Vec<f32>>) {
-    let mut rows = step(executor, &[(0, 0, tokens, Wanted::Last)]).unwrap();
+    let mut rows = step(executor, &[(0, 0, tokens, LogitRows::Last)]).unwrap();
     let mut answer = vec![best(&rows[0])];
     for at in tokens.len()..tokens.len() + 30 {
         let last = answer.len() - 1;
         let token = given.map_or(answer[last], |given| given[last]);
-        rows.extend(step(executor, &[(0, at, &[token], Wanted::Last)]).unwrap());
+        rows.extend(step(executor, &[(0, at, &[token], LogitRows::Last)]).unwrap());
         answer.push(best(&rows[rows.len() - 1]));
     }
     (answer, rows)

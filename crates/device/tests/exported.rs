@@ -8,7 +8,7 @@ mod support;
 use std::{fs, path::Path};
 
 use narthex_compile::export::{self, ExportJob};
-use narthex_engine::executor::Wanted;
+use narthex_engine::executor::LogitRows;
 use narthex_spec::{Recipe, Scheme, manifest::Slot};
 use support::{
     Package,
@@ -37,7 +37,7 @@ fn check(package: &Package, what: &str) {
         let mut executor = package.executor();
         let mut rows = Vec::new();
         for (at, length) in [(0, 8), (8, 1), (9, tokens.len() - 9)] {
-            rows.extend(step(&mut executor, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap());
+            rows.extend(step(&mut executor, &[(0, at, &tokens[at..at + length], LogitRows::All)]).unwrap());
         }
         rows
     };

@@ -12,7 +12,7 @@ use narthex_device::{
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
-use narthex_engine::executor::{Executor, KvCopy, Wanted};
+use narthex_engine::executor::{Executor, KvCopy, LogitRows};
 use narthex_spec::{
     Calibration, DType, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme, SlotId,
     manifest::{GraphEntry, Part},
@@ -47,17 +47,18 @@ fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[
     };
     let tokens = tokens();
     let mut executor = package.executor();
-    agree(&step(&mut executor, &[(0, 0, &tokens, Wanted::All)]).unwrap(), 0, "whole");
+    agree(&step(&mut executor, &[(0, 0, &tokens, LogitRows::All)]).unwrap(), 0, "whole");
     agree(&[alone(package, &tokens, 7)], TOKENS - 1, "in chunks");
     // Two sequences in one batch, at different positions.
     let starts = [28, 9];
     for (slot, start) in (1..).zip(starts) {
-        let rows = step(&mut executor, &[(slot, 0, &tokens[..start], Wanted::Last)]).unwrap();
+        let rows = step(&mut executor, &[(slot, 0, &tokens[..start], LogitRows::Last)]).unwrap();
         agree(&rows, start - 1, "a prefix");
     }
     for ahead in 0..TOKENS - starts[0] {
-        let part =
-            |(slot, start): (u32, usize)| (slot, start + ahead, &tokens[start + ahead..][..1], Wanted::Last);
+        let part = |(slot, start): (u32, usize)| {
+            (slot, start + ahead, &tokens[start + ahead..][..1], LogitRows::Last)
+        };
         let parts: Vec<_> = (1..).zip(starts).map(part).collect();
         for (row, start) in step(&mut executor, &parts).unwrap().iter().zip(starts) {
             agree(std::slice::from_ref(row), start + ahead, "a batch of two");
@@ -73,7 +74,7 @@ fn copy_and_cut_back(executor: &mut impl Executor, agree: impl Fn(&[Vec<f32>], u
     for (held, end) in [(0, 30), (9, 33), (4, 12)] {
         executor.truncate(SlotId(3), held).unwrap();
         executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(3), tokens: held..end }).unwrap();
-        agree(&step(executor, &[(3, end, &tokens[end..end + 5], Wanted::All)]).unwrap(), end);
+        agree(&step(executor, &[(3, end, &tokens[end..end + 5], LogitRows::All)]).unwrap(), end);
     }
 }
 
@@ -184,7 +185,7 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 /// Checks that the static graphs of a package return the logits of its dynamic graph.
 fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
-    let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
+    let expected = step(&mut package.executor(), &[(0, 0, &tokens, LogitRows::All)]).unwrap();
     let place =
         GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 4, kv_budget: 1 << 30 };
@@ -198,7 +199,7 @@ fn check_static(package: &Package, what: &str, bound: f32) {
     };
     let mut at = 0;
     for length in [8, 8, 5, 1, 1, 8, 7, 1, 1] {
-        agree(&step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap(), at);
+        agree(&step(&mut fixed, &[(0, at, &tokens[at..at + length], LogitRows::All)]).unwrap(), at);
         at += length;
     }
     assert_eq!(at, TOKENS);

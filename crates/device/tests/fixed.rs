@@ -13,7 +13,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::Encoder,
-    executor::{Executor, StepError, StepPlan, Wanted},
+    executor::{Executor, LogitRows, StepError, StepPlan},
 };
 use narthex_spec::{Ep, Scheme, SlotId, TokenId, manifest::GraphEntry, recipe::FixedShapes};
 use support::{
@@ -42,7 +42,7 @@ fn run(
     slot: u32,
     at: usize,
     tokens: &[TokenId],
-    wanted: Wanted,
+    wanted: LogitRows,
 ) -> Vec<Vec<f32>> {
     let mut plan = StepPlan::default();
     plan.push(SlotId(slot), at, tokens, wanted);
@@ -53,7 +53,7 @@ fn run(
 /// Returns the logits of variant A after every token.
 fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut executor: DynamicExecutor = package.executor();
-    run(&mut executor, 0, 0, tokens, Wanted::All)
+    run(&mut executor, 0, 0, tokens, LogitRows::All)
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn logits_are_those_of_variant_a_however_tokens_are_cut() {
         {
             let mut at = 0;
             for &length in cuts {
-                let rows = run(&mut executor, slot as u32, at, &tokens[at..at + length], Wanted::All);
+                let rows = run(&mut executor, slot as u32, at, &tokens[at..at + length], LogitRows::All);
                 for (index, row) in rows.iter().enumerate() {
                     let found = relative(row, &expected[at + index]);
                     assert!(found <= HALF, "{scheme} {cuts:?} token {}: {found}", at + index);
@@ -96,7 +96,7 @@ fn a_sequence_moves_from_context_to_context() {
     let mut executor = executor(&package);
     assert_eq!((executor.limits().context, executor.limits().chunk), (48, 16));
     let near = |executor: &mut StaticExecutor, slot, at: usize, length: usize| {
-        let rows = run(executor, slot, at, &tokens[at..at + length], Wanted::All);
+        let rows = run(executor, slot, at, &tokens[at..at + length], LogitRows::All);
         for (index, row) in rows.iter().enumerate() {
             let found = relative(row, &expected[at + index]);
             assert!(found <= HALF, "slot {slot}, token {}: {found}", at + index);
@@ -143,9 +143,9 @@ fn layers_in_parts_compute_what_they_do_in_one() {
         for length in [16, 1, 3, 13, 4, 1] {
             let next = &tokens[at..at + length];
             // With two slots, the parts are bound to each in turn.
-            let expected = run(&mut whole, 0, at, next, Wanted::All);
-            let found = run(&mut divided, 0, at, next, Wanted::All);
-            assert_eq!(run(&mut divided, 1, at, next, Wanted::All), found);
+            let expected = run(&mut whole, 0, at, next, LogitRows::All);
+            let found = run(&mut divided, 0, at, next, LogitRows::All);
+            assert_eq!(run(&mut divided, 1, at, next, LogitRows::All), found);
             near(found, expected);
             at += length;
         }
@@ -155,9 +155,9 @@ fn layers_in_parts_compute_what_they_do_in_one() {
         assert_eq!(whole.read_kv(SlotId(0), 0..at).unwrap().layers()[0], block.layers()[0]);
         // After a handover, both slots continue equally.
         let rest = &tokens[at..];
-        let expected = run(&mut divided, 1, at, rest, Wanted::Last);
+        let expected = run(&mut divided, 1, at, rest, LogitRows::Last);
         divided.write_kv(SlotId(0), 0, &block).unwrap();
-        assert_eq!(run(&mut divided, 0, at, rest, Wanted::Last), expected);
+        assert_eq!(run(&mut divided, 0, at, rest, LogitRows::Last), expected);
     }
 }
 
@@ -185,12 +185,12 @@ fn a_slot_that_is_cut_back_forgets() {
     let package = Package::fixed_llama(Scheme::W8, shapes());
     let mut executor = executor(&package);
     let (kept, dropped, new) = (prompt(1, 10), prompt(2, 12), prompt(4, 9));
-    run(&mut executor, 1, 0, &kept, Wanted::Nothing);
-    run(&mut executor, 1, 10, &dropped, Wanted::Nothing);
+    run(&mut executor, 1, 0, &kept, LogitRows::Nothing);
+    run(&mut executor, 1, 10, &dropped, LogitRows::Nothing);
     // Another slot runs in between, so that the graphs are bound to it.
-    run(&mut executor, 2, 0, &dropped, Wanted::Nothing);
+    run(&mut executor, 2, 0, &dropped, LogitRows::Nothing);
     executor.truncate(SlotId(1), 10).unwrap();
-    let row = run(&mut executor, 1, 10, &new, Wanted::Last).remove(0);
+    let row = run(&mut executor, 1, 10, &new, LogitRows::Last).remove(0);
     let text = [kept, new].concat();
     let found = relative(&row, expected(&package, &text).last().unwrap());
     assert!(found <= HALF, "{found}");
@@ -202,10 +202,10 @@ fn a_whole_context_fits_and_no_more() {
     let mut executor = executor(&package);
     let tokens = prompt(5, 49);
     for (index, chunk) in tokens[..48].chunks(16).enumerate() {
-        run(&mut executor, 0, index * 16, chunk, Wanted::Nothing);
+        run(&mut executor, 0, index * 16, chunk, LogitRows::Nothing);
     }
     let mut plan = StepPlan::default();
-    plan.push(SlotId(0), 48, &tokens[48..], Wanted::Last);
+    plan.push(SlotId(0), 48, &tokens[48..], LogitRows::Last);
     assert!(matches!(executor.step(&plan), Err(StepError::BadPlan { .. })));
 }
 

@@ -16,7 +16,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::{Encoder, Text},
-    executor::{Executor, Wanted},
+    executor::{Executor, LogitRows},
 };
 use narthex_spec::{DType, Scheme, SlotId, TokenId, arch::Pooling};
 use serde_json::Value;
@@ -92,7 +92,7 @@ fn check_golden(name: &str, package: &Package, bound: f32) {
         let (mut at, mut found) = (0, Vec::new());
         for &length in cuts {
             let part = &tokens[at..at + length];
-            found.extend(step(&mut executor, &[(2, at, part, Wanted::All)]).unwrap());
+            found.extend(step(&mut executor, &[(2, at, part, LogitRows::All)]).unwrap());
             at += length;
         }
         for (place, (found, expected)) in found.iter().zip(&rows).enumerate() {
@@ -113,16 +113,16 @@ fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
         let long: Vec<TokenId> = tokens.iter().cycle().take(50).copied().collect();
         let alone = |text: &[TokenId]| {
             let mut executor = package.executor();
-            step(&mut executor, &[(0, 0, text, Wanted::Nothing)]).unwrap();
-            step(&mut executor, &[(0, text.len(), &[77], Wanted::Last)]).unwrap().remove(0)
+            step(&mut executor, &[(0, 0, text, LogitRows::Nothing)]).unwrap();
+            step(&mut executor, &[(0, text.len(), &[77], LogitRows::Last)]).unwrap().remove(0)
         };
         let mut executor = package.executor();
         let texts = [&tokens[..4], &long[..], &tokens[..7]];
         for (slot, text) in (0..).zip(texts) {
-            step(&mut executor, &[(slot, 0, text, Wanted::Nothing)]).unwrap();
+            step(&mut executor, &[(slot, 0, text, LogitRows::Nothing)]).unwrap();
         }
         let parts: Vec<_> =
-            (0..).zip(texts).map(|(slot, text)| (slot, text.len(), &[77][..], Wanted::Last)).collect();
+            (0..).zip(texts).map(|(slot, text)| (slot, text.len(), &[77][..], LogitRows::Last)).collect();
         for (row, text) in step(&mut executor, &parts).unwrap().iter().zip(texts) {
             let distance = relative(row, &alone(text));
             assert!(distance <= 1e-3, "{name}, {} tokens: {distance}", text.len());
@@ -131,7 +131,7 @@ fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
         executor.truncate(SlotId(1), 20).unwrap();
         let block = executor.read_kv(SlotId(1), 0..20).unwrap();
         executor.write_kv(SlotId(4), 0, &block).unwrap();
-        let row = step(&mut executor, &[(4, 20, &[77], Wanted::Last)]).unwrap().remove(0);
+        let row = step(&mut executor, &[(4, 20, &[77], LogitRows::Last)]).unwrap().remove(0);
         let distance = relative(&row, &alone(&long[..20]));
         assert!(distance <= 1e-3, "{name}, handed over: {distance}");
     }

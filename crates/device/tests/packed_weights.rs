@@ -12,14 +12,14 @@ use narthex_device::{
     ep::Device,
     packed_weights::PackedWeights,
 };
-use narthex_engine::{encoder::Encoder, executor::Wanted};
+use narthex_engine::{encoder::Encoder, executor::LogitRows};
 use narthex_spec::Scheme;
 use support::{OPTIONS, Package, prompt, runtime, step};
 
 /// Returns the logits of a prompt and of a token after it.
 fn logits(executor: &mut DynamicExecutor) -> Vec<Vec<f32>> {
-    let mut rows = step(executor, &[(0, 0, &prompt(3, 40), Wanted::All)]).unwrap();
-    rows.extend(step(executor, &[(0, 40, &[17], Wanted::Last)]).unwrap());
+    let mut rows = step(executor, &[(0, 0, &prompt(3, 40), LogitRows::All)]).unwrap();
+    rows.extend(step(executor, &[(0, 40, &[17], LogitRows::Last)]).unwrap());
     rows
 }
 

@@ -15,7 +15,7 @@ use narthex_device::{
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
+    executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, LogitRows, StepError, StepPlan},
     request::{Request, Sampling},
 };
 use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
@@ -47,7 +47,7 @@ fn fakes(short: usize) -> (SplitExecutor, [Watch; 2]) {
     (split(a, b, short), watches)
 }
 
-fn run(executor: &mut dyn Executor, spans: &[(u32, usize, &[TokenId], Wanted)]) -> Vec<Vec<f32>> {
+fn run(executor: &mut dyn Executor, spans: &[(u32, usize, &[TokenId], LogitRows)]) -> Vec<Vec<f32>> {
     let mut plan = StepPlan::default();
     spans.iter().for_each(|&(slot, at, tokens, wanted)| plan.push(SlotId(slot), at, tokens, wanted));
     let logits = executor.step(&plan).unwrap_or_else(|error| panic!("{error}"));
@@ -58,33 +58,40 @@ fn run(executor: &mut dyn Executor, spans: &[(u32, usize, &[TokenId], Wanted)]) 
 fn mixed_plans_give_what_one_executor_gives_and_hand_over_once() {
     let mut alone = FakeExecutor::new(limits());
     let (mut both, watches) = fakes(4);
-    let mut check = |spans: &[(u32, usize, &[TokenId], Wanted)], lengths: [[usize; 4]; 2]| {
+    let mut check = |spans: &[(u32, usize, &[TokenId], LogitRows)], lengths: [[usize; 4]; 2]| {
         assert_eq!(run(&mut both, spans), run(&mut alone, spans), "{spans:?}");
         assert_eq!(watches.each_ref().map(Watch::lengths), lengths, "{spans:?}");
     };
-    check(&[(0, 0, &[1, 2, 3, 4, 5], Wanted::Nothing)], [[5, 0, 0, 0], [0; 4]]);
+    check(&[(0, 0, &[1, 2, 3, 4, 5], LogitRows::Nothing)], [[5, 0, 0, 0], [0; 4]]);
     // A single token moves the prompt to decode; a short prompt goes there at once.
     check(
-        &[(1, 0, &[7, 8, 9], Wanted::All), (2, 0, &[1; 6], Wanted::All), (0, 5, &[6], Wanted::Last)],
+        &[(1, 0, &[7, 8, 9], LogitRows::All), (2, 0, &[1; 6], LogitRows::All), (0, 5, &[6], LogitRows::Last)],
         [[5, 0, 6, 0], [6, 3, 0, 0]],
     );
     check(
-        &[(2, 6, &[4], Wanted::Last), (0, 6, &[1, 2, 3, 4], Wanted::Last), (3, 0, &[2], Wanted::Last)],
+        &[
+            (2, 6, &[4], LogitRows::Last),
+            (0, 6, &[1, 2, 3, 4], LogitRows::Last),
+            (3, 0, &[2], LogitRows::Last),
+        ],
         [[10, 0, 6, 0], [6, 3, 7, 1]],
     );
-    check(&[(0, 10, &[3], Wanted::Last), (2, 7, &[3], Wanted::Nothing)], [[10, 0, 6, 0], [11, 3, 8, 1]]);
+    check(
+        &[(0, 10, &[3], LogitRows::Last), (2, 7, &[3], LogitRows::Nothing)],
+        [[10, 0, 6, 0], [11, 3, 8, 1]],
+    );
 }
 
 #[test]
 fn both_sides_are_cut_back_and_go_on() {
     let (mut both, watches) = fakes(0);
-    run(&mut both, &[(0, 0, &[1, 2, 3, 4, 5, 6], Wanted::Last)]);
-    run(&mut both, &[(0, 6, &[7], Wanted::Last)]);
+    run(&mut both, &[(0, 0, &[1, 2, 3, 4, 5, 6], LogitRows::Last)]);
+    run(&mut both, &[(0, 6, &[7], LogitRows::Last)]);
     both.truncate(SlotId(0), 4).unwrap();
     assert_eq!(watches.each_ref().map(|watch| watch.lengths()[0]), [4, 4]);
     let mut alone = FakeExecutor::new(limits());
-    run(&mut alone, &[(0, 0, &[1, 2, 3, 4], Wanted::Last)]);
-    for spans in [(0, 4, &[9, 8, 7][..], Wanted::All), (0, 7, &[5][..], Wanted::Last)] {
+    run(&mut alone, &[(0, 0, &[1, 2, 3, 4], LogitRows::Last)]);
+    for spans in [(0, 4, &[9, 8, 7][..], LogitRows::All), (0, 7, &[5][..], LogitRows::Last)] {
         assert_eq!(run(&mut both, &[spans]), run(&mut alone, &[spans]));
     }
     both.truncate(SlotId(0), 0).unwrap();
@@ -96,29 +103,32 @@ fn both_sides_are_cut_back_and_go_on() {
 fn blocks_written_take_the_place_of_what_was_there() {
     let (mut both, _) = fakes(0);
     let mut other = FakeExecutor::new(limits());
-    run(&mut other, &[(0, 0, &[1, 2, 9, 9], Wanted::Last)]);
-    run(&mut both, &[(1, 0, &[1, 2, 3, 4, 5], Wanted::Last)]);
+    run(&mut other, &[(0, 0, &[1, 2, 9, 9], LogitRows::Last)]);
+    run(&mut both, &[(1, 0, &[1, 2, 3, 4, 5], LogitRows::Last)]);
     both.write_kv(SlotId(1), 2, &other.read_kv(SlotId(0), 2..4).unwrap()).unwrap();
     assert_eq!(both.read_kv(SlotId(1), 0..4).unwrap(), other.read_kv(SlotId(0), 0..4).unwrap());
     assert!(both.read_kv(SlotId(1), 0..5).is_err());
     assert_eq!(
-        run(&mut both, &[(1, 4, &[6, 7], Wanted::All)]),
-        run(&mut other, &[(0, 4, &[6, 7], Wanted::All)])
+        run(&mut both, &[(1, 4, &[6, 7], LogitRows::All)]),
+        run(&mut other, &[(0, 4, &[6, 7], LogitRows::All)])
     );
 }
 
 #[test]
 fn a_copy_moves_on_each_side_what_it_holds() {
     let (mut both, watches) = fakes(0);
-    run(&mut both, &[(0, 0, &[1, 2, 3, 4, 5, 6], Wanted::Last), (1, 0, &[1, 2, 9, 9], Wanted::Last)]);
-    run(&mut both, &[(0, 6, &[7], Wanted::Last)]);
+    run(&mut both, &[(0, 0, &[1, 2, 3, 4, 5, 6], LogitRows::Last), (1, 0, &[1, 2, 9, 9], LogitRows::Last)]);
+    run(&mut both, &[(0, 6, &[7], LogitRows::Last)]);
     let copy = |to, tokens| KvCopy { from: SlotId(0), to: SlotId(to), tokens };
     both.copy_kv(&copy(1, 2..7)).unwrap();
     both.copy_kv(&copy(2, 0..5)).unwrap();
     assert_eq!(watches.each_ref().map(Watch::lengths), [[6, 6, 5, 0], [7, 7, 5, 0]]);
     let mut alone = FakeExecutor::new(limits());
-    run(&mut alone, &[(1, 0, &[1, 2, 3, 4, 5, 6, 7], Wanted::Last), (2, 0, &[1, 2, 3, 4, 5], Wanted::Last)]);
-    for spans in [[(1, 7, &[3][..], Wanted::Last)], [(2, 5, &[8, 9][..], Wanted::All)]] {
+    run(
+        &mut alone,
+        &[(1, 0, &[1, 2, 3, 4, 5, 6, 7], LogitRows::Last), (2, 0, &[1, 2, 3, 4, 5], LogitRows::Last)],
+    );
+    for spans in [[(1, 7, &[3][..], LogitRows::Last)], [(2, 5, &[8, 9][..], LogitRows::All)]] {
         assert_eq!(run(&mut both, &spans), run(&mut alone, &spans));
     }
     assert!(both.copy_kv(&copy(3, 1..3)).is_err() && both.copy_kv(&copy(0, 0..3)).is_err());
@@ -134,12 +144,12 @@ fn what_an_answer_goes_on_with_is_verified_where_it_runs() {
         assert_eq!(run(&mut both, &spans), run(&mut alone, &spans), "{spans:?}");
         assert_eq!(watches.each_ref().map(|watch| watch.lengths()[0]), lengths, "{spans:?}");
     };
-    check(0, &[1, 2, 3], Wanted::All, [3, 0]);
+    check(0, &[1, 2, 3], LogitRows::All, [3, 0]);
     // A prompt whose rows are all requested stays with prefill.
-    check(3, &[4, 5], Wanted::All, [5, 0]);
-    check(5, &[6], Wanted::Last, [5, 6]);
-    check(6, &[7, 8, 9], Wanted::All, [5, 9]);
-    check(9, &[1, 2], Wanted::Last, [11, 9]);
+    check(3, &[4, 5], LogitRows::All, [5, 0]);
+    check(5, &[6], LogitRows::Last, [5, 6]);
+    check(6, &[7, 8, 9], LogitRows::All, [5, 9]);
+    check(9, &[1, 2], LogitRows::Last, [11, 9]);
 }
 
 #[test]
@@ -149,13 +159,13 @@ fn a_side_that_cannot_rewind_forgets_where_the_other_knows() {
     a.truncate_faults = [stuck.clone(), Fault::None, stuck].into();
     let watch = a.watch();
     let mut both = split(a, b, 0);
-    run(&mut both, &[(0, 0, &[1, 2, 3, 4], Wanted::Last)]);
-    run(&mut both, &[(0, 4, &[5], Wanted::Last)]);
+    run(&mut both, &[(0, 0, &[1, 2, 3, 4], LogitRows::Last)]);
+    run(&mut both, &[(0, 4, &[5], LogitRows::Last)]);
     both.truncate(SlotId(0), 3).unwrap();
     assert_eq!(watch.lengths()[0], 0);
     let mut alone = FakeExecutor::new(limits());
-    run(&mut alone, &[(0, 0, &[1, 2, 3], Wanted::Last)]);
-    let next = [(0, 3, &[8, 9][..], Wanted::Last)];
+    run(&mut alone, &[(0, 0, &[1, 2, 3], LogitRows::Last)]);
+    let next = [(0, 3, &[8, 9][..], LogitRows::Last)];
     assert_eq!(run(&mut both, &next), run(&mut alone, &next));
     // Now prefill has the most tokens, and no other executor has those that must be kept.
     assert_eq!(both.truncate(SlotId(0), 4), Err(StepError::CannotRewind));
@@ -241,22 +251,22 @@ fn tiny() -> Package {
 fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
     let package = tiny();
     let tokens = prompt(3, 40);
-    let expected = run(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]);
+    let expected = run(&mut package.executor(), &[(0, 0, &tokens, LogitRows::All)]);
     let check = |mut both: SplitExecutor, bound: f32, pair: &str| {
         // A prompt, an answer, another long span, and a slot that is truncated in between.
         let mut at = 0;
         for length in [13, 1, 1, 9, 1, 3, 10, 1, 1] {
             if at == 15 {
-                run(&mut both, &[(1, at, &tokens[at..at + 2], Wanted::Last)]);
+                run(&mut both, &[(1, at, &tokens[at..at + 2], LogitRows::Last)]);
                 both.truncate(SlotId(1), at).unwrap();
             }
             // A long span in the middle goes back to prefill, which returns its last row.
-            let wanted = if length > 8 && at > 0 { Wanted::Last } else { Wanted::All };
+            let wanted = if length > 8 && at > 0 { LogitRows::Last } else { LogitRows::All };
             let rows = run(&mut both, &[(1, at, &tokens[at..at + length], wanted)]);
             // A slot with a copy continues like the original.
             both.copy_kv(&KvCopy { from: SlotId(1), to: SlotId(0), tokens: at..at + length }).unwrap();
-            let copied = run(&mut both, &[(0, at + length, &tokens[..2], Wanted::Last)]);
-            let original = run(&mut both, &[(1, at + length, &tokens[..2], Wanted::Last)]);
+            let copied = run(&mut both, &[(0, at + length, &tokens[..2], LogitRows::Last)]);
+            let original = run(&mut both, &[(1, at + length, &tokens[..2], LogitRows::Last)]);
             assert_eq!(copied, original, "{pair}, {} tokens", at + length);
             [0, 1].into_iter().for_each(|slot| both.truncate(SlotId(slot), at + length).unwrap());
             let first = at + length - rows.len();
@@ -283,7 +293,7 @@ fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
 fn blocks_that_do_not_fit_are_refused_by_both_kinds() {
     let package = tiny();
     let mut from = package.executor();
-    run(&mut from, &[(0, 0, &prompt(1, 10), Wanted::Nothing)]);
+    run(&mut from, &[(0, 0, &prompt(1, 10), LogitRows::Nothing)]);
     let block = from.read_kv(SlotId(0), 0..10).unwrap();
     let check = |executor: &mut dyn Executor| {
         let mut turned = block.layers().to_vec();

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_engine::executor::Wanted;
+use narthex_engine::executor::LogitRows;
 use narthex_spec::Scheme;
 use support::{Package, library, prompt, runtime, step};
 
@@ -60,7 +60,7 @@ fn no_telemetry_is_written_or_sent() {
 fn child() {
     let package = Package::llama(Scheme::W8);
     let mut executor = package.executor();
-    step(&mut executor, &[(0, 0, &prompt(1, 20), Wanted::Last)]).unwrap();
+    step(&mut executor, &[(0, 0, &prompt(1, 20), LogitRows::Last)]).unwrap();
     assert_eq!(runtime().library(), library().canonicalize().unwrap());
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

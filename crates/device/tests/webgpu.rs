@@ -31,7 +31,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::{Encoder, Text},
-    executor::{Executor, KvLayer, StepPlan, Wanted},
+    executor::{Executor, KvLayer, LogitRows, StepPlan},
 };
 use narthex_spec::{Ep, Recipe, Scheme, SlotId, TokenId, progress::Quiet};
 use narthex_testkit::checkpoint::tiny_llama_gguf;
@@ -72,17 +72,21 @@ fn executor(package: &Package, device: &Device) -> DynamicExecutor {
 /// Runs both slots in turn, so that each cache outgrows the other at times. Returns every row.
 fn rows(executor: &mut impl Executor) -> Vec<Vec<f32>> {
     let (a, b) = (prompt(3, 30), prompt(5, 20));
-    let mut rows = step(executor, &[(0, 0, &a[..3], Wanted::All)]).unwrap();
-    rows.extend(step(executor, &[(1, 0, &b[..2], Wanted::Last)]).unwrap());
+    let mut rows = step(executor, &[(0, 0, &a[..3], LogitRows::All)]).unwrap();
+    rows.extend(step(executor, &[(1, 0, &b[..2], LogitRows::Last)]).unwrap());
     for at in 0..17 {
-        let parts =
-            [(0, 3 + at, &a[3 + at..4 + at], Wanted::Last), (1, 2 + at, &b[2 + at..3 + at], Wanted::Last)];
+        let parts = [
+            (0, 3 + at, &a[3 + at..4 + at], LogitRows::Last),
+            (1, 2 + at, &b[2 + at..3 + at], LogitRows::Last),
+        ];
         rows.extend(step(executor, &parts).unwrap());
     }
     // Removed tokens are run again, in a slot whose memory was released too.
     executor.truncate(SlotId(0), 5).unwrap();
     executor.truncate(SlotId(1), 0).unwrap();
-    rows.extend(step(executor, &[(0, 5, &b[5..6], Wanted::Last), (1, 0, &a[..1], Wanted::Last)]).unwrap());
+    rows.extend(
+        step(executor, &[(0, 5, &b[5..6], LogitRows::Last), (1, 0, &a[..1], LogitRows::Last)]).unwrap(),
+    );
     rows
 }
 
@@ -123,7 +127,7 @@ fn prefill_on_the_cpu_and_decode_on_the_gpu_agree_with_the_cpu() {
             let mut at = 0;
             for length in [14].into_iter().chain([1; 16]) {
                 let mut plan = StepPlan::default();
-                plan.push(SlotId(0), at, &tokens[at..at + length], Wanted::Last);
+                plan.push(SlotId(0), at, &tokens[at..at + length], LogitRows::Last);
                 rows.push(executor.step(&plan).unwrap().row(0).to_vec());
                 at += length;
             }

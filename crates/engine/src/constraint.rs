@@ -14,7 +14,7 @@ pub trait Constraint: Send {
     fn prepare(&mut self);
 
     /// Returns the tokens that may come next. [`Self::prepare`] has been called since the last accepted token.
-    fn allowed(&self) -> Allowed<'_>;
+    fn allowed(&self) -> AllowedTokens<'_>;
 
     /// Accepts the next token, which is an allowed or a forced one.
     fn accept(&mut self, token: TokenId) -> Progress;
@@ -25,7 +25,7 @@ pub trait Constraint: Send {
 
 /// Tokens that a constraint allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allowed<'a> {
+pub enum AllowedTokens<'a> {
     /// Every token.
     All,
     /// Tokens whose bit is set: token `t` is bit `t % 32` of word `t / 32`. Tokens beyond the last word are not
@@ -80,9 +80,9 @@ impl ActiveConstraint {
             return Err("its code panicked; please report this".to_owned());
         }
         match self.constraint.allowed() {
-            Allowed::All => Ok(None),
-            Allowed::Only(words) => Ok(Some(words)),
-            Allowed::Failed(reason) => Err(reason.to_owned()),
+            AllowedTokens::All => Ok(None),
+            AllowedTokens::Only(words) => Ok(Some(words)),
+            AllowedTokens::Failed(reason) => Err(reason.to_owned()),
         }
     }
 

@@ -13,7 +13,7 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::{
     config::EngineConfig,
-    executor::{Executor, Limits, RowScan, StepError, StepPlan, Wanted},
+    executor::{Executor, Limits, LogitRows, RowScan, StepError, StepPlan},
     kv::common_prefix,
     schedule::pace::PromptPace,
     speculate::{Counts, StepCosts},
@@ -159,9 +159,9 @@ impl DraftModel {
         let now = behind.len().min(chunk);
         self.credit -= (now - 1) as f32 * self.costs.prompt_token;
         if now < behind.len() {
-            return self.run(&behind[..now], Wanted::Nothing);
+            return self.run(&behind[..now], LogitRows::Nothing);
         }
-        self.run(behind, Wanted::Last)?;
+        self.run(behind, LogitRows::Last)?;
         for drafted in 1..=width {
             let next = self.likeliest()?;
             if next as usize >= self.vocab {
@@ -169,7 +169,7 @@ impl DraftModel {
             }
             draft.push(next);
             if drafted < width {
-                self.run(&[next], Wanted::Last)?;
+                self.run(&[next], LogitRows::Last)?;
             }
         }
         Ok(())
@@ -183,7 +183,7 @@ impl DraftModel {
     }
 
     /// Runs tokens after those in the slot.
-    fn run(&mut self, tokens: &[TokenId], wanted: Wanted) -> Result<(), StepError> {
+    fn run(&mut self, tokens: &[TokenId], wanted: LogitRows) -> Result<(), StepError> {
         self.plan.clear();
         self.plan.push(SLOT, self.held.len(), tokens, wanted);
         self.device.execute(&self.plan)?;

@@ -90,7 +90,7 @@ impl StepPlan {
     }
 
     /// Adds a span.
-    pub fn push(&mut self, slot: SlotId, at: usize, tokens: &[TokenId], logits: Wanted) {
+    pub fn push(&mut self, slot: SlotId, at: usize, tokens: &[TokenId], logits: LogitRows) {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
         self.spans.push(Span { slot, at, tokens: start..self.tokens.len(), logits });
@@ -117,12 +117,12 @@ pub struct Span {
     /// New tokens as a range of the plan's tokens. There is at least one.
     pub tokens: Range<usize>,
     /// Requested rows of logits.
-    pub logits: Wanted,
+    pub logits: LogitRows,
 }
 
 /// Rows of logits that a span requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LogitRows {
     /// No rows, as for an inner chunk of a prompt.
     Nothing,
     /// The row of the last token.
@@ -131,7 +131,7 @@ pub enum Wanted {
     All,
 }
 
-impl Wanted {
+impl LogitRows {
     /// Returns the number of rows for a span of `tokens` tokens.
     pub fn rows(self, tokens: usize) -> usize {
         match self {
@@ -311,9 +311,9 @@ mod tests {
     #[test]
     fn rows_of_all_spans_are_counted() {
         let mut plan = StepPlan::default();
-        plan.push(SlotId(0), 0, &[1, 2, 3], Wanted::All);
-        plan.push(SlotId(1), 4, &[4, 5], Wanted::Nothing);
-        plan.push(SlotId(2), 0, &[6], Wanted::Last);
+        plan.push(SlotId(0), 0, &[1, 2, 3], LogitRows::All);
+        plan.push(SlotId(1), 4, &[4, 5], LogitRows::Nothing);
+        plan.push(SlotId(2), 0, &[6], LogitRows::Last);
         assert_eq!(plan.logits_rows(), 4);
         assert_eq!(plan.tokens_of(&plan.spans[1]), [4, 5]);
     }

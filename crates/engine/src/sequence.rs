@@ -10,7 +10,7 @@ use narthex_spec::{SlotId, Speculation, TokenId};
 
 use crate::{
     constraint::{ActiveConstraint, Progress},
-    executor::{Logits, RowScan, ScannedRow, StepError, Wanted},
+    executor::{LogitRows, Logits, RowScan, ScannedRow, StepError},
     kv::{PromptEnd, common_prefix},
     request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
@@ -110,13 +110,13 @@ impl Sequence {
     }
 
     /// Returns the rows of logits needed for a span that ends before token `end`.
-    pub(crate) fn wanted(&self, end: usize) -> Wanted {
+    pub(crate) fn wanted(&self, end: usize) -> LogitRows {
         if self.wants_prompt() {
-            Wanted::All
+            LogitRows::All
         } else if end == self.tokens.len() {
-            Wanted::Last
+            LogitRows::Last
         } else {
-            Wanted::Nothing
+            LogitRows::Nothing
         }
     }
 
@@ -428,7 +428,7 @@ mod tests {
     fn a_sequence_ends_at_its_room_and_not_before() {
         let mut scratch = Scratch::new(2);
         let mut s = sequence(3, 2, 100);
-        assert_eq!((s.pending(), s.wanted(2), s.wanted(3)), (3, Wanted::Nothing, Wanted::Last));
+        assert_eq!((s.pending(), s.wanted(2), s.wanted(3)), (3, LogitRows::Nothing, LogitRows::Last));
         assert_eq!(s.start(SlotId(0), 1), 1);
         let logits = [0.0, 1.0];
         assert_eq!(s.commit(2, Logits::new(&logits, 2), &mut scratch), None);

@@ -5,7 +5,7 @@
 
 use narthex_engine::{
     config::EngineConfig,
-    constraint::{Allowed, Constraint, Progress},
+    constraint::{AllowedTokens, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
@@ -432,10 +432,10 @@ impl Constraint for Script {
         }
     }
 
-    fn allowed(&self) -> Allowed<'_> {
+    fn allowed(&self) -> AllowedTokens<'_> {
         match self.at == self.tokens.len() && self.outcome == ScriptEnd::Failure {
-            true => Allowed::Failed("the script failed"),
-            false => Allowed::Only(&self.allowed),
+            true => AllowedTokens::Failed("the script failed"),
+            false => AllowedTokens::Only(&self.allowed),
         }
     }
 

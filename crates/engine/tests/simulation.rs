@@ -5,7 +5,7 @@
 
 use narthex_engine::{
     config::{EngineConfig, EngineStats},
-    constraint::{Allowed, Constraint, Progress},
+    constraint::{AllowedTokens, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits, StepError},
     request::{Finish, LogProbs, Request, Sampling, SequenceHandle},
@@ -72,8 +72,8 @@ impl Constraint for Thirds {
         }];
     }
 
-    fn allowed(&self) -> Allowed<'_> {
-        Allowed::Only(&self.allowed)
+    fn allowed(&self) -> AllowedTokens<'_> {
+        AllowedTokens::Only(&self.allowed)
     }
 
     fn accept(&mut self, token: u32) -> Progress {

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::mpsc};
 use narthex_gateway::{
     Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
     request::{
-        CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Overlong,
+        CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, InputOverflow,
         Prompt, Strictness, Tool, ToolChoice, ToolSettings,
     },
 };
@@ -176,7 +176,7 @@ fn without_a_queue_one_request_runs_and_the_next_is_refused() {
 
 fn embed(gateway: &Gateway, model: &str, texts: &[&str]) -> Vec<Vec<f32>> {
     let inputs = texts.iter().map(|text| Prompt::Text((*text).to_owned())).collect();
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
+    let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions: None, prompt: None };
     gateway.embed(model, &request, &Cancel::new()).unwrap_or_else(|error| panic!("{error}")).vectors
 }
 
@@ -208,7 +208,7 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
             &Cancel::new(),
         )
     };
-    let error = run(100, Overlong::Refuse).unwrap_err();
+    let error = run(100, InputOverflow::Refuse).unwrap_err();
     assert!(
         matches!(
             error,
@@ -216,10 +216,10 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
         ),
         "{error}"
     );
-    let cut = run(100, Overlong::Truncate).unwrap();
+    let cut = run(100, InputOverflow::Truncate).unwrap();
     // `a` takes three tokens with the two special tokens. The other text is truncated to the maximum length.
     assert_eq!(cut.prompt_tokens, 3 + BERT_MAX_LENGTH);
-    let fits = run(BERT_MAX_LENGTH - 2, Overlong::Refuse).unwrap();
+    let fits = run(BERT_MAX_LENGTH - 2, InputOverflow::Refuse).unwrap();
     assert_eq!(cut.vectors, fits.vectors);
 }
 

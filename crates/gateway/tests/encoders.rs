@@ -6,7 +6,9 @@ mod support;
 
 use narthex_gateway::{
     Cancel, Error,
-    request::{AnswerRequest, EmbedRequest, MaskRequest, Overlong, Prompt, RefineRequest, RerankRequest},
+    request::{
+        AnswerRequest, EmbedRequest, InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
+    },
 };
 use support::{
     Tiny,
@@ -31,7 +33,7 @@ fn scores_are_those_of_the_reference() {
                 query: text(pair, 0),
                 documents: vec![text(pair, 1)],
                 top_n: None,
-                overlong: Overlong::Refuse,
+                overlong: InputOverflow::Refuse,
             };
             let found = gateway.rerank(&model, &request, &Cancel::new()).unwrap();
             assert_eq!(found.prompt_tokens, expected["ids"].as_array().unwrap().len(), "{}", golden.family);
@@ -41,7 +43,8 @@ fn scores_are_those_of_the_reference() {
         // Several documents get the scores that each one gets alone, in descending order.
         let documents: Vec<String> = (0..3).map(|pair| text(pair, 1)).collect();
         let ask = |documents: Vec<String>, top_n| {
-            let request = RerankRequest { query: text(0, 0), documents, top_n, overlong: Overlong::Refuse };
+            let request =
+                RerankRequest { query: text(0, 0), documents, top_n, overlong: InputOverflow::Refuse };
             gateway.rerank(&model, &request, &Cancel::new()).unwrap().results
         };
         let all = ask(documents.clone(), None);
@@ -166,10 +169,10 @@ fn texts_that_are_too_long_are_refused_or_cut() {
             &Cancel::new(),
         )
     };
-    let error = ask("a cat", Overlong::Refuse).unwrap_err().to_string();
+    let error = ask("a cat", InputOverflow::Refuse).unwrap_err().to_string();
     assert!(error.contains("document 1 have 85 tokens") && error.contains("at most 64"), "{error}");
-    assert_eq!(ask("a cat", Overlong::Truncate).unwrap().prompt_tokens, 7 + 64);
-    let error = ask(&long, Overlong::Truncate).unwrap_err();
+    assert_eq!(ask("a cat", InputOverflow::Truncate).unwrap().prompt_tokens, 7 + 64);
+    let error = ask(&long, InputOverflow::Truncate).unwrap_err();
     assert!(matches!(&error, Error::Invalid { param: "query", .. }), "{error}");
     // A context of any length is read in windows.
     let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone()), &Cancel::new()).unwrap();
@@ -193,7 +196,7 @@ fn a_model_does_its_own_job_alone() {
     );
     let embed = EmbedRequest {
         inputs: vec![Prompt::Text("a".to_owned())],
-        overlong: Overlong::Refuse,
+        overlong: InputOverflow::Refuse,
         dimensions: None,
         prompt: None,
     };
@@ -213,7 +216,7 @@ fn a_prompt_stands_before_every_text() {
     let ask = |input: Prompt, prompt: Option<&str>| {
         let request = EmbedRequest {
             inputs: vec![input],
-            overlong: Overlong::Refuse,
+            overlong: InputOverflow::Refuse,
             dimensions: None,
             prompt: prompt.map(str::to_owned),
         };
@@ -237,7 +240,7 @@ fn a_prompt_stands_before_every_text() {
     let plain = tiny.embedding();
     let request = EmbedRequest {
         inputs: vec![text("a")],
-        overlong: Overlong::Refuse,
+        overlong: InputOverflow::Refuse,
         dimensions: None,
         prompt: Some("query".to_owned()),
     };

@@ -11,7 +11,7 @@ use narthex_gateway::{
     Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
-    request::{EmbedRequest, Overlong, Prompt},
+    request::{EmbedRequest, InputOverflow, Prompt},
 };
 use narthex_spec::{Calibration, DeviceName, Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
@@ -216,7 +216,7 @@ fn two_models_answer_at_once() {
     let turn = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
     received.recv_timeout(PATIENCE).unwrap();
     let inputs = vec![Prompt::Text("the cat".to_owned())];
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8), prompt: None };
+    let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions: Some(8), prompt: None };
     assert_eq!(gateway.embed(&embedding, &request, &Cancel::new()).unwrap().vectors[0].len(), 8);
     assert_eq!(
         gateway.status().iter().filter_map(|status| status.engine).map(|e| e.running).sum::<usize>(),

@@ -77,5 +77,5 @@ fn layers_that_are_not_there_are_refused() {
     check(without("2"), "expected layers to leave out from 0 to 1, and one to keep, found [2]");
     check(without("0-1"), "and one to keep, found [0, 1]");
     let twice = CompileRequest { matformer: Some("e2b".parse().unwrap()), ..without("1") };
-    check(twice, "expected layers to leave out in one place");
+    check(twice, "expected the layers to leave out in one setting");
 }

@@ -22,7 +22,7 @@ impl Graph {
             .collect();
         writeln!(text, "graph {} ({})", self.name, opsets.join(", "))?;
         for input in &self.inputs {
-            writeln!(text, "input  {}", Typed(input))?;
+            writeln!(text, "input  {}", TypedValue(input))?;
         }
         for constant in &self.initializers {
             write_constant(text, constant)?;
@@ -31,15 +31,15 @@ impl Graph {
             write_node(text, node)?;
         }
         for output in &self.outputs {
-            writeln!(text, "output {}", Typed(output))?;
+            writeln!(text, "output {}", TypedValue(output))?;
         }
         Ok(())
     }
 }
 
-struct Typed<'a>(&'a Value);
+struct TypedValue<'a>(&'a Value);
 
-impl Display for Typed<'_> {
+impl Display for TypedValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shape: Vec<String> = self.0.shape.iter().map(ToString::to_string).collect();
         write!(f, "{}: {:?}[{}]", self.0.name, self.0.dtype, shape.join(", "))

@@ -11,7 +11,7 @@ use crate::{
     error::KernelError,
     math::store_part,
     simd::{LANES, Operation, Simd},
-    tiling::{Place, Step},
+    tiling::{Step, TilePosition},
     view::{MatrixMut, MatrixRef},
 };
 
@@ -233,7 +233,7 @@ impl Operation for FloatMatMul<'_> {
 /// Operation that multiplies a panel of `R` rows by one or two tiles, which is compiled as a function of its own.
 struct FloatPanel<'a, 'b, const R: usize> {
     matmul: &'a mut FloatMatMul<'b>,
-    place: Place,
+    place: TilePosition,
 }
 
 impl<const R: usize> Operation for FloatPanel<'_, '_, R> {
@@ -260,7 +260,7 @@ fn tiles<S: Simd, const W: usize, const R: usize>(
     s: S,
     matmul: &mut FloatMatMul<'_>,
     values: &[[f32; R]],
-    place: Place,
+    place: TilePosition,
 ) {
     let inputs = matmul.weights.inputs;
     let (lines, _) = matmul.weights.bytes.as_slice().as_chunks::<W>();

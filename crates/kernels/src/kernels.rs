@@ -7,8 +7,8 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow},
-    attention::{Attend, Attended, Attention, AttentionPart, Join, KeyValues, Mask, Queries},
+    activations::{Arrangement, Granularity, Quantize, QuantizedRows},
+    attention::{Attend, Attention, AttentionOutput, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
@@ -287,7 +287,7 @@ impl Kernels {
         let shape = (queries.rows.rows(), queries.rows.columns());
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
         let keys = check_attention(attention, queries, cache);
-        let (keys, out, buffers) = (0..keys, Attended::Whole(out), &mut scratch.attention);
+        let (keys, out, buffers) = (0..keys, AttentionOutput::Whole(out), &mut scratch.attention);
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
@@ -310,7 +310,7 @@ impl Kernels {
         let whole = keys.start.is_multiple_of(AttentionPart::KEYS) && keys.len() <= AttentionPart::KEYS;
         assert!(exist && whole, "keys {keys:?} of {count}");
         let mut part = AttentionPart::default();
-        let (buffers, out) = (&mut scratch.attention, Attended::Part(&mut part));
+        let (buffers, out) = (&mut scratch.attention, AttentionOutput::Part(&mut part));
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
         part
     }
@@ -326,15 +326,6 @@ impl Kernels {
         let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
         assert!(fits, "shape of the output");
         self.attention.run(Join { parts, out });
-    }
-
-    /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
-    ///
-    /// # Panics
-    /// Panics if lengths differ.
-    pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
-        assert_eq!(row.len(), out.len(), "length of the row");
-        self.floats.run(RoundRow { row, out })
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of

@@ -15,7 +15,7 @@ pub(crate) struct Step {
 
 /// Position of a register tile in the output.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TilePosition {
     pub(crate) row: usize,
     pub(crate) step: Step,
 }
@@ -28,7 +28,7 @@ impl Step {
     }
 
     /// Returns the position of the step's tiles in the rows from `row` on.
-    pub(crate) fn at(self, row: usize) -> Place {
-        Place { row, step: self }
+    pub(crate) fn at(self, row: usize) -> TilePosition {
+        TilePosition { row, step: self }
     }
 }

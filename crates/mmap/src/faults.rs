@@ -90,7 +90,7 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
     };
 }
 
-/// Replaces the rest of the registered map that contains this address with zeros. Returns `false` if there is none.
+/// Replaces the rest of the registered map that contains this address with zeros. Returns `false` if no map contains it.
 fn fill(address: usize) -> bool {
     let places = REGISTERED.iter().take(USED.load(Ordering::Acquire));
     for bounds in places {

@@ -11,6 +11,6 @@ pub mod mapped;
 mod owner;
 mod regular;
 
-pub use mapped::{FileWatch, Mapped, map};
+pub use mapped::{FileWatch, MappedFile, map};
 pub use owner::{check_own, read_own};
 pub use regular::{open_inside, open_regular, read, read_inside};

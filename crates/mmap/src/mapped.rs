@@ -29,7 +29,7 @@ use crate::regular::open_regular;
 
 /// A file mapped as read-only memory.
 #[derive(Debug)]
-pub struct Mapped {
+pub struct MappedFile {
     // Declared before `map`, so that the region is unregistered before the memory is unmapped.
     #[cfg(unix)]
     _region: Option<Region>,
@@ -37,7 +37,7 @@ pub struct Mapped {
     watch: FileWatch,
 }
 
-impl Mapped {
+impl MappedFile {
     /// Returns the watch on the file, which may outlive the map.
     pub fn watch(&self) -> FileWatch {
         self.watch.clone()
@@ -67,7 +67,7 @@ fn large_page_bytes(smaps: &str, start: usize) -> Option<usize> {
     kilobytes.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-impl Deref for Mapped {
+impl Deref for MappedFile {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -75,7 +75,7 @@ impl Deref for Mapped {
     }
 }
 
-impl AsRef<[u8]> for Mapped {
+impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
         &self.map
     }
@@ -83,10 +83,10 @@ impl AsRef<[u8]> for Mapped {
 
 /// State of a file at its opening. The default has no file, for bytes that do not come from one.
 #[derive(Debug, Clone, Default)]
-pub struct FileWatch(Option<Arc<Opened>>);
+pub struct FileWatch(Option<Arc<FileState>>);
 
 #[derive(Debug)]
-struct Opened {
+struct FileState {
     file: File,
     length: u64,
     /// Modification time; `None` if the file system does not record it.
@@ -97,7 +97,7 @@ impl FileWatch {
     fn new(file: File) -> io::Result<Self> {
         let found = file.metadata()?;
         let (length, modified) = (found.len(), found.modified().ok());
-        Ok(Self(Some(Arc::new(Opened { file, length, modified }))))
+        Ok(Self(Some(Arc::new(FileState { file, length, modified }))))
     }
 
     /// Fails if the file has changed since it was opened.
@@ -124,13 +124,13 @@ impl FileWatch {
 /// # Errors
 /// As [`open_regular`]; [`io::ErrorKind::QuotaExceeded`] if too many files are mapped; otherwise the system's error.
 #[allow(unsafe_code, reason = "mapping a file is always unsafe; this is the only place that does it")]
-pub fn map(path: &Path) -> io::Result<Mapped> {
+pub fn map(path: &Path) -> io::Result<MappedFile> {
     let file = open_regular(path)?;
     // SAFETY: the map is read-only, and its users read it as plain bytes, for which every value is valid. Another
     // process can change the bytes while they are mapped; no reader relies on bytes staying the same after it has
     // checked a length. A read beyond the end of a truncated file returns zeros, see `faults`.
     let map = unsafe { Mmap::map(&file) }?;
-    Ok(Mapped {
+    Ok(MappedFile {
         #[cfg(unix)]
         _region: if map.is_empty() { None } else { Some(Region::new(&map)?) },
         map,

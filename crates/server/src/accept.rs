@@ -121,13 +121,13 @@ struct OpenConnections {
 }
 
 /// Place of a connection. Dropping it frees the place.
-struct Place {
+struct ConnectionPermit {
     number: u64,
     open: Arc<Mutex<OpenConnections>>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.open.lock().states.remove(&self.number);
     }
@@ -176,7 +176,7 @@ impl Connections {
         open.next += 1;
         open.states.insert(number, state.clone());
         drop(open);
-        let place = Place { number, open: self.open.clone(), _permit: permit };
+        let place = ConnectionPermit { number, open: self.open.clone(), _permit: permit };
         let router = self.router.clone();
         tokio::spawn(async move {
             connection::serve(stream, state, router).await;

@@ -8,7 +8,7 @@ use axum::{
 };
 use narthex_gateway::{
     Gateway,
-    request::{Overlong, Summary},
+    request::{InputOverflow, Summary},
 };
 
 use crate::{budget::BodyBudget, error::ApiError, jobs::Jobs, keys::Caller, metrics::Metrics, npus::NpuList};
@@ -32,8 +32,8 @@ pub struct RequestOptions {
 
 impl RequestOptions {
     /// Returns the treatment of texts that are too long; `truncate` is the request's own flag.
-    pub(crate) fn overlong(self, truncate: Option<bool>) -> Overlong {
-        if truncate.unwrap_or(self.truncate) { Overlong::Truncate } else { Overlong::Refuse }
+    pub(crate) fn overlong(self, truncate: Option<bool>) -> InputOverflow {
+        if truncate.unwrap_or(self.truncate) { InputOverflow::Truncate } else { InputOverflow::Refuse }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     budget::{BodyBudget, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
     connection::ConnectionState,
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     limits::Limits,
     outline::outline,
 };
@@ -33,7 +33,7 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     fn read(body: &[u8]) -> Result<Self, ApiError>;
 
     /// Returns the parameters without effect on the answer, if the endpoint reports them.
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         None
     }
 }
@@ -60,7 +60,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             let bytes = encoding.decode(bytes)?;
             reservation.shrink(bytes.len());
             let request = T::read(&bytes)?;
-            match request.ignored().and_then(Ignored::strict) {
+            match request.ignored().and_then(IgnoredParameters::strict) {
                 Some(name) if options.strict_parameters => Err(ApiError::unsupported(name)),
                 _ => Ok(Self(request, reservation)),
             }

@@ -12,7 +12,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     metrics::Metrics,
     reply::{Reply, collect},
 };
@@ -23,7 +23,7 @@ pub(crate) struct Conversation {
     pub(crate) request: ChatRequest,
     pub(crate) is_streamed: bool,
     /// Parameters that were ignored.
-    pub(crate) ignored: Ignored,
+    pub(crate) ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     pub(crate) of_reasoning: Vec<&'static str>,
 }

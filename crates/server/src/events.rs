@@ -1,7 +1,7 @@
 //! The channel from the engine's thread to a request's task.
 //!
 //! The channel is unbounded because the engine must not wait for a slow client. The queue is bounded by the request's
-//! `max_tokens` and the context, and the request of a client that reads nothing is cancelled.
+//! `max_tokens` and the context, and the request of a client that does not read is cancelled.
 
 use std::{
     ops::ControlFlow,
@@ -46,7 +46,7 @@ impl GenerationSink for ChannelSink {
         if backlog.events == 0 {
             backlog.since = Instant::now();
         } else if backlog.limit.is_some_and(|limit| backlog.since.elapsed() >= limit) {
-            tracing::debug!("a client reads nothing of its stream");
+            tracing::debug!("a client did not read its stream within the time limit");
             return ControlFlow::Break(());
         }
         backlog.events += 1;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     body,
     error::ApiError,
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
 /// Hints about generation, in the APIs of OpenAI and of local servers.
@@ -133,9 +133,9 @@ struct Hint {
 
 impl Hints {
     /// Reads the hints of a body among these names. Returns them, or the error of one that would require an effect.
-    pub(crate) fn read(body: &[u8], names: &[&[&str]]) -> Result<Ignored, ApiError> {
+    pub(crate) fn read(body: &[u8], names: &[&[&str]]) -> Result<IgnoredParameters, ApiError> {
         let Self { found } = body::read_fields(body)?;
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         for Hint { name, is_neutral } in found {
             match names.iter().any(|names| names.contains(&name)) {
                 true if is_neutral => ignored.push(name),

@@ -14,9 +14,9 @@ pub(crate) const CALLER_FIELDS: &[&str] =
 
 /// Names of ignored parameters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Ignored(Vec<&'static str>);
+pub(crate) struct IgnoredParameters(Vec<&'static str>);
 
-impl Ignored {
+impl IgnoredParameters {
     /// Returns the names.
     #[cfg(test)]
     pub(crate) fn names(&self) -> &[&'static str] {
@@ -56,10 +56,10 @@ mod tests {
 
     #[test]
     fn a_header_names_what_was_ignored() {
-        let named = |names: &[&'static str]| Ignored(names.to_vec()).name_in(Response::default());
+        let named = |names: &[&'static str]| IgnoredParameters(names.to_vec()).name_in(Response::default());
         assert_eq!(named(&["store", "verbosity"]).headers()["x-narthex-ignored"], "store, verbosity");
         assert!(named(&[]).headers().is_empty());
-        let strict = |names: &[&'static str]| Ignored(names.to_vec()).strict();
+        let strict = |names: &[&'static str]| IgnoredParameters(names.to_vec()).strict();
         assert_eq!((strict(&["user", "store"]), strict(&["user"])), (Some("store"), None));
     }
 }

@@ -64,7 +64,7 @@ impl<'de> Visitor<'de> for &mut Reader<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while let Some(name) = fields.next_key::<String>()? {
             let mut left = limit(&name);
-            let asks = match fields.next_value_seed(Skim { left: &mut left }) {
+            let asks = match fields.next_value_seed(SkipSeed { left: &mut left }) {
                 Ok(asks) => asks,
                 Err(error) => {
                     self.overfull = (left == 0).then_some(name);
@@ -81,12 +81,12 @@ impl<'de> Visitor<'de> for &mut Reader<'_> {
 }
 
 /// Skips a value. Returns true if it is not null, false or empty.
-struct Skim<'a> {
+struct SkipSeed<'a> {
     /// Number of further values that are allowed.
     left: &'a mut usize,
 }
 
-impl<'de> DeserializeSeed<'de> for Skim<'_> {
+impl<'de> DeserializeSeed<'de> for SkipSeed<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
@@ -98,7 +98,7 @@ impl<'de> DeserializeSeed<'de> for Skim<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Skim<'_> {
+impl<'de> Visitor<'de> for SkipSeed<'_> {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for Skim<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<bool, A::Error> {
         let mut asks = false;
-        while items.next_element_seed(Skim { left: self.left })?.is_some() {
+        while items.next_element_seed(SkipSeed { left: self.left })?.is_some() {
             asks = true;
         }
         Ok(asks)
@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for Skim<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<bool, A::Error> {
         let mut asks = false;
         while fields.next_key::<IgnoredAny>()?.is_some() {
-            fields.next_value_seed(Skim { left: self.left })?;
+            fields.next_value_seed(SkipSeed { left: self.left })?;
             asks = true;
         }
         Ok(asks)

@@ -6,6 +6,7 @@
 
 pub mod arch;
 pub mod context_factor;
+pub mod date;
 pub mod device;
 pub mod device_order;
 pub mod dtype;
@@ -29,6 +30,7 @@ pub mod tools;
 pub mod variant;
 
 pub use context_factor::ContextFactor;
+pub use date::Date;
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
 pub use device_order::{DeviceOrder, NpuPolicy};
 pub use dtype::DType;

@@ -276,7 +276,7 @@ impl Executor for FakeExecutor {
 
 #[cfg(test)]
 mod tests {
-    use narthex_engine::executor::{KvLimits, Wanted};
+    use narthex_engine::executor::{KvLimits, LogitRows};
 
     use super::*;
 
@@ -287,7 +287,7 @@ mod tests {
 
     fn plan(spans: &[(u32, usize, &[TokenId])]) -> StepPlan {
         let mut plan = StepPlan::default();
-        spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, Wanted::Last));
+        spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, LogitRows::Last));
         plan
     }
 

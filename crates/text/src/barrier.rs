@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A library panicked, and its value was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Panicked;
+pub(crate) struct LibraryPanic;
 
 /// Runs `work` and catches a panic inside it.
 ///
 /// After a panic, values that the closure borrows must only be dropped or read.
-pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Panicked)
+pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, LibraryPanic> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| LibraryPanic)
 }
 
 #[cfg(test)]
@@ -23,6 +23,6 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_error() {
         assert_eq!(contain(|| 7), Ok(7));
-        assert_eq!(contain(|| -> u8 { panic!("contained") }), Err(Panicked));
+        assert_eq!(contain(|| -> u8 { panic!("contained") }), Err(LibraryPanic));
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use narthex_catalog::index::{Catalog, Kind};
+use narthex_spec::Date;
 use narthex_text::{
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
@@ -154,7 +155,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
 /// Returns a conversation with this text in each field that a client controls.
 fn conversation(text: &str, roles: &[Role]) -> (Vec<Message>, RenderOptions) {
     let mut messages: Vec<Message> = roles.iter().map(|role| Message::new(*role, text.to_owned())).collect();
-    let mut options = RenderOptions::answer((2026, 11, 21));
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     if roles.contains(&Role::Tool) {
         let named = json!({text: [text, {text: text}]});
         options.tools = vec![json!({"type": "function", "function": {"name": text, "description": text,
@@ -320,7 +321,7 @@ fn whatever_a_template_does_text_stays_text() {
     let check = |source: &str, text: &str, expect: usize| {
         let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
         let messages = [Message::new(Role::User, text.to_owned())];
-        let options = RenderOptions::answer((2026, 11, 21));
+        let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
         let tokens = prompt::tokens(&tokenizer, &template, &messages, &options, None).unwrap();
         let found = tokens.iter().filter(|token| **token == end).count();
         assert_eq!(found, expect, "{source}: {:?}", tokenizer.decode(&tokens));
@@ -363,7 +364,7 @@ fn honest_text_keeps_its_tokens() {
     // Tokens that are not special are recognised in messages, unless the template writes the same token as a block of
     // its own.
     let (_, tokenizer) = tokenizers().swap_remove(0);
-    let options = RenderOptions::answer((2026, 11, 21));
+    let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     let count = |source: &str, text: &str, token: &str| {
         let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
         let messages = [Message::new(Role::User, text.to_owned())];

@@ -8,6 +8,7 @@ use std::{
     sync::LazyLock,
 };
 
+use narthex_spec::Date;
 use narthex_text::{
     detokenize::Detokenizer,
     prompt,
@@ -18,7 +19,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 fn options() -> RenderOptions {
-    RenderOptions::answer((2026, 11, 21))
+    RenderOptions::answer(Date { year: 2026, month: 11, day: 21 })
 }
 
 fn fixture(text: &str) -> Value {

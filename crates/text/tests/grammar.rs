@@ -10,7 +10,7 @@ use std::{
 
 use narthex_engine::{
     config::EngineConfig,
-    constraint::{Allowed, Constraint, Progress},
+    constraint::{AllowedTokens, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits},
     request::{Finish, Request, Sampling},
@@ -37,8 +37,8 @@ impl Constraint for Matched {
         self.times.lock().unwrap().push(begun.elapsed());
     }
 
-    fn allowed(&self) -> Allowed<'_> {
-        self.matcher.failure().map_or(Allowed::Only(self.matcher.allowed()), Allowed::Failed)
+    fn allowed(&self) -> AllowedTokens<'_> {
+        self.matcher.failure().map_or(AllowedTokens::Only(self.matcher.allowed()), AllowedTokens::Failed)
     }
 
     fn accept(&mut self, token: u32) -> Progress {

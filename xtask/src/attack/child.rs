@@ -16,7 +16,7 @@ use super::{HANG, MEMORY, Subject};
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Result of a process.
-pub(super) struct Ended {
+pub(super) struct ProcessResult {
     /// `None` if it was killed because it hung.
     pub(super) status: Option<ExitStatus>,
     pub(super) stderr: String,
@@ -25,7 +25,7 @@ pub(super) struct Ended {
     pub(super) peak: u64,
 }
 
-impl Ended {
+impl ProcessResult {
     /// Returns the finding about the process, if there is one.
     pub(super) fn finding(&self) -> Option<String> {
         let Some(status) = self.status else { return Some(format!("hangs for more than {HANG:?}")) };
@@ -60,12 +60,12 @@ impl Subject<'_> {
     }
 
     /// Runs a command to its end, or kills it if it hangs.
-    pub(super) fn watch(&self, home: &Path, args: &[&str]) -> anyhow::Result<Ended> {
+    pub(super) fn watch(&self, home: &Path, args: &[&str]) -> anyhow::Result<ProcessResult> {
         let log = tempfile::NamedTempFile::new()?;
         let child = self.narthex(home, args).stdout(Stdio::null()).stderr(log.reopen()?).spawn();
         let (status, took, peak) = wait(child.context("the program cannot be started")?, HANG)?;
         let stderr = String::from_utf8_lossy(&fs::read(log.path())?).into_owned();
-        Ok(Ended { status, stderr, took, peak })
+        Ok(ProcessResult { status, stderr, took, peak })
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn ends_are_judged() {
         let ended = |status: Option<ExitStatus>, stderr: &str, peak| {
-            Ended { status, stderr: stderr.to_owned(), took: Duration::ZERO, peak }.finding()
+            ProcessResult { status, stderr: stderr.to_owned(), took: Duration::ZERO, peak }.finding()
         };
         let ok = Some(ExitStatus::default());
         assert_eq!(ended(ok, "error: malformed", 0), None);

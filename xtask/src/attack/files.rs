@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::{
     HANG, Outcome, Subject,
-    child::{Ended, peak_memory},
+    child::{ProcessResult, peak_memory},
     mutation::{Random, mutate},
 };
 use crate::fuzz::{Target, seeds};
@@ -184,7 +184,13 @@ impl FileAttack {
     }
 
     /// Runs a command on a copy of the valid files with a mutated file.
-    fn case(&self, subject: &Subject<'_>, base: &Path, valid: &[u8], case: usize) -> anyhow::Result<Ended> {
+    fn case(
+        &self,
+        subject: &Subject<'_>,
+        base: &Path,
+        valid: &[u8],
+        case: usize,
+    ) -> anyhow::Result<ProcessResult> {
         let mut random = Random::new(subject.seed.wrapping_mul(1_000_003).wrapping_add(case as u64));
         let scratch = tempfile::tempdir()?;
         let folder = scratch.path().join("tiny");
@@ -198,10 +204,10 @@ impl FileAttack {
         subject.watch(&scratch.path().join("home"), &args)
     }
 
-    fn outcome(&self, ends: Vec<(usize, Ended)>) -> Outcome {
+    fn outcome(&self, ends: Vec<(usize, ProcessResult)>) -> Outcome {
         let accepted =
             ends.iter().filter(|(_, ended)| ended.status.is_some_and(|status| status.success())).count();
-        let finding = |(case, ended): &(usize, Ended)| {
+        let finding = |(case, ended): &(usize, ProcessResult)| {
             let command = self.commands[case % self.commands.len()].join(" ");
             Some(format!("case {case} of `{command}` {}", ended.finding()?))
         };

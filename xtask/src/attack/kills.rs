@@ -114,7 +114,7 @@ struct Bench<'a> {
 }
 
 /// Result of one kill.
-struct Killed {
+struct KillResult {
     peak: u64,
     finding: Option<String>,
     /// Time of the first command after the kill.
@@ -146,7 +146,7 @@ impl Bench<'_> {
     }
 
     /// Runs a victim for the time `moment` and kills it. Also returns the time for which it ran.
-    fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(Killed, Duration)> {
+    fn kill(&self, victim: &Victim, moment: Duration) -> anyhow::Result<(KillResult, Duration)> {
         let scratch = tempfile::tempdir()?;
         let (home, log) = (scratch.path().join("home"), scratch.path().join("log"));
         fs::create_dir(&home)?;
@@ -188,7 +188,7 @@ impl Bench<'_> {
             (None, None) if victim.clients == Clients::Prompts => self.reopened(victim, scratch.path())?,
             (None, None) => None,
         };
-        Ok((Killed { peak, finding, next: next.took }, ran))
+        Ok((KillResult { peak, finding, next: next.took }, ran))
     }
 
     /// Returns the command of a victim whose files are in `scratch`.

@@ -104,7 +104,7 @@ pub(crate) fn run(workspace: &Workspace, args: &BfclArgs) -> anyhow::Result<()> 
 
 /// Outcome of a question.
 #[derive(Debug, PartialEq)]
-enum Asked {
+enum QuestionOutcome {
     Calls(Vec<Call>),
     /// The answer reached the token limit.
     Cut,
@@ -115,19 +115,19 @@ enum Asked {
 }
 
 impl Score {
-    fn count(&mut self, question: &Question, asked: Asked, findings: &mut Vec<String>) {
+    fn count(&mut self, question: &Question, asked: QuestionOutcome, findings: &mut Vec<String>) {
         self.questions += 1;
         match asked {
-            Asked::Cut => self.cut += 1,
-            Asked::Refused(message) => {
+            QuestionOutcome::Cut => self.cut += 1,
+            QuestionOutcome::Refused(message) => {
                 self.refused += 1;
                 findings.push(format!("{}: refused: {message}", question.id));
             }
-            Asked::Malformed(found) => {
+            QuestionOutcome::Malformed(found) => {
                 self.calls += 1;
                 findings.push(format!("{}: malformed: {found}", question.id));
             }
-            Asked::Calls(calls) => {
+            QuestionOutcome::Calls(calls) => {
                 self.calls += calls.len();
                 for call in &calls {
                     match question.validate(call) {
@@ -151,7 +151,12 @@ impl Score {
 }
 
 /// Asks one question with a required call.
-fn ask(address: &str, model: &str, question: &Question, calls: data::Calls) -> anyhow::Result<Asked> {
+fn ask(
+    address: &str,
+    model: &str,
+    question: &Question,
+    calls: data::Calls,
+) -> anyhow::Result<QuestionOutcome> {
     let body = json!({
         "model": model,
         "messages": question.messages,
@@ -167,7 +172,7 @@ fn ask(address: &str, model: &str, question: &Question, calls: data::Calls) -> a
         let Answer { status, body } = http::send(address, request, Disconnect::AfterAnswer)?;
         match status {
             200 => return answer(&serde_json::from_str(&body).with_context(|| body.clone())?),
-            400 => return Ok(Asked::Refused(body)),
+            400 => return Ok(QuestionOutcome::Refused(body)),
             503 => thread::sleep(PAUSE),
             _ => bail!("the server answered {status}: {body}"),
         }
@@ -176,12 +181,12 @@ fn ask(address: &str, model: &str, question: &Question, calls: data::Calls) -> a
 }
 
 /// Reads an answer.
-fn answer(body: &Value) -> anyhow::Result<Asked> {
+fn answer(body: &Value) -> anyhow::Result<QuestionOutcome> {
     let choice = &body["choices"][0];
     match choice["finish_reason"].as_str() {
-        Some("length") => return Ok(Asked::Cut),
+        Some("length") => return Ok(QuestionOutcome::Cut),
         Some("tool_calls") => {}
-        _ => return Ok(Asked::Malformed(choice.to_string())),
+        _ => return Ok(QuestionOutcome::Malformed(choice.to_string())),
     }
     let calls = choice["message"]["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
     let read = calls.iter().map(|call| {
@@ -189,8 +194,8 @@ fn answer(body: &Value) -> anyhow::Result<Asked> {
         Some(Call { name: call["function"]["name"].as_str()?.to_owned(), arguments })
     });
     Ok(match read.collect::<Option<Vec<Call>>>().filter(|calls| !calls.is_empty()) {
-        Some(calls) => Asked::Calls(calls),
-        None => Asked::Malformed(choice.to_string()),
+        Some(calls) => QuestionOutcome::Calls(calls),
+        None => QuestionOutcome::Malformed(choice.to_string()),
     })
 }
 
@@ -227,9 +232,9 @@ mod tests {
                 .unwrap()
         };
         let call = Call { name: "f".to_owned(), arguments: json!({"a": 1}) };
-        assert_eq!(with("tool_calls", "{\"a\": 1}"), Asked::Calls(vec![call]));
-        assert_eq!(with("length", "{\"a\": "), Asked::Cut);
-        assert!(matches!(with("tool_calls", "{\"a\": "), Asked::Malformed(_)));
-        assert!(matches!(with("stop", "{}"), Asked::Malformed(_)));
+        assert_eq!(with("tool_calls", "{\"a\": 1}"), QuestionOutcome::Calls(vec![call]));
+        assert_eq!(with("length", "{\"a\": "), QuestionOutcome::Cut);
+        assert!(matches!(with("tool_calls", "{\"a\": "), QuestionOutcome::Malformed(_)));
+        assert!(matches!(with("stop", "{}"), QuestionOutcome::Malformed(_)));
     }
 }

@@ -29,7 +29,7 @@ use measurement::Measurement;
 use report::{Report, SideResult, SpeedRun};
 use runner::Runner;
 use setup::Setup;
-use side::{PEERS, Side, Wanted};
+use side::{PEERS, Side, TargetRatios};
 use spread::Spread;
 use strum::{IntoStaticStr, VariantArray};
 use weights::Weights;
@@ -107,7 +107,7 @@ struct SpeedPlan<'a> {
     weights: &'a Weights,
     work: Workload,
     sides: &'a [Side],
-    wanted: Wanted,
+    wanted: TargetRatios,
 }
 
 /// Measures every selected part and writes the result.
@@ -128,7 +128,7 @@ pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()>
 fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) -> anyhow::Result<()> {
     let published = Weights::published(setup)?;
     if args.has(Part::Standard) {
-        let wanted = Wanted { prefill: 1.7, decode: 2.0 };
+        let wanted = TargetRatios { prefill: 1.7, decode: 2.0 };
         let plan = SpeedPlan { weights: &published, work: STANDARD, sides: Side::VARIANTS, wanted };
         report.speeds.push(plan.measure(setup, args));
         report.cold_start_ms = cold_starts(setup, args)?;
@@ -141,8 +141,8 @@ fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) ->
     if args.has(Part::Shapes) {
         for work in SHAPES {
             let wanted = match work.prompt {
-                4096 => Wanted { prefill: 2.5, decode: 1.5 },
-                _ => Wanted { prefill: 1.7, decode: 2.0 },
+                4096 => TargetRatios { prefill: 2.5, decode: 1.5 },
+                _ => TargetRatios { prefill: 1.7, decode: 2.0 },
             };
             let plan = SpeedPlan { weights: &published, work, sides: &PEERS, wanted };
             report.speeds.push(plan.measure(setup, args));
@@ -151,7 +151,7 @@ fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) ->
     if args.has(Part::Models) {
         for shape in weights::SHAPES {
             let weights = Weights::random(setup, shape)?;
-            let wanted = Wanted { prefill: 1.5, decode: 1.25 };
+            let wanted = TargetRatios { prefill: 1.5, decode: 1.25 };
             let plan = SpeedPlan { weights: &weights, work: STANDARD, sides: &PEERS, wanted };
             report.speeds.push(plan.measure(setup, args));
         }

@@ -12,7 +12,7 @@ use crate::{
         quality::Comparison,
         servers::Servers,
         setup::Setup,
-        side::{PAIRS, Side, SpeedPair, Wanted},
+        side::{PAIRS, Side, SpeedPair, TargetRatios},
         spread::Spread,
         workload::Workload,
     },
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Minimum share of a bare loop's speed that Narthex should reach.
-const LOOP_WANTED: Wanted = Wanted { prefill: 0.95, decode: 0.95 };
+const LOOP_WANTED: TargetRatios = TargetRatios { prefill: 0.95, decode: 0.95 };
 
 /// Maximum of the gateway's time per token divided by that of the engine.
 const TOKEN_BOUND: f64 = 1.03;
@@ -63,7 +63,7 @@ pub(super) struct SpeedRun {
     pub(super) decode_tokens: usize,
     /// Number of repetitions within a measurement. The result is their median.
     pub(super) repeat: usize,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: TargetRatios,
     pub(super) sides: Vec<SideResult>,
     pub(super) ratios: Vec<Ratio>,
 }
@@ -165,7 +165,7 @@ impl SpeedRun {
         setup: &Setup<'_>,
         model: &'static str,
         work: Workload,
-        wanted: Wanted,
+        wanted: TargetRatios,
         mut sides: Vec<SideResult>,
     ) -> Self {
         for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
@@ -359,7 +359,7 @@ pub(super) mod tests {
                 prompt_tokens: 256,
                 decode_tokens: 64,
                 repeat: 2,
-                wanted: Wanted { prefill: 1.7, decode: 2.0 },
+                wanted: TargetRatios { prefill: 1.7, decode: 2.0 },
                 ratios: ratios(&sides),
                 sides,
             }],

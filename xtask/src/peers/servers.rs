@@ -76,7 +76,7 @@ struct Throughput {
 }
 
 /// Measurements of one server with one number of clients.
-struct Measured {
+struct ServerMeasurements {
     side: ServerSide,
     clients: usize,
     /// Results, one for each round.
@@ -85,7 +85,7 @@ struct Measured {
 
 /// Number of tokens that a client received, and the time until its last answer was complete.
 #[derive(Debug, Clone, Copy)]
-struct Received {
+struct ReceivedTokens {
     tokens: f64,
     time: Duration,
 }
@@ -122,9 +122,9 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
     let text = setup.session.workspace.root.join(TEXT);
     let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
     let words: Vec<&str> = text.split_whitespace().collect();
-    let mut all: Vec<Measured> = Vec::new();
+    let mut all: Vec<ServerMeasurements> = Vec::new();
     for &side in ServerSide::VARIANTS {
-        all.extend(CLIENTS.map(|clients| Measured { side, clients, rounds: Vec::new() }));
+        all.extend(CLIENTS.map(|clients| ServerMeasurements { side, clients, rounds: Vec::new() }));
     }
     let mut numbers = 0_usize..;
     let mut next_prompt = || prompt(&words, numbers.next().unwrap_or(0));
@@ -147,8 +147,8 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
 }
 
 /// Summarises the measurements and compares the pairs.
-fn summary(all: &[Measured]) -> Servers {
-    let spread = |measured: &Measured, figure: fn(&Throughput) -> f64| {
+fn summary(all: &[ServerMeasurements]) -> Servers {
+    let spread = |measured: &ServerMeasurements, figure: fn(&Throughput) -> f64| {
         Spread::of(measured.rounds.iter().map(figure).collect())
     };
     let results = all.iter().filter_map(|measured| {
@@ -251,9 +251,9 @@ fn run_clients(server: &Server, clients: Vec<Vec<String>>) -> anyhow::Result<Thr
     let started = Instant::now();
     let client = |prompts: &[String]| {
         let tokens = prompts.iter().map(|prompt| ask(server, prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
-        Ok(Received { tokens, time: started.elapsed() })
+        Ok(ReceivedTokens { tokens, time: started.elapsed() })
     };
-    let received: anyhow::Result<Vec<Received>> = thread::scope(|scope| {
+    let received: anyhow::Result<Vec<ReceivedTokens>> = thread::scope(|scope| {
         let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| client(prompts))).collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
@@ -262,7 +262,7 @@ fn run_clients(server: &Server, clients: Vec<Vec<String>>) -> anyhow::Result<Thr
 }
 
 /// Computes the throughput of all clients.
-fn throughput(received: &[Received]) -> anyhow::Result<Throughput> {
+fn throughput(received: &[ReceivedTokens]) -> anyhow::Result<Throughput> {
     let rates = received.iter().map(|received| received.tokens / received.time.as_secs_f64()).collect();
     let rates = Spread::of(rates).context("there are no clients")?;
     let tokens: f64 = received.iter().map(|received| received.tokens).sum();
@@ -316,7 +316,8 @@ mod tests {
 
     #[test]
     fn throughput_counts_all_tokens_and_the_slowest_client() {
-        let received = [1, 2, 4].map(|seconds| Received { tokens: 64.0, time: Duration::from_secs(seconds) });
+        let received =
+            [1, 2, 4].map(|seconds| ReceivedTokens { tokens: 64.0, time: Duration::from_secs(seconds) });
         let found = throughput(&received).unwrap();
         assert_eq!(found, Throughput { tokens_per_second: 48.0, slowest_share: 0.5 });
         assert!(throughput(&[]).is_err());
@@ -327,8 +328,8 @@ mod tests {
         let throughput = |tokens_per_second| Throughput { tokens_per_second, slowest_share: 0.9 };
         let rounds = |speeds: [f64; 2]| speeds.map(throughput).to_vec();
         let all = [
-            Measured { side: ServerSide::NarthexW4, clients: 4, rounds: rounds([200.0, 100.0]) },
-            Measured { side: ServerSide::LlamaQ4, clients: 4, rounds: rounds([100.0, 50.0]) },
+            ServerMeasurements { side: ServerSide::NarthexW4, clients: 4, rounds: rounds([200.0, 100.0]) },
+            ServerMeasurements { side: ServerSide::LlamaQ4, clients: 4, rounds: rounds([100.0, 50.0]) },
         ];
         let servers = summary(&all);
         assert_eq!(servers.results.len(), 2);

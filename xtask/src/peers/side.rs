@@ -64,7 +64,7 @@ pub(super) const PEERS: [Side; 5] =
 
 /// Minimum ratios to a peer that Narthex should reach.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Wanted {
+pub(super) struct TargetRatios {
     pub(super) prefill: f64,
     pub(super) decode: f64,
 }

@@ -43,6 +43,8 @@ pub(crate) enum Stage {
     Tidy,
     /// Clippy.
     Clippy,
+    /// The documentation of the crates.
+    Doc,
     /// Licences and origins of dependencies.
     Deny,
     /// Versions of dependencies.
@@ -94,6 +96,7 @@ impl Stage {
             Self::Format => "rustfmt changes nothing",
             Self::Tidy => "the sources follow the house rules",
             Self::Clippy => "clippy and the compiler have no warning",
+            Self::Doc => "rustdoc has no warning",
             Self::Deny => "licences, bans and sources of dependencies (cargo-deny)",
             Self::Vet => "every dependency is listed in supply-chain (cargo-vet)",
             Self::Store => "install runtimes and compile two models into a store",
@@ -113,6 +116,7 @@ impl Stage {
             Self::Format => stages::format(session),
             Self::Tidy => stages::tidy(session),
             Self::Clippy => stages::clippy(session),
+            Self::Doc => stages::doc(session),
             Self::Deny => stages::deny(session),
             Self::Vet => stages::vet(session),
             Self::Store => stages::store(session),

@@ -41,6 +41,13 @@ pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
+/// Builds the documentation of every crate, which fails at a broken link.
+pub(crate) fn doc(session: &Session<'_>) -> anyhow::Result<String> {
+    let mut command = session.cargo(&["doc", "--workspace", "--no-deps"]);
+    process::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
+    Ok(String::new())
+}
+
 /// Checks licences, bans and sources of dependencies.
 pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
     let program = DENY.find(session)?;

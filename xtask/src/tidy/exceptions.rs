@@ -20,7 +20,7 @@ pub(crate) struct Exceptions {
     exceptions: Vec<Exception>,
     /// Generated files, to which the rules on sources do not apply.
     #[serde(default)]
-    pub(crate) generated: Vec<Generated>,
+    pub(crate) generated: Vec<GeneratedFile>,
     /// Folders of crates to which a rule does not apply yet.
     #[serde(default)]
     pending: BTreeMap<Rule, Vec<String>>,
@@ -38,7 +38,7 @@ struct Exception {
 /// One generated file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Generated {
+pub(crate) struct GeneratedFile {
     /// Path relative to the root.
     pub(crate) path: String,
     reason: String,

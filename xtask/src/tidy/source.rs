@@ -52,7 +52,7 @@ pub(crate) struct Source {
     /// Its traits.
     pub(crate) traits: Vec<Trait>,
     /// All names that it defines, including those in tests.
-    pub(crate) names: Vec<Named>,
+    pub(crate) names: Vec<NamedItem>,
     /// Lints that it allows or expects outside tests; in tests, only `unsafe_code`.
     pub(crate) escapes: Vec<String>,
     /// Its modules, without tests.
@@ -90,7 +90,7 @@ pub(crate) struct Trait {
 
 /// A name that the source defines.
 #[derive(Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedItem {
     /// Kind of the named item.
     pub(crate) kind: NameKind,
     /// The name.
@@ -218,7 +218,7 @@ struct Walk<'a> {
     in_trait_impl: bool,
     functions: Vec<Function>,
     traits: Vec<Trait>,
-    names: Vec<Named>,
+    names: Vec<NamedItem>,
     escapes: Vec<String>,
 }
 
@@ -237,7 +237,7 @@ impl<'a> Walk<'a> {
     }
 
     fn name(&mut self, kind: NameKind, name: impl ToString) {
-        self.names.push(Named { kind, name: name.to_string() });
+        self.names.push(NamedItem { kind, name: name.to_string() });
     }
 
     /// Visits an item under its attributes, as test code if they mark it so.

@@ -4,7 +4,7 @@ use crate::{
     tidy::{
         exceptions,
         finding::{Finding, Rule},
-        source::{NameKind, Source},
+        source::{NameKind, Role, Source},
     },
     workspace::Package,
 };
@@ -26,6 +26,10 @@ const EMPTY_WORDS: &[&str] = &[
 /// Words without meaning in the name of a type or module; functions may use them, as in `common_prefix`.
 const EMPTY_NOUNS: &[&str] = &["common", "base", "misc"];
 
+/// Nouns and adjectives in "ed" that may be the whole name of a type. All other such names are participles, which state
+/// what was done to something and not what it is.
+const NOT_PARTICIPLES: &[&str] = &["Feed", "Seed", "Shared", "Speed"];
+
 /// Lints that guard the design; switching one off needs an exception.
 const GUARDED: &[&str] = &[
     "unsafe_code",
@@ -38,6 +42,7 @@ const GUARDED: &[&str] = &[
 /// Checks one source.
 pub(crate) fn check(source: &Source) -> Vec<Finding> {
     let mut findings = check_names(source);
+    findings.extend(check_participles(source));
     findings.extend(check_escapes(source));
     findings.extend(check_flags(source));
     if !source.has_docs {
@@ -64,6 +69,22 @@ fn check_names(source: &Source) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Finds types, outside tests, that are named after a participle alone.
+fn check_participles(source: &Source) -> Vec<Finding> {
+    if source.role == Role::Tests {
+        return Vec::new();
+    }
+    let types = source.scopes.iter().flat_map(|scope| &scope.types);
+    let bare = types.filter(|name| {
+        name.ends_with("ed") && words(name).len() == 1 && !NOT_PARTICIPLES.contains(&name.as_str())
+    });
+    let finding = |name: &String| {
+        let message = "is a bare participle; name the thing, as in `PackedWeights`";
+        Finding::excusable(Rule::Names, format!("{}::{name}", source.path), message)
+    };
+    bare.map(finding).collect()
 }
 
 /// Returns the words of a name, in lower case: `RequestHandler` and `request_handler` both have two.
@@ -168,6 +189,17 @@ mod tests {
             "struct Base64; struct Database; fn common_prefix() {} mod utilisation;",
             &[],
         );
+    }
+
+    #[test]
+    fn participles_alone_are_not_type_names() {
+        let path = "crates/a/src/b.rs";
+        check_text(path, "struct Packed;", &["names crates/a/src/b.rs::Packed"]);
+        check_text(path, "mod c { type Rated = u8; }", &["names crates/a/src/b.rs::Rated"]);
+        check_text(path, "enum E { Packed } fn packed() {}", &[]);
+        check_text(path, "struct PackedWeights; struct BedFeed; struct Feed; struct Shared;", &[]);
+        check_text(path, "#[cfg(test)] mod tests { struct Packed; }", &[]);
+        check_text("crates/a/tests/c.rs", "struct Packed;", &[]);
     }
 
     #[test]

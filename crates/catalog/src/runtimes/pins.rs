@@ -89,7 +89,7 @@ impl RuntimePackage {
     }
 }
 
-/// Returns the wheel of a provider's runtime for a platform, or the reason why there is none.
+/// Returns the wheel of a provider's runtime for a platform, or the reason why it has no wheel.
 pub(super) fn find(ep: Ep, platform: Platform) -> Result<Pin, &'static str> {
     let package = super::package(ep).ok_or("it comes with other software")?;
     let wheel =

@@ -72,7 +72,7 @@ struct ManifestFiles {
 }
 
 /// A folder to audit.
-struct Listed {
+struct AuditFolder {
     owner: String,
     folder: PathBuf,
     /// Identity under which verifications are recorded.
@@ -131,7 +131,7 @@ impl Store {
     /// Audits the files of a folder. If one is damaged, the next load verifies the folder again.
     fn audit_folder(
         &self,
-        listed: &Listed,
+        listed: &AuditFolder,
         results: &mut Vec<AuditedFile>,
         seen: &dyn Fn(u64),
         cancel: &Cancel,
@@ -174,7 +174,7 @@ impl Store {
 }
 
 /// Returns the files in a package's manifest, or else the package's name and the reason.
-fn package(folder: &Path, scheme: Scheme) -> Result<Listed, (String, String)> {
+fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
     let bytes = narthex_mmap::read(&folder.join(MANIFEST_FILE), MANIFEST_LIMIT);
@@ -191,16 +191,21 @@ fn package(folder: &Path, scheme: Scheme) -> Result<Listed, (String, String)> {
         return Err(bad(path.to_string()));
     }
     let owner = format!("{}@{scheme}", manifest.name);
-    Ok(Listed { owner, folder: folder.to_owned(), identity: files::digest(&bytes), files: manifest.files })
+    Ok(AuditFolder {
+        owner,
+        folder: folder.to_owned(),
+        identity: files::digest(&bytes),
+        files: manifest.files,
+    })
 }
 
 /// Returns the files in a receipt.
-fn receipt(kind: &str, folder: &Path) -> Result<Listed, AuditedFile> {
+fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {
     let path = folder.join(RECEIPT_FILE);
     let kind = kind.trim_end_matches('s');
     let named = folder.file_name().unwrap_or_default().to_string_lossy();
     match Receipt::read(&path) {
-        Some(receipt) if receipt.files.keys().all(|path| check_path(path).is_ok()) => Ok(Listed {
+        Some(receipt) if receipt.files.keys().all(|path| check_path(path).is_ok()) => Ok(AuditFolder {
             owner: format!("{kind} {}", receipt.made_for),
             folder: folder.to_owned(),
             identity: receipt.archive,

@@ -25,7 +25,7 @@ impl Store {
         self.root().join(FILE)
     }
 
-    /// Returns the state of the key file; `None` if there is none.
+    /// Returns the state of the key file; `None` if the file does not exist.
     pub fn key_file_stamp(&self) -> Option<KeyFileStamp> {
         let meta = fs::metadata(self.key_file()).ok()?;
         #[cfg(unix)]

@@ -84,7 +84,7 @@ impl MachineFolder {
         files::digest_file(file, &Cancel::new(false), |_| ())
     }
 
-    /// Returns a record, or `None` if there is none.
+    /// Returns a record, or `None` if it does not exist.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path.join(name);
         match narthex_mmap::read(&path, RECORD_LIMIT) {

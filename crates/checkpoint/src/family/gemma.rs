@@ -12,7 +12,7 @@ use crate::{
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
-        decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, Tied, activation, present},
+        decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, WeightTying, activation, present},
     },
     layout::NormGains,
     limits::{malformed, unsupported},
@@ -219,7 +219,7 @@ pub(super) fn local_rope(
 
 /// Defaults of both generations.
 pub(super) const GEMMA: Defaults =
-    Defaults { kv_heads: Some(4), head_size: Some(256), tied: Tied::Yes, ..Defaults::LLAMA };
+    Defaults { kv_heads: Some(4), head_size: Some(256), tied: WeightTying::Yes, ..Defaults::LLAMA };
 
 /// Reads the settings that both generations share in GGUF. `largest` is the layer count of the largest size: it alone
 /// scales attention scores by the hidden width divided by the number of heads, for which the format has no key.

@@ -1,7 +1,7 @@
 //! MobileBERT (Sun et al. 2020, arXiv:2004.02984): a deep, narrow encoder with bottlenecks and without layer norms.
 
 use narthex_spec::arch::{
-    Activation, Bottleneck, BottleneckAttention, EncoderArch, EncoderNorm, Factored, Family,
+    Activation, Bottleneck, BottleneckAttention, EncoderArch, EncoderNorm, FactoredEmbedding, Family,
 };
 use serde::Deserialize;
 
@@ -96,7 +96,7 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let heads = Heads { score: keys.classifier_activation.then_some(Activation::Tanh), masked: activation };
     let arch = shared.encoder(config, head(config, sentence, &heads)?)?;
     let factored = (keys.trigram_input || keys.embedding_size != arch.hidden)
-        .then_some(Factored { width: keys.embedding_size, trigram: keys.trigram_input });
+        .then_some(FactoredEmbedding { width: keys.embedding_size, trigram: keys.trigram_input });
     let attention = match (keys.use_bottleneck_attention, keys.key_query_shared_bottleneck) {
         (true, _) => BottleneckAttention::Narrow,
         (false, true) => BottleneckAttention::Shared,
@@ -138,7 +138,7 @@ mod tests {
     fn bottlenecks_are_read() {
         let found = encoder(json!({})).unwrap();
         let (factored, bottleneck) = (found.factored.unwrap(), found.bottleneck.unwrap());
-        assert_eq!((factored, factored.input()), (Factored { width: 128, trigram: true }, 384));
+        assert_eq!((factored, factored.input()), (FactoredEmbedding { width: 128, trigram: true }, 384));
         let shared = Bottleneck { width: 128, attention: BottleneckAttention::Shared, feed_forwards: 4 };
         assert_eq!(
             (bottleneck, found.activation, found.norm),

@@ -10,7 +10,7 @@ use crate::{
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
-        decoder::{DecoderKeys, Defaults, LayerType, Tied},
+        decoder::{DecoderKeys, Defaults, LayerType, WeightTying},
     },
     limits::malformed,
     tensors::Tensors,
@@ -41,8 +41,13 @@ struct SmolLm3Keys {
 
 fn hf(config: &Config) -> Result<Decoder> {
     let (keys, own): (DecoderKeys, SmolLm3Keys) = (config.keys()?, config.keys()?);
-    let defaults =
-        Defaults { context: 32_768, kv_heads: Some(4), theta: 2e6, tied: Tied::Yes, ..Defaults::LLAMA };
+    let defaults = Defaults {
+        context: 32_768,
+        kv_heads: Some(4),
+        theta: 2e6,
+        tied: WeightTying::Yes,
+        ..Defaults::LLAMA
+    };
     let mut arch = keys.decoder(config, defaults)?;
     let interval = own.no_rope_layer_interval.unwrap_or(INTERVAL);
     let rotated = match own.no_rope_layers {

@@ -105,9 +105,11 @@ fn same_length<'a, T>(
     values: Option<&'a [T]>,
 ) -> Result<Option<&'a [T]>> {
     match values {
-        Some(values) if values.len() != length => {
-            Err(malformed(metadata.path(), format!("{length} values of {key}, one a token"), values.len()))
-        }
+        Some(values) if values.len() != length => Err(malformed(
+            metadata.path(),
+            format!("{length} values of {key}, one for each token"),
+            values.len(),
+        )),
         values => Ok(values),
     }
 }

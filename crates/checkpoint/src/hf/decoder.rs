@@ -92,12 +92,12 @@ pub(crate) struct Defaults {
     /// Epsilon of norms.
     pub(crate) epsilon: f64,
     /// Tying of the head's weight to the embedding.
-    pub(crate) tied: Tied,
+    pub(crate) tied: WeightTying,
 }
 
 /// Tying of the head's weight to the embedding's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tied {
+pub(crate) enum WeightTying {
     Yes,
     No,
 }
@@ -111,7 +111,7 @@ impl Defaults {
         theta: 10_000.0,
         rotated: None,
         epsilon: 1e-6,
-        tied: Tied::No,
+        tied: WeightTying::No,
     };
 }
 
@@ -182,7 +182,7 @@ impl DecoderKeys {
             logit_cap: None,
             altup: None,
             per_layer: None,
-            tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == Tied::Yes),
+            tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == WeightTying::Yes),
             kept_tokens: None,
         })
     }

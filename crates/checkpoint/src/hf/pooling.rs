@@ -119,7 +119,7 @@ fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>> {
         ["cls" | "cls_token"] => Ok(Some(Pooling::Cls)),
         ["max" | "max_tokens"] => Ok(Some(Pooling::Max)),
         ["lasttoken"] => Ok(Some(Pooling::Last)),
-        _ => Err(unsupported("pooling", "mean, cls, max or lasttoken, one of them", modes.join("+"))),
+        _ => Err(unsupported("pooling", "exactly one of mean, cls, max and lasttoken", modes.join("+"))),
     }
 }
 
@@ -170,13 +170,13 @@ mod tests {
         check(&[two.clone(), (USUAL, json!({"pooling_mode": "cls"}))], Pooling::Cls, false);
         refused(
             &[two.clone(), (USUAL, json!({MEAN: true, CLS: true}))],
-            "is not supported: expected mean, cls, max or lasttoken",
+            "is not supported: expected exactly one of mean, cls, max and lasttoken",
         );
         check(&[two.clone(), (USUAL, json!({"pooling_mode_max_tokens": true}))], Pooling::Max, false);
         check(&[two.clone(), (USUAL, json!({"pooling_mode_lasttoken": true}))], Pooling::Last, false);
         let other = json!({"pooling_mode_weightedmean_tokens": true});
         refused(&[two.clone(), (USUAL, other)], "pooling \"weightedmean_tokens\"");
-        refused(&[two.clone(), (USUAL, json!({}))], "one of them");
+        refused(&[two.clone(), (USUAL, json!({}))], "exactly one of");
         refused(&[two.clone(), (USUAL, json!({MEAN: true, "include_prompt": false}))], "include_prompt");
         refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode \"1\"");
         refused(&[two], "a pooling configuration, found no file");

@@ -21,7 +21,7 @@ const ADDED: &str = "added_tokens.json";
 
 /// A token of `added_tokens_decoder`.
 #[derive(Debug, Deserialize)]
-struct Added {
+struct AddedTokenEntry {
     content: String,
     #[serde(default)]
     special: bool,
@@ -84,9 +84,9 @@ fn additions(
         };
         return Ok(ids.into_iter().map(addition).collect());
     };
-    let by_id = BTreeMap::<u32, Added>::deserialize(by_id)
+    let by_id = BTreeMap::<u32, AddedTokenEntry>::deserialize(by_id)
         .map_err(|error| unsupported("added_tokens_decoder", "tokens by id", error))?;
-    let addition = |(id, Added { content, special, single_word, lstrip, rstrip })| Addition {
+    let addition = |(id, AddedTokenEntry { content, special, single_word, lstrip, rstrip })| Addition {
         id,
         content,
         special,
@@ -101,6 +101,7 @@ fn additions(
 mod tests {
     use std::path::Path;
 
+    use narthex_spec::Date;
     use narthex_testkit::checkpoint::tiny_llama_safetensors;
     use narthex_text::{
         prompt,
@@ -201,7 +202,7 @@ mod tests {
         let template = checkpoint.chat_template.as_deref().unwrap();
         let template = ChatTemplate::new(template, special.texts.clone()).unwrap();
         let messages = [Message::new(Role::System, "hi".into()), Message::new(Role::User, "sop".into())];
-        let options = RenderOptions::answer((2026, 11, 21));
+        let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
         let tokens = prompt::tokens(&t, &template, &messages, &options, special.bos).unwrap();
         // ChatGLM3's own code builds: [gMASK] sop, then for each message its role, "▁\n", and the content, tokenized
         // separately.

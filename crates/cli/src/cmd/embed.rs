@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
-    request::{EmbedRequest, Overlong, Prompt},
+    request::{EmbedRequest, InputOverflow, Prompt},
 };
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     for batch in texts.chunks(BATCH) {
         let request = EmbedRequest {
             inputs: batch.iter().cloned().map(Prompt::Text).collect(),
-            overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
+            overlong: if args.truncate { InputOverflow::Truncate } else { InputOverflow::Refuse },
             dimensions: args.dimensions,
             prompt: args.prompt.clone(),
         };

@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
-    request::{Filling, Fillings, MaskRequest, RefineRequest, Refined},
+    request::{Filling, Fillings, MaskPredictOutput, MaskRequest, RefineRequest},
 };
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ struct Masks<'a> {
 }
 
 #[derive(Serialize)]
-struct Generated<'a> {
+struct GeneratedText<'a> {
     model: &'a str,
     text: &'a str,
     generated: &'a str,
@@ -52,11 +52,11 @@ pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
     }
 }
 
-fn print_generated(args: &FillArgs, found: &Refined) -> anyhow::Result<()> {
+fn print_generated(args: &FillArgs, found: &MaskPredictOutput) -> anyhow::Result<()> {
     if !args.json {
         return output::line(&found.text);
     }
-    output::json(&Generated {
+    output::json(&GeneratedText {
         model: &args.model,
         text: &found.text,
         generated: &found.generated,

@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
-    request::{Overlong, RerankRequest},
+    request::{InputOverflow, RerankRequest},
 };
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
         query: args.query.clone(),
         documents,
         top_n: args.top_n,
-        overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
+        overlong: if args.truncate { InputOverflow::Truncate } else { InputOverflow::Refuse },
     };
     let ranking = gateway.rerank(&status.id(), &request, interrupt::cancel())?;
     let lines = ranking.results.iter().map(|ranked| RankedDocument {

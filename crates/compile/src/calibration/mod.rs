@@ -22,7 +22,7 @@ pub use crate::error::RunnerError;
 use crate::{
     error::{CompileError, Result},
     quant::{Scaling, scaling::Input},
-    rotary::{Reach, RotarySet, Wave},
+    rotary::{LengthRange, RotarySet, Trigonometric},
 };
 use probe::{output, probe};
 use segment::{Segment, segments};
@@ -153,8 +153,8 @@ impl CalibrationModel<'_> {
             Slot::PerLayerEmbeds => Elements::F32(self.per_layer(tokens)?),
             Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
             Slot::TotalLength => Elements::I32(vec![count as i32]),
-            Slot::CosTable => Elements::F32(self.angles(count, Wave::Cos)),
-            Slot::SinTable => Elements::F32(self.angles(count, Wave::Sin)),
+            Slot::CosTable => Elements::F32(self.angles(count, Trigonometric::Cos)),
+            Slot::SinTable => Elements::F32(self.angles(count, Trigonometric::Sin)),
             Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
             _ => Elements::F32(vec![0.0; shape.iter().product()]),
         };
@@ -162,9 +162,9 @@ impl CalibrationModel<'_> {
     }
 
     /// Returns the rotary cosines or sines for a sequence of `tokens` tokens, `[positions, pairs]`.
-    fn angles(&self, tokens: usize, wave: Wave) -> Vec<f32> {
+    fn angles(&self, tokens: usize, wave: Trigonometric) -> Vec<f32> {
         let long = self.arch.switch().is_some_and(|at| tokens > at);
-        let reach = if long { Reach::Long } else { Reach::Short };
+        let reach = if long { LengthRange::Long } else { LengthRange::Short };
         RotarySet { rotation: Rotation::Global, reach }.values(self.arch, wave, 0..tokens)
     }
 

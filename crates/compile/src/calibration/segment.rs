@@ -22,7 +22,7 @@ pub struct Segment {
 /// Divides a graph into segments of about `most` bytes of weights; a single layer may exceed this. A cut is possible
 /// only where all values that cross it are `f32` with known shapes. `bind` returns the extents of symbols.
 pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) -> Vec<Segment> {
-    let cutter = Cutter::new(graph, graph.infer(bind));
+    let cutter = GraphSegmenter::new(graph, graph.infer(bind));
     let mut starts = vec![0];
     let mut held = HashSet::new();
     let mut bytes = 0u64;
@@ -45,7 +45,7 @@ pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) ->
 }
 
 /// A graph with the data needed to cut it.
-struct Cutter<'a> {
+struct GraphSegmenter<'a> {
     graph: &'a Graph,
     known: InferredTensors,
     constants: HashMap<&'a str, &'a Initializer>,
@@ -55,7 +55,7 @@ struct Cutter<'a> {
     readers: HashMap<&'a str, usize>,
 }
 
-impl<'a> Cutter<'a> {
+impl<'a> GraphSegmenter<'a> {
     fn new(graph: &'a Graph, known: InferredTensors) -> Self {
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();

@@ -14,7 +14,7 @@ use narthex_graph::onnx::external::ByteRange;
 use narthex_spec::DType;
 use rayon::prelude::*;
 
-use super::{Emitter, Quantized, encoded, size};
+use super::{Emitter, QuantizedWeight, encoded, size};
 use crate::{
     error::{CompileError, Result},
     package::HashedFile,
@@ -139,7 +139,12 @@ impl Emitter<'_> {
     }
 
     /// Quantises weights of equal width, concatenated along their rows. Writes them unless an earlier graph did.
-    pub(crate) fn quantize(&mut self, names: &[String], cols: usize, storage: Storage) -> Result<Quantized> {
+    pub(crate) fn quantize(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<QuantizedWeight> {
         let key = names.join("+");
         if let Some(known) = self.written.quantized.get(&key) {
             return Ok(*known);
@@ -149,7 +154,12 @@ impl Emitter<'_> {
         Ok(quantized)
     }
 
-    fn write_quantized(&mut self, names: &[String], cols: usize, storage: Storage) -> Result<Quantized> {
+    fn write_quantized(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<QuantizedWeight> {
         let (block, rows) = (self.recipe.block, self.stacked_rows(names) as u64);
         let blocks = cols.div_ceil(block) as u64;
         let (quants_length, zeros_length) = match storage {
@@ -174,7 +184,7 @@ impl Emitter<'_> {
             0 => None,
             length => Some(self.stream(rows * length, |append| append(&zeros))?),
         };
-        Ok(Quantized { storage, quants, scales, zeros })
+        Ok(QuantizedWeight { storage, quants, scales, zeros })
     }
 }
 

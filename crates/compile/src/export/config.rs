@@ -42,7 +42,7 @@ pub(super) fn files(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry)
         files.push((TEMPLATE_FILE, bytes));
     }
     let none = BTreeMap::new();
-    let said = Said {
+    let said = TokenizerSettings {
         bos: manifest.tokenizer.bos,
         longest: manifest.max_length,
         special: manifest.chat.as_ref().map_or(&none, |chat| &chat.special_tokens),
@@ -68,8 +68,8 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
     };
     if arch.per_layer.is_some() {
-        let expected = "a model whose embedding gives rows to the first layer alone";
-        let found = "rows for every layer";
+        let expected = "a model whose embeddings are inputs of the first layer only";
+        let found = "per-layer embeddings, which are inputs of every layer";
         return Err(refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, found));
     }
     let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;
@@ -123,7 +123,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
 }
 
 /// Model settings in a tokenizer's configuration.
-pub(super) struct Said<'a> {
+pub(super) struct TokenizerSettings<'a> {
     /// Token at the beginning of every sequence, if the model requires one.
     pub(super) bos: Option<u32>,
     /// Maximum sequence length, in tokens.
@@ -133,7 +133,7 @@ pub(super) struct Said<'a> {
     pub(super) template: Option<&'a str>,
 }
 
-impl Said<'_> {
+impl TokenizerSettings<'_> {
     /// Returns the content of `tokenizer_config.json`.
     pub(super) fn tokenizer_config(&self) -> Value {
         let mut config = Map::new();

@@ -36,7 +36,7 @@ const I32: i64 = 6;
 /// ```
 pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry) -> Result<Graph> {
     let mut graph = open(job, entry)?;
-    let mut front = Front { job, g: Builder::new("", &[]), constants: Vec::new() };
+    let mut front = Prologue { job, g: Builder::new("", &[]), constants: Vec::new() };
     let tokens = front.g.input(TOKENS, DType::I64, &["batch".into(), "sequence".into()]);
     let mask = front.g.input(MASK, DType::I64, &["batch".into(), "total".into()]);
     let mut embeds = front.rows(TableRole::Token, &tokens)?;
@@ -75,7 +75,7 @@ pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
 }
 
 /// Adds the new nodes before the graph, and gives the logits the required shape.
-fn close(mut graph: Graph, front: Front<'_>, entry: &GraphEntry, tokens: &str) -> Result<Graph> {
+fn close(mut graph: Graph, front: Prologue<'_>, entry: &GraphEntry, tokens: &str) -> Result<Graph> {
     let rows = entry.output(Slot::Logits).map(|binding| binding.name.clone()).unwrap_or_default();
     let (flat, shaped) = (format!("{SCOPE}/logits"), LOGITS.to_owned());
     let mut back = Builder::new("", &[]);
@@ -104,14 +104,14 @@ fn close(mut graph: Graph, front: Front<'_>, entry: &GraphEntry, tokens: &str) -
 }
 
 /// Nodes before those of the package.
-struct Front<'a> {
+struct Prologue<'a> {
     job: &'a ExportJob<'a>,
     g: Builder,
     /// Tables, which are in the package's data file.
     constants: Vec<Initializer>,
 }
 
-impl Front<'_> {
+impl Prologue<'_> {
     /// Returns values for the slots of lengths and rows.
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
         let at = |part: &str| format!("{SCOPE}/{part}");

@@ -33,7 +33,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Partial,
-    config::{self, Said},
+    config::{self, TokenizerSettings},
 };
 use crate::{
     error::{CompileError, Result},
@@ -123,7 +123,7 @@ impl Tensor {
 }
 
 /// A stored tensor: its name, type and shape, and the offset of its end in the data.
-struct Place {
+struct StoredTensor {
     name: String,
     dtype: &'static str,
     shape: Vec<usize>,
@@ -132,7 +132,7 @@ struct Place {
 
 /// Returns the stored tensors in order. A linear weight `[out, in]` becomes three: the integers `[in, out / 8]`, eight
 /// rows in a word, the scales `[in / group, out]`, and the zero points `[in / group, out / 8]`.
-fn places(tensors: &[Tensor], group: usize) -> Vec<Place> {
+fn places(tensors: &[Tensor], group: usize) -> Vec<StoredTensor> {
     let mut places = Vec::new();
     let mut end = 0;
     for Tensor { of, packed, shape } in tensors {
@@ -149,18 +149,18 @@ fn places(tensors: &[Tensor], group: usize) -> Vec<Place> {
         };
         for (name, dtype, shape) in stored {
             end += shape.iter().product::<usize>() * if dtype == "I32" { 4 } else { 2 };
-            places.push(Place { name, dtype, shape, end });
+            places.push(StoredTensor { name, dtype, shape, end });
         }
     }
     places
 }
 
 /// Returns the beginning of the safetensors file, padded to a multiple of eight bytes.
-fn header(places: &[Place]) -> Vec<u8> {
+fn header(places: &[StoredTensor]) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut start = 0;
-    for Place { name, dtype, shape, end } in places {
+    for StoredTensor { name, dtype, shape, end } in places {
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
         header.insert(name.clone(), entry);
         start = *end;
@@ -321,7 +321,7 @@ fn files(
         TokenizerSource::Json(bytes) => Tokenizer::from_json(bytes)?,
     };
     let template = checkpoint.chat_template.clone();
-    let said = Said {
+    let said = TokenizerSettings {
         bos: special.bos,
         longest: checkpoint.max_length,
         special: &special.texts,

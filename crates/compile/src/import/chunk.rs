@@ -140,7 +140,7 @@ fn columns(file: &str, graph: &Graph, names: &TensorNames, count: usize) -> Resu
         }
         shape => {
             let what = format!("input {:?} of {file}", mask.name);
-            let expected = format!("one row of so many columns, at least {count}");
+            let expected = format!("one row with a fixed number of columns, at least {count}");
             Err(refused(what, expected, format!("{} dimensions, {:?}", shape.len(), shape.last())))
         }
     }

@@ -10,7 +10,7 @@ use narthex_spec::{
 };
 
 use crate::{
-    emit::{Emitter, Quantized},
+    emit::{Emitter, QuantizedWeight},
     error::Result,
 };
 
@@ -66,7 +66,7 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
 }
 
 /// Returns the encoding of a table for a weight in blocks.
-pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
+pub(crate) fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
         quants: e.range(weight.quants),

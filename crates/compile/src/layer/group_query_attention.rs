@@ -1,6 +1,6 @@
 //! Attention of the dynamic variant: one operator with a cache that is updated in place.
 
-use narthex_graph::typed::{GroupQueryAttention, Tensor};
+use narthex_graph::typed::{GroupQueryAttention, KeyValue, Tensor};
 use narthex_spec::arch::{KvSource, QkNorm};
 
 use super::{
@@ -18,9 +18,9 @@ pub(crate) struct CacheInputs {
     /// Cosines and sines `[positions, head_size / 2]`, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
     /// Past keys and values.
-    pub(crate) past: [Tensor; 2],
+    pub(crate) past: KeyValue,
     /// New tokens' keys and values of the layer whose cache is shared.
-    pub(crate) shared: Option<[Tensor; 2]>,
+    pub(crate) shared: Option<KeyValue>,
 }
 
 /// Result of a layer's attention over the cache.
@@ -28,15 +28,15 @@ pub(crate) struct CachedAttended {
     /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
     /// New tokens' keys and values, which later layers may share; `None` if they are packed with the queries.
-    pub(crate) key_value: Option<[Tensor; 2]>,
+    pub(crate) key_value: Option<KeyValue>,
     /// Updated keys and values, in the buffer of the past.
-    pub(crate) present: [Tensor; 2],
+    pub(crate) present: KeyValue,
 }
 
 /// Queries, and keys and values unless they are packed after the queries.
 struct QueryKeyValue {
     query: Tensor,
-    key_value: Option<[Tensor; 2]>,
+    key_value: Option<KeyValue>,
 }
 
 /// Adds causal attention over the cache; the operator applies RoPE.
@@ -98,7 +98,7 @@ fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -
     if spec.value_norm {
         v = norm_heads(e, layer, Projection::Value, v)?;
     }
-    Ok(QueryKeyValue { query: q, key_value: Some([k, v]) })
+    Ok(QueryKeyValue { query: q, key_value: Some(KeyValue { key: k, value: v }) })
 }
 
 /// Returns a projection `[batch, sequence, heads · size]`, normed per head.

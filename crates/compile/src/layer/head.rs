@@ -16,7 +16,7 @@ use super::{
     linear::quantized_linear,
 };
 use crate::{
-    emit::{Emitter, Quantized},
+    emit::{Emitter, QuantizedWeight},
     error::Result,
     quant::Storage,
 };
@@ -96,7 +96,7 @@ fn head_with_outliers(
     e: &mut Emitter<'_>,
     rows: Tensor,
     arch: &DecoderArch,
-    weight: &Quantized,
+    weight: &QuantizedWeight,
     outliers: &[usize],
 ) -> Result<Tensor> {
     let (scope, name, shape) = (scope(), arch.head_weight(), [arch.head_rows(), arch.hidden]);

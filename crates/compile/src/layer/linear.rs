@@ -4,7 +4,7 @@ use narthex_graph::typed::{MatMulNBits, Scope, Tensor};
 use narthex_spec::DType;
 
 use crate::{
-    emit::{Emitter, Quantized},
+    emit::{Emitter, QuantizedWeight},
     error::Result,
     quant::Storage,
 };
@@ -110,7 +110,7 @@ pub(crate) fn quantized_linear(
     scope: &Scope,
     x: Tensor,
     [rows, cols]: [usize; 2],
-    weight: &Quantized,
+    weight: &QuantizedWeight,
     bias: Option<Tensor>,
 ) -> Result<Tensor> {
     let bits: usize = if weight.storage == Storage::W4 { 4 } else { 8 };

@@ -13,7 +13,7 @@ use narthex_spec::{
 use crate::{
     emit::{Emitter, pieces},
     error::Result,
-    rotary::{Reach, RotarySet, Wave},
+    rotary::{LengthRange, RotarySet, Trigonometric},
 };
 
 /// A set of angles: the names of its cosines and sines in the weights file, and their roles.
@@ -26,17 +26,17 @@ struct AngleTables {
 /// All sets that a decoder may have.
 const TABLES: [AngleTables; 3] = [
     AngleTables {
-        set: RotarySet { rotation: Rotation::Global, reach: Reach::Short },
+        set: RotarySet { rotation: Rotation::Global, reach: LengthRange::Short },
         names: ["rope/cos", "rope/sin"],
         roles: [TableRole::Cos, TableRole::Sin],
     },
     AngleTables {
-        set: RotarySet { rotation: Rotation::Global, reach: Reach::Long },
+        set: RotarySet { rotation: Rotation::Global, reach: LengthRange::Long },
         names: ["long_rope/cos", "long_rope/sin"],
         roles: [TableRole::LongCos, TableRole::LongSin],
     },
     AngleTables {
-        set: RotarySet { rotation: Rotation::Local, reach: Reach::Short },
+        set: RotarySet { rotation: Rotation::Local, reach: LengthRange::Short },
         names: ["local_rope/cos", "local_rope/sin"],
         roles: [TableRole::LocalCos, TableRole::LocalSin],
     },
@@ -57,8 +57,8 @@ impl Angles {
             let Some(extents) = set.extents(arch) else { continue };
             let [cos, sin] = names;
             let places = [
-                write(e, cos, arch, set, Wave::Cos, extents)?,
-                write(e, sin, arch, set, Wave::Sin, extents)?,
+                write(e, cos, arch, set, Trigonometric::Cos, extents)?,
+                write(e, sin, arch, set, Trigonometric::Sin, extents)?,
             ];
             if set.rotation != Rotation::Global || arch.switch().is_none() {
                 let cos = e.external(cos, DType::F32, &extents, places[0]);
@@ -101,7 +101,7 @@ fn write(
     name: &str,
     arch: &DecoderArch,
     set: RotarySet,
-    wave: Wave,
+    wave: Trigonometric,
     [positions, pairs]: [usize; 2],
 ) -> Result<ByteRange> {
     let length = (positions as u64) * (pairs * DType::F32.size()) as u64;

@@ -1,6 +1,6 @@
 //! Attention of the static variant: plain operators with fixed shapes of rank 4 at most.
 
-use narthex_graph::typed::{Scope, Tensor};
+use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::arch::QkNorm;
 
 use super::{
@@ -25,9 +25,9 @@ pub(crate) struct StaticStep {
 /// Keys and values that a layer attends to.
 pub(crate) enum StaticCache {
     /// The layer's own past: keys `[1, kv_heads, size, past]` and values `[1, kv_heads, past, size]`.
-    Own([Tensor; 2]),
+    Own(KeyValue),
     /// Keys and values of past and new tokens, concatenated by an earlier layer.
-    Shared([Tensor; 2]),
+    Shared(KeyValue),
 }
 
 /// Result of a layer's attention with fixed shapes.
@@ -35,9 +35,9 @@ pub(crate) struct StaticAttended {
     /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
     /// Keys and values of the past and of the new tokens, which later layers may share.
-    pub(crate) joined: [Tensor; 2],
+    pub(crate) joined: KeyValue,
     /// Keys and values of the new tokens, if they are the layer's own.
-    pub(crate) new: Option<[Tensor; 2]>,
+    pub(crate) new: Option<KeyValue>,
 }
 
 /// Adds causal attention of a fixed number of new tokens to a past of fixed width and to themselves. In grouped queries
@@ -67,10 +67,10 @@ pub(crate) fn scaled_dot_product_attention(
         StaticCache::Own(past) => {
             let parts = [Projection::Query, Projection::Key, Projection::Value];
             let [q, k, v] = project(e, layer, x, step.tokens, parts)?;
-            let new = [new_keys(e, layer, k, step)?, new_values(e, layer, v, step)?];
-            let keys = e.graph.concat(&layer.scope.child("keys"), &[past[0], new[0]], 3)?;
-            let values = e.graph.concat(&layer.scope.child("values"), &[past[1], new[1]], 2)?;
-            (q, [keys, values], Some(new))
+            let new = KeyValue { key: new_keys(e, layer, k, step)?, value: new_values(e, layer, v, step)? };
+            let key = e.graph.concat(&layer.scope.child("keys"), &[past.key, new.key], 3)?;
+            let value = e.graph.concat(&layer.scope.child("values"), &[past.value, new.value], 2)?;
+            (q, KeyValue { key, value }, Some(new))
         }
         StaticCache::Shared(kv) => {
             let [q] = project(e, layer, x, step.tokens, [Projection::Query])?;
@@ -92,7 +92,7 @@ fn attend(
     e: &mut Emitter<'_>,
     layer: &AttentionLayer<'_>,
     q: Tensor,
-    [keys, values]: [Tensor; 2],
+    key_value: KeyValue,
     step: &StaticStep,
 ) -> Result<Tensor> {
     let (scope, spec, tokens) = (layer.scope, layer.spec, step.tokens);
@@ -102,7 +102,7 @@ fn attend(
         if tokens == 1 { Ok(x) } else { e.graph.reshape(scope, x, &shape.map(|extent| extent as i64)) }
     };
     let q = regroup(e, &scope.child("q").child("groups"), q, [1, kv, grouped, size])?;
-    let scores = e.graph.mat_mul(&scope.child("scores"), q, keys)?;
+    let scores = e.graph.mat_mul(&scope.child("scores"), q, key_value.key)?;
     let scores = regroup(e, &scope.child("scores"), scores, [1, spec.heads, tokens, seen])?;
     let scores = match spec.score_cap {
         Some(cap) => soft_cap(e, &scope.child("cap"), scores, cap)?,
@@ -110,7 +110,7 @@ fn attend(
     };
     let weights = masked_softmax(e, scope, scores, step.mask)?;
     let weights = regroup(e, &scope.child("groups"), weights, [1, kv, grouped, seen])?;
-    let mixed = e.graph.mat_mul(&scope.child("mix"), weights, values)?;
+    let mixed = e.graph.mat_mul(&scope.child("mix"), weights, key_value.value)?;
     Ok(regroup(e, &scope.child("mix").child("heads"), mixed, [1, spec.heads, tokens, size])?)
 }
 

@@ -3,7 +3,7 @@
 //! Attention with RoPE is one operator over a cache that is updated in place. The head computes only the requested
 //! rows.
 
-use narthex_graph::typed::{Scope, Tensor, TensorType};
+use narthex_graph::typed::{KeyValue, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
@@ -12,7 +12,7 @@ use narthex_spec::{
 };
 
 use super::{
-    Lowered,
+    LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
     encoder::{self, EncoderInput, EncoderLayers},
     io::GraphIo,
@@ -45,7 +45,7 @@ fn f32(shape: &[Dim]) -> TensorType {
 /// ```text
 /// embeds ── Mul(scale) ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
 /// ```
-pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered> {
+pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<LoweredModel> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let rows: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -94,9 +94,9 @@ struct CachedAttention<'a> {
 
 /// An entry of the KV cache.
 struct CacheEntry {
-    past: [Tensor; 2],
+    past: KeyValue,
     /// New tokens' keys and values, for layers that share the entry.
-    new: Option<[Tensor; 2]>,
+    new: Option<KeyValue>,
 }
 
 impl AttentionLowering for CachedAttention<'_> {
@@ -106,8 +106,11 @@ impl AttentionLowering for CachedAttention<'_> {
         let known = self.entries.get(entry);
         let past = match known {
             Some(known) => known.past,
-            None => [(Slot::PastKey { layer: entry }, "key"), (Slot::PastValue { layer: entry }, "value")]
-                .map(|(slot, part)| io.input(e, slot, &format!("past.{entry}.{part}"), kind.clone())),
+            None => {
+                let mut input = |slot, part| io.input(e, slot, &format!("past.{entry}.{part}"), kind.clone());
+                let key = input(Slot::PastKey { layer: entry }, "key");
+                KeyValue { key, value: input(Slot::PastValue { layer: entry }, "value") }
+            }
         };
         let cache = CacheInputs {
             seqlens_k: self.seqlens_k,
@@ -120,9 +123,12 @@ impl AttentionLowering for CachedAttention<'_> {
         let layer = AttentionLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
         let attended = group_query_attention(e, &layer, x, &cache)?;
         let shared = if spec.kv == KvSource::Own { String::new() } else { format!(".by.{index}") };
-        let slots =
-            [(Slot::PresentKey { layer: entry }, "key"), (Slot::PresentValue { layer: entry }, "value")];
-        for ((slot, part), tensor) in slots.into_iter().zip(attended.present) {
+        let KeyValue { key, value } = attended.present;
+        let outputs = [
+            (Slot::PresentKey { layer: entry }, "key", key),
+            (Slot::PresentValue { layer: entry }, "value", value),
+        ];
+        for (slot, part, tensor) in outputs {
             io.output(e, slot, &format!("present.{entry}.{part}{shared}"), tensor, &kind)?;
         }
         if known.is_none() {
@@ -170,7 +176,7 @@ fn logits(
 /// embeds ── norm ── layers ── vector, scores or spans
 ///                         └── Gather(logits_rows) ── logits
 /// ```
-pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered> {
+pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<LoweredModel> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -224,6 +230,6 @@ fn encoder_output(
     Ok(None)
 }
 
-fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered> {
-    Ok(Lowered { graphs: vec![(e.finish_graph()?, entry)], tables })
+fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<LoweredModel> {
+    Ok(LoweredModel { graphs: vec![(e.finish_graph()?, entry)], tables })
 }

@@ -17,7 +17,7 @@ use narthex_spec::{
 use crate::{emit::Emitter, error::Result};
 
 /// A lowered model.
-pub(crate) struct Lowered {
+pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
     pub(crate) graphs: Vec<(Graph, GraphEntry)>,
     /// Host tables.
@@ -25,7 +25,7 @@ pub(crate) struct Lowered {
 }
 
 /// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
-pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<Lowered> {
+pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<LoweredModel> {
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
         Architecture::Encoder(arch) => dynamic::encoder(e, arch)?,

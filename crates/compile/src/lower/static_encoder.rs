@@ -8,14 +8,14 @@ use narthex_spec::{
 };
 
 use super::{
-    Lowered,
+    LoweredModel,
     encoder::{self, EncoderInput, EncoderLayers},
     io::{GraphIo, f16},
 };
 use crate::{emit::Emitter, error::Result, layer::encoder_head};
 
 /// Lowers the graphs of an encoder: one for each length, and the head if it runs on single rows.
-pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<Lowered> {
+pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<LoweredModel> {
     let mut graphs = Vec::new();
     for &length in &shapes.buckets {
         let entry = bucket(e, arch, length)?;
@@ -25,7 +25,7 @@ pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShap
         let entry = masked_lm(e, arch, activation)?;
         graphs.push((e.finish_graph()?, entry));
     }
-    Ok(Lowered { graphs, tables: Vec::new() })
+    Ok(LoweredModel { graphs, tables: Vec::new() })
 }
 
 /// Lowers an encoder for one text of at most `length` tokens.

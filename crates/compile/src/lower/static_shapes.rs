@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, iter};
 
-use narthex_graph::typed::{Scope, Tensor};
+use narthex_graph::typed::{KeyValue, Scope, Tensor};
 use narthex_spec::{
     DType, Scheme, Variant,
     arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
@@ -16,7 +16,7 @@ use narthex_spec::{
 };
 
 use super::{
-    Lowered,
+    LoweredModel,
     decoder::{AttentionLowering, DecoderLayers},
     io::{GraphIo, f16},
     parts, static_encoder,
@@ -41,7 +41,7 @@ pub(crate) fn lower(
     e: &mut Emitter<'_>,
     architecture: &Architecture,
     shapes: &FixedShapes,
-) -> Result<Lowered> {
+) -> Result<LoweredModel> {
     if e.recipe.scheme == Scheme::F32 {
         return Err(CompileError::Unsupported {
             what: "scheme f32".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn lower(
     }
 }
 
-fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered> {
+fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<LoweredModel> {
     let mut graphs = Vec::new();
     let parts = parts::parts(arch, e.plan, e.recipe);
     for past in shapes.contexts() {
@@ -72,7 +72,7 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     // Variant A wrote the angles of every position. It lists the tables itself if the host supplies the angles to it
     // too.
     let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
-    Ok(Lowered { graphs, tables })
+    Ok(LoweredModel { graphs, tables })
 }
 
 /// Slots for cosines and sines, and the prefix of their names in the graph.
@@ -167,7 +167,7 @@ struct StaticAttention<'a> {
     /// Masks by window.
     masks: Vec<(Option<usize>, Tensor)>,
     /// Keys and values of past and new tokens, by cache entry.
-    entries: BTreeMap<usize, [Tensor; 2]>,
+    entries: BTreeMap<usize, KeyValue>,
     layouts: Vec<KvLayout>,
 }
 
@@ -184,7 +184,7 @@ impl AttentionLowering for StaticAttention<'_> {
             None => StaticCache::Own(self.past(e, io, entry, spec)),
         };
         let found = scaled_dot_product_attention(e, &layer, x, &step, &cache)?;
-        if let Some([key, value]) = found.new {
+        if let Some(KeyValue { key, value }) = found.new {
             let (heads, size, tokens) = (spec.kv_heads, spec.head_size, self.tokens);
             let keys = f16([1, heads, size, tokens]);
             io.output(e, Slot::NewKey { layer: entry }, &format!("new.{entry}.key"), key, &keys)?;
@@ -218,13 +218,13 @@ impl StaticAttention<'_> {
     }
 
     /// Declares the past keys and values of a cache entry.
-    fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> [Tensor; 2] {
+    fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> KeyValue {
         let (heads, size, past) = (spec.kv_heads, spec.head_size, self.past);
         let key = f16([1, heads, size, past]);
         let key = io.input(e, Slot::PastKey { layer: entry }, &format!("past.{entry}.key"), key);
         let value = f16([1, heads, past, size]);
         let value = io.input(e, Slot::PastValue { layer: entry }, &format!("past.{entry}.value"), value);
-        [key, value]
+        KeyValue { key, value }
     }
 }
 

@@ -29,12 +29,12 @@ pub enum Storage {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// One entry per weight.
-    pub weights: Vec<Planned>,
+    pub weights: Vec<WeightPlan>,
 }
 
 /// Entry of one weight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Planned {
+pub struct WeightPlan {
     /// Canonical name.
     pub name: String,
     /// Rows: outputs of the linear layer.
@@ -56,7 +56,7 @@ impl Storage {
     }
 }
 
-impl Planned {
+impl WeightPlan {
     /// Returns the size in bytes of the weight with its scales and zero points, in blocks of `block` columns.
     pub fn bytes(&self, block: usize) -> u64 {
         let (rows, cols) = (self.rows as u64, self.cols as u64);
@@ -124,7 +124,7 @@ impl Plan {
     }
 
     fn push(&mut self, name: String, rows: usize, cols: usize, storage: Storage) {
-        self.weights.push(Planned { name, rows, cols, storage });
+        self.weights.push(WeightPlan { name, rows, cols, storage });
     }
 
     fn decoder(&mut self, arch: &DecoderArch, inner: Storage) {
@@ -245,7 +245,7 @@ impl Plan {
     }
 
     /// Returns the entry of one weight.
-    pub fn get(&self, name: &str) -> Option<&Planned> {
+    pub fn get(&self, name: &str) -> Option<&WeightPlan> {
         self.weights.iter().find(|planned| planned.name == name)
     }
 }

@@ -124,7 +124,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
 
 /// Measured treatment of one input.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Remedied {
+pub struct InputRemedy {
     /// The input.
     #[serde(flatten)]
     pub input: Input,
@@ -140,7 +140,7 @@ pub struct Remedied {
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Scaling {
     /// One entry for each input.
-    pub inputs: Vec<Remedied>,
+    pub inputs: Vec<InputRemedy>,
     #[serde(skip)]
     divisors: BTreeMap<String, usize>,
     #[serde(skip)]
@@ -163,7 +163,7 @@ impl Scaling {
             }
             Remedy::Split => outlying = outliers(mean_squares),
         }
-        self.inputs.push(Remedied { input, exponents: found, outliers: outlying });
+        self.inputs.push(InputRemedy { input, exponents: found, outliers: outlying });
     }
 
     /// Returns the factors for the columns of a weight.

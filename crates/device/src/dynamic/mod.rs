@@ -18,7 +18,8 @@ mod rows;
 use std::{mem, ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvCopy, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read, check_truncate,
+    Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
+    check_truncate,
 };
 use narthex_spec::{
     KvPrecision, SlotId, TokenId,
@@ -305,7 +306,7 @@ impl DynamicExecutor {
 
 /// Returns whether a span can be part of a batch.
 fn is_single(span: &Span) -> bool {
-    span.tokens.len() == 1 && span.logits != Wanted::Nothing
+    span.tokens.len() == 1 && span.logits != LogitRows::Nothing
 }
 
 impl Executor for DynamicExecutor {

@@ -5,14 +5,12 @@ use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use half::f16;
 use ort::{AsPointer, operator::ComputeContext};
+use parking_lot::Mutex;
 
 use super::{
     region::{Leader, Region},
@@ -120,12 +118,12 @@ impl<'a> Call<'a> {
         self.parallel(threads, |_| match region.lead() {
             None => region.help(),
             Some(leader) => {
-                let steps = steps.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let steps = steps.lock().take();
                 let ended = steps.map(|Steps(lead)| lead(&leader));
-                *result.lock().unwrap_or_else(PoisonError::into_inner) = ended;
+                *result.lock() = ended;
             }
         })?;
-        result.into_inner().unwrap_or_else(PoisonError::into_inner).unwrap_or_else(|| Err(panicked()))
+        result.into_inner().unwrap_or_else(|| Err(panicked()))
     }
 
     /// Returns an input that the operator declares as required.
@@ -236,7 +234,7 @@ impl<'a> Call<'a> {
         // SAFETY: the place is that of no input and of no other output of the member, so the earlier value is not in
         // use. ONNX Runtime has allocated the output for this shape.
         let data = unsafe { values.write(place, shape, output.map(<*mut c_void>::cast)) };
-        data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("a chain has no place for an output"))
+        data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("an output of a chain has no buffer"))
     }
 
     /// Returns the memory of an output of the node of ONNX Runtime.

@@ -4,16 +4,14 @@
 //! columns. If there are few rows, one thread rounds them, and the columns are divided. A row's results are the same in
 //! both cases.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{ops::Range, sync::Arc};
 
 use narthex_kernels::{Granularity, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use ort::{
     operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
+use parking_lot::Mutex;
 
 use super::{
     Buffers, Shared,
@@ -208,7 +206,7 @@ impl<T> Part<T> {
     }
 
     pub(super) fn take(&self) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

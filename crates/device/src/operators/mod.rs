@@ -26,7 +26,7 @@ mod weights;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use half::f16;
@@ -35,6 +35,7 @@ use narthex_kernels::{Kernels, QuantizedRows, Scratch};
 use narthex_mmap::map;
 use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
+use parking_lot::Mutex;
 
 use attention::AttentionOperator;
 use chain::{Chain, ChainOperator};
@@ -175,7 +176,7 @@ fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
 impl Shared {
     /// Calls `use_buffers` with buffers that no other task uses.
     fn with_buffers<T>(&self, use_buffers: impl FnOnce(&mut Buffers) -> T) -> T {
-        let free = || self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = || self.buffers.lock();
         let mut buffers = free().pop().unwrap_or_default();
         let result = use_buffers(&mut buffers);
         free().push(buffers);

@@ -1,17 +1,13 @@
 //! Weights of linear layers, packed when a graph is loaded, or by an earlier load.
 
-use std::{
-    ops::Range,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    thread,
-};
+use std::{ops::Range, path::Path, sync::Arc, thread};
 
 use half::f16;
 use memmap2::MmapMut;
 use narthex_graph::{Element, Initializer, onnx::files::DataFiles};
 use narthex_kernels::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
 use narthex_spec::DType;
+use parking_lot::Mutex;
 
 use crate::packed_weights::{PackedWeights, zeroed};
 
@@ -187,7 +183,7 @@ fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: u
     let work = || {
         let mut files = DataFiles::default();
         loop {
-            let Some((source, place)) = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+            let Some((source, place)) = jobs.lock().pop() else {
                 return Some(());
             };
             source.pack(folder, &mut files, place)?;

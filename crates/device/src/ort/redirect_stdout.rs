@@ -9,8 +9,10 @@ use std::{
     fs::File,
     io::{self, Read, Seek, Write},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::{Mutex, PoisonError},
 };
+
+#[cfg(target_os = "linux")]
+use parking_lot::Mutex;
 
 /// Line that Qualcomm's emulator prints with any settings.
 #[cfg(target_os = "linux")]
@@ -43,7 +45,7 @@ static REDIRECTED: Mutex<Option<RedirectedStdout>> = Mutex::new(None);
 impl StdoutRedirect {
     /// Starts or joins the redirection. If output cannot be redirected, nothing is changed.
     pub(super) fn new() -> Self {
-        let mut held = REDIRECTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = REDIRECTED.lock();
         match &mut *held {
             Some(held) => held.users += 1,
             None => *held = RedirectedStdout::begin().ok(),
@@ -55,7 +57,7 @@ impl StdoutRedirect {
 #[cfg(target_os = "linux")]
 impl Drop for StdoutRedirect {
     fn drop(&mut self) {
-        let mut held = REDIRECTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = REDIRECTED.lock();
         let last = self.counts
             && held.as_mut().is_some_and(|held| {
                 held.users -= 1;

@@ -3,7 +3,6 @@
 use std::{
     ffi::{CStr, CString},
     path::Path,
-    sync::{Mutex, PoisonError},
 };
 
 use narthex_spec::{Ep, KvPrecision};
@@ -13,6 +12,7 @@ use ort::{
     session::builder::{GraphOptimizationLevel, SessionBuilder},
     value::TensorElementType,
 };
+use parking_lot::Mutex;
 
 use super::{ending, redirect_stdout::StdoutRedirect};
 use crate::{
@@ -228,7 +228,7 @@ fn rewritten(
         .map_err(failed(what))?
         .with_config_entry(FOLDER, folder)
         .map_err(failed(what))?;
-    let mut known = DOMAIN_IS_KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = DOMAIN_IS_KNOWN.lock();
     if *known {
         drop(known);
         return Ok(builder.commit_from_memory(&own.graph));

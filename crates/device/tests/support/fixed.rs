@@ -11,7 +11,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::Encoder,
-    executor::{Executor, KvCopy, StepPlan, Wanted},
+    executor::{Executor, KvCopy, LogitRows, StepPlan},
 };
 use narthex_spec::{Ep, SlotId, TokenId, recipe::FixedShapes};
 
@@ -54,7 +54,7 @@ pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec
     let mut at = 0;
     for (slot, length) in [(0, 8), (1, 3), (1, 1), (1, 1)] {
         let mut plan = StepPlan::default();
-        plan.push(SlotId(slot), at, &tokens[at..at + length], Wanted::All);
+        plan.push(SlotId(slot), at, &tokens[at..at + length], LogitRows::All);
         let logits = executor.step(&plan).unwrap();
         rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
         at += length;

@@ -28,7 +28,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::Text,
-    executor::{Executor, StepError, StepPlan, Wanted},
+    executor::{Executor, LogitRows, StepError, StepPlan},
 };
 use narthex_spec::{
     KvPrecision, Recipe, Scheme, SlotId, TokenId,
@@ -200,7 +200,7 @@ pub(crate) const OPTIONS: ExecutorOptions<'_> = ExecutorOptions {
 };
 
 /// A span of a step: slot, position, tokens and requested rows of logits.
-pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], Wanted);
+pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], LogitRows);
 
 /// Runs one step. Returns its rows of logits.
 pub(crate) fn step(executor: &mut impl Executor, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
@@ -217,7 +217,7 @@ pub(crate) fn alone(package: &Package, tokens: &[TokenId], chunk: usize) -> Vec<
     let mut executor = package.executor();
     let mut last = Vec::new();
     for (index, part) in tokens.chunks(chunk).enumerate() {
-        last = step(&mut executor, &[(0, index * chunk, part, Wanted::Last)]).unwrap().remove(0);
+        last = step(&mut executor, &[(0, index * chunk, part, LogitRows::Last)]).unwrap().remove(0);
     }
     last
 }

@@ -137,7 +137,7 @@ impl EngineLoop {
         Some(choice)
     }
 
-    /// Empties the idle slot with the lowest worth, except those in `except`. Returns false if there is none.
+    /// Empties the idle slot with the lowest worth, except those in `except`. Returns false if no slot qualifies.
     pub(super) fn evict_least(&mut self, except: &[SlotId]) -> bool {
         let Some((slot, worth)) = self.slots.least_idle(except, &self.contents()) else { return false };
         self.slots.evict(worth);

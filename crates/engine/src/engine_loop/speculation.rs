@@ -5,7 +5,7 @@ use narthex_spec::Speculation;
 
 use super::EngineLoop;
 use crate::{
-    executor::{Executor, Wanted},
+    executor::{Executor, LogitRows},
     request::Finish,
     speculate::{DraftSource, Lookup, MAX_WIDTH},
 };
@@ -52,7 +52,7 @@ impl EngineLoop {
         }
         self.slots.hold(slot, at, at + self.draft.len());
         self.plan.clear();
-        self.plan.push(slot, at, &self.draft, Wanted::All);
+        self.plan.push(slot, at, &self.draft, LogitRows::All);
     }
 
     /// Records the time of a step that has run.

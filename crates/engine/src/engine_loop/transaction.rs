@@ -109,7 +109,7 @@ impl EngineLoop {
         sequence.slot.is_some_and(|slot| self.device.truncate(slot, sequence.cached).is_ok())
     }
 
-    /// Empties every idle slot, or preempts the youngest sequence if there is none. No sequence is admitted until one
+    /// Empties every idle slot, or preempts the youngest sequence if no slot is idle. No sequence is admitted until one
     /// ends, because memory would run out again.
     fn free_memory(&mut self) {
         let found = self.slots.has_idle();

@@ -77,7 +77,7 @@ pub fn check_read(range: &Range<usize>, held: usize) -> Result<(), StepError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{KvLimits, Wanted};
+    use crate::executor::{KvLimits, LogitRows};
 
     #[test]
     fn plans_that_break_the_limits_are_refused_in_words() {
@@ -85,7 +85,7 @@ mod tests {
         let limits = Limits { slots: 2, context: 8, chunk: 4, batch: 2, vocab: 10, kv };
         let check = |spans: &[(u32, usize, &[u32])], expect: &str| {
             let mut plan = StepPlan::default();
-            spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, Wanted::Last));
+            spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, LogitRows::Last));
             let outcome = plan.check(&limits, |slot| [0, 6][slot.index()]);
             let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
             assert!(found.contains(expect), "{found}");

@@ -78,7 +78,7 @@ impl Sampler {
     }
 
     /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose. `allowed` has
-    /// a bit for each token that may be chosen, as in [`Allowed::Only`](crate::constraint::Allowed::Only).
+    /// a bit for each token that may be chosen, as in [`AllowedTokens::Only`](crate::constraint::AllowedTokens::Only).
     pub fn sample(
         &mut self,
         row: ScannedRow<'_>,

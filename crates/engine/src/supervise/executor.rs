@@ -254,7 +254,7 @@ fn panicked() -> StepError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{KvLimits, Wanted};
+    use crate::executor::{KvLimits, LogitRows};
 
     /// An executor that returns these logits for every plan, and panics once if there are none.
     struct Fixed {
@@ -300,7 +300,7 @@ mod tests {
         let mut supervised =
             SupervisedExecutor::new(Box::new(Fixed { limits, logits: vec![0.0; count], width }));
         let mut plan = StepPlan::default();
-        plan.push(SlotId(0), 0, &[1, 2], Wanted::Last);
+        plan.push(SlotId(0), 0, &[1, 2], LogitRows::Last);
         let first = supervised.step(&plan).map(|logits| logits.rows());
         let second = supervised.step(&plan).map(|logits| logits.rows());
         assert_eq!(first, second);

@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 use narthex_device::{ep::Facts, static_shapes::Form};
-use narthex_engine::executor::{Executor, StepPlan, Wanted};
+use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_spec::{
     KvCacheDtype, ProgressSink, TokenId, Variant,
     manifest::Quality,
@@ -132,7 +132,7 @@ fn reduction_losses(
         for part in tokens[..tokens.len().min(longest)].chunks(chunk) {
             cancel.check()?;
             let mut plan = StepPlan::default();
-            plan.push(SLOT, at, part, Wanted::All);
+            plan.push(SLOT, at, part, LogitRows::All);
             let (expected, found) = (whole.step(&plan)?, reduced.step(&plan)?);
             losses.extend((0..part.len()).map(|row| ReductionLoss::new(expected.row(row), found.row(row))));
             at += part.len();

@@ -264,7 +264,7 @@ impl Gateway {
         Ok(self.library.store.keys()?)
     }
 
-    /// Returns the state of the key file; `None` if there is none.
+    /// Returns the state of the key file; `None` if the file does not exist.
     pub fn key_file_stamp(&self) -> Option<KeyFileStamp> {
         self.library.store.key_file_stamp()
     }

@@ -42,7 +42,7 @@ use crate::{
         generation::Generation,
         request::{
             AnswerRequest, Answers, ChatPrompt, ChatRequest, CompletionRequest, EmbedRequest, Embeddings,
-            Fillings, GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
+            Fillings, GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
         },
     },
     server_record::ServerRecord,
@@ -183,7 +183,12 @@ impl Gateway {
     }
 
     /// Generates tokens with a masked language model by mask-predict (arXiv:1904.09324).
-    pub fn refine(&self, model: &str, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
+    pub fn refine(
+        &self,
+        model: &str,
+        request: &RefineRequest,
+        cancel: &Cancel,
+    ) -> Result<MaskPredictOutput, Error> {
         self.ready(model)?.refine(request, cancel)
     }
 

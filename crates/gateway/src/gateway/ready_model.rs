@@ -11,7 +11,7 @@ use crate::{
         mask_predict,
         request::{
             AnswerRequest, Answers, ChatPrompt, ChatRequest, CompletionRequest, EmbedRequest, Embeddings,
-            Fillings, GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
+            Fillings, GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
         },
         rerank,
     },
@@ -69,7 +69,7 @@ impl ReadyModel {
     }
 
     /// Generates tokens with a masked language model by mask-predict (arXiv:1904.09324).
-    pub fn refine(&self, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
+    pub fn refine(&self, request: &RefineRequest, cancel: &Cancel) -> Result<MaskPredictOutput, Error> {
         mask_predict::refine(&self.0, request, cancel)
     }
 }

@@ -18,7 +18,7 @@ const FOLDER: &str = "packed";
 /// Returns the folder with the packed weights that an earlier load has stored, if they have not changed since then.
 pub(crate) fn stored(machine: &MachineFolder) -> Option<PathBuf> {
     machine.unchanged_folder(FOLDER).unwrap_or_else(|error| {
-        tracing::warn!("the stored packed weights are not used, and packed again: {error}");
+        tracing::warn!("the stored packed weights cannot be used; the weights are packed again: {error}");
         None
     })
 }

@@ -18,7 +18,7 @@ pub(crate) fn supervised(
     device: DeviceName,
     mut open: impl FnMut() -> Result<Model, Error> + Send + 'static,
 ) -> Model {
-    let other = || "the package has become one of another kind".to_owned();
+    let other = || "the package changed between a decoder and an encoder after it was loaded".to_owned();
     let model = match model {
         Model::Decoder(executor) => {
             Model::Decoder(executor.reopened_by(move || match open().map_err(|error| error.to_string())? {
@@ -68,7 +68,7 @@ mod tests {
     use narthex_engine::{
         encoder::{Batching, Encoder, EncoderLimits, EncoderOutput, Rows, Text},
         executor::{
-            Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, StepError, StepPlan, Wanted,
+            Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, LogitRows, Logits, StepError, StepPlan,
         },
         supervise::{SupervisedEncoder, SupervisedExecutor},
     };
@@ -109,7 +109,7 @@ mod tests {
 
     fn plan() -> StepPlan {
         let mut plan = StepPlan::default();
-        plan.push(SlotId(0), 0, &[1], Wanted::Last);
+        plan.push(SlotId(0), 0, &[1], LogitRows::Last);
         plan
     }
 
@@ -217,9 +217,9 @@ mod tests {
             split.step(&plan).map(|logits| logits.rows())
         };
         // A part of a prompt has no logits in which the error would be visible.
-        assert_eq!(step(0, &[1, 2, 3], Wanted::Nothing), Ok(0));
+        assert_eq!(step(0, &[1, 2, 3], LogitRows::Nothing), Ok(0));
         assert!(!monitor.has_failed());
-        assert!(step(3, &[4], Wanted::Last).is_err() && monitor.has_failed());
+        assert!(step(3, &[4], LogitRows::Last).is_err() && monitor.has_failed());
         let reported = reported.lock();
         assert!(
             reported.len() == 1 && reported[0].contains("keys and values that are not finite"),

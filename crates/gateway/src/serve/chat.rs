@@ -1,11 +1,11 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use narthex_spec::TokenId;
+use narthex_spec::{Date, TokenId};
 use narthex_text::{
     grammar::GrammarError,
     prompt::PromptError,
-    template::{Abilities, ChatTemplate, RenderOptions, Rendered},
-    tokenizer::{Bounds, Encoded},
+    template::{Abilities, ChatTemplate, RenderOptions, RenderedPrompt},
+    tokenizer::{BoundedTokens, Bounds},
     tools::ReasoningParser,
 };
 
@@ -30,11 +30,11 @@ const LEFT_OUT: usize = 8;
 /// Maximum number of tokens of a text that is only tokenised.
 const MAX_TOKENIZED: usize = 1 << 18;
 
-/// Starts a chat answer. `date` is today's year, month and day, for templates that print it.
+/// Starts a chat answer. `date` is today's date, for templates that print it.
 pub(crate) fn chat(
     model: &ModelUse,
     request: ChatRequest,
-    date: (i64, u8, u8),
+    date: Date,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
     if sink.is_closed() {
@@ -59,13 +59,13 @@ pub(crate) fn chat(
 pub(crate) fn whole_prompt(
     model: &LoadedModel,
     request: ChatRequest,
-    date: (i64, u8, u8),
+    date: Date,
 ) -> Result<ChatPrompt, Error> {
     let ChatRequest { messages, tools, reasoning, .. } = request;
     prompt(model, messages, &tools, render_options(&reasoning, date), &|| false)
 }
 
-fn render_options(reasoning: &ReasoningSettings, date: (i64, u8, u8)) -> RenderOptions {
+fn render_options(reasoning: &ReasoningSettings, date: Date) -> RenderOptions {
     RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date) }
 }
 
@@ -103,7 +103,7 @@ fn render(
     messages: Vec<Message>,
     settings: &ToolSettings,
     options: RenderOptions,
-) -> Result<Rendered, PromptError> {
+) -> Result<RenderedPrompt, PromptError> {
     let attempt = |messages, abilities| {
         let mut options = RenderOptions { tools: tools::declarations(settings), ..options.clone() };
         let choice = &settings.choice;
@@ -126,8 +126,8 @@ fn render(
 pub(crate) fn text_tokens(model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, Error> {
     let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| false };
     match model.package.tokenizer.encode_within(text, bounds)? {
-        Encoded::Whole(tokens) => Ok(tokens),
-        Encoded::Beginning(_) => {
+        BoundedTokens::Whole(tokens) => Ok(tokens),
+        BoundedTokens::Beginning(_) => {
             let message =
                 format!("expected a text of at most {MAX_TOKENIZED} tokens, found more; send it in parts");
             Err(Error::invalid("content", message))
@@ -212,8 +212,8 @@ fn tokenize(
     }
     let bounds = Bounds { limit: engine.limits().longest(), is_cancelled };
     match tokenizer.encode_within(text, bounds)? {
-        Encoded::Whole(tokens) => Ok(tokens),
-        Encoded::Beginning(_) => {
+        BoundedTokens::Whole(tokens) => Ok(tokens),
+        BoundedTokens::Beginning(_) => {
             let more = TokenCount::AtLeast(bounds.limit + 1);
             Err(generation::prompt_too_long(param, more, engine.limits()))
         }

@@ -3,7 +3,7 @@
 //! Reasoning is unconstrained; the grammar applies to the text after it. Reasoning that has reached its budget is ended
 //! by forced tokens. During reasoning, the tokens that end an answer are forbidden if a grammar must follow.
 
-use narthex_engine::constraint::{Allowed, Constraint, Progress};
+use narthex_engine::constraint::{AllowedTokens, Constraint, Progress};
 use narthex_spec::TokenId;
 use narthex_text::{
     detokenize::Detokenizer,
@@ -156,13 +156,15 @@ impl Constraint for AnswerConstraint {
         }
     }
 
-    fn allowed(&self) -> Allowed<'_> {
+    fn allowed(&self) -> AllowedTokens<'_> {
         let is_reasoning = self.is_reasoning();
         let grammar = self.grammar.as_ref().filter(|_| !is_reasoning);
         match (grammar.and_then(GrammarMatcher::failure), &self.allowed) {
-            (Some(reason), _) => Allowed::Failed(reason),
-            (None, Some(words)) => Allowed::Only(words),
-            (None, None) => grammar.map_or(Allowed::All, |grammar| Allowed::Only(grammar.allowed())),
+            (Some(reason), _) => AllowedTokens::Failed(reason),
+            (None, Some(words)) => AllowedTokens::Only(words),
+            (None, None) => {
+                grammar.map_or(AllowedTokens::All, |grammar| AllowedTokens::Only(grammar.allowed()))
+            }
         }
     }
 
@@ -243,9 +245,9 @@ mod tests {
     fn allowed(constraint: &mut AnswerConstraint) -> Option<Vec<TokenId>> {
         constraint.prepare();
         match constraint.allowed() {
-            Allowed::All => None,
-            Allowed::Failed(reason) => panic!("{reason}"),
-            Allowed::Only(words) => {
+            AllowedTokens::All => None,
+            AllowedTokens::Failed(reason) => panic!("{reason}"),
+            AllowedTokens::Only(words) => {
                 let is_set = |token: &TokenId| words[*token as usize / 32] >> (token % 32) & 1 == 1;
                 Some((0..98).filter(is_set).collect())
             }

@@ -2,7 +2,7 @@
 
 use narthex_catalog::resolve::excerpt;
 use narthex_spec::manifest::Prompts;
-use narthex_text::tokenizer::{Bounds, Encoded};
+use narthex_text::tokenizer::{BoundedTokens, Bounds};
 
 use crate::{
     cancel::Cancel,
@@ -10,7 +10,7 @@ use crate::{
     error::{Error, TokenCount},
     load::loaded_model::LoadedModel,
     report::models::ModelKind,
-    serve::request::{EmbedRequest, Embeddings, Overlong, Prompt},
+    serve::request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
 };
 
 /// Maximum inputs of one request.
@@ -79,7 +79,7 @@ struct Tokenization<'a> {
     prompt: &'a str,
     /// Maximum number of tokens.
     limit: usize,
-    overlong: Overlong,
+    overlong: InputOverflow,
     cancel: &'a Cancel,
 }
 
@@ -89,7 +89,7 @@ impl Tokenization<'_> {
         let Self { model, prompt, limit, overlong, cancel } = *self;
         let tokenizer = &model.package.tokenizer;
         if let Prompt::Text(text) = input
-            && overlong == Overlong::Refuse
+            && overlong == InputOverflow::Refuse
         {
             let fewest = tokenizer.fewest_tokens(text);
             if fewest > limit {
@@ -100,9 +100,9 @@ impl Tokenization<'_> {
         let encoded = match input {
             Prompt::Text(text) if prompt.is_empty() => tokenizer.encode_document_within(text, bounds)?,
             Prompt::Text(text) => tokenizer.encode_document_within(&format!("{prompt}{text}"), bounds)?,
-            Prompt::Tokens(tokens) => Encoded::Whole(tokens.clone()),
+            Prompt::Tokens(tokens) => BoundedTokens::Whole(tokens.clone()),
         };
-        if overlong == Overlong::Refuse && matches!(encoded, Encoded::Beginning(_)) {
+        if overlong == InputOverflow::Refuse && matches!(encoded, BoundedTokens::Beginning(_)) {
             return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(limit + 1), limit });
         }
         let mut tokens = encoded.into_tokens();
@@ -120,7 +120,7 @@ impl Tokenization<'_> {
             return Err(Error::invalid("input", message));
         }
         if tokens.len() > limit {
-            if overlong == Overlong::Refuse {
+            if overlong == InputOverflow::Refuse {
                 return Err(Error::InputTooLong { index, found: TokenCount::Exact(tokens.len()), limit });
             }
             // The last token of a text is its end token, which a truncated text keeps.

@@ -4,7 +4,7 @@ use std::slice::ChunksExact;
 
 use narthex_engine::encoder::EncoderLimits;
 use narthex_spec::TokenId;
-use narthex_text::tokenizer::{Bounds, Encoded};
+use narthex_text::tokenizer::{BoundedTokens, Bounds};
 
 use crate::{
     cancel::Cancel,
@@ -78,7 +78,8 @@ impl<'a> MaskedModel<'a> {
         let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
         let bounds = Bounds { limit, is_cancelled: &|| self.cancel.is_cancelled() };
         let tokenizer = &self.model.package.tokenizer;
-        let Encoded::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)? else {
+        let BoundedTokens::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)?
+        else {
             let message =
                 format!("it has more than {limit} tokens, the most that this model allows; shorten it");
             return Err(Error::invalid("text", message));

@@ -1,6 +1,6 @@
 //! Reranking: relevance of documents to a query.
 
-use narthex_text::tokenizer::{Bounds, Encoded};
+use narthex_text::tokenizer::{BoundedTokens, Bounds};
 
 use crate::{
     cancel::Cancel,
@@ -8,7 +8,7 @@ use crate::{
     error::Error,
     load::loaded_model::LoadedModel,
     report::models::ModelKind,
-    serve::request::{Overlong, Ranked, Ranking, RerankRequest},
+    serve::request::{DocumentScore, InputOverflow, Ranking, RerankRequest},
 };
 
 /// Maximum documents of one request.
@@ -32,7 +32,9 @@ pub(crate) fn rerank(
     let queued = encoder.enter(cancel)?;
     let limit = encoder.limits().max_length.min(model.package.manifest.max_length);
     let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-    if let Encoded::Beginning(_) = model.package.tokenizer.encode_document_within(&request.query, bounds)? {
+    if let BoundedTokens::Beginning(_) =
+        model.package.tokenizer.encode_document_within(&request.query, bounds)?
+    {
         let message = format!("this model allows at most {limit} tokens for query and document; shorten it");
         return Err(Error::invalid("query", message));
     }
@@ -41,10 +43,10 @@ pub(crate) fn rerank(
         pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
     let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
     let rows = queued.run(pairs)?;
-    let mut results: Vec<Ranked> = rows
+    let mut results: Vec<DocumentScore> = rows
         .iter()
         .enumerate()
-        .map(|(index, row)| Ranked {
+        .map(|(index, row)| DocumentScore {
             index,
             score: sigmoid(row.first().copied().unwrap_or(f32::NEG_INFINITY)),
         })
@@ -68,7 +70,7 @@ fn encode_pair(
 ) -> Result<EncoderInput, Error> {
     let (limit, document) = (bounds.limit, &request.documents[index]);
     let encoded = model.package.tokenizer.encode_pair_within(&request.query, document, bounds)?;
-    let least = if matches!(encoded, Encoded::Beginning(_)) { "at least " } else { "" };
+    let least = if matches!(encoded, BoundedTokens::Beginning(_)) { "at least " } else { "" };
     let mut pair = encoded.into_tokens();
     let found = if least.is_empty() { pair.tokens.len() } else { limit + 1 };
     let room = limit.saturating_sub(pair.overhead());
@@ -80,7 +82,7 @@ fn encode_pair(
             );
             return Err(Error::invalid("query", message));
         }
-        if request.overlong == Overlong::Refuse {
+        if request.overlong == InputOverflow::Refuse {
             let message = format!(
                 "the query and document {index} have {least}{found} tokens, but this model allows at most {limit}; shorten the \
                  document or ask for truncation"

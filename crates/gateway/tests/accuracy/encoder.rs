@@ -3,7 +3,7 @@
 
 use narthex_gateway::{
     Cancel,
-    request::{EmbedRequest, Overlong, Prompt},
+    request::{EmbedRequest, InputOverflow, Prompt},
 };
 use narthex_spec::Scheme;
 
@@ -17,7 +17,7 @@ const BATCH: f32 = 1e-5;
 fn embed(scheme: Scheme, texts: &[&str]) -> Vec<Vec<f32>> {
     package(MODEL, scheme);
     let inputs = texts.iter().map(|&text| Prompt::Text(text.to_owned())).collect();
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
+    let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions: None, prompt: None };
     GATEWAY.lock().unwrap().embed(&format!("{MODEL}@{scheme}"), &request, &Cancel::new()).unwrap().vectors
 }
 

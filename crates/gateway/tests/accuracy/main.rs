@@ -29,7 +29,7 @@ use narthex_device::{
     ep::Device,
     runtime::{Runtime, disable_telemetry},
 };
-use narthex_engine::executor::{Executor, StepPlan, Wanted};
+use narthex_engine::executor::{Executor, LogitRows, StepPlan};
 use narthex_gateway::{Cancel, CompileRequest, Config, Gateway};
 use narthex_spec::{KvPrecision, Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
 
@@ -89,12 +89,12 @@ fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize
 fn rows(executor: &mut DynamicExecutor, tokens: &[TokenId], from: usize) -> Vec<Vec<f32>> {
     let slot = SlotId(0);
     let mut plan = StepPlan::default();
-    plan.push(slot, 0, &tokens[..from], Wanted::Nothing);
+    plan.push(slot, 0, &tokens[..from], LogitRows::Nothing);
     executor.step(&plan).unwrap();
     let mut rows = Vec::with_capacity(tokens.len() - from);
     for at in from..tokens.len() {
         plan.clear();
-        plan.push(slot, at, &tokens[at..=at], Wanted::Last);
+        plan.push(slot, at, &tokens[at..=at], LogitRows::Last);
         rows.push(executor.step(&plan).unwrap().row(0).to_vec());
     }
     executor.truncate(slot, 0).unwrap();

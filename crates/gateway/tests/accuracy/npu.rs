@@ -27,7 +27,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::Encoder,
-    executor::{Executor, StepPlan, Wanted},
+    executor::{Executor, LogitRows, StepPlan},
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
@@ -151,7 +151,8 @@ fn forced(executor: &mut dyn Executor, prompt: &[TokenId], forced: &[TokenId]) -
     let chunk = executor.limits().chunk;
     let (mut at, mut rows) = (0, Vec::new());
     let parts = prompt.chunks(chunk).map(|part| (part, at_end(prompt, part)));
-    for (part, wanted) in parts.chain(forced.iter().map(|token| (std::slice::from_ref(token), Wanted::Last)))
+    for (part, wanted) in
+        parts.chain(forced.iter().map(|token| (std::slice::from_ref(token), LogitRows::Last)))
     {
         let mut plan = StepPlan::default();
         plan.push(slot, at, part, wanted);
@@ -164,8 +165,8 @@ fn forced(executor: &mut dyn Executor, prompt: &[TokenId], forced: &[TokenId]) -
 }
 
 /// Returns the logits to request for a part: the last row if the part ends the prompt.
-fn at_end(prompt: &[TokenId], part: &[TokenId]) -> Wanted {
-    if part.as_ptr_range().end == prompt.as_ptr_range().end { Wanted::Last } else { Wanted::Nothing }
+fn at_end(prompt: &[TokenId], part: &[TokenId]) -> LogitRows {
+    if part.as_ptr_range().end == prompt.as_ptr_range().end { LogitRows::Last } else { LogitRows::Nothing }
 }
 
 fn margin(row: &[f32]) -> f32 {

@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use narthex_mmap::{FileWatch, Mapped, environment, map};
+use narthex_mmap::{FileWatch, MappedFile, environment, map};
 
 use super::DecodeError;
 use crate::{Bytes, Graph, Initializer, InitializerData};
@@ -209,7 +209,7 @@ pub fn stays_inside(file: &str) -> bool {
 
 /// Mapped data files, by path.
 #[derive(Default)]
-pub struct DataFiles(BTreeMap<PathBuf, Mapped>);
+pub struct DataFiles(BTreeMap<PathBuf, MappedFile>);
 
 impl DataFiles {
     /// Checks that no file has changed since it was opened. Call this after the last use of its bytes.

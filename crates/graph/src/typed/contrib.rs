@@ -30,15 +30,24 @@ pub struct MatMulNBits {
     pub accuracy_level: Option<i64>,
 }
 
+/// Keys and values of attention.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyValue {
+    /// Keys.
+    pub key: Tensor,
+    /// Values.
+    pub value: Tensor,
+}
+
 /// Operands and attributes of grouped-query attention over a cache that is updated in place.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupQueryAttention {
     /// Queries `[batch, sequence, heads · size]`, or queries, keys and values concatenated.
     pub query: Tensor,
     /// Keys and values `[batch, sequence, kv_heads · size]`; `None` if they are concatenated with the queries.
-    pub key_value: Option<[Tensor; 2]>,
+    pub key_value: Option<KeyValue>,
     /// Past keys and values, `[batch, kv_heads, capacity, size]`.
-    pub past: [Tensor; 2],
+    pub past: KeyValue,
     /// Number of tokens of each sequence minus one, `[batch]`.
     pub seqlens_k: Tensor,
     /// Number of tokens of the longest sequence.
@@ -111,10 +120,10 @@ impl TypedBuilder {
         &mut self,
         scope: &Scope,
         attention: &GroupQueryAttention,
-    ) -> Result<(Tensor, [Tensor; 2])> {
+    ) -> Result<(Tensor, KeyValue)> {
         const OP: &str = "GroupQueryAttention";
         let GroupQueryAttention { query, key_value, past, rotary, heads, kv_heads, .. } = *attention;
-        let [kind, past_key, past_value] = self.types(scope, OP, [query, past[0], past[1]])?;
+        let [kind, past_key, past_value] = self.types(scope, OP, [query, past.key, past.value])?;
         let [batch, heads_dim, _, Dim::Fixed(size)] = &past_key.shape[..] else {
             return Err(mismatch(scope, OP, "a past [batch, kv_heads, capacity, size]", &[&past_key]));
         };
@@ -130,7 +139,7 @@ impl TypedBuilder {
         }
         if let Some(key_value) = key_value {
             let expected = kind.with_last(Dim::from(kv_heads * size));
-            let [key, value] = self.types(scope, OP, key_value)?;
+            let [key, value] = self.types(scope, OP, [key_value.key, key_value.value])?;
             if key != expected || value != expected {
                 return Err(mismatch(scope, OP, format!("keys and values {expected}"), &[&key, &value]));
             }
@@ -148,8 +157,8 @@ impl TypedBuilder {
             }
         }
         let mut inputs = vec![Some(query)];
-        inputs.extend(key_value.map_or([None; 2], |key_value| key_value.map(Some)));
-        inputs.extend(past.into_iter().chain([attention.seqlens_k, attention.total_length]).map(Some));
+        inputs.extend(key_value.map_or([None; 2], |new| [Some(new.key), Some(new.value)]));
+        inputs.extend([past.key, past.value, attention.seqlens_k, attention.total_length].map(Some));
         inputs.extend(rotary.into_iter().flatten().map(Some));
         let attributes = attention.attributes();
         let node = CheckedNode { scope, op: OP, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
@@ -157,7 +166,8 @@ impl TypedBuilder {
         self.write(&node, &names.each_ref().map(String::as_str));
         let out = kind.with_last(Dim::from(heads * size));
         let [name, key, value] = names;
-        Ok((self.value(name, out), [self.value(key, past_key), self.value(value, past_value)]))
+        let present = KeyValue { key: self.value(key, past_key), value: self.value(value, past_value) };
+        Ok((self.value(name, out), present))
     }
 
     /// Adds the norm of a sum as one operator.

@@ -22,7 +22,7 @@ use std::{
 use narthex_spec::{DType, dtype::Dim};
 
 pub use self::{
-    contrib::{GroupQueryAttention, MatMulNBits, SkipNorm},
+    contrib::{GroupQueryAttention, KeyValue, MatMulNBits, SkipNorm},
     onnx::Reduction,
     scope::Scope,
 };

@@ -22,8 +22,11 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
         for panel in buffers.queries.panels() {
             let (first, last) = (panel.start / attend.group(), (panel.end - 1) / attend.group());
             let seen = attend.visible(first).start < block.end && block.start < attend.visible(last).end;
-            let keys =
-                if sums_all || attend.see_all(first, last, &block) { Summed::All } else { Summed::Visible };
+            let keys = if sums_all || attend.see_all(first, last, &block) {
+                SummedKeys::All
+            } else {
+                SummedKeys::Visible
+            };
             if seen {
                 let (panel, block) = (&panel, &block);
                 with_rows!(panel.len(), R => s.run(PanelStep::<R> { attend, buffers, panel, block, keys }));
@@ -34,7 +37,7 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
 
 /// Keys of a block whose weighted values are added to the sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Summed {
+enum SummedKeys {
     /// All keys. The weights of invisible keys are 0.
     All,
     /// Only the keys that a query sees, because some values are not finite.
@@ -47,7 +50,7 @@ struct PanelStep<'a, 'b, const R: usize> {
     buffers: &'a mut Buffers,
     panel: &'a Range<usize>,
     block: &'a Range<usize>,
-    keys: Summed,
+    keys: SummedKeys,
 }
 
 impl<const R: usize> Operation for PanelStep<'_, '_, R> {
@@ -67,7 +70,7 @@ fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     let PanelStep { attend, buffers, panel, block, keys } = step;
     score::<S, R>(s, buffers, panel, block.len());
     let factors = buffers.advance(s, attend, panel.clone(), block);
-    if keys == Summed::Visible {
+    if keys == SummedKeys::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
     }
     for (at, scores) in buffers.scores.chunks_exact(BLOCK).take(R).enumerate() {

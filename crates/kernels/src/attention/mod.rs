@@ -77,11 +77,11 @@ pub(crate) struct Attend<'a> {
     /// Keys to attend to. All other keys are invisible to every query.
     pub(crate) keys: Range<usize>,
     pub(crate) buffers: &'a mut Buffers,
-    pub(crate) out: Attended<'a>,
+    pub(crate) out: AttentionOutput<'a>,
 }
 
 /// Destination of the results.
-pub(crate) enum Attended<'a> {
+pub(crate) enum AttentionOutput<'a> {
     /// Final results, in the queries' shape.
     Whole(MatrixMut<'a>),
     /// Partial sums, to be joined with those of other keys.
@@ -143,8 +143,7 @@ impl Operation for Attend<'_> {
         let size = self.attention.head_size;
         let count = self.queries.rows.rows() * self.group();
         let padded = size.next_multiple_of(LANES);
-        let floats = !matches!(self.cache.values, CacheRows::I8 { .. });
-        let few = count <= FEW && padded == size && floats;
+        let few = count <= FEW && padded == size;
         buffers.reset(&self, padded, if few { FEW } else { S::FLOAT_ROWS });
         for keys in self.parts() {
             self.keys = keys;
@@ -157,8 +156,8 @@ impl Operation for Attend<'_> {
             buffers.sums.merge(s, &buffers.part);
         }
         match &mut self.out {
-            Attended::Whole(out) => buffers.sums.write(s, size, out),
-            Attended::Part(part) => part.take(&mut buffers.sums, size),
+            AttentionOutput::Whole(out) => buffers.sums.write(s, size, out),
+            AttentionOutput::Part(part) => part.take(&mut buffers.sums, size),
         }
         *self.buffers = buffers;
     }

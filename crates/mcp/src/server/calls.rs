@@ -8,8 +8,8 @@ use narthex_gateway::{
     models::ModelKind,
     plan::PlanRequest,
     request::{
-        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, Message,
-        Overlong, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
+        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, InputOverflow,
+        Message, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
     },
 };
 use narthex_spec::Target;
@@ -341,8 +341,8 @@ impl CallSite {
     }
 }
 
-fn overlong(truncate: bool) -> Overlong {
-    if truncate { Overlong::Truncate } else { Overlong::Refuse }
+fn overlong(truncate: bool) -> InputOverflow {
+    if truncate { InputOverflow::Truncate } else { InputOverflow::Refuse }
 }
 
 fn target(text: &str, field: &str) -> Result<Target, CallError> {

@@ -1,13 +1,9 @@
 //! A connection to an MCP server, which runs as a child process.
 
-use std::{
-    collections::VecDeque,
-    process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, process::Stdio, sync::Arc, time::Duration};
 
 use narthex_gateway::{redact, request::Tool};
+use parking_lot::Mutex;
 use rmcp::{
     RoleClient,
     model::{
@@ -118,14 +114,14 @@ impl LogTail {
             return;
         }
         tracing::debug!("{}", line.trim_end());
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.extend(line.as_bytes());
         let excess = kept.len().saturating_sub(MAX_LOG);
         kept.drain(..excess);
     }
 
     fn text(&self) -> String {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.lock();
         let bytes: Vec<u8> = kept.iter().copied().collect();
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }

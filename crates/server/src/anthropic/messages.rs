@@ -19,7 +19,7 @@ use crate::{
     error::ApiError,
     events::Events,
     hints::{self, Hints},
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
     metrics::Metrics,
     openai::new_id,
     reply::Reply,
@@ -39,7 +39,7 @@ impl FromBody for ParsedMessages {
         Ok(Self(Conversation { model, is_streamed, request, ignored, of_reasoning }))
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.0.ignored)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     openai::{reasoning::Effort, tools::no_parameters},
 };
 
@@ -250,7 +250,7 @@ impl MessagesBody {
     }
 
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<ChatRequest, ApiError> {
+    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
             messages.push(Message::new(Role::System, stable(&system.into_text("system")?)));
@@ -351,14 +351,14 @@ mod tests {
     }
 
     fn request(fields: Value) -> ChatRequest {
-        body(fields).into_request(&mut Ignored::default()).unwrap()
+        body(fields).into_request(&mut IgnoredParameters::default()).unwrap()
     }
 
     #[test]
     fn tools_of_anthropic_s_servers_are_ignored_and_others_refused() {
         let own = json!({"type": "custom", "name": "w", "input_schema": {"type": "object"}});
         let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let read = body(json!({"tools": [search, own]})).into_request(&mut ignored).unwrap();
         assert_eq!((read.tools.tools.len(), ignored.names()), (1, &["web_search"][..]));
         let shell = json!({"type": "bash_20250124", "name": "bash"});
@@ -422,7 +422,7 @@ mod tests {
         let result = |content: Value| {
             let result = json!({"type": "tool_result", "tool_use_id": "t1", "content": content});
             body(json!({"messages": [{"role": "user", "content": [result]}]}))
-                .into_request(&mut Ignored::default())
+                .into_request(&mut IgnoredParameters::default())
         };
         let read = result(json!([text, image, document])).unwrap();
         assert_eq!(
@@ -432,7 +432,7 @@ mod tests {
         assert!(result(json!([{"type": "video"}])).is_err());
         // The question itself cannot be answered without its image.
         let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
-        assert!(question.into_request(&mut Ignored::default()).is_err());
+        assert!(question.into_request(&mut IgnoredParameters::default()).is_err());
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl<S: ClientStream> Connection<S> {
             Box::pin(sleep(self.state.limits().write))
         });
         ready!(running.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client reads nothing")))
+        Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client did not read within the time limit")))
     }
 
     /// Returns true if the first byte of the answer was sent and the rest was not.
@@ -114,7 +114,9 @@ impl<S: ClientStream> Connection<S> {
     /// Writes the rest of an answer whose first byte was sent early.
     fn poll_write_rest(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Some(rest) = bytes.strip_prefix(&[FIRST]) else {
-            return Poll::Ready(Err(io::Error::other("an answer does not begin as HTTP/1 does")));
+            return Poll::Ready(Err(io::Error::other(
+                "the answer does not begin with the first byte of an HTTP/1 response",
+            )));
         };
         let mut written = 0;
         if !rest.is_empty() {

@@ -21,7 +21,7 @@ use crate::{
     body::{self, Body, FromBody},
     conversation::{self, Conversation},
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     loading,
     openai::tools::WireTool,
 };
@@ -87,7 +87,7 @@ pub(crate) struct ParsedOllamaChat {
 impl FromBody for ParsedOllamaChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: OllamaBody = body::read_body(body, &[FIELDS])?;
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let OllamaBody { options, format, logprobs, top_logprobs, .. } = body;
         let unloads = body.messages.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
@@ -107,7 +107,7 @@ impl FromBody for ParsedOllamaChat {
         Ok(Self { conversation, unloads })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.conversation.ignored)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::{Json, response::Response};
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{EmbedRequest, Embeddings, Overlong, Prompt},
+    request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -19,7 +19,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     hints::{self, Hints},
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     openai::prompts::Prompts,
 };
 
@@ -29,7 +29,7 @@ const MAX_INPUTS: usize = 2048;
 /// A body of one of the endpoints that was read, and its parameters without effect.
 pub(crate) struct ParsedEmbed<T> {
     body: T,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl<T: DeserializeOwned> ParsedEmbed<T> {
@@ -61,7 +61,7 @@ impl FromBody for ParsedEmbed<EmbedBody> {
         Self::read(body, &["model", "input", "truncate", "dimensions"])
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }
@@ -71,7 +71,7 @@ impl FromBody for ParsedEmbed<PromptEmbedBody> {
         Self::read(body, &["model", "prompt"])
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }
@@ -98,7 +98,7 @@ pub(crate) async fn embed(app: App, body: Body<ParsedEmbed<EmbedBody>>) -> Resul
     let EmbedBody { model, input, truncate, dimensions } = body;
     let started = Instant::now();
     // Ollama truncates by default.
-    let overlong = if truncate == Some(false) { Overlong::Refuse } else { Overlong::Truncate };
+    let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs: input.0, overlong, dimensions, prompt: None };
     let found = vectors(&app, &model, request, held).await?;
     let answer = EmbedAnswer {
@@ -118,7 +118,7 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, ApiError> {
     let Body(ParsedEmbed { body: PromptEmbedBody { model, prompt }, ignored }, held) = body;
     let inputs = vec![Prompt::Text(prompt)];
-    let request = EmbedRequest { inputs, overlong: Overlong::Truncate, dimensions: None, prompt: None };
+    let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
     let found = vectors(&app, &model, request, held).await?;
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))

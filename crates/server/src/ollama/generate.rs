@@ -23,7 +23,7 @@ use crate::{
     conversation::{self, Conversation, Delivery},
     error::ApiError,
     events,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     loading,
 };
 
@@ -64,7 +64,7 @@ pub(crate) struct ParsedGenerate {
     model: String,
     is_streamed: bool,
     work: GenerateWork,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     of_reasoning: Vec<&'static str>,
 }
@@ -84,7 +84,7 @@ enum GenerateWork {
 impl FromBody for ParsedGenerate {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body: GenerateBody = body::read_body(body, &[FIELDS])?;
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let GenerateBody { options, format, logprobs, top_logprobs, .. } = body;
         let unloads = body.prompt.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
@@ -109,7 +109,7 @@ impl FromBody for ParsedGenerate {
         Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored, of_reasoning })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

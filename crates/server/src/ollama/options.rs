@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::ApiError,
-    ignored::Ignored,
+    ignored::IgnoredParameters,
     openai::{options::OneOrMany, reasoning::Effort},
 };
 
@@ -117,7 +117,7 @@ impl AnswerFields {
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for options that Narthex does not support.
-    pub(super) fn read(self, ignored: &mut Ignored) -> Result<GenerateOptions, ApiError> {
+    pub(super) fn read(self, ignored: &mut IgnoredParameters) -> Result<GenerateOptions, ApiError> {
         if self.keep_alive.is_some() {
             ignored.push("keep_alive");
         }
@@ -128,7 +128,10 @@ impl AnswerFields {
 }
 
 /// Parses the `options` object of a request.
-fn read(options: Option<Map<String, Value>>, ignored: &mut Ignored) -> Result<GenerateOptions, ApiError> {
+fn read(
+    options: Option<Map<String, Value>>,
+    ignored: &mut IgnoredParameters,
+) -> Result<GenerateOptions, ApiError> {
     let mut answer = options.unwrap_or_default();
     answer.retain(|_, value| !value.is_null());
     for (name, value) in &answer {
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn options_are_read_ignored_or_refused() {
         let read = |options: Value| {
-            let mut ignored = Ignored::default();
+            let mut ignored = IgnoredParameters::default();
             let Value::Object(options) = options else { panic!("expected an object") };
             super::read(Some(options), &mut ignored).map(|options| (options, ignored))
         };
@@ -221,7 +224,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!((options.max_tokens, options.top_k, options.stop), (None, 40, vec!["a".to_owned()]));
-        let mut expect = Ignored::default();
+        let mut expect = IgnoredParameters::default();
         ["num_ctx", "mirostat"].into_iter().for_each(|name| expect.push(name));
         assert_eq!(ignored, expect);
         for (options, param) in [

@@ -17,7 +17,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     hints::Hints,
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
 /// Fields of a body.
@@ -36,7 +36,7 @@ pub(crate) struct AnswerBody {
 pub(crate) struct ParsedAnswer {
     model: String,
     request: AnswerRequest,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedAnswer {
@@ -49,7 +49,7 @@ impl FromBody for ParsedAnswer {
         Ok(Self { model: body.model, request, ignored })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

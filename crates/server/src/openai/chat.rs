@@ -30,7 +30,7 @@ use crate::{
     error::ApiError,
     events,
     hints::{self, Hints},
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
     reply::{Choice, collect},
     sse,
 };
@@ -115,7 +115,7 @@ pub(crate) struct ParsedChat {
     request: ChatRequest,
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     of_reasoning: Vec<&'static str>,
 }
@@ -145,7 +145,7 @@ impl FromBody for ParsedChat {
         })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     error::ApiError,
     events::{self, Events},
     hints::{self, Hints},
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
     reply::{Choice, collect},
     sse,
     timings::Timings,
@@ -61,7 +61,7 @@ pub(crate) struct ParsedCompletion {
     options: GenerateOptions,
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedCompletion {
@@ -90,7 +90,7 @@ impl FromBody for ParsedCompletion {
         Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs, ignored })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

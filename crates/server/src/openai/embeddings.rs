@@ -4,7 +4,7 @@ use axum::{Json, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{EmbedRequest, Overlong},
+    request::{EmbedRequest, InputOverflow},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     hints::Hints,
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
 /// Maximum number of inputs in one request.
@@ -66,7 +66,7 @@ pub(crate) struct ParsedEmbeddings {
     request: EmbedRequest,
     truncate: Option<bool>,
     format: Format,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedEmbeddings {
@@ -78,12 +78,12 @@ impl FromBody for ParsedEmbeddings {
             Truncate::End(end) => matches!(end, End::End),
         });
         let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
-        let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions, prompt };
+        let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions, prompt };
         let format = body.encoding_format.unwrap_or_default();
         Ok(Self { model: body.model, request, truncate, format, ignored })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     hints::Hints,
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
 /// Fields of a body.
@@ -60,7 +60,7 @@ impl FillBody {
 pub(crate) struct ParsedFill {
     model: String,
     request: Fill,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedFill {
@@ -70,7 +70,7 @@ impl FromBody for ParsedFill {
         Ok(Self { model: body.model.clone(), request: body.into_request()?, ignored })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

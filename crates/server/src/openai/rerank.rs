@@ -3,7 +3,7 @@
 use axum::{Json, response::Response};
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{Overlong, Ranked, RerankRequest},
+    request::{DocumentScore, InputOverflow, RerankRequest},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     hints::Hints,
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
 /// Fields of a body.
@@ -55,7 +55,7 @@ pub(crate) struct ParsedRerank {
     request: RerankRequest,
     truncate: Option<bool>,
     return_documents: bool,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedRerank {
@@ -65,7 +65,7 @@ impl FromBody for ParsedRerank {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),
             top_n: body.top_n,
-            overlong: Overlong::Refuse,
+            overlong: InputOverflow::Refuse,
         };
         let RerankBody { model, truncate, return_documents, .. } = body;
         Ok(Self {
@@ -77,7 +77,7 @@ impl FromBody for ParsedRerank {
         })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }
@@ -114,7 +114,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         move |model: &ReadyModel, cancel: &Cancel| Ok((model.rerank(&request, cancel)?, request.documents));
     let (answer, documents) = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
-    let result = |ranked: &Ranked| RerankResult {
+    let result = |ranked: &DocumentScore| RerankResult {
         index: ranked.index,
         relevance_score: ranked.score,
         document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),

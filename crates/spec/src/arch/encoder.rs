@@ -42,7 +42,7 @@ pub struct EncoderArch {
     pub norm_epsilon: f32,
     /// Factored embedding, for tokens of another width than the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub factored: Option<Factored>,
+    pub factored: Option<FactoredEmbedding>,
     /// Bottleneck of layers that are narrower than the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bottleneck: Option<Bottleneck>,
@@ -101,7 +101,7 @@ pub enum EncoderNorm {
 /// Factored embedding: a linear layer projects token rows to the width of the residual stream. Canonical weight names:
 /// `embed.word.weight [vocab, width]`, `embed.project.{weight,bias} [hidden, input]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Factored {
+pub struct FactoredEmbedding {
     /// Width of a token's row.
     pub width: usize,
     /// True if the input of a position is the concatenation of the rows of the next, the current and the previous
@@ -109,7 +109,7 @@ pub struct Factored {
     pub trigram: bool,
 }
 
-impl Factored {
+impl FactoredEmbedding {
     /// Returns the number of inputs of the linear layer.
     pub fn input(&self) -> usize {
         self.width.saturating_mul(if self.trigram { 3 } else { 1 })

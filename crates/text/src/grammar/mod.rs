@@ -19,7 +19,7 @@ use narthex_spec::TokenId;
 use serde_json::{Value, json};
 
 use crate::{
-    barrier::{Panicked, contain},
+    barrier::{LibraryPanic, contain},
     tokenizer::Tokenizer,
 };
 
@@ -212,7 +212,7 @@ impl GrammarCompiler {
             let thread =
                 thread::Builder::new().stack_size(COMPILE_STACK).spawn_scoped(scope, || contain(compile));
             let thread = thread.map_err(|error| unusable(&format!("cannot start a thread: {error}")))?;
-            thread.join().unwrap_or(Err(Panicked)).map_err(|_| unusable("its compiler panicked"))
+            thread.join().unwrap_or(Err(LibraryPanic)).map_err(|_| unusable("its compiler panicked"))
         })?;
         match compiled.failure() {
             Some(reason) => Err(refusal(reason)),

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use narthex_spec::Date;
 use serde_json::Value;
 
-use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Rendered, TemplateError};
+use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, RenderedPrompt, TemplateError};
 
 /// Returns the special tokens that the recorder passed to the templates.
 fn specials() -> BTreeMap<String, String> {
@@ -15,7 +16,7 @@ fn specials() -> BTreeMap<String, String> {
 /// Returns a conversation in the form in which the reference received it.
 fn inputs(conversation: &Value) -> (Vec<Message>, RenderOptions) {
     let messages = serde_json::from_value(conversation["messages"].clone()).unwrap();
-    let mut options = RenderOptions::answer((2026, 11, 21));
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     options.tools = conversation["tools"].as_array().cloned().unwrap_or_default();
     if conversation["add_generation_prompt"] == false {
         options.generation_prompt = GenerationPrompt::Leave;
@@ -43,7 +44,7 @@ fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
                 // The reference failed with an error of Python, which has no counterpart.
                 _ => continue,
             };
-            let rendered = template.render_as_is(&messages, &options).map(Rendered::into_text);
+            let rendered = template.render_as_is(&messages, &options).map(RenderedPrompt::into_text);
             if rendered != expect {
                 found.push(format!("{name} of {case}:\n{rendered:?}\ninstead of\n{expect:?}"));
             }

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::{ChatTemplate, Message, RenderOptions, Rendered, Role, TemplateError};
+use narthex_spec::Date;
+
+use super::{ChatTemplate, Message, RenderOptions, RenderedPrompt, Role, TemplateError};
 
 fn render(source: &str) -> Result<String, TemplateError> {
     let message = Message::new(Role::User, "x".to_owned());
     let template = ChatTemplate::new(source, BTreeMap::new())?;
-    template.render(&[message], &RenderOptions::answer((2026, 3, 7))).map(Rendered::into_text)
+    template
+        .render(&[message], &RenderOptions::answer(Date { year: 2026, month: 3, day: 7 }))
+        .map(RenderedPrompt::into_text)
 }
 
 fn fails(source: &str) {

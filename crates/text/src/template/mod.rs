@@ -2,7 +2,7 @@
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
 //! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The
-//! result states which of its characters the template wrote ([`Rendered`]).
+//! result states which of its characters the template wrote ([`RenderedPrompt`]).
 
 mod functions;
 #[cfg(test)]
@@ -23,10 +23,11 @@ use minijinja::{
     syntax::SyntaxConfig,
     value::Serde,
 };
+use narthex_spec::Date;
 use serde_json::{Map, json};
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
-pub use origin::Rendered;
+pub use origin::RenderedPrompt;
 
 use crate::barrier::contain;
 
@@ -76,8 +77,8 @@ pub enum GenerationPrompt {
 pub struct RenderOptions {
     /// End of the text.
     pub generation_prompt: GenerationPrompt,
-    /// Date for `strftime_now`: year, month from 1, day from 1.
-    pub date: (i64, u8, u8),
+    /// Date for `strftime_now`.
+    pub date: Date,
     /// Tools that the assistant may call, each an object of OpenAI's `tools`.
     pub tools: Vec<serde_json::Value>,
     /// Further variables, such as `enable_thinking`. They do not replace the standard ones.
@@ -86,7 +87,7 @@ pub struct RenderOptions {
 
 impl RenderOptions {
     /// Returns options for an answer on a date, without tools.
-    pub fn answer(date: (i64, u8, u8)) -> Self {
+    pub fn answer(date: Date) -> Self {
         Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new(), variables: Map::new() }
     }
 }
@@ -138,7 +139,7 @@ impl ChatTemplate {
     /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
     /// conversation.
     pub fn abilities(&self) -> Abilities {
-        let mut options = RenderOptions::answer((2026, 1, 1));
+        let mut options = RenderOptions::answer(Date { year: 2026, month: 1, day: 1 });
         let parameters =
             json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}});
         let function = json!({"name": "probefunction", "description": "b", "parameters": parameters});
@@ -168,7 +169,11 @@ impl ChatTemplate {
     ///
     /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
     /// consecutive messages of one role, they are joined. Any other refusal is an error with the template's message.
-    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
+    pub fn render(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, TemplateError> {
         let messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
         let first = match self.render_as_is(&messages, options) {
@@ -189,7 +194,11 @@ impl ChatTemplate {
         Err(first)
     }
 
-    fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
+    fn render_as_is(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, TemplateError> {
         contain(|| self.evaluate(messages, options)).map_err(|_| panicked())?.map_err(|error| {
             match python::refusal(&error) {
                 Some(message) => TemplateError::Refused { message },
@@ -198,7 +207,11 @@ impl ChatTemplate {
         })
     }
 
-    fn evaluate(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, minijinja::Error> {
+    fn evaluate(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<RenderedPrompt, minijinja::Error> {
         let mut env = (*self.env).clone();
         let date = options.date;
         env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
@@ -222,15 +235,15 @@ impl ChatTemplate {
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)?;
-        Ok(Rendered::new(&text))
+        Ok(RenderedPrompt::new(&text))
     }
 }
 
 /// Instructions of a template and of its blocks, by name.
-type Compiled<'env> = (Instructions<'env>, BTreeMap<&'env str, Instructions<'env>>);
+type TemplateInstructions<'env> = (Instructions<'env>, BTreeMap<&'env str, Instructions<'env>>);
 
 /// Returns the template's instructions with checks.
-fn checked<'env>(env: &'env Environment<'env>) -> Result<Compiled<'env>, minijinja::Error> {
+fn checked<'env>(env: &'env Environment<'env>) -> Result<TemplateInstructions<'env>, minijinja::Error> {
     let template = env.get_template(NAME)?;
     let compiled = machinery::get_compiled_template(&template);
     let blocks = compiled.blocks.iter().map(|(name, block)| Ok((*name, instructions::weave(block)?)));
@@ -279,7 +292,7 @@ mod tests {
     use super::*;
 
     fn options() -> RenderOptions {
-        RenderOptions::answer((2026, 3, 7))
+        RenderOptions::answer(Date { year: 2026, month: 3, day: 7 })
     }
 
     #[test]
@@ -300,7 +313,7 @@ mod tests {
         let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
         let messages: Vec<Message> =
             messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
-        ChatTemplate::new(source, specials)?.render(&messages, &options()).map(Rendered::into_text)
+        ChatTemplate::new(source, specials)?.render(&messages, &options()).map(RenderedPrompt::into_text)
     }
 
     fn check(source: &str, messages: &[(Role, &str)], expected: &str) {
@@ -369,7 +382,7 @@ mod tests {
                         let text = format!("{asker} {round}");
                         let says = |text: &str| {
                             let message = Message::new(Role::User, text.to_owned());
-                            template.render(&[message], &options()).map(Rendered::into_text)
+                            template.render(&[message], &options()).map(RenderedPrompt::into_text)
                         };
                         assert_eq!(says(&text).unwrap(), format!("1{text}"));
                         assert!(matches!(says("much"), Err(TemplateError::Failed { .. })));

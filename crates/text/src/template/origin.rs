@@ -39,12 +39,12 @@ pub(super) enum Read {
 
 /// A prompt with the origin of each part.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     text: String,
     written: Vec<Range<usize>>,
 }
 
-impl Rendered {
+impl RenderedPrompt {
     /// Reads a rendered text with marks and spelled characters.
     pub(super) fn new(marked: &str) -> Self {
         let mut rendered = Self { text: String::with_capacity(marked.len()), written: Vec::new() };

@@ -6,13 +6,14 @@ use minijinja::{
     Error, ErrorKind, State, Value,
     value::{Kwargs, Serde, ValueKind},
 };
+use narthex_spec::Date;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 use super::{
     REFUSAL, limits,
     message::map_json,
-    origin::{self, Read, Rendered},
+    origin::{self, Read, RenderedPrompt},
 };
 
 /// Prefix of errors that a template raises with `raise_exception`.
@@ -20,7 +21,7 @@ const RAISED: &str = "raised: ";
 
 /// `raise_exception(message)`.
 pub(super) fn raise(message: String) -> Result<Value, Error> {
-    Err(Error::new(REFUSAL, format!("{RAISED}{}", Rendered::new(&message).text())))
+    Err(Error::new(REFUSAL, format!("{RAISED}{}", RenderedPrompt::new(&message).text())))
 }
 
 /// Returns the message of an error that a template raised with `raise_exception`.
@@ -86,7 +87,7 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// `text | fromjson`.
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
-    let value: serde_json::Value = serde_json::from_str(Rendered::new(&text).text())
+    let value: serde_json::Value = serde_json::from_str(RenderedPrompt::new(&text).text())
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("fromjson: {error}")))?;
     Ok(Value::from(Serde(map_json(&value, &origin::escape))))
 }
@@ -247,9 +248,9 @@ const MONTHS: [&str; 12] = [
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// `strftime_now(format)` for a date, at midnight.
-pub(super) fn strftime(format: &str, date: (i64, u8, u8)) -> Result<String, Error> {
+pub(super) fn strftime(format: &str, date: Date) -> Result<String, Error> {
     let format = origin::plain(format);
-    let (year, month, day) = date;
+    let Date { year, month, day } = date;
     let month_name = MONTHS[usize::from(month.clamp(1, 12)) - 1];
     let weekday = WEEKDAYS[weekday(year, month, day)];
     let mut text = String::new();
@@ -300,10 +301,12 @@ mod tests {
 
     #[test]
     fn dates() {
-        let check = |format, expected: &str| assert_eq!(strftime(format, (2026, 11, 21)).unwrap(), expected);
+        let check = |format, expected: &str| {
+            assert_eq!(strftime(format, Date { year: 2026, month: 11, day: 21 }).unwrap(), expected)
+        };
         check("%Y-%m-%d", "2026-11-21");
         check("%a %d %B %y, 100%%", "Sat 21 November 26, 100%");
-        assert!(strftime("%Q", (2026, 1, 1)).is_err());
+        assert!(strftime("%Q", Date { year: 2026, month: 1, day: 1 }).is_err());
     }
 
     #[test]

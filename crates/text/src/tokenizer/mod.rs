@@ -31,12 +31,12 @@ pub use gguf::GgufVocab;
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
-pub use within::{Bounds, Encoded};
+pub use within::{BoundedTokens, Bounds};
 
 pub(crate) use bytes::Leading;
 
 use bytes::Pieces;
-use reach::Reach;
+use reach::TokenLengthBound;
 use special::{SpecialTable, break_outside};
 
 use crate::barrier::contain;
@@ -113,7 +113,7 @@ struct Inner {
     markup: SpecialTable,
     pieces: Pieces,
     vocab_size: usize,
-    reach: Option<Reach>,
+    reach: Option<TokenLengthBound>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -137,7 +137,7 @@ impl Tokenizer {
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
         charsmap::check(&json)?;
         patterns::check(&json)?;
-        let reach = Reach::of(&json, outline.longest_piece());
+        let reach = TokenLengthBound::of(&json, outline.longest_piece());
         add_shield(&mut json);
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
         let decoder = json["decoder"].take();

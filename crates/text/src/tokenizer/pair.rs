@@ -68,7 +68,7 @@ impl Tokenizer {
         if !owners[start..end].iter().all(owned) {
             return Err(failed("expected the second text in one piece".to_owned()));
         }
-        let unshielded = Unshield::new(second, &shielded);
+        let unshielded = OffsetMap::new(second, &shielded);
         let bytes = encoding.get_offsets()[start..end]
             .iter()
             .map(|&(start, end)| unshielded.place(start)..unshielded.place(end))
@@ -78,12 +78,12 @@ impl Tokenizer {
 }
 
 /// Maps positions in a shielded text to positions in the original.
-struct Unshield {
+struct OffsetMap {
     /// Positions of the shield in the shielded text.
     inserted: Vec<usize>,
 }
 
-impl Unshield {
+impl OffsetMap {
     fn new(text: &str, shielded: &str) -> Self {
         let mut rest = text.chars().peekable();
         let inserted = shielded.char_indices().filter(|(_, char)| rest.next_if_eq(char).is_none());

@@ -11,7 +11,7 @@ const COMPOSED: usize = 3;
 
 /// Maximum length of the text of one token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Reach {
+pub(super) struct TokenLengthBound {
     /// Bytes of text.
     bytes: usize,
     /// `true` if added tokens absorb any amount of white space around them.
@@ -25,7 +25,7 @@ fn in_utf8(byte: u8) -> bool {
     !matches!(byte, 0xC0 | 0xC1 | 0xF5..)
 }
 
-impl Reach {
+impl TokenLengthBound {
     /// Reads a `tokenizer.json` whose longest piece has `longest` bytes. Returns `None` if text may vanish or one token
     /// may represent unknown text of any length.
     pub(super) fn of(json: &Value, longest: usize) -> Option<Self> {
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    fn reach(changes: Value) -> Option<Reach> {
+    fn reach(changes: Value) -> Option<TokenLengthBound> {
         let letters: Map<String, Value> = alphabet().iter().map(|c| (c.to_string(), 0.into())).collect();
         let mut json = json!({
             "added_tokens": [{"content": "<|end|>"}],
@@ -114,13 +114,13 @@ mod tests {
         for (key, value) in changes.as_object().unwrap() {
             json[key] = value.clone();
         }
-        Reach::of(&json, 4)
+        TokenLengthBound::of(&json, 4)
     }
 
     #[test]
     fn a_token_has_the_bytes_of_the_longest_piece_or_added_token() {
         let check = |changes, bytes, strips| {
-            assert_eq!(reach(changes), Some(Reach { bytes, strips, lacks: Vec::new() }));
+            assert_eq!(reach(changes), Some(TokenLengthBound { bytes, strips, lacks: Vec::new() }));
         };
         check(json!({}), 7, false);
         check(json!({"added_tokens": null}), 4, false);
@@ -157,12 +157,12 @@ mod tests {
 
     #[test]
     fn what_may_vanish_is_not_counted() {
-        let reach = |strips| Reach { bytes: 4, strips, lacks: Vec::new() };
+        let reach = |strips| TokenLengthBound { bytes: 4, strips, lacks: Vec::new() };
         assert_eq!((reach(false).fewest("12345"), reach(false).fewest("")), (2, 0));
         assert_eq!((reach(false).fewest("1   2"), reach(true).fewest("1 \t\n2")), (2, 1));
         assert_eq!(reach(false).fewest(&format!("12{SHIELD}{SHIELD}34")), 1);
         // The vocabulary has one of the two bytes of é (C3 A9).
-        assert_eq!(Reach { lacks: vec![0xA9], ..reach(false) }.fewest("éééé1"), 2);
+        assert_eq!(TokenLengthBound { lacks: vec![0xA9], ..reach(false) }.fewest("éééé1"), 2);
     }
 
     #[test]

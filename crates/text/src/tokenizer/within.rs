@@ -33,7 +33,7 @@ pub struct Bounds<'a> {
 
 /// Tokens of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Encoded<T> {
+pub enum BoundedTokens<T> {
     /// All tokens.
     Whole(T),
     /// Tokens of a prefix of a text that is longer than the limit. The first tokens, up to the limit, are those of the
@@ -41,7 +41,7 @@ pub enum Encoded<T> {
     Beginning(T),
 }
 
-impl<T> Encoded<T> {
+impl<T> BoundedTokens<T> {
     /// Returns the tokens.
     pub fn into_tokens(self) -> T {
         match self {
@@ -74,7 +74,7 @@ impl Tokenizer {
         &self,
         text: &str,
         bounds: Bounds<'_>,
-    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+    ) -> Result<BoundedTokens<Vec<TokenId>>, TokenizerError> {
         self.within(text, bounds, |text| self.run(text, false))
     }
 
@@ -83,7 +83,7 @@ impl Tokenizer {
         &self,
         text: &str,
         bounds: Bounds<'_>,
-    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+    ) -> Result<BoundedTokens<Vec<TokenId>>, TokenizerError> {
         self.within(text, bounds, |text| self.encode_document(text))
     }
 
@@ -93,7 +93,7 @@ impl Tokenizer {
         text: &str,
         kept: &str,
         bounds: Bounds<'_>,
-    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+    ) -> Result<BoundedTokens<Vec<TokenId>>, TokenizerError> {
         self.within(text, bounds, |text| self.encode_document_with(text, kept))
     }
 
@@ -104,7 +104,7 @@ impl Tokenizer {
         first: &str,
         second: &str,
         bounds: Bounds<'_>,
-    ) -> Result<Encoded<Pair>, TokenizerError> {
+    ) -> Result<BoundedTokens<Pair>, TokenizerError> {
         self.within(second, bounds, |second| self.encode_pair(first, second))
     }
 
@@ -114,7 +114,7 @@ impl Tokenizer {
         text: &str,
         bounds: Bounds<'_>,
         encode: impl Fn(&str) -> Result<T, TokenizerError>,
-    ) -> Result<Encoded<T>, TokenizerError> {
+    ) -> Result<BoundedTokens<T>, TokenizerError> {
         let Bounds { limit, is_cancelled } = bounds;
         let longest = match self.inner.reach {
             Some(_) => usize::MAX,
@@ -126,11 +126,11 @@ impl Tokenizer {
                 return Err(TokenizerError::Cancelled);
             }
             if length >= text.len() {
-                return encode(text).map(Encoded::Whole);
+                return encode(text).map(BoundedTokens::Whole);
             }
             let tokens = encode(&text[..text.floor_char_boundary(length)])?;
             if tokens.count() > limit.saturating_add(CHANGED) || length >= longest {
-                return Ok(Encoded::Beginning(tokens));
+                return Ok(BoundedTokens::Beginning(tokens));
             }
             length = length.saturating_mul(2).min(longest);
         }
@@ -175,9 +175,9 @@ mod tests {
         let tokenizer = Tokenizer::from_json(json.as_bytes()).unwrap();
         let text = " ".repeat(400_000);
         let found = tokenizer.encode_document_within(&text, bounds(1000, &|| false)).unwrap();
-        assert_eq!(found, Encoded::Beginning(vec![]));
+        assert_eq!(found, BoundedTokens::Beginning(vec![]));
         let found = tokenizer.encode_document_within(&text[..200_000], bounds(1000, &|| false)).unwrap();
-        assert_eq!(found, Encoded::Whole(vec![]));
+        assert_eq!(found, BoundedTokens::Whole(vec![]));
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         let tokenizer = tiny();
         let text = "hello 123 hell\n".repeat(9000);
         let whole = tokenizer.encode_document(&text).unwrap();
-        let Encoded::Beginning(tokens) =
+        let BoundedTokens::Beginning(tokens) =
             tokenizer.encode_document_within(&text, bounds(5000, &|| false)).unwrap()
         else {
             panic!("the whole text");

@@ -15,7 +15,7 @@ use crate::{
 
 /// Content that an answer may have besides calls.
 #[derive(Debug, Clone, Copy)]
-pub enum Beside<'a> {
+pub enum ContentRule<'a> {
     /// Nothing: the answer consists of calls.
     Nothing,
     /// Any text, in which every call is valid.
@@ -33,7 +33,7 @@ pub fn call_grammar(
     format: ToolFormat,
     functions: &[Callable<'_>],
     limit: CallLimit,
-    beside: Beside<'_>,
+    beside: ContentRule<'_>,
 ) -> Result<Grammar, GrammarError> {
     let markers = Markers(tokenizer);
     let rules = match format {
@@ -47,14 +47,14 @@ pub fn call_grammar(
         | ToolFormat::Granite => json_calls::rules(format, functions, limit, &markers)?,
     };
     let start = match beside {
-        Beside::Nothing => "start: calls\n".to_owned(),
-        Beside::Text => rules.text(limit, &markers),
-        Beside::Content(Grammar::JsonSchema(schema)) => {
+        ContentRule::Nothing => "start: calls\n".to_owned(),
+        ContentRule::Text => rules.text(limit, &markers),
+        ContentRule::Content(Grammar::JsonSchema(schema)) => {
             let head = rules.head.as_ref().map_or_else(String::new, |head| format!("{head} "));
             format!("start: {head}calls | content\ncontent: {}\n", json_rule(schema)?)
         }
         // These grammars define rule names of their own and cannot be combined with calls.
-        Beside::Content(grammar) => return Ok(grammar.clone()),
+        ContentRule::Content(grammar) => return Ok(grammar.clone()),
     };
     Ok(Grammar::Lark(start + &rules.rules))
 }

@@ -5,7 +5,7 @@ use narthex_spec::ToolFormat;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Beside, CallLimit, Callable, ToolEvent, ToolParser, call_grammar, markers, write_calls};
+use super::{CallLimit, Callable, ContentRule, ToolEvent, ToolParser, call_grammar, markers, write_calls};
 use crate::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::FunctionCall,
@@ -69,7 +69,7 @@ impl Tools {
         &self,
         tokenizer: &Tokenizer,
         format: ToolFormat,
-        beside: Beside<'_>,
+        beside: ContentRule<'_>,
     ) -> Result<Grammar, GrammarError> {
         // The values of tags cannot have a schema by reference.
         let mut weather = self.weather.clone();
@@ -146,7 +146,7 @@ fn every_format_allows_valid_calls_alone() {
     for format in FORMATS {
         for special in [&[][..], markers_of_lists(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
-            let grammar = tools.grammar(&tokenizer, format, Beside::Nothing).unwrap();
+            let grammar = tools.grammar(&tokenizer, format, ContentRule::Nothing).unwrap();
             let matcher = matcher(&tokenizer, &grammar);
             let check = |calls: &[FunctionCall], expect: bool| {
                 let text = write_calls(format, calls);
@@ -168,7 +168,7 @@ fn every_format_allows_valid_calls_alone() {
 fn names_stand_before_arguments_where_the_vocabulary_divides_them() {
     let format = ToolFormat::Mistral;
     let tokenizer = tokenizer(&[&["<|end|>"], markers(format)].concat());
-    let grammar = Tools::new().grammar(&tokenizer, format, Beside::Nothing).unwrap();
+    let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Nothing).unwrap();
     let matcher = matcher(&tokenizer, &grammar);
     let text = "[TOOL_CALLS]get-weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]stop[ARGS]{}";
     assert!(follows(&tokenizer, &matcher, text));
@@ -182,7 +182,7 @@ fn free_text_has_valid_calls_alone() {
     for format in FORMATS {
         for special in [&[][..], markers_of_lists(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
-            let grammar = tools.grammar(&tokenizer, format, Beside::Text).unwrap();
+            let grammar = tools.grammar(&tokenizer, format, ContentRule::Text).unwrap();
             let matcher = matcher(&tokenizer, &grammar);
             let check = |text: &str, expect: bool| {
                 assert_eq!(follows(&tokenizer, &matcher, text), expect, "{format:?}: {text} {grammar:?}");
@@ -206,7 +206,7 @@ fn answers_are_calls_or_the_content_of_a_schema() {
     let schema = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
     let schema = Grammar::JsonSchema(schema);
     for format in FORMATS {
-        let grammar = Tools::new().grammar(&tokenizer, format, Beside::Content(&schema)).unwrap();
+        let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Content(&schema)).unwrap();
         let matcher = matcher(&tokenizer, &grammar);
         let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
         let stop = write_calls(format, &[call("stop", json!({}))]);
@@ -227,7 +227,8 @@ fn arguments_that_cannot_be_named_are_a_dictionary() {
     });
     let functions = [Callable { name: "get-weather", parameters: &schema }];
     for format in [ToolFormat::Pythonic, ToolFormat::ChatGlm3] {
-        let grammar = call_grammar(&tokenizer, format, &functions, CallLimit::Any, Beside::Nothing).unwrap();
+        let grammar =
+            call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
         let one = call("get-weather", json!({"a-b": 5}));
         let text = write_calls(format, std::slice::from_ref(&one));
         let matcher = matcher(&tokenizer, &grammar);
@@ -242,7 +243,7 @@ fn arguments_that_cannot_be_named_are_a_dictionary() {
             parameters: &json!({"properties": {"a": {"type": "string", "pattern": "b"}}}),
         }],
         CallLimit::Any,
-        Beside::Nothing,
+        ContentRule::Nothing,
     );
     let keywords = "properties.a.pattern".to_owned();
     assert_eq!(refused, Err(GrammarError::UnsupportedKeywords { keywords }));

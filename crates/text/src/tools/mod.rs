@@ -25,7 +25,7 @@ mod write;
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
-pub use grammar::{Beside, call_grammar};
+pub use grammar::{ContentRule, call_grammar};
 pub use lark::Callable;
 pub use reasoning::{ReasoningEvent, ReasoningParser};
 pub use write::{json_text, write_calls};

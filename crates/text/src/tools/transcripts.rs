@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::ToolFormat;
+use narthex_spec::{Date, ToolFormat};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -221,7 +221,7 @@ fn round_trip(name: &str, arguments: &Value) -> Vec<ToolEvent> {
     let function = FunctionCall { name: "get_weather".to_owned(), arguments: arguments.clone() };
     let mut assistant = Message::new(Role::Assistant, String::new());
     assistant.tool_calls = vec![ToolCall { id: Some("abcdefghi".to_owned()), function }];
-    let mut options = RenderOptions::answer((2026, 11, 21));
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     options.tools = tools();
     let asked = template.render(std::slice::from_ref(&user), &options).unwrap().into_text();
     options.generation_prompt = GenerationPrompt::Leave;

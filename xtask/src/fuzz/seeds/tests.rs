@@ -6,7 +6,7 @@ use narthex_checkpoint as checkpoint;
 use narthex_compile::import::{self, ImportJob};
 use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
-use narthex_spec::progress::Quiet;
+use narthex_spec::{Date, progress::Quiet};
 use narthex_text::{
     grammar::{Grammar, GrammarCompiler},
     template::{ChatTemplate, Message, RenderOptions, Role},
@@ -139,7 +139,7 @@ fn exports() {
 
 #[test]
 fn templates() {
-    let options = RenderOptions::answer((2026, 3, 7));
+    let options = RenderOptions::answer(Date { year: 2026, month: 3, day: 7 });
     let message = Message::new(Role::User, "a;b".to_owned());
     check(Target::Template, |bytes| {
         let source = std::str::from_utf8(bytes).unwrap();

@@ -211,12 +211,11 @@ impl DeviceBench<'_> {
             let info = runtimes::locate(&library.store, package.ep)?;
             Some(format!("{} {}", package.name, info.version))
         });
-        let (year, month, day) = date::today();
         Ok(Comparison {
             model: self.key.name.to_string(),
             scheme: self.key.scheme,
             package: Store::package_digest(&self.folder)?,
-            date: format!("{year:04}-{month:02}-{day:02}"),
+            date: date::today().to_string(),
             machine: Machine::here(self.runtime, library.config.threads),
             devices: gateway.devices(),
             runtimes: installed.collect(),

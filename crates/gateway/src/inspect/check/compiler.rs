@@ -10,7 +10,7 @@ use std::{
 use narthex_check::{
     self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, ProcessEnd, Report,
     Rule, Severity,
-    bisect::{self, Stopped},
+    bisect::{self, BisectionError},
     qnn_errors::{code_in, relevant_lines},
     write,
 };
@@ -183,9 +183,9 @@ impl<'a> Compiler<'a> {
         };
         match bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut fails) {
             Ok(nodes) => Ok(Ok(nodes)),
-            Err(Stopped::Failed(error)) => Err(error),
-            Err(Stopped::Takes) => Ok(Err("it compiles each part of the graph separately".to_owned())),
-            Err(Stopped::Tries) => Ok(Err(format!("the bisection ended after {MAX_TRIALS} trials"))),
+            Err(BisectionError::Failed(error)) => Err(error),
+            Err(BisectionError::Takes) => Ok(Err("it compiles each part of the graph separately".to_owned())),
+            Err(BisectionError::Tries) => Ok(Err(format!("the bisection ended after {MAX_TRIALS} trials"))),
         }
     }
 

@@ -12,7 +12,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::{Encoder, Text},
-    executor::{Executor, StepError, StepPlan, Wanted},
+    executor::{Executor, LogitRows, StepError, StepPlan},
 };
 use narthex_spec::{
     DeviceName, KvCacheDtype, SlotId, TokenId,
@@ -292,7 +292,7 @@ pub(crate) fn feed(
     let (mut at, mut row) = (at, Vec::new());
     for part in tokens.chunks(chunk) {
         let mut plan = StepPlan::default();
-        plan.push(SLOT, at, part, Wanted::Last);
+        plan.push(SLOT, at, part, LogitRows::Last);
         row = executor.step(&plan)?.row(0).to_vec();
         at += part.len();
     }

@@ -15,7 +15,7 @@ use crate::{
     load::loaded_model::LoadedModel,
     serve::{
         fill::{MAX_MASKS, MaskedModel, check_count, softmax},
-        request::{Filling, RefineRequest, Refined},
+        request::{Filling, MaskPredictOutput, RefineRequest},
     },
 };
 
@@ -27,7 +27,7 @@ pub(crate) fn refine(
     model: &LoadedModel,
     request: &RefineRequest,
     cancel: &Cancel,
-) -> Result<Refined, Error> {
+) -> Result<MaskPredictOutput, Error> {
     let masked = MaskedModel::new(model, cancel)?;
     check_count("generate", request.tokens, MAX_MASKS)?;
     check_count("rounds", request.rounds, MAX_ROUNDS)?;
@@ -53,7 +53,7 @@ pub(crate) fn refine(
         text: model.package.tokenizer.decode(&[token]),
         score,
     });
-    Ok(Refined {
+    Ok(MaskPredictOutput {
         text: insert(&text, masked.mask, &generated),
         tokens: fillings.collect(),
         generated: generated.trim().to_owned(),

@@ -5,10 +5,10 @@ use crate::{report::placement::RanOn, serve::request::Prompt};
 /// Request to embed texts.
 ///
 /// ```
-/// use narthex_gateway::request::{EmbedRequest, Overlong};
+/// use narthex_gateway::request::{EmbedRequest, InputOverflow};
 ///
 /// let request = EmbedRequest {
-///     overlong: Overlong::Truncate,
+///     overlong: InputOverflow::Truncate,
 ///     dimensions: Some(256),
 ///     ..EmbedRequest::new(["a ferry at dawn", "the quarterly report"])
 /// };
@@ -19,7 +19,7 @@ pub struct EmbedRequest {
     /// Texts or token lists; at least one.
     pub inputs: Vec<Prompt>,
     /// Treatment of inputs that are too long.
-    pub overlong: Overlong,
+    pub overlong: InputOverflow,
     /// Number of leading elements to keep. The shortened vectors are rescaled to unit length.
     pub dimensions: Option<usize>,
     /// Name of the model's prompt that precedes each text; `None` for the model's default.
@@ -31,13 +31,13 @@ impl EmbedRequest {
     /// length.
     pub fn new<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Self {
         let inputs = texts.into_iter().map(|text| Prompt::Text(text.into())).collect();
-        Self { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None }
+        Self { inputs, overlong: InputOverflow::Refuse, dimensions: None, prompt: None }
     }
 }
 
 /// Treatment of an input that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overlong {
+pub enum InputOverflow {
     /// Refuse the request.
     Refuse,
     /// Cut off the end of the input.
@@ -65,14 +65,14 @@ pub struct RerankRequest {
     /// Maximum number of results; `None` for all.
     pub top_n: Option<usize>,
     /// Treatment of documents that are too long together with the query.
-    pub overlong: Overlong,
+    pub overlong: InputOverflow,
 }
 
 /// Documents in descending order of relevance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranking {
     /// Results.
-    pub results: Vec<Ranked>,
+    pub results: Vec<DocumentScore>,
     /// Number of tokens of all pairs, special tokens included.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
@@ -81,7 +81,7 @@ pub struct Ranking {
 
 /// A document with its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ranked {
+pub struct DocumentScore {
     /// Index of the document in the request.
     pub index: usize,
     /// Relevance, 0 to 1.
@@ -207,7 +207,7 @@ impl RefineRequest {
 
 /// A text with generated tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refined {
+pub struct MaskPredictOutput {
     /// Whole text.
     pub text: String,
     /// Generated text.

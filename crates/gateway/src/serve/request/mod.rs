@@ -13,8 +13,8 @@ pub use narthex_text::{
 };
 
 pub use encoder::{
-    Answer, AnswerRequest, Answers, EmbedRequest, Embeddings, Filling, Fillings, MAX_ANSWER_TEXT,
-    MaskRequest, Overlong, Ranked, Ranking, RefineRequest, Refined, RerankRequest,
+    Answer, AnswerRequest, Answers, DocumentScore, EmbedRequest, Embeddings, Filling, Fillings,
+    InputOverflow, MAX_ANSWER_TEXT, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
 };
 
 pub use reasoning::{ReasoningSettings, Thinking};

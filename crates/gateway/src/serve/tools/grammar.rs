@@ -4,7 +4,7 @@ use narthex_spec::ToolFormat;
 use narthex_text::{
     grammar::{Grammar, GrammarError},
     tokenizer::Tokenizer,
-    tools::{Beside, Callable, call_grammar},
+    tools::{Callable, ContentRule, call_grammar},
 };
 
 use crate::serve::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
@@ -28,10 +28,10 @@ pub(in crate::serve) fn answer_grammar(
     let is_free = callable.iter().all(|tool| tool.strictness == Strictness::BestEffort);
     let (beside, limit) = match (&settings.choice, content) {
         (ToolChoice::Auto, None) if is_free => return Ok(None),
-        (ToolChoice::Auto, None) => (Beside::Text, settings.calls),
-        (ToolChoice::Auto, Some(content)) => (Beside::Content(content), settings.calls),
-        (ToolChoice::Function(_), _) => (Beside::Nothing, CallLimit::One),
-        (ToolChoice::Required | ToolChoice::None, _) => (Beside::Nothing, settings.calls),
+        (ToolChoice::Auto, None) => (ContentRule::Text, settings.calls),
+        (ToolChoice::Auto, Some(content)) => (ContentRule::Content(content), settings.calls),
+        (ToolChoice::Function(_), _) => (ContentRule::Nothing, CallLimit::One),
+        (ToolChoice::Required | ToolChoice::None, _) => (ContentRule::Nothing, settings.calls),
     };
     let callable: Vec<Callable<'_>> = callable
         .into_iter()

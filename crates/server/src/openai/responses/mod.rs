@@ -34,7 +34,7 @@ use crate::{
     error::ApiError,
     events::Events,
     hints::{self, Hints},
-    ignored::{CALLER_FIELDS, Ignored},
+    ignored::{CALLER_FIELDS, IgnoredParameters},
     metrics::Metrics,
     reply::Reply,
     sse,
@@ -46,7 +46,7 @@ pub(crate) struct ParsedResponses {
     request: InputRequest,
     is_streamed: bool,
     settings: ResponseSettings,
-    ignored: Ignored,
+    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedResponses {
@@ -59,7 +59,7 @@ impl FromBody for ParsedResponses {
         Ok(Self { model, request, is_streamed, settings: settings.with_defaults(), ignored })
     }
 
-    fn ignored(&self) -> Option<&Ignored> {
+    fn ignored(&self) -> Option<&IgnoredParameters> {
         Some(&self.ignored)
     }
 }

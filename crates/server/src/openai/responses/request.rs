@@ -16,7 +16,7 @@ use super::{
     },
     history::{HistoryItem, InputItem, arguments_value, custom_arguments, custom_parameters, within},
 };
-use crate::{error::ApiError, ignored::Ignored};
+use crate::{error::ApiError, ignored::IgnoredParameters};
 
 /// Names of the fields, without the hints.
 pub(super) const FIELDS: &[&str] = &[
@@ -254,7 +254,7 @@ impl ResponseTool {
 
 impl ResponsesBody {
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut Ignored) -> Result<InputRequest, ApiError> {
+    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {
             Input::Text(text) => {
@@ -325,7 +325,7 @@ mod tests {
     fn request(fields: Value) -> Result<InputRequest, ApiError> {
         let mut body = json!({"model": "m", "input": "Hi"});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        serde_json::from_value::<ResponsesBody>(body).unwrap().into_request(&mut Ignored::default())
+        serde_json::from_value::<ResponsesBody>(body).unwrap().into_request(&mut IgnoredParameters::default())
     }
 
     fn history(items: Value) -> Vec<Message> {
@@ -389,7 +389,7 @@ mod tests {
             },
             "reasoning": {"effort": "low", "summary": "auto"},
         });
-        let mut ignored = Ignored::default();
+        let mut ignored = IgnoredParameters::default();
         let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
         let request = body.into_request(&mut ignored).unwrap();
         let input = to_messages(resolve(request.input, |_| HashMap::new()).unwrap());

@@ -99,7 +99,7 @@ impl ResponseStore {
         items.map(|item| (item.id().to_owned(), item.to_history())).collect()
     }
 
-    /// Removes a response of this owner. Returns false if there is none.
+    /// Removes a response of this owner. Returns false if it does not exist.
     pub(crate) fn remove(&self, owner: Option<KeyHash>, id: &str) -> bool {
         let mut responses = self.responses.lock();
         let found = responses.iter().position(|stored| stored.response.id == id && stored.owner == owner);
