@@ -273,6 +273,21 @@ impl Operation for Quantize<'_> {
     }
 }
 
+/// Operation that rounds one row.
+pub(crate) struct RoundRow<'a> {
+    pub(crate) row: &'a [f32],
+    pub(crate) out: &'a mut [i8],
+}
+
+impl Operation for RoundRow<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        round(s, self.row, self.out)
+    }
+}
+
 /// Rounds numbers that share one scale, and returns the scale. Elements of `out` after the last number are not changed.
 #[inline(always)]
 fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {

@@ -7,7 +7,7 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Arrangement, Granularity, Quantize, QuantizedRows},
+    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow},
     attention::{Attend, Attention, AttentionOutput, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
@@ -326,6 +326,15 @@ impl Kernels {
         let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
         assert!(fits, "shape of the output");
         self.attention.run(Join { parts, out });
+    }
+
+    /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
+    ///
+    /// # Panics
+    /// Panics if lengths differ.
+    pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
+        assert_eq!(row.len(), out.len(), "length of the row");
+        self.floats.run(RoundRow { row, out })
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of

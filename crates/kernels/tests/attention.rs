@@ -14,14 +14,22 @@ use support::{Random, accelerated, same};
 enum Rows {
     F32(Vec<f32>),
     F16(Vec<f16>),
+    I8(Vec<i8>, Vec<f32>),
 }
 
 impl Rows {
     fn random(random: &mut Random, (rows, size): (usize, usize)) -> Self {
         let values = random.floats(rows * size, 2.0);
-        match random.below(2) {
+        match random.below(3) {
             0 => Self::F32(values),
-            _ => Self::F16(values.iter().map(|x| f16::from_f32(*x)).collect()),
+            1 => Self::F16(values.iter().map(|x| f16::from_f32(*x)).collect()),
+            _ => {
+                let mut integers = vec![0; values.len()];
+                let parts = values.chunks(size).zip(integers.chunks_mut(size));
+                let scales =
+                    parts.map(|(row, out)| Kernels::portable().quantize_cache_row(row, out)).collect();
+                Self::I8(integers, scales)
+            }
         }
     }
 
@@ -29,6 +37,7 @@ impl Rows {
         match self {
             Self::F32(rows) => CacheRows::F32(rows),
             Self::F16(rows) => CacheRows::F16(rows),
+            Self::I8(integers, scales) => CacheRows::I8 { integers, scales },
         }
     }
 
@@ -37,6 +46,7 @@ impl Rows {
         match self {
             Self::F32(rows) => f64::from(rows[index]),
             Self::F16(rows) => rows[index].to_f64(),
+            Self::I8(integers, scales) => f64::from(integers[index]) * f64::from(scales[row]),
         }
     }
 }
@@ -244,6 +254,7 @@ fn spoil(rows: &mut Rows, row: usize, size: usize, odd: f32) {
     match rows {
         Rows::F32(rows) => rows[row * size..][..size].fill(odd),
         Rows::F16(rows) => rows[row * size..][..size].fill(f16::from_f32(odd)),
+        Rows::I8(_, scales) => scales[row] = odd,
     }
 }
 

@@ -11,6 +11,13 @@ pub enum CacheRows<'a> {
     F32(&'a [f32]),
     /// Half precision.
     F16(&'a [f16]),
+    /// Integers with one scale for each row.
+    I8 {
+        /// Elements.
+        integers: &'a [i8],
+        /// Scales of the rows.
+        scales: &'a [f32],
+    },
 }
 
 /// Keys and values of one head.
@@ -25,20 +32,22 @@ pub struct KeyValues<'a> {
 impl CacheRows<'_> {
     /// Returns the number of rows, or `None` if the length is not a whole number of rows.
     pub(crate) fn rows(&self, head_size: usize) -> Option<usize> {
-        let elements = match self {
-            Self::F32(rows) => rows.len(),
-            Self::F16(rows) => rows.len(),
+        let (elements, scales) = match self {
+            Self::F32(rows) => (rows.len(), None),
+            Self::F16(rows) => (rows.len(), None),
+            Self::I8 { integers, scales } => (integers.len(), Some(scales.len())),
         };
         let rows = elements.checked_div(head_size)?;
-        (rows * head_size == elements).then_some(rows)
+        (rows * head_size == elements && scales.is_none_or(|scales| scales == rows)).then_some(rows)
     }
 
     /// Writes a row in single precision.
     #[inline(always)]
     pub(super) fn convert<S: Simd>(&self, s: S, row: usize, out: &mut [f32]) {
         match self {
-            Self::F32(rows) => convert(s, rows, row, out),
-            Self::F16(rows) => convert(s, rows, row, out),
+            Self::F32(rows) => convert(s, rows, row, 1.0, out),
+            Self::F16(rows) => convert(s, rows, row, 1.0, out),
+            Self::I8 { integers, scales } => convert(s, integers, row, scales[row], out),
         }
     }
 }
@@ -70,16 +79,25 @@ impl Element for f16 {
     }
 }
 
+impl Element for i8 {
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::Floats {
+        s.load_i8(x)
+    }
+}
+
 #[inline(always)]
-fn convert<S: Simd, T: Element>(s: S, rows: &[T], row: usize, out: &mut [f32]) {
+fn convert<S: Simd, T: Element>(s: S, rows: &[T], row: usize, scale: f32, out: &mut [f32]) {
     let row = &rows[row * out.len()..][..out.len()];
-    let (whole, rest) = row.as_chunks::<LANES>();
+    let (scale, (whole, rest)) = (s.splat(scale), row.as_chunks::<LANES>());
     let (whole_out, rest_out) = out.as_chunks_mut::<LANES>();
     for (x, out) in whole.iter().zip(whole_out) {
-        s.store(T::load(s, x), out);
+        s.store(s.mul(T::load(s, x), scale), out);
     }
     let (mut tail, mut lanes) = ([T::ZERO; LANES], [0.0; LANES]);
     tail[..rest.len()].copy_from_slice(rest);
-    s.store(T::load(s, &tail), &mut lanes);
+    s.store(s.mul(T::load(s, &tail), scale), &mut lanes);
     rest_out.copy_from_slice(&lanes[..rest.len()]);
 }

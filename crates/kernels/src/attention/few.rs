@@ -57,6 +57,7 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
             }
             CacheRows::F32(values) => sum::<S, f32, R>(s, values, block, &factors, buffers),
             CacheRows::F16(values) => sum::<S, f16, R>(s, values, block, &factors, buffers),
+            CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
         }
     }
 }

@@ -19,8 +19,11 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
         let rows = first..block.end.min(first + LANES);
         let out = &mut buffers.keys[first - block.start..];
         match attend.cache.keys {
-            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, out),
-            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, out),
+            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, None, out),
+            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, None, out),
+            CacheRows::I8 { integers, scales } => {
+                transpose::<S, i8>(s, integers, size, &rows, Some(scales), out);
+            }
         }
     }
     let end = block.len().next_multiple_of(LANES);
@@ -31,7 +34,14 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
 
 /// Writes sixteen numbers for each element of up to sixteen rows. The elements are at a distance of 64 numbers.
 #[inline(always)]
-fn transpose<S: Simd, T: Element>(s: S, keys: &[T], size: usize, rows: &Range<usize>, out: &mut [f32]) {
+fn transpose<S: Simd, T: Element>(
+    s: S,
+    keys: &[T],
+    size: usize,
+    rows: &Range<usize>,
+    scales: Option<&[f32]>,
+    out: &mut [f32],
+) {
     for first in (0..size).step_by(LANES) {
         let mut tile = [s.splat(0.0); LANES];
         for (row, out) in rows.clone().zip(&mut tile) {
@@ -44,6 +54,9 @@ fn transpose<S: Simd, T: Element>(s: S, keys: &[T], size: usize, rows: &Range<us
                     T::load(s, &lanes)
                 }
             };
+            if let Some(scales) = scales {
+                *out = s.mul(*out, s.splat(scales[row]));
+            }
         }
         let columns = s.transpose(tile);
         for (column, out) in columns.into_iter().zip(out[first * BLOCK..].chunks_mut(BLOCK)) {

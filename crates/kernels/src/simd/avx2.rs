@@ -241,6 +241,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; 16]) -> [__m256; 2] {
+        // SAFETY: sixteen bytes are readable, and `self` proves the features.
+        unsafe {
+            let all = _mm_loadu_si128(x.as_ptr().cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(all))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn store(self, x: [__m256; 2], out: &mut [f32; 16]) {
         // SAFETY: 64 bytes are writable, and `self` proves the features.
         unsafe {

@@ -165,6 +165,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; 16]) -> __m512 {
+        // SAFETY: sixteen bytes are readable, and `self` proves the features.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
     fn load_i32(self, x: &[i32; 16]) -> __m512 {
         // SAFETY: 64 bytes are readable, and `self` proves the features.
         unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(x.as_ptr().cast())) }

@@ -106,6 +106,8 @@ pub(crate) trait Simd: Copy {
     fn load_f16_le(self, x: &[u8; 32]) -> Self::Floats;
     /// Loads sixteen half-precision numbers.
     fn load_f16(self, x: &[half::f16; 16]) -> Self::Floats;
+    /// Loads sixteen integers and converts them to floats.
+    fn load_i8(self, x: &[i8; 16]) -> Self::Floats;
     /// Loads sixteen integers and converts them to the nearest floats.
     #[inline(always)]
     fn load_i32(self, x: &[i32; 16]) -> Self::Floats {

@@ -238,6 +238,21 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; 16]) -> [float32x4_t; 4] {
+        // SAFETY: sixteen bytes are readable, and `self` proves the features.
+        unsafe {
+            let all = vld1q_s8(x.as_ptr());
+            let (low, high) = (vmovl_s8(vget_low_s8(all)), vmovl_s8(vget_high_s8(all)));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn store(self, x: [float32x4_t; 4], out: &mut [f32; 16]) {
         for (x, out) in x.into_iter().zip(out.as_chunks_mut::<4>().0) {
             // SAFETY: sixteen bytes are writable, and `self` proves the features.

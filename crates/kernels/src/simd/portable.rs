@@ -114,6 +114,10 @@ impl Simd for Portable {
         x.map(f16::to_f32_const)
     }
 
+    fn load_i8(self, x: &[i8; 16]) -> [f32; 16] {
+        x.map(f32::from)
+    }
+
     fn store(self, x: [f32; 16], out: &mut [f32; 16]) {
         *out = x;
     }
