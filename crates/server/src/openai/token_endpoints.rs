@@ -62,6 +62,8 @@ impl FromBody for TokenizeBody {
 }
 
 impl FromBody for DetokenizeBody {
+    const TOKENS: Option<&'static str> = Some("tokens");
+
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let read: Self = read_body(body, &[&["model", "tokens"]])?;
         Ok(read)

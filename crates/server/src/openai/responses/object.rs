@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::new_id;
 use crate::{
+    outline::json_or_text,
     reply::{Choice, WholeToolCall},
     timings::Timings,
 };
@@ -237,7 +238,7 @@ pub(super) fn within(namespace: &str, name: &str) -> String {
 
 /// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
 pub(super) fn arguments_value(arguments: String) -> Value {
-    serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
+    json_or_text(arguments)
 }
 
 /// Returns the output items of a whole answer.
