@@ -1,8 +1,8 @@
 //! Limits on the memory of all requests together.
 //!
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
-//! from them. It reserves the memory of its values before it is parsed, and a request that tokenises a whole text
-//! reserves memory for that. The three have budgets of their own, so that a request that holds a share of one and waits
+//! from them. It reserves the memory of its values before it is parsed, and a request that tokenises a whole text or
+//! copies a stored conversation reserves memory for this work. The three have budgets of their own, so that a request that holds a share of one and waits
 //! for the next never waits for itself. Each budget has a separate part for small shares, so that these never wait for
 //! large ones.
 
@@ -29,11 +29,8 @@ const BUDGET_BYTES: [usize; 2] = [32 << 20, 128 << 20];
 /// Maximum bytes of a small share for parsed values.
 const SMALL_VALUES_BYTES: usize = 1 << 20;
 
-/// Maximum bytes of a small share for tokenising.
-const SMALL_TEXT_BYTES: usize = 4 << 20;
-
-/// Maximum memory that tokenising takes for each byte of a text.
-const TOKENISING_BYTES: usize = 100;
+/// Maximum bytes of a small share for work.
+const SMALL_WORK_BYTES: usize = 4 << 20;
 
 /// Bytes of one permit.
 const UNIT: usize = 1 << 10;
@@ -46,7 +43,7 @@ const WAIT: Duration = Duration::from_secs(15);
 pub(crate) struct BodyBudget {
     bodies: Pool,
     values: Pool,
-    texts: Pool,
+    work: Pool,
     /// Maximum time that a request waits for a share.
     wait: Duration,
 }
@@ -82,7 +79,7 @@ impl BodyBudget {
         Self {
             bodies: Pool::new(2 * SMALL_BODY_BYTES),
             values: Pool::new(SMALL_VALUES_BYTES),
-            texts: Pool::new(SMALL_TEXT_BYTES),
+            work: Pool::new(SMALL_WORK_BYTES),
             wait: WAIT,
         }
     }
@@ -111,10 +108,10 @@ impl BodyBudget {
         Ok(())
     }
 
-    /// Waits for the share of a text with `length` bytes that is tokenised as a whole, which the reservation keeps.
-    pub(crate) async fn reserve_text(&self, held: &Reservation, length: usize) -> Result<(), ApiError> {
-        let bytes = length.saturating_mul(TOKENISING_BYTES).min(BUDGET_BYTES[1]);
-        let share = self.share(&self.texts, bytes).await?;
+    /// Waits for the share of work that takes this memory, which the reservation keeps. Work beyond the budget waits for
+    /// all of it.
+    pub(crate) async fn reserve_work(&self, held: &Reservation, bytes: usize) -> Result<(), ApiError> {
+        let share = self.share(&self.work, bytes.min(BUDGET_BYTES[1])).await?;
         held.0.lock().others.push(share);
         Ok(())
     }
@@ -195,17 +192,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn texts_that_are_tokenised_whole_wait_for_each_other() {
+    async fn large_work_waits_for_each_other() {
         let budget = impatient();
         let body = budget.reserve(1 << 20).await.unwrap();
-        budget.reserve_text(&body, 1 << 20).await.unwrap();
+        budget.reserve_work(&body, 100 << 20).await.unwrap();
         let other = budget.reserve(1 << 20).await.unwrap();
         assert_eq!(
-            budget.reserve_text(&other, 1 << 20).await.unwrap_err().status(),
+            budget.reserve_work(&other, 100 << 20).await.unwrap_err().status(),
             StatusCode::TOO_MANY_REQUESTS
         );
-        budget.reserve_text(&other, 1000).await.unwrap();
+        budget.reserve_work(&other, 1000).await.unwrap();
         drop(body);
-        budget.reserve_text(&other, 1 << 20).await.unwrap();
+        budget.reserve_work(&other, usize::MAX).await.unwrap();
     }
 }
