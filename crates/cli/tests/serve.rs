@@ -106,28 +106,84 @@ fn more_silent_sockets_than_descriptors_leave_the_server_at_work() {
     assert_eq!(server.health(), "200");
 }
 
+/// Returns costly bodies, each with its path.
+#[cfg(target_os = "linux")]
+fn hostile() -> Vec<(&'static str, String)> {
+    let call = |arguments: &str| {
+        format!(
+            r#"{{"model":"m","messages":[{{"role":"assistant","tool_calls":[{{"function":{{"name":"f","arguments":"{arguments}"}}}}]}}]}}"#
+        )
+    };
+    vec![
+        ("/v1/completions", format!(r#"{{"model":"m","prompt":[{}[0]]}}"#, "[0],".repeat(7_900_000))),
+        ("/v1/embeddings", format!(r#"{{"model":"m","x":[{}0]}}"#, "{},".repeat(10_000_000))),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#,
+                "a ".repeat(15_000_000)
+            ),
+        ),
+        ("/v1/responses", format!(r#"{{"model":"m","input":[{}{{}}]}}"#, "{},".repeat(2_100_000))),
+        ("/v1/chat/completions", call(&format!("[{}1]", r#"{\"a\":1},"#.repeat(830_000)))),
+        ("/v1/messages", format!(r#"{{"model":"m","messages":[{}0]}}"#, "{},".repeat(2_100_000))),
+        ("/tokenize", format!(r#"{{"model":"m","content":"{}"}}"#, " ".repeat(31_000_000))),
+        (
+            "/v1/completions",
+            format!(r#"{{"model":"m","prompt":"a","n":72,"stop":"{}"}}"#, "a".repeat(2_000_000)),
+        ),
+        ("/v1/chat/completions", nested_tools()),
+    ]
+}
+
+/// Returns a body of 385 KB with 65,000 objects in its tools.
+#[cfg(target_os = "linux")]
+fn nested_tools() -> String {
+    let nested = format!("{}1{},", r#"{"a":"#.repeat(100), "}".repeat(100)).repeat(640);
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"a"}}],"tools":[{{"type":"function","function":{{"name":"f","parameters":{{"x":[{nested}1]}}}}}}]}}"#
+    )
+}
+
+#[cfg(target_os = "linux")]
+impl Server {
+    /// Sends all bodies at once. None may be accepted, as there is no model.
+    fn send_at_once<'a>(&self, bodies: impl Iterator<Item = &'a (&'static str, String)>) {
+        thread::scope(|scope| {
+            for (path, body) in bodies {
+                let head = format!(
+                    "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+                    body.len()
+                );
+                scope.spawn(move || {
+                    let status = self.send(&[head.as_bytes(), body.as_bytes()].concat());
+                    assert!(["400", "404", "413", "429"].contains(&status.as_str()), "{path}: {status}");
+                });
+            }
+        });
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn hostile_bodies_at_once_take_little_memory() {
     let server = Server::start(1024);
     assert_eq!(server.health(), "200");
     let before = server.peak();
-    let lists = format!(r#"{{"model":"m","prompt":[{}[0]]}}"#, "[0],".repeat(7_900_000));
-    let values = format!(r#"{{"model":"m","x":[{}0]}}"#, "{},".repeat(10_000_000));
-    let text =
-        format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "a ".repeat(15_000_000));
-    let bodies = [("/v1/completions", lists), ("/v1/embeddings", values), ("/v1/chat/completions", text)];
-    thread::scope(|scope| {
-        for (path, body) in bodies.iter().cycle().take(8) {
-            let head =
-                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
-            let server = &server;
-            scope.spawn(move || {
-                let status = server.send(&[head.as_bytes(), body.as_bytes()].concat());
-                assert!(["400", "404", "429"].contains(&status.as_str()), "{status}");
-            });
-        }
-    });
+    let bodies = hostile();
+    server.send_at_once(bodies.iter().cycle().take(12));
+    let grown = server.peak() - before;
+    assert!(grown < 500, "{grown} MiB");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn small_bodies_with_many_values_take_little_memory() {
+    let server = Server::start(1024);
+    assert_eq!(server.health(), "200");
+    let before = server.peak();
+    let body = ("/v1/chat/completions", nested_tools());
+    server.send_at_once(std::iter::repeat_n(&body, 100));
     let grown = server.peak() - before;
     assert!(grown < 400, "{grown} MiB");
 }

@@ -7,7 +7,7 @@ mod support;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
+    Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, TokenCount,
     request::{
         CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, InputOverflow,
         Prompt, Strictness, Tool, ToolChoice, ToolSettings,
@@ -281,4 +281,24 @@ fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
     let unknown = Config { tool_formats: one("smollm2:136m", ToolFormat::Granite), ..tiny.config() };
     let error = Gateway::open(unknown).err().unwrap().to_string();
     assert!(error.starts_with("tool_format: tool_format smollm2:136m: no model is called"), "{error}");
+}
+
+#[test]
+fn tokenising_has_a_limit_and_can_be_cancelled() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.chat(), tiny.gateway());
+    assert!(!gateway.tokenize(&model, "the cat").unwrap().is_empty());
+    let error = gateway.tokenize(&model, &" ".repeat((1 << 20) + 1)).unwrap_err().to_string();
+    assert!(error.contains("at most 1048576 bytes, found 1048577 bytes"), "{error}");
+    let ready = match gateway.start_load(&model).unwrap() {
+        LoadStart::Ready(model) => model,
+        LoadStart::Pending(load) => load.model().unwrap(),
+    };
+    let cancel = Cancel::new();
+    cancel.cancel();
+    let tokenized = ready.tokenize("the cat", &cancel).map(drop);
+    let prompted = ready.chat_prompt(question("the cat", greedy(1)), &cancel).map(drop);
+    for outcome in [tokenized, prompted] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
+    }
 }

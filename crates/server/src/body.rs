@@ -1,6 +1,7 @@
 //! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
 //!
-//! The memory of a body is reserved before the body is read, and released after its request was handed to the gateway.
+//! The memory of a body is reserved before the body is read, and that of its values before it is parsed. Both are
+//! released after its request was handed to the gateway.
 
 use std::{io::Read, time::Duration};
 
@@ -21,7 +22,7 @@ use crate::{
     error::ApiError,
     ignored::IgnoredParameters,
     limits::Limits,
-    outline::outline,
+    outline::{self, BodyValues},
 };
 
 /// Maximum time for a whole body, as a multiple of the maximum time between two parts of it.
@@ -29,7 +30,10 @@ const WHOLE_BODY: u32 = 6;
 
 /// A request that an endpoint reads from a JSON body.
 pub(crate) trait FromBody: Sized + Send + 'static {
-    /// Reads and checks a body. Runs on a thread for blocking work.
+    /// Field that may be a long list of tokens.
+    const TOKENS: Option<&'static str> = None;
+
+    /// Reads and checks a body whose values were counted. Runs on a thread for blocking work.
     fn read(body: &[u8]) -> Result<Self, ApiError>;
 
     /// Returns the parameters without effect on the answer, if the endpoint reports them.
@@ -56,9 +60,16 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         if let Some(connection) = connection {
             connection.request_received();
         }
-        let read = move || {
+        let held = reservation.clone();
+        let count = move || {
             let bytes = encoding.decode(bytes)?;
-            reservation.shrink(bytes.len());
+            held.shrink(bytes.len());
+            let values = outline::count_values(&bytes, T::TOKENS)?;
+            Ok::<(Vec<u8>, BodyValues), ApiError>((bytes, values))
+        };
+        let (bytes, values) = jobs.run(count).await?;
+        bodies.reserve_values(&reservation, values.bytes()).await?;
+        let read = move || {
             let request = T::read(&bytes)?;
             match request.ignored().and_then(IgnoredParameters::strict) {
                 Some(name) if options.strict_parameters => Err(ApiError::unsupported(name)),
@@ -184,12 +195,19 @@ fn stopped() -> ApiError {
     ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
 }
 
+/// Reads a body as [`Body`] does, without reserving memory.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn read_checked<T: FromBody>(body: &[u8]) -> Result<T, ApiError> {
+    outline::count_values(body, T::TOKENS)?;
+    T::read(body)
+}
+
 /// Reads a body with these fields. Refuses every other field with a value other than null, false or empty: if it were
 /// ignored, the answer would be to a different request.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> Result<T, ApiError> {
-    let outline = outline(body, known)?;
+    let unknown = outline::unknown_field(body, known)?;
     let read = read_fields(body)?;
-    match outline.unknown {
+    match unknown {
         Some(name) => Err(ApiError::unsupported(&name)),
         None => Ok(read),
     }

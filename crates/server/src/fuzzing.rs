@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     anthropic::messages::ParsedMessages,
-    body::FromBody,
+    body::read_checked,
     error::ApiError,
     ollama::{
         chat::ParsedOllamaChat,
@@ -121,23 +121,23 @@ impl Endpoint {
 pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
     let read = || -> Result<(), ApiError> {
         match endpoint {
-            Endpoint::Chat => ParsedChat::read(body).map(drop),
-            Endpoint::Completions => ParsedCompletion::read(body).map(drop),
-            Endpoint::Embeddings => ParsedEmbeddings::read(body).map(drop),
-            Endpoint::Rerank => ParsedRerank::read(body).map(drop),
-            Endpoint::Answer => ParsedAnswer::read(body).map(drop),
-            Endpoint::Fill => ParsedFill::read(body).map(drop),
-            Endpoint::Responses => ParsedResponses::read(body).map(drop),
-            Endpoint::Messages | Endpoint::CountTokens => ParsedMessages::read(body).map(drop),
-            Endpoint::OllamaChat => ParsedOllamaChat::read(body).map(drop),
-            Endpoint::OllamaGenerate => ParsedGenerate::read(body).map(drop),
-            Endpoint::OllamaEmbed => <ParsedEmbed<EmbedBody> as FromBody>::read(body).map(drop),
-            Endpoint::OllamaEmbeddings => <ParsedEmbed<PromptEmbedBody> as FromBody>::read(body).map(drop),
-            Endpoint::OllamaShow => ShowBody::read(body).map(drop),
-            Endpoint::OllamaPull => PullBody::read(body).map(drop),
-            Endpoint::Tokenize => TokenizeBody::read(body)?.conversation().map(drop),
-            Endpoint::ApplyTemplate => TokenizeBody::read(body)?.required_conversation().map(drop),
-            Endpoint::Detokenize => DetokenizeBody::read(body).map(drop),
+            Endpoint::Chat => read_checked::<ParsedChat>(body).map(drop),
+            Endpoint::Completions => read_checked::<ParsedCompletion>(body).map(drop),
+            Endpoint::Embeddings => read_checked::<ParsedEmbeddings>(body).map(drop),
+            Endpoint::Rerank => read_checked::<ParsedRerank>(body).map(drop),
+            Endpoint::Answer => read_checked::<ParsedAnswer>(body).map(drop),
+            Endpoint::Fill => read_checked::<ParsedFill>(body).map(drop),
+            Endpoint::Responses => read_checked::<ParsedResponses>(body).map(drop),
+            Endpoint::Messages | Endpoint::CountTokens => read_checked::<ParsedMessages>(body).map(drop),
+            Endpoint::OllamaChat => read_checked::<ParsedOllamaChat>(body).map(drop),
+            Endpoint::OllamaGenerate => read_checked::<ParsedGenerate>(body).map(drop),
+            Endpoint::OllamaEmbed => read_checked::<ParsedEmbed<EmbedBody>>(body).map(drop),
+            Endpoint::OllamaEmbeddings => read_checked::<ParsedEmbed<PromptEmbedBody>>(body).map(drop),
+            Endpoint::OllamaShow => read_checked::<ShowBody>(body).map(drop),
+            Endpoint::OllamaPull => read_checked::<PullBody>(body).map(drop),
+            Endpoint::Tokenize => read_checked::<TokenizeBody>(body)?.conversation().map(drop),
+            Endpoint::ApplyTemplate => read_checked::<TokenizeBody>(body)?.required_conversation().map(drop),
+            Endpoint::Detokenize => read_checked::<DetokenizeBody>(body).map(drop),
         }
     };
     read().map_err(|error| error.body())
@@ -207,5 +207,28 @@ mod tests {
         let mut listed = Endpoint::ALL.map(Endpoint::path);
         listed.sort_unstable();
         assert_eq!(with_body, listed);
+    }
+
+    #[test]
+    fn long_lists_are_lists_of_tokens() {
+        let check = |endpoint, field: &str, item: &str, items: usize, is_read: bool| {
+            let list = vec![item; items].join(",");
+            let body = format!(r#"{{"model": "m", "{field}": [{list}]}}"#);
+            match read_body(endpoint, body.as_bytes()) {
+                Ok(()) => assert!(is_read, "{endpoint:?} {item}"),
+                Err(error) => {
+                    assert!(!is_read && error["error"]["param"] == field, "{endpoint:?} {item}: {error}");
+                }
+            }
+        };
+        check(Endpoint::Completions, "prompt", "0", 131_072, true);
+        check(Endpoint::Embeddings, "input", "0", 131_072, true);
+        check(Endpoint::Embeddings, "input", r#""a""#, 2048, true);
+        check(Endpoint::OllamaEmbed, "input", "0", 131_072, true);
+        check(Endpoint::Detokenize, "tokens", "0", 131_072, true);
+        check(Endpoint::Detokenize, "tokens", "0", 1 << 21, false);
+        check(Endpoint::Responses, "input", "{}", 65_536, false);
+        check(Endpoint::Chat, "messages", "{}", 65_536, false);
+        check(Endpoint::OllamaGenerate, "prompt", "0", 65_536, false);
     }
 }

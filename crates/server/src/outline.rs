@@ -1,60 +1,126 @@
-//! The first pass over a body: checks its syntax, its number of values, and its unknown fields. It stores nothing of
+//! The first pass over a body: checks its syntax, counts its values, and finds its unknown fields. It stores nothing of
 //! the body, so that a hostile body costs time in proportion to its bytes and no memory.
+//!
+//! The arguments of function calls are JSON in a string, which is parsed later. Their values count as those of the body.
 
 use std::fmt;
 
 use axum::http::StatusCode;
-use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 
 use crate::error::ApiError;
 
-/// Fields that may be long lists of tokens.
-const TOKEN_FIELDS: [&str; 2] = ["prompt", "input"];
-
-/// Maximum number of values in such a field.
+/// Maximum number of values in a field that may be a list of tokens.
 const MAX_TOKENS: usize = 1 << 21;
 
 /// Maximum number of values in any other field: messages, parts, documents, tools, stop strings.
-const MAX_VALUES: usize = 1 << 16;
+pub(crate) const MAX_VALUES: usize = 1 << 16;
 
-/// Facts about a body that is a JSON object with a limited number of values.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outline {
-    /// The first unknown field with a value other than null, false or empty.
-    pub(crate) unknown: Option<String>,
+/// Maximum memory of a parsed value in bytes: an object with one field that is a generic value.
+pub(crate) const VALUE_BYTES: usize = 640;
+
+/// Maximum memory of a token in a list that grows, in bytes.
+const TOKEN_BYTES: usize = 16;
+
+/// Field whose strings are JSON.
+const JSON_FIELD: &str = "arguments";
+
+/// Number of values of a body, nested ones included.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BodyValues {
+    /// Values other than tokens.
+    pub(crate) values: usize,
+    /// Numbers in a field that may be a list of tokens.
+    pub(crate) tokens: usize,
 }
 
-/// Reads the outline of a body with these known fields. Values may nest as deeply as `serde_json` allows.
-pub(crate) fn outline(body: &[u8], known: &[&[&str]]) -> Result<Outline, ApiError> {
-    let mut reader = Reader { known, outline: Outline::default(), overfull: None };
-    let mut json = serde_json::Deserializer::from_slice(body);
-    match json.deserialize_any(&mut reader).and_then(|()| json.end()) {
-        Ok(()) => Ok(reader.outline),
-        Err(_) if let Some(field) = reader.overfull => {
-            let limit = limit(&field);
-            let message =
-                format!("{field}: expected at most {limit} values, nested ones included, found more");
-            Err(ApiError::bad_request(field, message))
-        }
-        Err(error) => {
-            let is = if error.is_data() { "the expected JSON" } else { "JSON" };
-            Err(ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not {is}: {error}")))
-        }
+impl BodyValues {
+    /// Returns an upper bound on the memory of the parsed values in bytes, without the text of strings.
+    pub(crate) fn bytes(self) -> usize {
+        self.values * VALUE_BYTES + self.tokens * TOKEN_BYTES
     }
 }
 
-fn limit(field: &str) -> usize {
-    if TOKEN_FIELDS.contains(&field) { MAX_TOKENS } else { MAX_VALUES }
+/// Counts the values of a body. `tokens` is the field that may be a list of tokens. Values may nest as deeply as
+/// `serde_json` allows.
+///
+/// # Errors
+/// 400 for a body that is not a JSON object, and for a field with too many values, which the error names.
+pub(crate) fn count_values(body: &[u8], tokens: Option<&str>) -> Result<BodyValues, ApiError> {
+    let limit = |field: &str| if tokens == Some(field) { MAX_TOKENS } else { MAX_VALUES };
+    let (mut found, mut overfull) = (BodyValues::default(), None);
+    let fields = |field: String, count: Count, _| {
+        if count.is_over {
+            overfull = Some(field);
+            return;
+        }
+        let numbers = if tokens == Some(field.as_str()) { count.numbers } else { 0 };
+        found.tokens += numbers;
+        found.values += count.values - numbers;
+    };
+    match read(body, Fields { limit, each: fields }) {
+        Ok(()) => Ok(found),
+        Err(error) => Err(overfull.map_or(error, |field| {
+            let limit = limit(&field);
+            let message =
+                format!("{field}: expected at most {limit} values, nested ones included, found more");
+            ApiError::bad_request(field, message)
+        })),
+    }
 }
 
-struct Reader<'a> {
-    known: &'a [&'a [&'a str]],
-    outline: Outline,
-    /// Field with too many values, at which the pass stops.
-    overfull: Option<String>,
+/// Returns the first field that is not among the known ones and has a value other than null, false or empty.
+pub(crate) fn unknown_field(body: &[u8], known: &[&[&str]]) -> Result<Option<String>, ApiError> {
+    let mut unknown = None;
+    let fields = |field: String, _, asks| {
+        if asks && !known.iter().any(|names| names.contains(&field.as_str())) {
+            unknown.get_or_insert(field);
+        }
+    };
+    read(body, Fields { limit: |_: &str| usize::MAX, each: fields })?;
+    Ok(unknown)
 }
 
-impl<'de> Visitor<'de> for &mut Reader<'_> {
+/// Reads JSON in a string. Returns the string itself if it is not JSON, or has more than [`MAX_VALUES`] values.
+pub(crate) fn json_or_text(text: String) -> Value {
+    let mut count = Count::new(MAX_VALUES);
+    match count.add_json(&text) {
+        Ok(()) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        Err(TooMany) => Value::String(text),
+    }
+}
+
+/// Returns the number of values in a parsed value, nested ones included.
+pub(crate) fn values_in(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(values_in).sum(),
+        Value::Object(fields) => fields.values().map(values_in).sum(),
+        _ => 0,
+    }
+}
+
+fn read<L: Fn(&str) -> usize, F: FnMut(String, Count, bool)>(
+    body: &[u8],
+    mut fields: Fields<L, F>,
+) -> Result<(), ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    json.deserialize_any(&mut fields).and_then(|()| json.end()).map_err(|error| {
+        let is = if error.is_data() { "the expected JSON" } else { "JSON" };
+        ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not {is}: {error}"))
+    })
+}
+
+/// Reads the fields of a body.
+struct Fields<L, F> {
+    /// Returns the maximum number of values of a field.
+    limit: L,
+    /// Receives each field with its values, and true if its value is not null, false or empty. A field with too many
+    /// values is the last one.
+    each: F,
+}
+
+impl<'de, L: Fn(&str) -> usize, F: FnMut(String, Count, bool)> Visitor<'de> for &mut Fields<L, F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,37 +129,74 @@ impl<'de> Visitor<'de> for &mut Reader<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while let Some(name) = fields.next_key::<String>()? {
-            let mut left = limit(&name);
-            let asks = match fields.next_value_seed(SkipSeed { left: &mut left }) {
-                Ok(asks) => asks,
+            let mut count = Count::new((self.limit)(&name));
+            match fields.next_value_seed(SkipSeed { count: &mut count, is_json: false }) {
+                Ok(asks) => (self.each)(name, count, asks),
                 Err(error) => {
-                    self.overfull = (left == 0).then_some(name);
+                    if count.is_over {
+                        (self.each)(name, count, true);
+                    }
                     return Err(error);
                 }
-            };
-            let is_known = self.known.iter().any(|fields| fields.contains(&name.as_str()));
-            if asks && !is_known {
-                self.outline.unknown.get_or_insert(name);
             }
         }
         Ok(())
     }
 }
 
+/// Number of values so far.
+struct Count {
+    values: usize,
+    /// Those that are integers.
+    numbers: usize,
+    limit: usize,
+    /// Set once there were more values than the limit.
+    is_over: bool,
+    /// Set inside of JSON in a string. Strings in it are not read again.
+    is_inside: bool,
+}
+
+/// The values are more than the limit.
+struct TooMany;
+
+impl Count {
+    fn new(limit: usize) -> Self {
+        Self { values: 0, numbers: 0, limit, is_over: false, is_inside: false }
+    }
+
+    /// Adds the values of JSON in a string. A text that is not JSON is counted as far as a parser reads it.
+    fn add_json(&mut self, text: &str) -> Result<(), TooMany> {
+        if self.is_inside {
+            return Ok(());
+        }
+        self.is_inside = true;
+        let mut json = serde_json::Deserializer::from_str(text);
+        let _ = SkipSeed { count: self, is_json: false }.deserialize(&mut json);
+        self.is_inside = false;
+        if self.is_over { Err(TooMany) } else { Ok(()) }
+    }
+}
+
 /// Skips a value. Returns true if it is not null, false or empty.
 struct SkipSeed<'a> {
-    /// Number of further values that are allowed.
-    left: &'a mut usize,
+    count: &'a mut Count,
+    /// Set if a string is JSON.
+    is_json: bool,
+}
+
+fn too_many<E: de::Error>() -> E {
+    E::custom("too many values")
 }
 
 impl<'de> DeserializeSeed<'de> for SkipSeed<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
-        if *self.left == 0 {
-            return Err(de::Error::custom("too many values"));
+        if self.count.values >= self.count.limit {
+            self.count.is_over = true;
+            return Err(too_many());
         }
-        *self.left -= 1;
+        self.count.values += 1;
         value.deserialize_any(self)
     }
 }
@@ -110,10 +213,12 @@ impl<'de> Visitor<'de> for SkipSeed<'_> {
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
+        self.count.numbers += 1;
         Ok(true)
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        self.count.numbers += 1;
         Ok(true)
     }
 
@@ -121,7 +226,10 @@ impl<'de> Visitor<'de> for SkipSeed<'_> {
         Ok(true)
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<bool, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<bool, E> {
+        if self.is_json {
+            self.count.add_json(text).map_err(|TooMany| too_many())?;
+        }
         Ok(!text.is_empty())
     }
 
@@ -131,7 +239,7 @@ impl<'de> Visitor<'de> for SkipSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<bool, A::Error> {
         let mut asks = false;
-        while items.next_element_seed(SkipSeed { left: self.left })?.is_some() {
+        while items.next_element_seed(SkipSeed { count: self.count, is_json: false })?.is_some() {
             asks = true;
         }
         Ok(asks)
@@ -139,20 +247,45 @@ impl<'de> Visitor<'de> for SkipSeed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<bool, A::Error> {
         let mut asks = false;
-        while fields.next_key::<IgnoredAny>()?.is_some() {
-            fields.next_value_seed(SkipSeed { left: self.left })?;
+        while let Some(is_json) = fields.next_key_seed(IsJsonField)? {
+            fields.next_value_seed(SkipSeed { count: self.count, is_json })?;
             asks = true;
         }
         Ok(asks)
     }
 }
 
+/// Reads the name of a field. Returns true for [`JSON_FIELD`].
+struct IsJsonField;
+
+impl<'de> DeserializeSeed<'de> for IsJsonField {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, name: D) -> Result<bool, D::Error> {
+        name.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for IsJsonField {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<bool, E> {
+        Ok(name == JSON_FIELD)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn refusal(body: &str) -> (Option<String>, String) {
-        let body = outline(body.as_bytes(), &[]).unwrap_err().body();
+        let body = count_values(body.as_bytes(), None).unwrap_err().body();
         let error = &body["error"];
         (error["param"].as_str().map(str::to_owned), error["message"].as_str().unwrap().to_owned())
     }
@@ -160,8 +293,8 @@ mod tests {
     #[test]
     fn unknown_fields_that_ask_for_something_are_found() {
         let check = |body: &str, expect: Option<&str>| {
-            let found = outline(body.as_bytes(), &[&["seed"], &["model", "metadata"]]).unwrap();
-            assert_eq!(found.unknown.as_deref(), expect, "{body}");
+            let found = unknown_field(body.as_bytes(), &[&["seed"], &["model", "metadata"]]).unwrap();
+            assert_eq!(found.as_deref(), expect, "{body}");
         };
         check(r#"{"model": "m", "seed": 1, "metadata": {"a": "b"}}"#, None);
         check(r#"{"tools": [], "suffix": null, "store": false, "logit_bias": {}, "user": ""}"#, None);
@@ -189,16 +322,49 @@ mod tests {
         let list = |items: usize| format!("[{}0]", "0,".repeat(items - 1));
         let nested = |items: usize| format!("[{}[0]]", "[0],".repeat(items - 1));
         let body = |field: &str, value: String| format!(r#"{{"{field}": {value}}}"#);
-        let check = |body: String, field: &str, limit: usize| {
-            let (param, message) = refusal(&body);
-            assert_eq!(param.as_deref(), Some(field), "{message}");
-            assert!(message.contains(&format!("expected at most {limit} values")), "{message}");
+        let check = |body: String, tokens: Option<&str>, field: &str, limit: usize| {
+            let error = count_values(body.as_bytes(), tokens).unwrap_err().body()["error"].clone();
+            assert_eq!(error["param"], field, "{error}");
+            let expect = format!("expected at most {limit} values");
+            assert!(error["message"].as_str().unwrap().contains(&expect), "{error}");
         };
         // The list itself is a value.
-        outline(body("messages", list(MAX_VALUES - 1)).as_bytes(), &[&["messages"]]).unwrap();
-        check(body("messages", list(MAX_VALUES)), "messages", MAX_VALUES);
-        check(body("unknown", nested(MAX_VALUES / 2)), "unknown", MAX_VALUES);
-        outline(body("prompt", list(MAX_TOKENS - 1)).as_bytes(), &[&["prompt"]]).unwrap();
-        check(body("input", nested(MAX_TOKENS / 2)), "input", MAX_TOKENS);
+        count_values(body("messages", list(MAX_VALUES - 1)).as_bytes(), None).unwrap();
+        check(body("messages", list(MAX_VALUES)), None, "messages", MAX_VALUES);
+        check(body("unknown", nested(MAX_VALUES / 2)), None, "unknown", MAX_VALUES);
+        check(body("input", list(MAX_VALUES)), Some("prompt"), "input", MAX_VALUES);
+        let found = count_values(body("prompt", list(MAX_TOKENS - 1)).as_bytes(), Some("prompt")).unwrap();
+        assert_eq!(found, BodyValues { values: 1, tokens: MAX_TOKENS - 1 });
+        check(body("input", nested(MAX_TOKENS / 2)), Some("input"), "input", MAX_TOKENS);
+    }
+
+    #[test]
+    fn json_in_the_arguments_of_calls_counts() {
+        let body = |name: &str, text: &str| {
+            json!({"messages": [{"tool_calls": [{"function": {name: text}}]}]}).to_string()
+        };
+        let values =
+            |name: &str, text: &str| count_values(body(name, text).as_bytes(), None).unwrap().values - 6;
+        assert_eq!(values("arguments", r#"{"a": [1, {"b": "c"}]}"#), 5);
+        assert_eq!(values("text", r#"{"a": [1, {"b": "c"}]}"#), 0);
+        // A parser creates the values before the error.
+        assert_eq!(values("arguments", "[1, 2, x"), 4);
+        assert_eq!(values("arguments", "not JSON"), 1);
+        let inside = json!({"arguments": "[1, 2]"}).to_string();
+        assert_eq!(values("arguments", &inside), 2);
+        let hostile = format!("[{}0]", "0,".repeat(MAX_VALUES - 1));
+        let (param, message) = refusal(&body("arguments", &hostile));
+        assert_eq!(param.as_deref(), Some("messages"), "{message}");
+        assert_eq!(json_or_text("[1]".to_owned()), json!([1]));
+        assert_eq!(json_or_text(hostile.clone()), json!(hostile));
+        assert_eq!(json_or_text("[1".to_owned()), json!("[1"));
+    }
+
+    #[test]
+    fn the_memory_of_values_is_bounded() {
+        let found = count_values(br#"{"model": "m", "input": [1, 2, [3]]}"#, Some("input")).unwrap();
+        assert_eq!(found, BodyValues { values: 3, tokens: 3 });
+        assert_eq!(found.bytes(), 3 * VALUE_BYTES + 3 * TOKEN_BYTES);
+        assert_eq!(values_in(&json!({"a": [1, {"b": null}]})), 5);
     }
 }

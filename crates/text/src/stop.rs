@@ -6,6 +6,8 @@
 //! The automaton is our own because that of `aho-corasick` does not expose the length of the partial match, which is
 //! the number of bytes to withhold.
 
+use std::sync::Arc;
+
 /// Result of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopOutcome {
@@ -18,27 +20,29 @@ pub struct StopOutcome {
 /// Searches a stream of text for stop strings (Knuth, Morris and Pratt 1977, one automaton per string).
 ///
 /// The text ends before the stop string that is complete first, or before the longest of those that are complete at the
-/// same position. The result does not depend on the division of the text into pieces.
+/// same position. The result does not depend on the division of the text into pieces. Clones share the automata.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
-    automata: Vec<Automaton>,
+    automata: Arc<[Automaton]>,
+    /// For each string, the length of its longest prefix that ends the text.
+    matched: Vec<usize>,
     /// End of the text that may be the start of a stop string.
     held: String,
     stopped: Option<usize>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Automaton {
     pattern: Vec<u8>,
     /// For each prefix of the pattern, the length of its longest proper suffix that is also a prefix of the pattern.
     fallback: Vec<usize>,
-    matched: usize,
 }
 
 impl StopStrings {
     /// Creates a search for `stops`. Empty strings are never found.
     pub fn new(stops: Vec<String>) -> Self {
-        Self { automata: stops.into_iter().map(Automaton::new).collect(), held: String::new(), stopped: None }
+        let automata: Arc<[Automaton]> = stops.into_iter().map(Automaton::new).collect();
+        Self { matched: vec![0; automata.len()], automata, held: String::new(), stopped: None }
     }
 
     /// Takes the next piece of text. After a stop string, text is dropped.
@@ -56,23 +60,23 @@ impl StopStrings {
                 return StopOutcome { text: held, stopped: self.stopped };
             }
         }
-        let tail = self.automata.iter().map(|automaton| automaton.matched).max().unwrap_or(0);
+        let tail = self.matched.iter().copied().max().unwrap_or(0);
         self.held = held.split_off(held.len() - tail);
         StopOutcome { text: held, stopped: None }
     }
 
     /// Ends the text and returns what was withheld.
     pub fn finish(&mut self) -> String {
-        self.automata.iter_mut().for_each(|automaton| automaton.matched = 0);
+        self.matched.fill(0);
         std::mem::take(&mut self.held)
     }
 
     /// Feeds one byte to all automata. Returns the index and length of the longest string that it completes.
     fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut complete: Option<(usize, usize)> = None;
-        for (index, automaton) in self.automata.iter_mut().enumerate() {
+        for (index, (automaton, matched)) in self.automata.iter().zip(&mut self.matched).enumerate() {
             let length = automaton.pattern.len();
-            if automaton.advance(byte) && complete.is_none_or(|(_, longest)| length > longest) {
+            if automaton.advance(matched, byte) && complete.is_none_or(|(_, longest)| length > longest) {
                 complete = Some((index, length));
             }
         }
@@ -92,19 +96,19 @@ impl Automaton {
             length += usize::from(pattern[at] == pattern[length]);
             fallback[at + 1] = length;
         }
-        Self { pattern, fallback, matched: 0 }
+        Self { pattern, fallback }
     }
 
-    /// Feeds one byte. Returns true if it completes the pattern.
-    fn advance(&mut self, byte: u8) -> bool {
+    /// Feeds one byte after a prefix of length `matched`. Returns true if it completes the pattern.
+    fn advance(&self, matched: &mut usize, byte: u8) -> bool {
         if self.pattern.is_empty() {
             return false;
         }
-        while self.matched > 0 && self.pattern[self.matched] != byte {
-            self.matched = self.fallback[self.matched];
+        while *matched > 0 && self.pattern[*matched] != byte {
+            *matched = self.fallback[*matched];
         }
-        self.matched += usize::from(self.pattern[self.matched] == byte);
-        self.matched == self.pattern.len()
+        *matched += usize::from(self.pattern[*matched] == byte);
+        *matched == self.pattern.len()
     }
 }
 
@@ -179,6 +183,16 @@ mod tests {
         assert_eq!(watch.push("a!b"), StopOutcome { text: "a".to_owned(), stopped: Some(0) });
         assert_eq!(watch.push("c"), StopOutcome { text: String::new(), stopped: Some(0) });
         assert_eq!(watch.finish(), "");
+    }
+
+    #[test]
+    fn clones_share_the_automata_and_search_apart() {
+        let mut first = StopStrings::new(vec!["ab".to_owned()]);
+        assert_eq!(first.push("a").text, "");
+        let mut second = StopStrings::clone(&first);
+        assert!(Arc::ptr_eq(&first.automata, &second.automata));
+        assert_eq!(second.push("b").stopped, Some(0));
+        assert_eq!(first.push("c"), StopOutcome { text: "ac".to_owned(), stopped: None });
     }
 
     #[test]

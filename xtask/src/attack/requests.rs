@@ -18,6 +18,12 @@ use super::{
 /// Size of a hostile body in bytes.
 const BODY: usize = 32_000_000;
 
+/// Number of plain requests that are timed.
+const PLAIN: usize = 20;
+
+/// Maximum additional time of a plain request beside costly bodies.
+const SLOWED: Duration = Duration::from_millis(100);
+
 /// Number of silent connections, and the server's limit on open files.
 const SILENT: usize = 260;
 const OPEN_FILES: &str = "ulimit -n 200";
@@ -34,14 +40,15 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// Time for which a hub does not answer.
 const STALL: Duration = Duration::from_secs(600);
 
-/// Sends eight costly bodies concurrently.
-pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
-    let live = Live::start(subject, ":")?;
-    let fill = |head: &str, piece: &str, tail: &str| {
-        let count = (BODY - head.len() - tail.len()) / piece.len();
+/// Returns costly bodies, each with its path.
+fn costly() -> Vec<(&'static str, Vec<u8>)> {
+    let filled = |size: usize, head: &str, piece: &str, tail: &str| {
+        let count = (size - head.len() - tail.len()) / piece.len();
         [head, &piece.repeat(count), tail].concat().into_bytes()
     };
-    let bodies = [
+    let fill = |head: &str, piece: &str, tail: &str| filled(BODY, head, piece, tail);
+    let nested = format!("{}1{},", r#"{"a":"#.repeat(100), "}".repeat(100));
+    vec![
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[[0]"#, ",[0]", "]}")),
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[0"#, ",0", "]}")),
         ("/v1/embeddings", fill(r#"{"model":"local/tiny","input":["a""#, r#","a""#, "]}")),
@@ -60,21 +67,57 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","stop":["b""#, r#","b""#, "]}")),
         ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","x":"#, "[", "")),
         ("/v1/rerank", fill(r#"{"model":"local/tiny","query":"a","documents":["a""#, r#","a""#, "]}")),
-    ];
+        ("/v1/responses", filled(6_300_000, r#"{"model":"local/tiny","input":[{}"#, ",{}", "]}")),
+        (
+            "/v1/chat/completions",
+            filled(
+                7_500_000,
+                r#"{"model":"local/tiny","messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"["#,
+                r#"{\"a\":1},"#,
+                r#"1]"}}]}]}"#,
+            ),
+        ),
+        (
+            "/v1/completions",
+            filled(2_000_000, r#"{"model":"local/tiny","prompt":"a","n":72,"stop":""#, "b", r#""}"#),
+        ),
+        ("/tokenize", fill(r#"{"model":"local/tiny","content":""#, " ", r#""}"#)),
+        (
+            "/v1/chat/completions",
+            filled(
+                385_000,
+                r#"{"model":"local/tiny","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"x":["#,
+                &nested,
+                "1]}}}]}",
+            ),
+        ),
+    ]
+}
+
+/// Sends costly bodies concurrently, and plain requests beside them. A plain request that takes [`SLOWED`] longer than
+/// alone is a finding.
+pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, ":")?;
+    let bodies = costly();
     let plain =
         live.request("POST", "/v1/completions", br#"{"model":"local/tiny","prompt":"a","max_tokens":1}"#);
     let timed = |bytes: &[u8]| {
         let start = Instant::now();
         live.send(bytes).map(|_| start.elapsed())
     };
-    let alone = timed(&plain)?;
+    timed(&plain)?;
+    let alone = (0..PLAIN).map(|_| timed(&plain)).collect::<anyhow::Result<Vec<_>>>()?;
+    let alone = alone.into_iter().max().unwrap_or_default();
     let mut cases = Cases { cases: bodies.len(), ..Cases::default() };
     let (ends, beside) = thread::scope(|scope| {
         let sent: Vec<_> = bodies
             .iter()
             .map(|(path, body)| (path, scope.spawn(|| timed(&live.request("POST", path, body)))))
             .collect();
-        let beside = (0..20).map(|_| timed(&plain)).max_by_key(|time| time.as_ref().ok().copied());
+        let mut beside = Vec::new();
+        while beside.len() < PLAIN || sent.iter().any(|(_, end)| !end.is_finished()) {
+            beside.push(timed(&plain));
+        }
         let ends: Vec<_> = sent.into_iter().map(|(path, end)| (*path, end.join())).collect();
         (ends, beside)
     });
@@ -85,16 +128,21 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
             Err(_) => bail!("a client panicked"),
         }
     }
-    cases.note = match beside {
-        Some(Ok(beside)) => {
-            format!("a plain request takes {alone:.2?} alone, at most {beside:.2?} beside them")
+    match beside.into_iter().collect::<anyhow::Result<Vec<_>>>() {
+        Ok(beside) => {
+            let beside = beside.into_iter().max().unwrap_or_default();
+            cases.note = format!("a plain request takes {alone:.2?} alone, at most {beside:.2?} beside them");
+            cases.findings.extend(slowed(alone, beside));
         }
-        _ => {
-            cases.findings.push("a plain request beside them has no answer".to_owned());
-            String::new()
-        }
-    };
-    Ok(vec![live.outcome("bodies of 32 MB at once".to_owned(), cases)?])
+        Err(error) => cases.findings.push(format!("a plain request beside them: {error:#}")),
+    }
+    Ok(vec![live.outcome("costly bodies of up to 32 MB at once".to_owned(), cases)?])
+}
+
+/// Returns the finding about a plain request that takes longer beside costly bodies than alone.
+fn slowed(alone: Duration, beside: Duration) -> Option<String> {
+    let more = beside.saturating_sub(alone);
+    (more > SLOWED).then(|| format!("a plain request beside them takes {more:.2?} longer than alone"))
 }
 
 /// Opens silent connections under a low limit on open files.
@@ -149,4 +197,24 @@ pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     cases.note = format!("{} connected; the time is that of /health and /metrics", clients.len());
     drop(clients);
     Ok(vec![live.outcome("requests that wait for a load".to_owned(), cases)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_plain_request_is_a_finding() {
+        let alone = Duration::from_millis(10);
+        assert_eq!(slowed(alone, alone + SLOWED), None);
+        assert!(slowed(alone, alone + SLOWED * 2).is_some_and(|finding| finding.contains("200.00ms")));
+    }
+
+    #[test]
+    fn costly_bodies_are_json_or_too_deep() {
+        for (path, body) in costly() {
+            let read = serde_json::from_slice::<serde::de::IgnoredAny>(&body);
+            assert!(read.is_ok() || body.ends_with(b"["), "{path}: {read:?}");
+        }
+    }
 }

@@ -139,12 +139,12 @@ impl Gateway {
 
     /// Returns the prompt of a conversation with its tools. The generation options are ignored.
     pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
-        self.ready(model)?.chat_prompt(request)
+        self.ready(model)?.chat_prompt(request, &Cancel::new())
     }
 
     /// Returns the tokens of a text, in which special tokens are recognised.
     pub fn tokenize(&self, model: &str, text: &str) -> Result<Vec<u32>, Error> {
-        self.ready(model)?.tokenize(text)
+        self.ready(model)?.tokenize(text, &Cancel::new())
     }
 
     /// Returns the text of tokens, without special tokens.

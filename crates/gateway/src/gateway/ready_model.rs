@@ -24,14 +24,16 @@ impl ReadyModel {
         chat::chat(&self.0, request, date::today(), sink)
     }
 
-    /// Returns the prompt of a conversation with its tools. The generation options are ignored.
-    pub fn chat_prompt(&self, request: ChatRequest) -> Result<ChatPrompt, Error> {
-        chat::whole_prompt(&self.0, request, date::today())
+    /// Returns the prompt of a conversation with its tools. The generation options are ignored. Ends with
+    /// [`Error::Cancelled`] once `cancel` is set.
+    pub fn chat_prompt(&self, request: ChatRequest, cancel: &Cancel) -> Result<ChatPrompt, Error> {
+        chat::whole_prompt(&self.0, request, date::today(), cancel)
     }
 
-    /// Returns the tokens of a text, in which special tokens are recognised.
-    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>, Error> {
-        chat::text_tokens(&self.0, text)
+    /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
+    /// [`Error::Cancelled`] if `cancel` is set before it begins.
+    pub fn tokenize(&self, text: &str, cancel: &Cancel) -> Result<Vec<u32>, Error> {
+        chat::text_tokens(&self.0, text, cancel)
     }
 
     /// Returns the text of tokens, without special tokens.

@@ -7,8 +7,7 @@
 
 use std::ops::Range;
 
-use narthex_text::tokenizer::Pair;
-use parking_lot::Mutex;
+use narthex_text::tokenizer::{Bounds, Encoded, Pair};
 
 use crate::{
     cancel::Cancel,
@@ -22,9 +21,6 @@ use crate::{
 /// Maximum answers of one request.
 const MAX_ANSWERS: usize = 100;
 
-/// Held while a context is tokenised, so that only one request at a time uses the memory for it.
-static TOKENISING: Mutex<()> = Mutex::new(());
-
 /// Start and end of a span in the context, in bytes.
 type Span = (usize, usize);
 
@@ -37,14 +33,17 @@ pub(crate) fn answer(
     let encoder = model.encoder(ModelKind::Answer)?;
     check(request)?;
     let queued = encoder.enter(cancel)?;
-    let pair = {
-        // Tokenising takes a hundred times the memory of the text.
-        let _one = TOKENISING.lock();
-        cancel.check()?;
-        model.package.tokenizer.encode_pair(&request.question, &request.context)?
-    };
     let max_length = encoder.limits().max_length.min(model.package.manifest.max_length);
     let limit = max_length.min(request.window.max(1));
+    let tokenizer = &model.package.tokenizer;
+    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+    // The question is in every window. The context is divided into windows, so all of its tokens are needed.
+    if let Encoded::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
+        let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
+        return Err(Error::invalid("question", message));
+    }
+    cancel.check()?;
+    let pair = tokenizer.encode_pair(&request.question, &request.context)?;
     let room = limit.saturating_sub(pair.overhead());
     if room == 0 {
         let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());

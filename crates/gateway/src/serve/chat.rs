@@ -10,6 +10,7 @@ use narthex_text::{
 };
 
 use crate::{
+    cancel::Cancel,
     error::{Error, TokenCount},
     load::{loaded_model::LoadedModel, residency::ModelUse},
     serve::{
@@ -27,8 +28,14 @@ use crate::{
 /// Length of a conversation, in multiples of the context, from which it is refused without rendering it.
 const LEFT_OUT: usize = 8;
 
-/// Maximum number of tokens of a text that is only tokenised.
-const MAX_TOKENIZED: usize = 1 << 18;
+/// Maximum bytes of a text that is only tokenised.
+const MAX_TOKENIZED: usize = 1 << 20;
+
+/// Maximum bytes of the text of tokens.
+const MAX_DETOKENIZED: usize = 32 << 20;
+
+/// Maximum bytes of the id of a tool call.
+const MAX_ID: usize = 256;
 
 /// Starts a chat answer. `date` is today's date, for templates that print it.
 pub(crate) fn chat(
@@ -60,9 +67,11 @@ pub(crate) fn whole_prompt(
     model: &LoadedModel,
     request: ChatRequest,
     date: Date,
+    cancel: &Cancel,
 ) -> Result<ChatPrompt, Error> {
+    cancel.check()?;
     let ChatRequest { messages, tools, reasoning, .. } = request;
-    prompt(model, messages, &tools, render_options(&reasoning, date), &|| false)
+    prompt(model, messages, &tools, render_options(&reasoning, date), &|| cancel.is_cancelled())
 }
 
 fn render_options(reasoning: &ReasoningSettings, date: Date) -> RenderOptions {
@@ -84,12 +93,16 @@ fn prompt(
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
     };
+    check_ids(&messages)?;
     let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
     // A template may omit parts of a long history, but not most of it.
     if fewest / LEFT_OUT >= engine.limits().longest() {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
     let rendered = render(model, template, messages, settings, options)?;
+    if is_cancelled() {
+        return Err(Error::Cancelled);
+    }
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
     let tokens = tokenize(model, "messages", &shielded, is_cancelled)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
@@ -122,17 +135,36 @@ fn render(
     Ok(attempt(messages, Abilities::default()).map_err(|_| first)?)
 }
 
-/// Returns the tokens of a text. Special tokens in it are recognised.
-pub(crate) fn text_tokens(model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, Error> {
-    let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| false };
-    match model.package.tokenizer.encode_within(text, bounds)? {
-        BoundedTokens::Whole(tokens) => Ok(tokens),
-        BoundedTokens::Beginning(_) => {
+/// Fails if the id of a tool call is too long.
+fn check_ids(messages: &[Message]) -> Result<(), Error> {
+    for (index, message) in messages.iter().enumerate() {
+        let ids = message.tool_calls.iter().filter_map(|call| call.id.as_ref()).chain(&message.tool_call_id);
+        if let Some(long) = ids.into_iter().find(|id| id.len() > MAX_ID) {
+            let found = long.len();
             let message =
-                format!("expected a text of at most {MAX_TOKENIZED} tokens, found more; send it in parts");
-            Err(Error::invalid("content", message))
+                format!("message {index}: expected ids of at most {MAX_ID} bytes, found one of {found}");
+            return Err(Error::invalid("messages", message));
         }
     }
+    Ok(())
+}
+
+/// Returns the tokens of a text. Special tokens in it are recognised. A cut could change tokens, so the text is
+/// tokenised as a whole, and its length is limited instead.
+pub(crate) fn text_tokens(model: &LoadedModel, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
+    check_tokenized(text)?;
+    let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| cancel.is_cancelled() };
+    Ok(model.package.tokenizer.encode_within(text, bounds)?.into_tokens())
+}
+
+fn check_tokenized(text: &str) -> Result<(), Error> {
+    let found = text.len();
+    if found <= MAX_TOKENIZED {
+        return Ok(());
+    }
+    let message =
+        format!("expected a text of at most {MAX_TOKENIZED} bytes, found {found} bytes; send it in parts");
+    Err(Error::invalid("content", message))
 }
 
 /// Returns the text of tokens.
@@ -140,6 +172,13 @@ pub(crate) fn token_text(model: &LoadedModel, tokens: &[TokenId]) -> Result<Stri
     let tokenizer = &model.package.tokenizer;
     if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
         let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
+        return Err(Error::invalid("tokens", message));
+    }
+    let bytes: usize = tokens.iter().map(|&token| tokenizer.token_bytes(token).len()).sum();
+    if bytes > MAX_DETOKENIZED {
+        let message = format!(
+            "expected tokens with a text of at most {MAX_DETOKENIZED} bytes, found {bytes} bytes; send them in parts"
+        );
         return Err(Error::invalid("tokens", message));
     }
     Ok(tokenizer.decode(tokens))
@@ -228,4 +267,37 @@ fn with_start(model: &LoadedModel, tokens: Vec<TokenId>) -> Vec<TokenId> {
         tokens.extend(tokenizer.stop.first());
     }
     tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_text::template::Role;
+
+    use super::*;
+
+    fn check_refused(outcome: Result<(), Error>, expected: &str) {
+        match outcome {
+            Err(Error::Invalid { param, message }) => {
+                assert_eq!(param, expected);
+                assert!(message.contains("found"), "{message}");
+            }
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn texts_that_are_only_tokenised_have_a_maximum_length() {
+        check_tokenized(&" ".repeat(MAX_TOKENIZED)).unwrap();
+        check_refused(check_tokenized(&" ".repeat(MAX_TOKENIZED + 1)), "content");
+    }
+
+    #[test]
+    fn ids_of_calls_have_a_maximum_length() {
+        let result = |length: usize| {
+            let message = Message::new(Role::Tool, String::new());
+            [Message { tool_call_id: Some("x".repeat(length)), ..message }]
+        };
+        check_ids(&result(MAX_ID)).unwrap();
+        check_refused(check_ids(&result(MAX_ID + 1)), "messages");
+    }
 }

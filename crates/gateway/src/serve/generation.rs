@@ -14,6 +14,7 @@ use narthex_engine::{
     worker::{SequenceHandle, SubmitError},
 };
 use narthex_spec::{ModelName, TokenId};
+use narthex_text::stop::StopStrings;
 use parking_lot::Mutex;
 
 use crate::{
@@ -86,6 +87,7 @@ pub(super) fn start(
         reasoning: rules.reasoning.clone().map(track),
         min_tokens: options.min_tokens,
     };
+    let stop_strings = StopStrings::new(options.stop.clone());
     let prompt_tokens = tokens.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
@@ -94,7 +96,7 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let text = ChoiceText::new(&model.package.tokenizer, options, &rules);
+        let text = ChoiceText::new(&model.package.tokenizer, stop_strings.clone(), options, &rules);
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,

@@ -12,6 +12,9 @@ const MAX_CHOICES: usize = 128;
 /// Maximum stop strings of one request.
 const MAX_STOPS: usize = 16;
 
+/// Maximum bytes of a stop string.
+const MAX_STOP_BYTES: usize = 256;
+
 /// Maximum alternatives per token.
 const MAX_LOGPROBS: usize = 20;
 
@@ -51,6 +54,11 @@ pub(super) fn check(options: &GenerateOptions, length: Length) -> Result<(), Err
     }
     if options.stop.iter().any(String::is_empty) {
         return Err(Error::invalid("stop", "expected non-empty strings, found an empty one"));
+    }
+    if let Some(long) = options.stop.iter().find(|stop| stop.len() > MAX_STOP_BYTES) {
+        let found = long.len();
+        let message = format!("expected strings of at most {MAX_STOP_BYTES} bytes, found one of {found}");
+        return Err(Error::invalid("stop", message));
     }
     Ok(())
 }
@@ -122,6 +130,8 @@ mod tests {
         check(&GenerateOptions::api_defaults(), Length::Some).unwrap();
         let none = GenerateOptions { max_tokens: Some(0), ..GenerateOptions::api_defaults() };
         check(&none, Length::None).unwrap();
+        let stop = vec!["x".repeat(MAX_STOP_BYTES)];
+        check(&GenerateOptions { stop, ..GenerateOptions::api_defaults() }, Length::Some).unwrap();
         check_refused(|o| o.temperature = 2.5, "temperature");
         check_refused(|o| o.temperature = f32::NAN, "temperature");
         check_refused(|o| o.top_p = -0.1, "top_p");
@@ -131,6 +141,7 @@ mod tests {
         check_refused(|o| (o.max_tokens, o.min_tokens) = (Some(3), 4), "min_tokens");
         check_refused(|o| o.typical_p = 1.5, "typical_p");
         check_refused(|o| o.stop = vec![String::new()], "stop");
+        check_refused(|o| o.stop = vec!["x".repeat(MAX_STOP_BYTES + 1)], "stop");
         check_refused(|o| o.logprobs = Some(21), "top_logprobs");
         check_refused(|o| o.logit_bias = BTreeMap::from([(1, 101.0)]), "logit_bias");
     }

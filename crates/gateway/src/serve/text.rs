@@ -47,8 +47,13 @@ pub(super) struct ChoiceText {
 }
 
 impl ChoiceText {
-    /// Creates the empty text of a choice.
-    pub(super) fn new(tokenizer: &Tokenizer, options: &GenerateOptions, rules: &AnswerRules) -> Self {
+    /// Creates the empty text of a choice that ends at one of the strings of `stop`.
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        stop: StopStrings,
+        options: &GenerateOptions,
+        rules: &AnswerRules,
+    ) -> Self {
         let mut markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format)).to_vec();
         let reasoning = rules.reasoning.clone();
         markers.extend(reasoning.iter().flat_map(|parser| <[&str; 2]>::from(parser.markers())));
@@ -57,7 +62,7 @@ impl ChoiceText {
             detokenizer: Detokenizer::new(tokenizer.clone()).showing(&markers),
             reasoning,
             reasoning_tokens: 0,
-            stop: StopStrings::new(options.stop.clone()),
+            stop,
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
             stopped: None,

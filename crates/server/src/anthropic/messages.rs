@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Json, response::Response};
+use narthex_gateway::{Cancel, ReadyModel};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -87,6 +88,7 @@ pub(crate) async fn count_tokens(
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
-    let prompt = run_cancellable(&app, &model, held, move |model, _| model.chat_prompt(request)).await?;
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
+    let prompt = run_cancellable(&app, &model, held, call).await?;
     Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))
 }

@@ -57,6 +57,8 @@ pub(crate) struct PromptEmbedBody {
 }
 
 impl FromBody for ParsedEmbed<EmbedBody> {
+    const TOKENS: Option<&'static str> = Some("input");
+
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         Self::read(body, &["model", "input", "truncate", "dimensions"])
     }

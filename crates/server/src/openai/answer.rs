@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{read_body, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_cancellable,
+    blocking::{WholeText, run_tokenising},
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
@@ -57,8 +57,9 @@ impl FromBody for ParsedAnswer {
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
     let Body(ParsedAnswer { model, request, ignored }, held) = body;
+    let text = WholeText { body: held, length: request.context.len() };
     let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
-    let found = run_cancellable(&app, &model, held, call).await?;
+    let found = run_tokenising(&app, &model, text, call).await?;
     app.meter.tokens(found.prompt_tokens);
     let body = json!({
         "object": "answer",

@@ -65,6 +65,8 @@ pub(crate) struct ParsedCompletion {
 }
 
 impl FromBody for ParsedCompletion {
+    const TOKENS: Option<&'static str> = Some("prompt");
+
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::OF_GENERATION])?;
         let ignored = Hints::read(body, &[CALLER_FIELDS, hints::OF_GENERATION])?;

@@ -70,6 +70,8 @@ pub(crate) struct ParsedEmbeddings {
 }
 
 impl FromBody for ParsedEmbeddings {
+    const TOKENS: Option<&'static str> = Some("input");
+
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         let body: EmbeddingsBody = read_body(bytes, &[FIELDS])?;
         let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;

@@ -10,7 +10,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, outline::json_or_text};
 
 /// A message.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -160,7 +160,7 @@ impl From<WireRole> for Role {
 impl WireFunctionCall {
     fn into_call(self, id: Option<String>) -> ToolCall {
         let arguments = match self.arguments {
-            Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            Value::String(text) => json_or_text(text),
             other => other,
         };
         ToolCall { id, function: FunctionCall { name: self.name, arguments } }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{messages::WireMessage, read_body, tools::WireTool};
 use crate::{
     app::App,
-    blocking::run_cancellable,
+    blocking::{WholeText, run_cancellable, run_tokenising},
     body::{Body, FromBody},
     error::ApiError,
 };
@@ -62,6 +62,8 @@ impl FromBody for TokenizeBody {
 }
 
 impl FromBody for DetokenizeBody {
+    const TOKENS: Option<&'static str> = Some("tokens");
+
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let read: Self = read_body(body, &[&["model", "tokens"]])?;
         Ok(read)
@@ -99,11 +101,14 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     if conversation.is_none() && content.is_none() {
         return Err(ApiError::bad_request("content", "content is required"));
     }
-    let call = move |model: &ReadyModel, _: &Cancel| match conversation {
-        Some(request) => Ok(model.chat_prompt(request)?.tokens),
-        None => model.tokenize(&content.unwrap_or_default()),
+    // The tokens of a conversation have the limit of the model's context.
+    let length = content.as_ref().filter(|_| conversation.is_none()).map_or(0, String::len);
+    let text = WholeText { body: held, length };
+    let call = move |model: &ReadyModel, cancel: &Cancel| match conversation {
+        Some(request) => Ok(model.chat_prompt(request, cancel)?.tokens),
+        None => model.tokenize(&content.unwrap_or_default(), cancel),
     };
-    let tokens = run_cancellable(&app, &model, held, call).await?;
+    let tokens = run_tokenising(&app, &model, text, call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 
@@ -121,6 +126,7 @@ pub(crate) async fn apply_template(
 ) -> Result<Json<TemplateText>, ApiError> {
     let Body(mut body, held) = body;
     let request = body.required_conversation()?;
-    let prompt = run_cancellable(&app, &body.model, held, move |model, _| model.chat_prompt(request)).await?;
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
+    let prompt = run_cancellable(&app, &body.model, held, call).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }

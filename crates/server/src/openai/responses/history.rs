@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::{error::ApiError, outline::json_or_text};
 
 /// An item of a conversation.
 #[derive(Debug, Clone, PartialEq)]
@@ -107,7 +107,7 @@ pub(super) fn within(namespace: &str, name: &str) -> String {
 
 /// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
 pub(super) fn arguments_value(arguments: String) -> Value {
-    serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
+    json_or_text(arguments)
 }
 
 /// Returns the schema of a custom tool's arguments. A custom tool takes a text, which the model writes as the argument

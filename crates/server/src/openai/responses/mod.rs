@@ -11,18 +11,18 @@ use std::sync::Arc;
 use axum::{
     Extension, Json,
     extract::{Path, rejection::PathRejection},
-    http::StatusCode,
-    response::Response,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
 };
-use narthex_gateway::request::ChatRequest;
+use narthex_gateway::request::{ChatRequest, Message};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::{
-    history::{resolve, to_messages},
+    history::{InputItem, resolve, to_messages},
     object::{ResponseEnd, ResponseSettings, output_items},
     request::{FIELDS, InputRequest},
-    store::{PendingStore, Turns, messages},
+    store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
 pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
@@ -40,6 +40,9 @@ use crate::{
     sse,
 };
 
+/// Maximum bytes of the settings that a response repeats, as JSON.
+const MAX_SETTINGS: usize = 4 << 20;
+
 /// A body that was read and checked.
 pub(crate) struct ParsedResponses {
     model: String,
@@ -52,6 +55,7 @@ pub(crate) struct ParsedResponses {
 impl FromBody for ParsedResponses {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         let settings: ResponseSettings = body::read_fields(bytes)?;
+        check_length(&settings)?;
         let body: ResponsesBody = body::read_body(bytes, &[FIELDS, CALLER_FIELDS, hints::OF_RESPONSES])?;
         let mut ignored = Hints::read(bytes, &[CALLER_FIELDS, hints::OF_RESPONSES])?;
         let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
@@ -111,20 +115,37 @@ pub(crate) async fn create(
         Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
         None => Turns::new(),
     };
-    let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
-    let system = instructions.into_iter();
-    let request = ChatRequest {
-        messages: system.chain(messages(&turns)).chain(input.iter().cloned()).collect(),
-        tools,
-        reasoning,
-        options,
+    let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
+    let referenced = if refers { store.memory() } else { 0 };
+    app.shared.bodies.reserve_work(&held, memory_of(&turns).saturating_add(referenced)).await?;
+    let (is_stored, reserved) = (settings.is_stored(), held.clone());
+    let gather = move || {
+        let _reserved = reserved;
+        let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
+        let earlier = instructions.into_iter().chain(messages(&turns));
+        let messages: Vec<Message> = earlier.chain(input.iter().cloned()).collect();
+        let pending = is_stored.then(|| PendingStore::new(store, owner, turns, input)).transpose()?;
+        Ok::<_, ApiError>((messages, pending))
     };
-    let form = ResponseForm {
-        pending: settings.is_stored().then(|| PendingStore { store, owner, turns, input }),
-        object: ResponseObject::new(new_id("resp"), now(), model.clone(), settings),
-    };
+    let (messages, pending) = app.shared.jobs.run(gather).await?;
+    let request = ChatRequest { messages, tools, reasoning, options };
+    let form =
+        ResponseForm { pending, object: ResponseObject::new(new_id("resp"), now(), model.clone(), settings) };
     let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
     conversation::answer(&app, conversation, held, form).await
+}
+
+/// Fails if the settings, which are written in each response, are too long.
+fn check_length(settings: &ResponseSettings) -> Result<(), ApiError> {
+    let found = json_length(settings);
+    if found <= MAX_SETTINGS {
+        return Ok(());
+    }
+    let message = format!(
+        "instructions, tools, metadata and the other settings have {found} bytes together, but at most {MAX_SETTINGS} \
+         are allowed; send shorter ones"
+    );
+    Err(ApiError::plain(StatusCode::PAYLOAD_TOO_LARGE, message))
 }
 
 fn no_previous(id: &str) -> ApiError {
@@ -147,10 +168,10 @@ pub(crate) async fn retrieve(
     app: App,
     Extension(store): Extension<ResponseStore>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<ResponseObject>, ApiError> {
+) -> Result<Response, ApiError> {
     let id = path(id)?;
-    let found = store.get(app.meter.caller.key_hash(), &id);
-    found.map(Json).ok_or_else(|| no_response(&id))
+    let json = store.get(app.meter.caller.key_hash(), &id).ok_or_else(|| no_response(&id))?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 /// Answer to the removal of a response.
@@ -173,4 +194,19 @@ pub(crate) async fn remove(
         return Err(no_response(&id));
     }
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_of_a_response_have_a_maximum_length() {
+        let read = |length: usize| {
+            let body = format!(r#"{{"model": "m", "input": "a", "instructions": "{}"}}"#, "x".repeat(length));
+            body::read_checked::<ParsedResponses>(body.as_bytes())
+        };
+        assert!(read(MAX_SETTINGS / 2).is_ok());
+        assert_eq!(read(MAX_SETTINGS).err().unwrap().status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
 }

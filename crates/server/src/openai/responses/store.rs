@@ -1,7 +1,7 @@
 //! Stored responses: in memory, with limits on their number and size. The oldest are evicted first.
 //!
-//! A response holds the turns of its conversation and shares them with earlier responses. Only the key that created a
-//! response can read it.
+//! A response holds the turns of its conversation and shares them with earlier responses. Turns are charged with their
+//! memory from the request on. Only the key that created a response can read it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -9,18 +9,30 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
+use axum::body::Bytes;
 use narthex_gateway::{keys::KeyHash, request::Message};
 use parking_lot::Mutex;
 
-use super::{history::HistoryItem, object::ResponseObject};
+use super::{
+    history::HistoryItem,
+    object::{OutputItem, ResponseObject},
+};
+use crate::{
+    error::ApiError,
+    outline::{VALUE_BYTES, values_in},
+};
 
 /// Maximum number of stored responses.
 const MAX_RESPONSES: usize = 1000;
 
-/// Maximum bytes of all stored responses.
+/// Maximum memory of all stored responses, and of the turns of requests whose responses will be stored.
 const MAX_BYTES: usize = 64 << 20;
+
+/// Time after which a client may repeat a request that found no room.
+const RETRY: Duration = Duration::from_secs(15);
 
 /// The stored responses of a server. Clones share them.
 #[derive(Clone)]
@@ -43,10 +55,10 @@ impl Drop for Charge {
     }
 }
 
-/// Messages of one request and its answer.
+/// Messages of a request or of its answer.
 pub(crate) struct Turn {
     messages: Vec<Message>,
-    _charge: Charge,
+    charge: Charge,
 }
 
 /// Turns of a conversation, the oldest first.
@@ -54,7 +66,11 @@ pub(crate) type Turns = Vec<Arc<Turn>>;
 
 struct StoredResponse {
     owner: Option<KeyHash>,
-    response: ResponseObject,
+    id: String,
+    /// The response as JSON.
+    json: Bytes,
+    /// Its items, which requests may reference.
+    output: Vec<OutputItem>,
     turns: Turns,
     _charge: Charge,
 }
@@ -73,18 +89,38 @@ impl ResponseStore {
         Charge { all: self.bytes.clone(), bytes }
     }
 
-    /// Returns a response of this owner.
-    pub(crate) fn get(&self, owner: Option<KeyHash>, id: &str) -> Option<ResponseObject> {
+    /// Creates a turn. Evicts the oldest responses until there is room for it.
+    ///
+    /// # Errors
+    /// 429 if the turns of other requests take all the room.
+    fn turn(&self, messages: Vec<Message>) -> Result<Arc<Turn>, ApiError> {
+        let turn = Turn { charge: self.charge(memory(&messages)), messages };
+        self.evict();
+        if self.bytes.load(Ordering::Relaxed) > self.max_bytes {
+            let message = "the conversations of other requests take all the memory for stored responses; send a \
+                           shorter one, or \"store\": false";
+            return Err(ApiError::overloaded(message, RETRY));
+        }
+        Ok(Arc::new(turn))
+    }
+
+    /// Returns a response of this owner as JSON.
+    pub(crate) fn get(&self, owner: Option<KeyHash>, id: &str) -> Option<Bytes> {
         let responses = self.responses.lock();
-        let found = responses.iter().find(|stored| stored.response.id == id && stored.owner == owner);
-        found.map(|stored| stored.response.clone())
+        let found = responses.iter().find(|stored| stored.id == id && stored.owner == owner);
+        found.map(|stored| stored.json.clone())
     }
 
     /// Returns the turns of the conversation up to a response of this owner.
     pub(crate) fn turns(&self, owner: Option<KeyHash>, id: &str) -> Option<Turns> {
         let responses = self.responses.lock();
-        let found = responses.iter().find(|stored| stored.response.id == id && stored.owner == owner);
+        let found = responses.iter().find(|stored| stored.id == id && stored.owner == owner);
         found.map(|stored| stored.turns.clone())
+    }
+
+    /// Returns the memory of all stored responses in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the items with these ids in the responses of this owner.
@@ -95,20 +131,25 @@ impl ResponseStore {
     ) -> HashMap<String, HistoryItem> {
         let responses = self.responses.lock();
         let own = responses.iter().filter(|stored| stored.owner == owner);
-        let items = own.flat_map(|stored| &stored.response.output).filter(|item| ids.contains(item.id()));
+        let items = own.flat_map(|stored| &stored.output).filter(|item| ids.contains(item.id()));
         items.map(|item| (item.id().to_owned(), item.to_history())).collect()
     }
 
     /// Removes a response of this owner. Returns false if it does not exist.
     pub(crate) fn remove(&self, owner: Option<KeyHash>, id: &str) -> bool {
         let mut responses = self.responses.lock();
-        let found = responses.iter().position(|stored| stored.response.id == id && stored.owner == owner);
+        let found = responses.iter().position(|stored| stored.id == id && stored.owner == owner);
         found.and_then(|index| responses.remove(index)).is_some()
     }
 
     fn insert(&self, stored: StoredResponse) {
+        self.responses.lock().push_back(stored);
+        self.evict();
+    }
+
+    /// Evicts the oldest responses beyond the limits.
+    fn evict(&self) {
         let mut responses = self.responses.lock();
-        responses.push_back(stored);
         while responses.len() > self.max_responses || self.bytes.load(Ordering::Relaxed) > self.max_bytes {
             if responses.pop_front().is_none() {
                 break;
@@ -119,28 +160,54 @@ impl ResponseStore {
 
 /// A response that is stored once it is complete.
 pub(crate) struct PendingStore {
-    pub(crate) store: ResponseStore,
-    pub(crate) owner: Option<KeyHash>,
-    /// Turns before the request.
-    pub(crate) turns: Turns,
-    /// Messages of the request.
-    pub(crate) input: Vec<Message>,
+    store: ResponseStore,
+    owner: Option<KeyHash>,
+    /// Turns up to that of the request.
+    turns: Turns,
 }
 
 impl PendingStore {
+    /// Creates the store of the response to `input` after earlier turns.
+    ///
+    /// # Errors
+    /// 429 if there is no room for the input.
+    pub(super) fn new(
+        store: ResponseStore,
+        owner: Option<KeyHash>,
+        mut turns: Turns,
+        input: Vec<Message>,
+    ) -> Result<Self, ApiError> {
+        turns.push(store.turn(input)?);
+        Ok(Self { store, owner, turns })
+    }
+
     /// Stores the response.
     pub(super) fn store(self, response: &ResponseObject) {
-        let Self { store, owner, mut turns, input } = self;
-        let messages: Vec<Message> = input.into_iter().chain(response.messages()).collect();
-        let charge = store.charge(json_length(&messages));
-        turns.push(Arc::new(Turn { messages, _charge: charge }));
-        let bytes = json_length(response) + turns.len() * size_of::<Arc<Turn>>();
-        let charge = store.charge(bytes);
-        store.insert(StoredResponse { owner, response: response.clone(), turns, _charge: charge });
+        let Self { store, owner, mut turns } = self;
+        let messages: Vec<Message> = response.messages().collect();
+        turns.push(Arc::new(Turn { charge: store.charge(memory(&messages)), messages }));
+        let json = serde_json::to_vec(response).unwrap_or_default();
+        // The items take about as much as their JSON.
+        let bytes = 2 * json.len() + turns.len() * size_of::<Arc<Turn>>();
+        let (id, output, charge) = (response.id.clone(), response.output.clone(), store.charge(bytes));
+        store.insert(StoredResponse { owner, id, json: json.into(), output, turns, _charge: charge });
     }
 }
 
-fn json_length(value: &impl serde::Serialize) -> usize {
+/// Returns an upper bound on the memory of messages in bytes.
+fn memory(messages: &[Message]) -> usize {
+    let calls = messages.iter().flat_map(|message| &message.tool_calls);
+    let values: usize = calls.map(|call| values_in(&call.function.arguments)).sum();
+    json_length(&messages) + (messages.len() + values) * VALUE_BYTES
+}
+
+/// Returns the memory of turns in bytes.
+pub(super) fn memory_of(turns: &Turns) -> usize {
+    turns.iter().map(|turn| turn.charge.bytes).sum()
+}
+
+/// Returns the length of a value as JSON.
+pub(super) fn json_length(value: &impl serde::Serialize) -> usize {
     serde_json::to_vec(value).map_or(0, |json| json.len())
 }
 
@@ -151,7 +218,7 @@ pub(super) fn messages(turns: &Turns) -> impl Iterator<Item = Message> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::request::Role;
+    use narthex_gateway::request::{FunctionCall, Role, ToolCall};
 
     use super::{
         super::object::{OutputItem, ReasoningPart, ResponseSettings, ResponseStatus},
@@ -161,7 +228,7 @@ mod tests {
 
     fn add(store: &ResponseStore, id: &str, turns: Turns) {
         let input = vec![Message::new(Role::User, "x".repeat(100))];
-        let pending = PendingStore { store: store.clone(), owner: None, turns, input };
+        let pending = PendingStore::new(store.clone(), None, turns, input).unwrap();
         pending.store(&ResponseObject::new(id.to_owned(), 0, "m".to_owned(), ResponseSettings::default()));
     }
 
@@ -201,7 +268,7 @@ mod tests {
         let mut response = ResponseObject::new("r".to_owned(), 0, "m".to_owned(), settings);
         response.output = [thought].into_iter().chain(calls).collect();
         let input = vec![Message::new(Role::User, "Hi".to_owned())];
-        PendingStore { store: store.clone(), owner: None, turns: Vec::new(), input }.store(&response);
+        PendingStore::new(store.clone(), None, Vec::new(), input).unwrap().store(&response);
         let history: Vec<Message> = messages(&store.turns(None, "r").unwrap()).collect();
         assert_eq!((history.len(), history[1].tool_calls.len()), (2, 2), "{history:?}");
         assert_eq!(history[1].reasoning_content.as_deref(), Some("Two."));
@@ -210,6 +277,25 @@ mod tests {
         let found = store.items(None, &ids);
         assert_eq!((found.len(), found.contains_key("fc_a")), (1, true));
         assert!(store.items(Some(KeyHash::of("another-secret")), &ids).is_empty());
+    }
+
+    #[test]
+    fn messages_are_charged_with_their_memory_while_their_request_runs() {
+        let nested = |values: usize| {
+            let arguments = vec![serde_json::json!({}); values - 1].into();
+            let function = FunctionCall { name: "f".to_owned(), arguments };
+            let message = Message::new(Role::Assistant, String::new());
+            vec![Message { tool_calls: vec![ToolCall { id: None, function }], ..message }]
+        };
+        let store = ResponseStore::with_limits(usize::MAX, 1000 * VALUE_BYTES);
+        add(&store, "a", Vec::new());
+        let pending = PendingStore::new(store.clone(), None, Vec::new(), nested(900)).unwrap();
+        assert!(memory_of(&pending.turns) > 900 * VALUE_BYTES);
+        let refused = PendingStore::new(store.clone(), None, Vec::new(), nested(200)).err().unwrap();
+        assert_eq!(refused.status(), axum::http::StatusCode::TOO_MANY_REQUESTS);
+        assert!(store.get(None, "a").is_none());
+        drop(pending);
+        assert_eq!(store.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
