@@ -115,13 +115,21 @@ pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()>
     let session = Session::new(workspace)?;
     let setup = Setup::prepare(&session)?;
     let mut report = Report::new(&setup, args)?;
+    let outcome = measure_parts(&setup, args, &mut report);
+    // What was measured before a failure is kept.
+    table::write(workspace, &report, args.output)?;
+    outcome
+}
+
+/// Measures the selected parts.
+fn measure_parts(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) -> anyhow::Result<()> {
     if Part::VARIANTS.iter().any(|part| *part != Part::Embeddings && args.has(*part)) {
-        measure_decoders(&setup, args, &mut report)?;
+        measure_decoders(setup, args, report)?;
     }
     if args.has(Part::Embeddings) {
-        report.embeddings = Some(embeddings::measure(&setup, args.rounds)?);
+        report.embeddings = Some(embeddings::measure(setup, args.rounds)?);
     }
-    table::write(workspace, &report, args.output)
+    Ok(())
 }
 
 /// Measures the selected parts with models that generate text.

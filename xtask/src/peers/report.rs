@@ -6,15 +6,15 @@ use serde::Serialize;
 
 use crate::{
     peers::{
-        PeersArgs,
+        Part, PeersArgs,
         embeddings::{EmbeddingRatio, Embeddings},
         measurement::Measurement,
         quality::Comparison,
         servers::Servers,
-        setup::Setup,
+        setup::{MODEL, Setup},
         side::{PAIRS, Side, SpeedPair, TargetRatios},
         spread::Spread,
-        workload::Workload,
+        workload::{STANDARD, Workload},
     },
     record,
 };
@@ -43,6 +43,9 @@ pub(super) struct Report {
     pub(super) date: String,
     pub(super) commit: String,
     pub(super) command: String,
+    /// Measured parts, if they were selected.
+    #[serde(skip)]
+    pub(super) parts: Vec<Part>,
     pub(super) machine: Machine,
     /// Number of measurements of each side.
     pub(super) rounds: u64,
@@ -176,14 +179,21 @@ impl SpeedRun {
         Self { model, prompt_tokens: prompt, decode_tokens: decode, repeat, wanted, sides, ratios }
     }
 
-    /// Returns the model and the workload of a run other than the standard one, as in `, random-1b, 256 + 64`.
+    /// Returns the model and the workload, as in `, random-1b, 256 + 64`. Nothing is returned for the standard ones.
     pub(super) fn suffix(&self) -> String {
+        if self.model == MODEL
+            && (self.prompt_tokens, self.decode_tokens) == (STANDARD.prompt, STANDARD.decode)
+        {
+            return String::new();
+        }
         format!(", {}, {} + {}", self.model, self.prompt_tokens, self.decode_tokens)
     }
 
     fn verdicts(&self, suffix: &str) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
-        for ratio in &self.ratios {
+        // At depth, only llama.cpp is a reference.
+        let is_deep = self.prompt_tokens >= 4096;
+        for ratio in self.ratios.iter().filter(|ratio| !is_deep || ratio.to.starts_with("llama")) {
             let wanted = if ratio.to.starts_with("loop") { LOOP_WANTED } else { self.wanted };
             let phases =
                 [("prefill", &ratio.prefill, wanted.prefill), ("decode", &ratio.decode, wanted.decode)];
@@ -215,6 +225,7 @@ impl Report {
             date: record::today(),
             commit: record::commit(setup.session.workspace)?,
             command: args.command(),
+            parts: args.parts.clone(),
             machine: Machine::of(setup)?,
             rounds: args.rounds,
             speeds: Vec::new(),
@@ -228,10 +239,7 @@ impl Report {
     /// Compares the results with the bounds.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
-        for (number, run) in self.speeds.iter().enumerate() {
-            let suffix = if number == 0 { String::new() } else { run.suffix() };
-            verdicts.extend(run.verdicts(&suffix));
-        }
+        verdicts.extend(self.speeds.iter().flat_map(|run| run.verdicts(&run.suffix())));
         for ratio in &self.servers.ratios {
             let Some(wanted) = ratio.wanted else { continue };
             verdicts.push(Verdict {
@@ -347,6 +355,7 @@ pub(super) mod tests {
             date: "2026-11-21".to_owned(),
             commit: "0123456789ab".to_owned(),
             command: "cargo xtask peers --rounds 2".to_owned(),
+            parts: Vec::new(),
             machine: Machine {
                 cpu: "Some CPU (R)".to_owned(),
                 threads: 2,

@@ -95,6 +95,16 @@ struct ReceivedTokens {
 pub(super) struct Servers {
     pub(super) results: Vec<ServerResult>,
     pub(super) ratios: Vec<ServerRatio>,
+    /// Servers that could not be measured in some round, which have no later rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) failures: Vec<ServerFailure>,
+}
+
+/// Reason why a server was not measured to the end.
+#[derive(Debug, Serialize)]
+pub(super) struct ServerFailure {
+    pub(super) server: &'static str,
+    pub(super) reason: String,
 }
 
 /// Speed and fairness of one server with one number of clients.
@@ -126,14 +136,26 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
     for &side in ServerSide::VARIANTS {
         all.extend(CLIENTS.map(|clients| ServerMeasurements { side, clients, rounds: Vec::new() }));
     }
+    let mut failures: Vec<ServerFailure> = Vec::new();
     let mut numbers = 0_usize..;
     let mut next_prompt = || prompt(&words, numbers.next().unwrap_or(0));
     for round in 1..=rounds {
         terminal::line(format!("\n== servers, round {round} of {rounds}"));
         for measured in all.chunks_mut(CLIENTS.len()) {
             let Some(side) = measured.first().map(|measured| measured.side) else { continue };
-            let name: &str = side.into();
-            let throughputs = side.measure(setup, weights, &mut next_prompt).context(name)?;
+            let name: &'static str = side.into();
+            if failures.iter().any(|failure| failure.server == name) {
+                continue;
+            }
+            let throughputs = match side.measure(setup, weights, &mut next_prompt) {
+                Ok(throughputs) => throughputs,
+                Err(error) => {
+                    terminal::problem(format!("{name} failed: {error:#}"));
+                    let reason = setup.without_folders(&format!("{error:#}"));
+                    failures.push(ServerFailure { server: name, reason });
+                    continue;
+                }
+            };
             for (measured, throughput) in measured.iter_mut().zip(throughputs) {
                 terminal::line(format!(
                     "{name:<44} {:>2} clients {:7.1} tokens/s, slowest {:.2} of the median",
@@ -143,7 +165,7 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
             }
         }
     }
-    Ok(summary(&all))
+    Ok(Servers { failures, ..summary(&all) })
 }
 
 /// Summarises the measurements and compares the pairs.
@@ -172,7 +194,7 @@ fn summary(all: &[ServerMeasurements]) -> Servers {
             ratios.push(ServerRatio { of: of.into(), to: to.into(), clients, ratio, wanted });
         }
     }
-    Servers { results: results.collect(), ratios }
+    Servers { results: results.collect(), ratios, failures: Vec::new() }
 }
 
 impl ServerSide {
@@ -194,12 +216,13 @@ impl ServerSide {
             let answer = http::send(&address, health, Disconnect::AfterAnswer);
             answer.is_ok_and(|answer| answer.status == 200).then(|| address.clone())
         })?;
-        ask(&server, &prompt(), 4)?;
+        let client = CompletionClient { server: &server, model: weights.model };
+        client.ask(&prompt(), 4)?;
         CLIENTS
             .iter()
             .map(|&clients| {
                 let prompts = (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect());
-                run_clients(&server, prompts.collect())
+                client.run_concurrently(prompts.collect())
             })
             .collect()
     }
@@ -210,7 +233,8 @@ impl ServerSide {
         let narthex = |scheme| {
             let mut command = setup.session.command(&setup.narthex);
             command.args(["serve", "--port", port, "--model", weights.model, "--scheme", scheme]);
-            command.args(["--slots", &slots, "--threads", &threads]);
+            // A peer's server has no drafts, so Narthex's are measured elsewhere.
+            command.args(["--slots", &slots, "--threads", &threads, "--speculation", "off"]);
             Ok(command)
         };
         let llama = |kind| {
@@ -233,32 +257,43 @@ impl ServerSide {
     }
 }
 
-/// Completes a prompt. Returns the number of generated tokens.
-fn ask(server: &Server, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
-    let body = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true});
-    let body = body.to_string();
-    let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
-    let answer = http::send(&server.address, request, Disconnect::AfterAnswer)?;
-    let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
-    match generated {
-        Some(generated) if answer.status == 200 => Ok(generated),
-        _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
-    }
+/// Sender of completions to one model of a server.
+struct CompletionClient<'a> {
+    server: &'a Server,
+    model: &'a str,
 }
 
-/// Sends the prompts of each client one after another. All clients run concurrently.
-fn run_clients(server: &Server, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
-    let started = Instant::now();
-    let client = |prompts: &[String]| {
-        let tokens = prompts.iter().map(|prompt| ask(server, prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
-        Ok(ReceivedTokens { tokens, time: started.elapsed() })
-    };
-    let received: anyhow::Result<Vec<ReceivedTokens>> = thread::scope(|scope| {
-        let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| client(prompts))).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
-    });
-    throughput(&received?)
+impl CompletionClient<'_> {
+    /// Completes a prompt. Returns the number of generated tokens.
+    fn ask(&self, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
+        let body = json!({
+            "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        });
+        let body = body.to_string();
+        let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
+        let answer = http::send(&self.server.address, request, Disconnect::AfterAnswer)?;
+        let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
+        match generated {
+            Some(generated) if answer.status == 200 => Ok(generated),
+            _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
+        }
+    }
+
+    /// Sends the prompts of each client one after another. All clients run concurrently.
+    fn run_concurrently(&self, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
+        let started = Instant::now();
+        let run = |prompts: &[String]| {
+            let tokens =
+                prompts.iter().map(|prompt| self.ask(prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
+            Ok(ReceivedTokens { tokens, time: started.elapsed() })
+        };
+        let received: anyhow::Result<Vec<ReceivedTokens>> = thread::scope(|scope| {
+            let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| run(prompts))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
+        });
+        throughput(&received?)
+    }
 }
 
 /// Computes the throughput of all clients.

@@ -6,6 +6,7 @@ use anyhow::Context;
 
 use crate::{
     peers::{
+        Part,
         embeddings::Embeddings,
         plot,
         report::{Report, SpeedRun},
@@ -37,12 +38,19 @@ pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) ->
     Ok(())
 }
 
-/// Returns the day, the processor and its number of threads, as in `2026-11-21-amd-epyc-2`.
+/// Returns the day, the processor and its number of threads, as in `2026-11-21-amd-epyc-2`, followed by the measured
+/// parts if they are not the standard one. Records of different parts are different files.
 fn name(report: &Report) -> String {
     let cpu = report.machine.cpu.to_lowercase();
     let words: Vec<&str> =
         cpu.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty()).collect();
-    format!("{}-{}-{}", report.date, words.join("-"), report.machine.threads)
+    let mut name = format!("{}-{}-{}", report.date, words.join("-"), report.machine.threads);
+    if report.parts != [Part::Standard] {
+        for part in &report.parts {
+            name = name + "-" + <&str>::from(*part);
+        }
+    }
+    name
 }
 
 fn page(report: &Report) -> anyhow::Result<String> {
@@ -60,7 +68,7 @@ fn page(report: &Report) -> anyhow::Result<String> {
         report.command,
         report.rounds,
     );
-    for (number, run) in report.speeds.iter().enumerate() {
+    for run in &report.speeds {
         let SpeedRun { model, prompt_tokens, decode_tokens, repeat, .. } = run;
         writeln!(
             text,
@@ -68,7 +76,7 @@ fn page(report: &Report) -> anyhow::Result<String> {
              {repeat}.\n"
         )?;
         sides(&mut text, run)?;
-        ratios(&mut text, run, &if number == 0 { String::new() } else { run.suffix() })?;
+        ratios(&mut text, run, &run.suffix())?;
     }
     servers(&mut text, &report.servers)?;
     if let Some(found) = &report.embeddings {
@@ -110,7 +118,7 @@ fn ratios(text: &mut String, run: &SpeedRun, suffix: &str) -> anyhow::Result<()>
 }
 
 fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
-    if servers.results.is_empty() {
+    if servers.results.is_empty() && servers.failures.is_empty() {
         return Ok(());
     }
     text.push_str(
@@ -124,6 +132,9 @@ fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
     text.push_str("\n| Tokens/s over tokens/s, round by round | Clients | Ratio |\n|---|---:|---:|\n");
     for ratio in &servers.ratios {
         writeln!(text, "| {} over {} | {} | {} |", ratio.of, ratio.to, ratio.clients, ratio.ratio.format(3))?;
+    }
+    for failure in &servers.failures {
+        writeln!(text, "\n{} failed: {}", failure.server, failure.reason.replace('\n', " "))?;
     }
     Ok(())
 }
