@@ -5,7 +5,10 @@ use narthex_spec::ToolFormat;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Beside, CallLimit, Callable, ToolEvent, ToolParser, call_grammar, markers, write_calls};
+use super::{
+    Beside, CallLimit, CallReading, Callable, TextEnd, ToolEvent, ToolParser, call_grammar, markers,
+    write_calls,
+};
 use crate::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::FunctionCall,
@@ -118,9 +121,10 @@ fn call(name: &str, arguments: Value) -> FunctionCall {
 /// Returns the calls that the parser finds, and true if it finds anything else.
 fn parsed(format: ToolFormat, schema: &Value, text: &str) -> (Vec<FunctionCall>, bool) {
     let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
-    let mut parser = ToolParser::new(format, &[tool("get-weather", schema), tool("stop", &Value::Null)]);
+    let tools = [tool("get-weather", schema), tool("stop", &Value::Null)];
+    let mut parser = ToolParser::new(format, &tools, CallReading::Exact);
     let (mut calls, mut arguments, mut has_more) = (Vec::new(), String::new(), false);
-    for event in [parser.push(text), parser.finish()].concat() {
+    for event in [parser.push(text), parser.finish(TextEnd::Complete)].concat() {
         match event {
             ToolEvent::Begin { name, .. } => calls.push(call(&name, Value::Null)),
             ToolEvent::Arguments(part) => arguments.push_str(&part),

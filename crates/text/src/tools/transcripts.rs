@@ -6,7 +6,10 @@ use narthex_spec::ToolFormat;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{ReasoningEvent, ReasoningParser, ToolEvent, ToolParser, reasoning_format, tool_format};
+use super::{
+    CallReading, ReasoningEvent, ReasoningParser, TextEnd, ToolEvent, ToolParser, reasoning_format,
+    tool_format,
+};
 use crate::template::{
     Abilities, ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall,
 };
@@ -36,9 +39,13 @@ fn joined(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
 }
 
 fn parsed(format: ToolFormat, parts: &[&str]) -> Vec<ToolEvent> {
-    let mut parser = ToolParser::new(format, &tools());
+    ended(format, parts, TextEnd::Complete)
+}
+
+fn ended(format: ToolFormat, parts: &[&str], end: TextEnd) -> Vec<ToolEvent> {
+    let mut parser = ToolParser::new(format, &tools(), CallReading::Lenient);
     let mut events: Vec<ToolEvent> = parts.iter().flat_map(|part| parser.push(part)).collect();
-    events.extend(parser.finish());
+    events.extend(parser.finish(end));
     joined(events)
 }
 
@@ -101,6 +108,44 @@ fn hermes() {
         r#"stop( broken "{\"a\": tru}" malformed "<tool_call>{\"name\":\"stop\",\"arguments\":{\"a\": tru}" "} x""#,
     );
     check("plain\n", r#""plain\n""#);
+}
+
+#[test]
+fn hermes_without_markers() {
+    let check = |answer: &str, expect: &str| check(ToolFormat::Hermes, answer, expect);
+    let call = r#"{"name": "get_weather", "arguments": {"city": "Brno", "days": 2}}"#;
+    check(call, WEATHER);
+    check(&format!("\n{call}\n{call}\n"), &format!("{WEATHER} {WEATHER}"));
+    check(&format!("{call}</tool_call>"), WEATHER);
+    check(&format!("```json\n{call}\n```"), WEATHER);
+    check(&format!("```json\n[{call},\n{call}]\n```\nDone."), &format!("{WEATHER} {WEATHER} \"\\nDone.\""));
+    check(&format!("<tools>\n{call}\n{{\"name\": \"stop\"}}\n</tools>"), &format!("{WEATHER} stop( {{}} )"));
+    check(&format!("<tools>\n{call}\n</tools>\n<tools>{call}"), &format!("{WEATHER} {WEATHER}"));
+    check(&format!("<tool_call>\n{call}\n</tool_call>\n{call}"), &format!("{WEATHER} {WEATHER}"));
+    // Other objects, and objects after text, are no calls.
+    for text in [
+        r#"{"name": "Ann", "arguments": {}}"#,
+        r#"{"name": "Ann", "age": 5}"#,
+        "```json\n{\"name\": \"other\", \"arguments\": {}}\n```",
+        "```json\n[1, 2]\n```",
+        "```python\nget_weather()\n```",
+        "```js",
+        "<tools> are <b>",
+        "{",
+        &format!("Here:\n{call}"),
+        &format!("Here:\n```json\n{call}\n```"),
+    ] {
+        check(text, &format!("{text:?}"));
+    }
+    check(
+        "{\"name\": \"stop\", \"arguments\": {\"a\": 1",
+        r#"stop( broken "{\"a\": 1" malformed "{\"name\": \"stop\", \"arguments\": {\"a\": 1""#,
+    );
+    let mut exact = ToolParser::new(ToolFormat::Hermes, &tools(), CallReading::Exact);
+    assert_eq!(
+        [exact.push(call), exact.finish(TextEnd::Complete)].concat(),
+        [ToolEvent::Text(call.to_owned())]
+    );
 }
 
 #[test]
@@ -168,6 +213,41 @@ fn chatglm() {
     check("\n Hello there\nYou", r#""\n Hello there\nYou""#);
     check("get_weather\nis a tool", r#""get_weather\nis a tool""#);
     check("stop\n```python\ntool_call(x y", r#"stop( malformed "stop\n```python\ntool_call(" "x y""#);
+}
+
+#[test]
+fn cut_calls_keep_what_the_model_wrote() {
+    let check = |format: ToolFormat, answer: &str, expect: &str| {
+        let whole = ended(format, &[answer], TextEnd::Cut);
+        let arguments = whole.iter().find_map(|event| match event {
+            ToolEvent::Arguments(text) => Some(text.as_str()),
+            _ => None,
+        });
+        assert_eq!(arguments.unwrap_or_default(), expect, "{format:?}: {answer}");
+        for at in (0..=answer.len()).filter(|&at| answer.is_char_boundary(at)) {
+            let (first, second) = answer.split_at(at);
+            assert_eq!(ended(format, &[first, second], TextEnd::Cut), whole, "{first:?} {second:?}");
+        }
+    };
+    use ToolFormat::{ChatGlm3, Hermes, Pythonic, QwenCoder};
+    check(Hermes, r#"<tool_call>{"name": "stop", "arguments": {"a": "x"#, r#"{"a": "x"#);
+    check(Pythonic, "[get_weather(", "");
+    check(Pythonic, "[get_weather(ci", r#"{"ci"#);
+    check(Pythonic, "[get_weather(city=", r#"{"city": "#);
+    check(Pythonic, r"[get_weather(city='Br\'n\", r#"{"city": "Br'n"#);
+    check(Pythonic, "[get_weather(city='Brno', days=1", r#"{"city": "Brno", "days": 1"#);
+    check(Pythonic, "[get_weather(city='Brno', ", r#"{"city": "Brno""#);
+    check(Pythonic, r#"[get_weather(**{"a-b": "x"#, r#"{"a-b": "x"#);
+    check(ChatGlm3, "stop\n ```python\ntool_call(city='Br", r#"{"city": "Br"#);
+    let tag = "<tool_call>\n<function=get_weather>\n<parameter=";
+    check(QwenCoder, &format!("{tag}cit"), "");
+    check(QwenCoder, &format!("{tag}city>\nBr\"no\nx\n</param"), r#"{"city": "Br\"no\nx"#);
+    check(QwenCoder, &format!("{tag}days>\n1"), r#"{"days": 1"#);
+    check(
+        QwenCoder,
+        &format!("{tag}city>\na\n</parameter>\n<parameter=days>\n1"),
+        r#"{"city": "a", "days": 1"#,
+    );
 }
 
 #[test]

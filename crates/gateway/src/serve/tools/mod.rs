@@ -8,6 +8,6 @@ mod calls;
 mod grammar;
 mod prompt;
 
-pub(super) use calls::{AnswerCalls, CallRules, Piece, TextEnd};
+pub(super) use calls::{AnswerCalls, CallRules, Piece};
 pub(super) use grammar::answer_grammar;
 pub(super) use prompt::{check, conversation, declarations};
