@@ -87,6 +87,8 @@ pub(crate) async fn count_tokens(
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
-    let prompt = run_cancellable(&app, &model, held, move |model, _| model.chat_prompt(request)).await?;
+    let prompt =
+        run_cancellable(&app, &model, held, move |model, _| model.chat_prompt(conversation::stable(request)))
+            .await?;
     Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))
 }

@@ -13,6 +13,7 @@ use crate::{
     app::App,
     blocking::run_cancellable,
     body::{Body, FromBody},
+    conversation,
     error::ApiError,
 };
 
@@ -95,7 +96,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
         return Err(ApiError::bad_request("content", "content is required"));
     }
     let call = move |model: &ReadyModel, _: &Cancel| match conversation {
-        Some(request) => Ok(model.chat_prompt(request)?.tokens),
+        Some(request) => Ok(model.chat_prompt(conversation::stable(request))?.tokens),
         None => model.tokenize(&content.unwrap_or_default()),
     };
     let tokens = run_cancellable(&app, &model, held, call).await?;
@@ -117,6 +118,9 @@ pub(crate) async fn apply_template(
     let Body(mut body, held) = body;
     let request = body.conversation()?;
     let request = request.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))?;
-    let prompt = run_cancellable(&app, &body.model, held, move |model, _| model.chat_prompt(request)).await?;
+    let prompt = run_cancellable(&app, &body.model, held, move |model, _| {
+        model.chat_prompt(conversation::stable(request))
+    })
+    .await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }
