@@ -6,12 +6,11 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Beside, CallLimit, CallReading, Callable, TextEnd, ToolEvent, ToolParser, call_grammar, markers,
-    write_calls,
+    Beside, CallLimit, CallReading, Callable, TextEnd, ToolEvent, ToolParser, call_grammar, markers, write,
 };
 use crate::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
-    template::FunctionCall,
+    template::{FunctionCall, Message, Role},
     tokenizer::{GgufVocab, Specials, Tokenizer},
 };
 
@@ -27,7 +26,7 @@ const FORMATS: [ToolFormat; 8] = [
 ];
 
 /// Returns a tokenizer of single bytes and of these special tokens, the first of which ends an answer.
-fn tokenizer(special: &[&str]) -> Tokenizer {
+pub(super) fn tokenizer(special: &[&str]) -> Tokenizer {
     let mut shifted = 256;
     let byte = |byte: u8| match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -116,6 +115,13 @@ fn markers_of_lists(format: ToolFormat) -> &'static [&'static str] {
 
 fn call(name: &str, arguments: Value) -> FunctionCall {
     FunctionCall { name: name.to_owned(), arguments }
+}
+
+/// Returns calls in a format.
+pub(super) fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
+    let mut message = Message::new(Role::Assistant, String::new());
+    write::write_calls(format, calls, &mut message);
+    message.content
 }
 
 /// Returns the calls that the parser finds, and true if it finds anything else.

@@ -5,11 +5,16 @@
 //! call stays text and is reported as such. `json_calls` parses the formats with JSON objects, `pythonic` and `chatglm`
 //! those with Python calls, `qwen_coder` the one with tags; each of these files also has the rules of its format's
 //! grammar ([`call_grammar`]).
+//!
+//! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do not.
 
+mod adapt;
 mod chatglm;
 mod grammar;
 #[cfg(test)]
 mod guarantees;
+#[cfg(test)]
+mod history;
 mod json_calls;
 mod json_object;
 mod lark;
@@ -25,6 +30,7 @@ mod write;
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+pub use adapt::adapted;
 pub use grammar::{Beside, call_grammar};
 pub use lark::Callable;
 pub use reasoning::{ReasoningEvent, ReasoningParser};
