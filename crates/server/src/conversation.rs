@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use axum::{Json, response::Response};
-use narthex_gateway::{ReadyModel, request::ChatRequest};
+use narthex_gateway::{
+    ReadyModel,
+    request::{ChatRequest, Role},
+};
 use serde::Serialize;
 
 use crate::{
@@ -16,6 +19,22 @@ use crate::{
     metrics::Metrics,
     reply::{Reply, collect},
 };
+
+/// Prefix of a line that Claude Code adds before its instructions, also through proxies that speak other protocols. The
+/// line differs in each request, so that prompts would share no prefix in the KV cache.
+const BILLING_LINE: &str = "x-anthropic-billing-header:";
+
+/// Returns the request with instructions that do not differ in each request. Every request for a prompt passes through
+/// this function.
+pub(crate) fn stable(mut request: ChatRequest) -> ChatRequest {
+    for message in &mut request.messages {
+        if matches!(message.role, Role::System | Role::Developer) && message.content.contains(BILLING_LINE) {
+            let lines = message.content.split_inclusive('\n');
+            message.content = lines.filter(|line| !line.trim_start().starts_with(BILLING_LINE)).collect();
+        }
+    }
+    request
+}
 
 /// A request for the next answer of a conversation.
 pub(crate) struct Conversation {
@@ -49,7 +68,7 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let Conversation { model, request, is_streamed, mut ignored, of_reasoning } = conversation;
     let n = request.options.n;
-    let call = move |model: &ReadyModel, sink| model.chat(request, sink);
+    let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
     let events = events::start(app, &model, body, call).await?;
     if !events.reasons() {
         ignored.extend(of_reasoning);
@@ -76,4 +95,32 @@ pub(crate) async fn whole_or_streamed(
     let ran_on = events.ran_on();
     let reply = collect(events, delivery.n).await?;
     Ok(with_device_headers(&ran_on, Json(form.whole(reply))))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::request::{GenerateOptions, Message, ReasoningSettings, ToolSettings};
+
+    use super::*;
+
+    #[test]
+    fn a_line_that_changes_with_each_request_is_left_out() {
+        let check = |role: Role, text: &str, expect: &str| {
+            let request = ChatRequest {
+                messages: vec![Message::new(role, text.to_owned())],
+                tools: ToolSettings::default(),
+                reasoning: ReasoningSettings::default(),
+                options: GenerateOptions::api_defaults(),
+            };
+            assert_eq!(stable(request).messages[0].content, expect, "{role:?}");
+        };
+        let text = "x-anthropic-billing-header: cc_version=2.1; cch=0a1b2;\nYou are an agent.";
+        check(Role::System, text, "You are an agent.");
+        check(Role::Developer, text, "You are an agent.");
+        check(Role::System, "A\n x-anthropic-billing-header: cch=0a1b2;\nB\n", "A\nB\n");
+        check(Role::System, "x-anthropic-billing-header: cch=0a1b2;", "");
+        check(Role::System, "See x-anthropic-billing-header: x", "See x-anthropic-billing-header: x");
+        // What a user writes about the line stays.
+        check(Role::User, text, text);
+    }
 }

@@ -6,7 +6,7 @@ use narthex_text::{
     prompt::PromptError,
     template::{Abilities, ChatTemplate, RenderOptions, RenderedPrompt},
     tokenizer::{BoundedTokens, Bounds},
-    tools::ReasoningParser,
+    tools::{CallReading, ReasoningParser},
 };
 
 use crate::{
@@ -197,6 +197,8 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
         format: model.tool_format,
         tools: declarations,
         limit: tools.calls,
+        // An answer under a grammar has calls only where the grammar guarantees them.
+        reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
     });
     Ok(AnswerRules { grammar, calls, ..AnswerRules::default() })
 }

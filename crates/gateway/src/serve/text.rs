@@ -8,13 +8,13 @@ use narthex_text::{
     detokenize::Detokenizer,
     stop::StopStrings,
     tokenizer::Tokenizer,
-    tools::{self, ReasoningEvent, ReasoningParser},
+    tools::{self, ReasoningEvent, ReasoningParser, TextEnd},
 };
 
 use crate::serve::{
     answer_rules::AnswerRules,
     request::{FinishReason, GenerateOptions, TokenAlternative, TokenInfo, ToolCallDelta},
-    tools::{AnswerCalls, Piece, TextEnd},
+    tools::{AnswerCalls, Piece},
 };
 
 /// Part of an answer.

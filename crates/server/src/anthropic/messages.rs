@@ -88,6 +88,7 @@ pub(crate) async fn count_tokens(
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
+    let request = conversation::stable(request);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
     let prompt = run_cancellable(&app, &model, held, call).await?;
     Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))

@@ -31,10 +31,6 @@ pub(super) const FIELDS: &[&str] = &[
     "output_config",
 ];
 
-/// Prefix of the line that Claude Code adds before its instructions. The line differs in each request, so that prompts
-/// would share no prefix in the KV cache.
-const BILLING_LINE: &str = "x-anthropic-billing-header:";
-
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct MessagesBody {
     pub(super) model: String,
@@ -186,12 +182,6 @@ impl Blocks {
     }
 }
 
-/// Returns the instructions without the line that differs in each request.
-fn stable(system: &str) -> String {
-    let lines = system.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(BILLING_LINE));
-    lines.collect()
-}
-
 impl WireTurn {
     /// Appends the messages of a turn: the results of tools, then the turn's text and calls.
     fn add_to(self, messages: &mut Vec<Message>, index: usize) -> Result<(), ApiError> {
@@ -228,10 +218,8 @@ impl WireTurn {
             }
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
-            let text = texts.join("\n");
-            let text = if role == Role::System { stable(&text) } else { text };
             let reasoning_content = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
-            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, text) });
+            messages.push(Message { tool_calls, reasoning_content, ..Message::new(role, texts.join("\n")) });
         }
         Ok(())
     }
@@ -253,7 +241,7 @@ impl MessagesBody {
     pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            messages.push(Message::new(Role::System, stable(&system.into_text("system")?)));
+            messages.push(Message::new(Role::System, system.into_text("system")?));
         }
         for (index, turn) in self.messages.into_iter().enumerate() {
             turn.add_to(&mut messages, index)?;
@@ -433,20 +421,5 @@ mod tests {
         // The question itself cannot be answered without its image.
         let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
         assert!(question.into_request(&mut IgnoredParameters::default()).is_err());
-    }
-
-    #[test]
-    fn a_line_that_changes_with_each_request_is_left_out() {
-        let system = |hash: &str| {
-            let text = format!("x-anthropic-billing-header: cc_version=2.1; cch={hash};\nYou are an agent.");
-            request(json!({"system": text})).messages[0].content.clone()
-        };
-        assert_eq!(system("0a1b2"), system("ffff3"));
-        assert_eq!(system("0a1b2"), "You are an agent.");
-        let text = |text: &str| json!({"type": "text", "text": text});
-        let blocks = json!([text("x-anthropic-billing-header: cch=0a1b2;"), text("You are an agent.")]);
-        assert_eq!(request(json!({"system": blocks})).messages[0].content, "You are an agent.");
-        let turns = json!([{"role": "system", "content": blocks}, {"role": "user", "content": "Hi"}]);
-        assert_eq!(request(json!({"messages": turns})).messages[0].content, "You are an agent.");
     }
 }

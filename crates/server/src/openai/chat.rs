@@ -26,6 +26,7 @@ use super::{
 use crate::{
     app::App,
     body::{self, Body, FromBody},
+    conversation,
     device_headers::with_device_headers,
     error::ApiError,
     events,
@@ -155,7 +156,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let Body(ParsedChat { model, request, streaming, with_logprobs, mut ignored, of_reasoning }, held) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
-    let call = move |model: &ReadyModel, sink| model.chat(request, sink);
+    let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
     let events = events::start(&app, &model, held, call).await?;
     if !events.reasons() {
         ignored.extend(of_reasoning);

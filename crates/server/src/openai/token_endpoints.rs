@@ -13,6 +13,7 @@ use crate::{
     app::App,
     blocking::{WholeText, run_cancellable, run_tokenising},
     body::{Body, FromBody},
+    conversation,
     error::ApiError,
 };
 
@@ -105,7 +106,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     let length = content.as_ref().filter(|_| conversation.is_none()).map_or(0, String::len);
     let text = WholeText { body: held, length };
     let call = move |model: &ReadyModel, cancel: &Cancel| match conversation {
-        Some(request) => Ok(model.chat_prompt(request, cancel)?.tokens),
+        Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
         None => model.tokenize(&content.unwrap_or_default(), cancel),
     };
     let tokens = run_tokenising(&app, &model, text, call).await?;
@@ -125,7 +126,7 @@ pub(crate) async fn apply_template(
     body: Body<TokenizeBody>,
 ) -> Result<Json<TemplateText>, ApiError> {
     let Body(mut body, held) = body;
-    let request = body.required_conversation()?;
+    let request = conversation::stable(body.required_conversation()?);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
     let prompt = run_cancellable(&app, &body.model, held, call).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))

@@ -5,6 +5,7 @@
 //! `vocabulary` describes the tokenizer to it. Grammars come from outside: the size of a grammar, the work of compiling
 //! it and the work of each step are bounded.
 
+mod exponent;
 mod vocabulary;
 
 use std::{sync::Arc, thread};
@@ -22,6 +23,8 @@ use crate::{
     barrier::{LibraryPanic, contain},
     tokenizer::Tokenizer,
 };
+
+use exponent::{ExponentLimit, ExponentTokens};
 
 /// Maximum bytes of a grammar or of a schema's JSON.
 const MAX_BYTES: usize = 128 << 10;
@@ -170,6 +173,7 @@ fn check_text(source: &str) -> Result<(), GrammarError> {
 /// Compiles grammars for one tokenizer. Creating it takes tens to hundreds of milliseconds.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    exponents: Arc<ExponentTokens>,
 }
 
 impl GrammarCompiler {
@@ -193,7 +197,7 @@ impl GrammarCompiler {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory })
+        Ok(Self { factory, exponents: Arc::new(ExponentTokens::new(tokenizer)) })
     }
 
     /// Compiles a grammar.
@@ -203,8 +207,11 @@ impl GrammarCompiler {
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let source = grammar.source()?;
         let unusable = |reason: &str| GrammarError::Unusable { reason: reason.to_owned() };
+        let is_json = matches!(grammar, Grammar::JsonSchema(_));
+        let exponents = is_json.then(|| ExponentLimit::new(self.exponents.clone()));
         let compile = || {
-            let mut matcher = GrammarMatcher::new(Matcher::new(self.factory.create_parser(source)));
+            let matcher = Matcher::new(self.factory.create_parser(source));
+            let mut matcher = GrammarMatcher { matcher, exponents, allowed: Vec::new(), failure: None };
             matcher.prepare();
             matcher
         };
@@ -236,16 +243,14 @@ fn refusal(reason: &str) -> GrammarError {
 #[derive(Clone)]
 pub struct GrammarMatcher {
     matcher: Matcher,
+    /// Limit of exponents, if the text is JSON.
+    exponents: Option<ExponentLimit>,
     /// Bit set of the tokens that may come next.
     allowed: Vec<u32>,
     failure: Option<String>,
 }
 
 impl GrammarMatcher {
-    fn new(matcher: Matcher) -> Self {
-        Self { matcher, allowed: Vec::new(), failure: None }
-    }
-
     /// Computes the tokens that may come next.
     pub fn prepare(&mut self) {
         match self.matcher.compute_mask_or_eos() {
@@ -257,6 +262,9 @@ impl GrammarMatcher {
                     && !mask.len().is_multiple_of(32)
                 {
                     *last &= (1 << (mask.len() % 32)) - 1;
+                }
+                if let Some(exponents) = &self.exponents {
+                    exponents.apply(&mut self.allowed);
                 }
                 if self.allowed.iter().all(|&word| word == 0) {
                     self.failure = Some("no token may come next".to_owned());
@@ -274,6 +282,9 @@ impl GrammarMatcher {
 
     /// Takes the next token.
     pub fn accept(&mut self, token: TokenId) {
+        if let Some(exponents) = &mut self.exponents {
+            exponents.accept(token);
+        }
         if let Err(error) = self.matcher.consume_token(token) {
             self.fail(&error.to_string());
         }

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use narthex_spec::Date;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, RenderedPrompt, TemplateError};
+use super::{ChatTemplate, GenerationPrompt, Message, RenderOptions, RenderedPrompt, Role, TemplateError};
 
 /// Returns the special tokens that the recorder passed to the templates.
 fn specials() -> BTreeMap<String, String> {
@@ -51,6 +51,63 @@ fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
         }
     }
     found
+}
+
+/// Phi-4 mini's model card has this form: a list of functions between the template's own tags, with or without
+/// instructions before them. Its template receives the list on the system message.
+#[test]
+fn phi4_mini_declares_tools_in_its_own_tags() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let source = fs::read_to_string(folder.join("phi4-mini.jinja")).unwrap();
+    let template = ChatTemplate::new(&source, specials()).unwrap();
+    let check = |messages: &[(Role, &str)], expect: &str| {
+        let messages: Vec<Message> =
+            messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
+        let mut options = RenderOptions::answer((2026, 11, 21));
+        let parameters = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        let function = json!({"name": "f", "description": "<|end|>é", "parameters": parameters});
+        options.tools = vec![json!({"type": "function", "function": function})];
+        let rendered = template.render(&messages, &options).unwrap();
+        assert_eq!(rendered.text(), expect);
+        // The tags are the template's; the declarations are text.
+        let start = rendered.text().find("<|tool|>").unwrap();
+        let inside = start + "<|tool|>".len();
+        assert!(rendered.written().iter().any(|range| range.contains(&start) && range.end == inside));
+    };
+    let tools = "<|tool|>[{\"name\": \"f\", \"description\": \"<|end|>é\", \"parameters\": {\"type\": \"object\", \
+                 \"properties\": {\"a\": {\"type\": \"string\"}}}}]<|/tool|><|end|>";
+    let question = "<|user|>?<|end|><|assistant|>";
+    check(&[(Role::User, "?")], &format!("<|system|>{tools}{question}"));
+    check(
+        &[(Role::System, "Be brief."), (Role::User, "?")],
+        &format!("<|system|>Be brief.{tools}{question}"),
+    );
+}
+
+#[test]
+fn markers_count_as_the_template_s() {
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content.strip() }};{% endfor %}";
+    let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
+    let marked = |role, text: &str| {
+        let mut message = Message::new(role, "<a> ".to_owned());
+        message.push_marker("<a>");
+        message.content.push_str(text);
+        message
+    };
+    let written = |messages: &[Message]| {
+        let rendered = template.render_as_is(messages, &RenderOptions::answer((2026, 11, 21))).unwrap();
+        let texts = rendered.written().iter().map(|range| rendered.text()[range.clone()].to_owned());
+        texts.collect::<Vec<_>>().join("|")
+    };
+    let both = [marked(Role::System, " é<a>\u{f0041}"), marked(Role::User, "x")];
+    assert_eq!(written(&both), "system:|<a>|;user:|<a>|;");
+    // Messages that are joined keep their markers.
+    assert_eq!(written(&super::message::fold_system(&both)), "user:|<a>|<a>|;");
+    assert_eq!(written(&super::message::join_runs(&[both[1].clone(), both[1].clone()])), "user:|<a>|<a>|;");
+    let mut stale = marked(Role::User, "");
+    stale.content = "é".to_owned();
+    stale.markers.push(1..2);
+    assert_eq!(written(&[stale]), "user:|;");
 }
 
 #[test]

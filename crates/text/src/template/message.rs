@@ -1,6 +1,6 @@
 //! Messages with tool calls, and adaptations of a conversation to a template that refuses it.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, mem, ops::Range};
 
 use minijinja::ErrorKind;
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,13 @@ pub struct Message {
     /// Tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
+    /// Declarations of tools as JSON, for templates that read them from the system message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<String>,
+    /// Byte ranges of [`Self::content`] that count as written by the template, in order. [`Self::push_marker`] adds
+    /// them; they never come from a client.
+    #[serde(skip)]
+    pub markers: Vec<Range<usize>>,
 }
 
 /// A tool call in the form that templates read.
@@ -75,7 +82,41 @@ impl Message {
             tool_call_id: None,
             reasoning_content: None,
             tool_calls: Vec::new(),
+            tools: None,
+            markers: Vec::new(),
         }
+    }
+
+    /// Appends a marker, such as that of a call, to the text. It counts as written by the template.
+    pub fn push_marker(&mut self, marker: &str) {
+        let start = self.content.len();
+        self.content.push_str(marker);
+        self.markers.push(start..self.content.len());
+    }
+
+    /// Appends the text of a message after an empty line.
+    pub fn append_text(&mut self, other: &Self) {
+        if !self.content.is_empty() && !other.content.is_empty() {
+            self.content.push_str("\n\n");
+        }
+        let start = self.content.len();
+        self.content.push_str(&other.content);
+        self.markers.extend(other.markers.iter().map(|marker| start + marker.start..start + marker.end));
+    }
+
+    /// Returns the text in which markers count as the template's and the rest as the conversation's.
+    fn marked_content(&self) -> String {
+        let (mut marked, mut end) = (String::new(), 0);
+        for marker in &self.markers {
+            // Ranges that do not fit the text have no effect.
+            let parts = self.content.get(end..marker.start).zip(self.content.get(marker.clone()));
+            let Some((before, text)) = parts else { continue };
+            marked.push_str(&origin::escape(before));
+            marked.push_str(&origin::mark(text));
+            end = marker.end;
+        }
+        marked.push_str(&origin::escape(&self.content[end..]));
+        marked
     }
 
     /// Returns the message in the form that a template reads. Its texts are marked as the conversation's; its role
@@ -86,6 +127,9 @@ impl Message {
         let mut value = map_json(&serde_json::to_value(self).map_err(failed)?, &origin::escape);
         if let Some(role) = value["role"].as_str().map(origin::mark) {
             value["role"] = Value::String(role);
+        }
+        if !self.markers.is_empty() {
+            value["content"] = Value::String(self.marked_content());
         }
         Ok(value)
     }
@@ -117,21 +161,13 @@ pub(super) fn without_developer(messages: &[Message]) -> Vec<Message> {
     renamed
 }
 
-fn join(first: &str, second: &str) -> String {
-    match (first.is_empty(), second.is_empty()) {
-        (true, _) => second.to_owned(),
-        (_, true) => first.to_owned(),
-        _ => format!("{first}\n\n{second}"),
-    }
-}
-
 /// Returns the messages with runs of one role joined.
 pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     let mut joined: Vec<Message> = Vec::with_capacity(messages.len());
     for message in messages {
         match joined.last_mut() {
             Some(last) if last.role == message.role && message.role != Role::Tool => {
-                last.content = join(&last.content, &message.content);
+                last.append_text(message);
                 last.tool_calls.extend(message.tool_calls.iter().cloned());
             }
             _ => joined.push(message.clone()),
@@ -143,14 +179,18 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
 /// Returns the messages with system messages at the head of the first user message, which is created if missing.
 pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
     let is_system = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
-    let system = messages.iter().filter(is_system).fold(String::new(), |text, m| join(&text, &m.content));
+    let mut system = Message::new(Role::User, String::new());
+    messages.iter().filter(is_system).for_each(|message| system.append_text(message));
     let mut rest: Vec<Message> = messages.iter().filter(|message| !is_system(message)).cloned().collect();
-    if system.is_empty() {
+    if system.content.is_empty() {
         return rest;
     }
     match rest.iter_mut().find(|message| message.role == Role::User) {
-        Some(first) => first.content = join(&system, &first.content),
-        None => rest.insert(0, Message::new(Role::User, system)),
+        Some(first) => {
+            system.append_text(first);
+            (first.content, first.markers) = (mem::take(&mut system.content), mem::take(&mut system.markers));
+        }
+        None => rest.insert(0, system),
     }
     rest
 }

@@ -14,6 +14,7 @@ mod limits;
 mod message;
 mod origin;
 mod python;
+mod system_tools;
 
 use std::{collections::BTreeMap, sync::Arc, thread};
 
@@ -100,6 +101,8 @@ pub struct ChatTemplate {
     /// Spellings of special tokens by name, marked as the template's.
     special_tokens: BTreeMap<String, String>,
     knows_developer: bool,
+    /// Set if the template reads the tools from the system message.
+    reads_system_tools: bool,
 }
 
 /// Parts of a conversation with tools that a template renders.
@@ -120,6 +123,7 @@ impl ChatTemplate {
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
         let knows_developer = source.contains("developer");
+        let reads_system_tools = system_tools::are_read_by(&source);
         let compile = || {
             let mut env = functions::environment()?;
             env.add_template_owned(NAME, instructions::shield_literals(&source, syntax()?)?)?;
@@ -133,7 +137,7 @@ impl ChatTemplate {
         })?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
-        Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
+        Ok(Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools })
     }
 
     /// Returns the parts of a conversation with tools that the template renders, found by rendering a small
@@ -168,14 +172,19 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
-    /// consecutive messages of one role, they are joined. Any other refusal is an error with the template's message.
+    /// consecutive messages of one role, they are joined. If it reads the tools from the system message, they are added
+    /// there. Any other refusal is an error with the template's message.
     pub fn render(
         &self,
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<RenderedPrompt, TemplateError> {
-        let messages =
+        let mut messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
+        if self.reads_system_tools && !options.tools.is_empty() {
+            messages = system_tools::added(&messages, &options.tools)
+                .map_err(|error| failed(format!("{error:#}")))?;
+        }
         let first = match self.render_as_is(&messages, options) {
             Err(error @ TemplateError::Refused { .. }) => error,
             other => return other,

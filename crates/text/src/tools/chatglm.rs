@@ -3,10 +3,10 @@
 use std::mem;
 
 use super::{
-    CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
     lark::{Callable, FormatRules, names, one_of, quoted},
     overlap, push_text,
-    pythonic::{ArgumentStep, argument, keyword_rules},
+    pythonic::{ArgumentStep, argument, cut_argument, keyword_rules},
 };
 use crate::grammar::GrammarError;
 
@@ -139,7 +139,12 @@ impl CallSyntax for ChatGlmCalls {
         while self.step(events) {}
     }
 
-    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
+        if let GlmState::Arguments { is_first } = self.state
+            && end == TextEnd::Cut
+        {
+            cut_argument(&self.held, is_first, events);
+        }
         self.take(self.held.len());
         let rest = mem::take(&mut self.raw);
         match self.state {

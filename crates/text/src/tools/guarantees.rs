@@ -5,10 +5,13 @@ use narthex_spec::ToolFormat;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{CallLimit, Callable, ContentRule, ToolEvent, ToolParser, call_grammar, markers, write_calls};
+use super::{
+    CallLimit, CallReading, Callable, ContentRule, TextEnd, ToolEvent, ToolParser, call_grammar, markers,
+    write,
+};
 use crate::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
-    template::FunctionCall,
+    template::{FunctionCall, Message, Role},
     tokenizer::{GgufVocab, Specials, Tokenizer},
 };
 
@@ -24,7 +27,7 @@ const FORMATS: [ToolFormat; 8] = [
 ];
 
 /// Returns a tokenizer of single bytes and of these special tokens, the first of which ends an answer.
-fn tokenizer(special: &[&str]) -> Tokenizer {
+pub(super) fn tokenizer(special: &[&str]) -> Tokenizer {
     let mut shifted = 256;
     let byte = |byte: u8| match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -115,12 +118,20 @@ fn call(name: &str, arguments: Value) -> FunctionCall {
     FunctionCall { name: name.to_owned(), arguments }
 }
 
+/// Returns calls in a format.
+pub(super) fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
+    let mut message = Message::new(Role::Assistant, String::new());
+    write::write_calls(format, calls, &mut message);
+    message.content
+}
+
 /// Returns the calls that the parser finds, and true if it finds anything else.
 fn parsed(format: ToolFormat, schema: &Value, text: &str) -> (Vec<FunctionCall>, bool) {
     let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
-    let mut parser = ToolParser::new(format, &[tool("get-weather", schema), tool("stop", &Value::Null)]);
+    let tools = [tool("get-weather", schema), tool("stop", &Value::Null)];
+    let mut parser = ToolParser::new(format, &tools, CallReading::Exact);
     let (mut calls, mut arguments, mut has_more) = (Vec::new(), String::new(), false);
-    for event in [parser.push(text), parser.finish()].concat() {
+    for event in [parser.push(text), parser.finish(TextEnd::Complete)].concat() {
         match event {
             ToolEvent::Begin { name, .. } => calls.push(call(&name, Value::Null)),
             ToolEvent::Arguments(part) => arguments.push_str(&part),

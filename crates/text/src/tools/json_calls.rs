@@ -5,7 +5,7 @@ use std::mem;
 use narthex_spec::ToolFormat;
 
 use super::{
-    CallLimit, CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    CallLimit, CallReading, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
     json_object::{JsonObject, Progress},
     lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
     overlap, push_text,
@@ -25,6 +25,8 @@ pub(super) struct JsonCalls {
     object: JsonObject,
     /// Set if a marker opened the call.
     is_marked: bool,
+    /// Closing text of the frame around the call, if it has one.
+    frame_end: Option<&'static str>,
     is_list: bool,
     /// Set if the name precedes the object of arguments.
     is_headed: bool,
@@ -40,6 +42,8 @@ struct JsonSyntax {
     closes: &'static [&'static str],
     /// First characters of an answer that consists of calls without a marker.
     bare: &'static [char],
+    /// Texts around calls without a marker, at the start of an answer.
+    frames: &'static [(&'static str, &'static str)],
     /// Set if a name may precede an object of arguments.
     has_heads: bool,
 }
@@ -63,10 +67,21 @@ enum Step {
     Wait,
 }
 
-fn syntax(format: ToolFormat) -> JsonSyntax {
-    let plain =
-        JsonSyntax { opens: &["<tool_call>"], closes: &["</tool_call>"], bare: &[], has_heads: false };
+/// Frames that Qwen2.5-Coder writes instead of the markers of Hermes.
+const HERMES_FRAMES: &[(&str, &str)] = &[("```json", "```"), ("<tools>", "</tools>")];
+
+fn syntax(format: ToolFormat, reading: CallReading) -> JsonSyntax {
+    let plain = JsonSyntax {
+        opens: &["<tool_call>"],
+        closes: &["</tool_call>"],
+        bare: &[],
+        frames: &[],
+        has_heads: false,
+    };
     match format {
+        ToolFormat::Hermes if reading == CallReading::Lenient => {
+            JsonSyntax { bare: &['{'], frames: HERMES_FRAMES, ..plain }
+        }
         ToolFormat::LlamaJson => {
             JsonSyntax { opens: &["<|python_tag|>"], closes: &[], bare: &['{'], ..plain }
         }
@@ -91,7 +106,7 @@ pub(super) fn rules(
     limit: CallLimit,
     markers: &Markers<'_>,
 ) -> Result<FormatRules, GrammarError> {
-    let JsonSyntax { opens, closes, bare, .. } = syntax(format);
+    let JsonSyntax { opens, closes, bare, .. } = syntax(format, CallReading::Exact);
     let open = opens.first().map_or_else(String::new, |open| markers.item(open));
     let close = closes.first().map_or_else(String::new, |close| markers.item(close));
     let list = format!(r#""[" {} "]""#, repeated("object", ", ", limit));
@@ -131,15 +146,16 @@ pub(super) fn rules(
 }
 
 impl JsonCalls {
-    pub(super) fn new(format: ToolFormat, names: Vec<String>) -> Self {
+    pub(super) fn new(format: ToolFormat, names: Vec<String>, reading: CallReading) -> Self {
         Self {
-            syntax: syntax(format),
+            syntax: syntax(format, reading),
             names,
             held: String::new(),
             raw: String::new(),
             state: JsonState::Text,
             object: JsonObject::default(),
             is_marked: false,
+            frame_end: None,
             is_list: false,
             is_headed: false,
             at_start: true,
@@ -159,14 +175,22 @@ impl JsonCalls {
 
     /// Reports text up to a call. White space is withheld, since a call may follow.
     fn text(&mut self, events: &mut Vec<ToolEvent>) -> Step {
-        let JsonSyntax { opens, bare, .. } = self.syntax;
+        let JsonSyntax { opens, bare, frames, .. } = self.syntax;
         let found = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
-        let begins = self.held.trim_start().starts_with(bare) && self.at_start;
-        if begins && found.is_none_or(|(at, _)| !self.held[..at].trim().is_empty()) {
-            let before = self.held.len() - self.held.trim_start().len();
-            self.raw = self.held.drain(..before).collect();
-            self.open(false);
-            return Step::Again;
+        let first = self.held.trim_start();
+        if self.at_start && found.is_none_or(|(at, _)| !self.held[..at].trim().is_empty()) {
+            let before = self.held.len() - first.len();
+            let frame = frames.iter().find(|(open, _)| first.starts_with(open));
+            if frame.is_some() || first.starts_with(bare) {
+                let length = before + frame.map_or(0, |(open, _)| open.len());
+                self.frame_end = frame.map(|(_, end)| *end);
+                self.raw = self.held.drain(..length).collect();
+                self.open(false);
+                return Step::Again;
+            }
+            if frames.iter().any(|(open, _)| open.starts_with(first)) {
+                return Step::Wait;
+            }
         }
         let end = found.map_or(self.held.len() - overlap(&self.held, opens), |(at, _)| at);
         let end = self.held[..end].trim_end().len();
@@ -174,6 +198,7 @@ impl JsonCalls {
         push_text(self.held.drain(..end).collect(), events);
         let Some((at, length)) = found else { return Step::Wait };
         self.raw = self.held.drain(..at - end + length).collect();
+        self.frame_end = None;
         self.open(true);
         Step::Again
     }
@@ -277,7 +302,7 @@ impl JsonCalls {
     fn between(&mut self) -> Step {
         let rest = self.held.trim_start();
         let space = self.held.len() - rest.len();
-        let closes = self.syntax.closes;
+        let closes = self.frame_end.as_ref().map_or(self.syntax.closes, std::slice::from_ref);
         if rest.is_empty() {
             return Step::Wait;
         }
@@ -290,6 +315,10 @@ impl JsonCalls {
             Some(',') if self.is_list => self.state = JsonState::Envelope,
             Some(']') if self.is_list => self.is_list = false,
             Some(';') if !self.is_list => self.state = JsonState::Envelope,
+            Some('{') if self.frame_end.is_some() && !self.is_list => {
+                self.state = JsonState::Envelope;
+                return Step::Again;
+            }
             _ if closes.iter().any(|close| close.starts_with(rest)) => return Step::Wait,
             // The closing marker is missing.
             _ => {
@@ -325,7 +354,8 @@ impl CallSyntax for JsonCalls {
         while self.step(events) == Step::Again {}
     }
 
-    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+    // The characters of arguments were reported as they came, so nothing is missing if the answer was cut off.
+    fn finish(&mut self, _: TextEnd, events: &mut Vec<ToolEvent>) {
         let rest = self.held.len();
         match self.state {
             JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}

@@ -13,6 +13,22 @@ pub(super) fn parse(text: &str) -> Option<Value> {
     reader.rest.is_empty().then_some(value)
 }
 
+/// Returns the JSON of a literal that was cut off: an open string if it is a string, otherwise its text.
+pub(super) fn beginning(text: &str) -> String {
+    let text = text.trim_start();
+    match text.chars().next() {
+        Some(quote @ ('\'' | '"')) => open_string(&LiteralReader { rest: text }.characters(quote).0),
+        _ => text.trim_end().to_owned(),
+    }
+}
+
+/// Returns a text as a JSON string without its closing quote.
+pub(super) fn open_string(text: &str) -> String {
+    let mut json = Value::from(text).to_string();
+    json.pop();
+    json
+}
+
 /// Returns the length of the literal at the start of the text: up to a comma or closing parenthesis outside of it.
 /// Returns `None` if neither is there yet.
 pub(super) fn length(text: &str) -> Option<usize> {
@@ -43,7 +59,7 @@ struct LiteralReader<'a> {
     rest: &'a str,
 }
 
-impl LiteralReader<'_> {
+impl<'a> LiteralReader<'a> {
     fn skip(&mut self) {
         self.rest = self.rest.trim_start();
     }
@@ -117,32 +133,49 @@ impl LiteralReader<'_> {
         }
     }
 
-    fn string(&mut self, quote: char) -> Option<String> {
+    /// Returns the characters of the string at the start, and the text after its closing quote; `None` if the string
+    /// has no end.
+    fn characters(&self, quote: char) -> (String, Option<&'a str>) {
         let mut text = String::new();
         let mut chars = self.rest.chars();
         chars.next();
-        loop {
-            match chars.next()? {
-                c if c == quote => break,
-                '\\' => match chars.next()? {
-                    'n' => text.push('\n'),
-                    't' => text.push('\t'),
-                    'r' => text.push('\r'),
-                    'b' => text.push('\u{8}'),
-                    'f' => text.push('\u{c}'),
-                    '\n' => {}
-                    'x' => text.push(code(&mut chars, 2)?),
-                    'u' => text.push(code(&mut chars, 4)?),
-                    'U' => text.push(code(&mut chars, 8)?),
-                    c @ ('\\' | '\'' | '"') => text.push(c),
-                    other => text.extend(['\\', other]),
-                },
+        while let Some(c) = chars.next() {
+            match c {
+                c if c == quote => return (text, Some(chars.as_str())),
+                '\\' => {
+                    if escaped(&mut chars, &mut text).is_none() {
+                        break;
+                    }
+                }
                 c => text.push(c),
             }
         }
-        self.rest = chars.as_str();
+        (text, None)
+    }
+
+    fn string(&mut self, quote: char) -> Option<String> {
+        let (text, rest) = self.characters(quote);
+        self.rest = rest?;
         Some(text)
     }
+}
+
+/// Appends the character of an escape, after its backslash. Returns `None` if the escape is incomplete.
+fn escaped(chars: &mut std::str::Chars<'_>, text: &mut String) -> Option<()> {
+    match chars.next()? {
+        'n' => text.push('\n'),
+        't' => text.push('\t'),
+        'r' => text.push('\r'),
+        'b' => text.push('\u{8}'),
+        'f' => text.push('\u{c}'),
+        '\n' => {}
+        'x' => text.push(code(chars, 2)?),
+        'u' => text.push(code(chars, 4)?),
+        'U' => text.push(code(chars, 8)?),
+        c @ ('\\' | '\'' | '"') => text.push(c),
+        other => text.extend(['\\', other]),
+    }
+    Some(())
 }
 
 fn code(chars: &mut std::str::Chars<'_>, digits: usize) -> Option<char> {
@@ -168,6 +201,8 @@ mod tests {
         for bad in ["", "f(x)", "'a", "[1", "[1 2]", "{1: 2}", "1 2", &"[".repeat(1000)] {
             assert_eq!(parse(bad), None, "{bad}");
         }
+        let cut = [r"'a\'b\n\u00", r#" "it's \x"#, "", "12 ", "[1, 2", "Tru"].map(beginning);
+        assert_eq!(cut, [r#""a'b\n"#, r#""it's "#, "", "12", "[1, 2", "Tru"]);
         assert_eq!((length("'a,)', 1"), length("[1, 2])"), length("'a,")), (Some(5), Some(6), None));
     }
 }

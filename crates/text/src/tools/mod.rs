@@ -5,11 +5,16 @@
 //! call stays text and is reported as such. `json_calls` parses the formats with JSON objects, `pythonic` and `chatglm`
 //! those with Python calls, `qwen_coder` the one with tags; each of these files also has the rules of its format's
 //! grammar ([`call_grammar`]).
+//!
+//! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do not.
 
+mod adapt;
 mod chatglm;
 mod grammar;
 #[cfg(test)]
 mod guarantees;
+#[cfg(test)]
+mod history;
 mod json_calls;
 mod json_object;
 mod lark;
@@ -25,6 +30,7 @@ mod write;
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
+pub use adapt::adapted;
 pub use grammar::{ContentRule, call_grammar};
 pub use lark::Callable;
 pub use reasoning::{ReasoningEvent, ReasoningParser};
@@ -48,6 +54,15 @@ pub enum CallLimit {
     Any,
 }
 
+/// Choice of the texts that are read as calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallReading {
+    /// Only those of the format, for answers that follow a grammar.
+    Exact,
+    /// Also those that models of the format write instead, if they name a tool.
+    Lenient,
+}
+
 /// Part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolEvent {
@@ -68,13 +83,22 @@ pub enum ToolEvent {
     Malformed(String),
 }
 
+/// Reason why the text of an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextEnd {
+    /// The model or a stop string ended it.
+    Complete,
+    /// It was cut off. The arguments of a call that is not complete are reported as far as the model wrote them.
+    Cut,
+}
+
 /// Parser of one format.
 trait CallSyntax {
     /// Takes the next text.
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
 
     /// Ends the answer.
-    fn finish(&mut self, events: &mut Vec<ToolEvent>);
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>);
 }
 
 /// Divides an answer into text and tool calls.
@@ -84,7 +108,7 @@ pub struct ToolParser {
 
 impl ToolParser {
     /// Creates a parser of an answer. `tools` are the objects of OpenAI's `tools` that the model may call.
-    pub fn new(format: ToolFormat, tools: &[Value]) -> Self {
+    pub fn new(format: ToolFormat, tools: &[Value], reading: CallReading) -> Self {
         let names = tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned);
         let syntax: Box<dyn CallSyntax + Send> = match format {
             ToolFormat::Pythonic => Box::new(PythonCalls::new(names.collect())),
@@ -94,7 +118,7 @@ impl ToolParser {
             | ToolFormat::LlamaJson
             | ToolFormat::Phi4Mini
             | ToolFormat::Mistral
-            | ToolFormat::Granite => Box::new(JsonCalls::new(format, names.collect())),
+            | ToolFormat::Granite => Box::new(JsonCalls::new(format, names.collect(), reading)),
         };
         Self { syntax }
     }
@@ -107,9 +131,9 @@ impl ToolParser {
     }
 
     /// Ends the answer and returns the rest.
-    pub fn finish(&mut self) -> Vec<ToolEvent> {
+    pub fn finish(&mut self, end: TextEnd) -> Vec<ToolEvent> {
         let mut events = Vec::new();
-        self.syntax.finish(&mut events);
+        self.syntax.finish(end, &mut events);
         events
     }
 }

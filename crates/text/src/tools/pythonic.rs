@@ -5,7 +5,7 @@ use std::mem;
 use serde_json::Value;
 
 use super::{
-    CallLimit, CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
     lark::{Callable, FormatRules, names, one_of, quoted, regex},
     literal, overlap, push_arguments, push_text,
     schema::{Parameter, parameters},
@@ -82,6 +82,23 @@ pub(super) fn argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) 
     push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
     let comma = usize::from(after[length..].starts_with(','));
     ArgumentStep::Argument(space + equals + 1 + length + comma)
+}
+
+/// Reports the beginning of an argument that was cut off. `is_first` is true before the first argument.
+pub(super) fn cut_argument(text: &str, is_first: bool, events: &mut Vec<ToolEvent>) {
+    let text = text.trim_start();
+    if is_first && let Some(dictionary) = text.strip_prefix("**") {
+        push_arguments(dictionary.trim_start(), events);
+        return;
+    }
+    let (key, value) = text.split_once('=').map_or((text, None), |(key, value)| (key, Some(value)));
+    if !is_keyword(key.trim_end()) {
+        return;
+    }
+    let open = if is_first { "{" } else { ", " };
+    let key = literal::open_string(key.trim_end());
+    let value = value.map_or_else(String::new, |value| format!("\": {}", literal::beginning(value)));
+    push_arguments(&format!("{open}{key}{value}"), events);
 }
 
 /// Parses all arguments of a call as one dictionary, `**{…})`. `text` starts after the stars, which end at byte
@@ -224,9 +241,13 @@ impl PythonCalls {
         true
     }
 
+    /// Returns true if no argument of the call was parsed yet.
+    fn is_first(&self) -> bool {
+        self.raw.trim_end().ends_with('(')
+    }
+
     fn arguments(&mut self, events: &mut Vec<ToolEvent>) -> bool {
-        let is_first = self.raw.trim_end().ends_with('(');
-        match argument(&self.held, is_first, events) {
+        match argument(&self.held, self.is_first(), events) {
             ArgumentStep::Argument(length) => self.take(length),
             ArgumentStep::End(length) => {
                 self.take(length);
@@ -267,7 +288,10 @@ impl CallSyntax for PythonCalls {
         while self.step(events) {}
     }
 
-    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
+        if self.state == PythonState::Arguments && end == TextEnd::Cut {
+            cut_argument(&self.held, self.is_first(), events);
+        }
         self.take(self.held.len());
         let rest = mem::take(&mut self.raw);
         match self.state {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, mem};
 use serde_json::Value;
 
 use super::{
-    CallLimit, CallSyntax, MAX_CALL, ToolEvent,
+    CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent,
     lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
     literal, overlap, push_arguments, push_text,
     schema::{ValueKinds, parameters},
@@ -244,6 +244,21 @@ impl QwenCoderCalls {
         value.unwrap_or_else(|| text.into())
     }
 
+    /// Reports the beginning of a parameter that was cut off.
+    fn cut_parameter(&self, events: &mut Vec<ToolEvent>) {
+        let Tag::Named(key, length) = tag(&self.held, PARAMETER) else { return };
+        let after = &self.held[length..];
+        let text = after.strip_prefix('\n').unwrap_or(after);
+        let text = &text[..text.len() - overlap(text, &[END_PARAMETER])];
+        let schema = self.schemas.get(&(self.function.clone(), key.clone())).unwrap_or(&Value::Null);
+        let value = match ValueKinds::of(schema) {
+            ValueKinds::Others => literal::beginning(text),
+            ValueKinds::Strings | ValueKinds::Mixed => literal::open_string(text),
+        };
+        let open = if self.is_first { "{" } else { ", " };
+        push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
+    }
+
     fn fail(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         events.push(ToolEvent::Malformed(mem::take(&mut self.raw)));
         self.state = TagState::Text;
@@ -278,7 +293,10 @@ impl CallSyntax for QwenCoderCalls {
         while self.step(events) {}
     }
 
-    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
+        if self.state == TagState::Parameter && end == TextEnd::Cut {
+            self.cut_parameter(events);
+        }
         self.take(self.held.len());
         let rest = mem::take(&mut self.raw);
         match self.state {

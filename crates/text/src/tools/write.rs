@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use narthex_spec::ToolFormat;
 use serde_json::Value;
 
-use crate::template::FunctionCall;
+use crate::template::{FunctionCall, Message};
 
 /// Notation of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,32 +16,56 @@ enum Notation {
     Python,
 }
 
-/// Returns calls in the format of a model. ChatGLM3's format has one call; others follow it as text.
-pub fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
+/// Appends calls in the format of a model to a message's text. The markers around them count as written by the template,
+/// since its own calls would have them. ChatGLM3's format has one call; others follow it as text.
+pub fn write_calls(format: ToolFormat, calls: &[FunctionCall], message: &mut Message) {
+    let object = |key: &str, call: &FunctionCall| {
+        format!("{{\"name\": {}, \"{key}\": {}}}", Value::from(&*call.name), json_text(&call.arguments))
+    };
     let joined = |separator: &str, write: &dyn Fn(&FunctionCall) -> String| {
         calls.iter().map(write).collect::<Vec<_>>().join(separator)
     };
-    let object = |key: &'static str| {
-        move |call: &FunctionCall| {
-            format!("{{\"name\": {}, \"{key}\": {}}}", Value::from(&*call.name), json_text(&call.arguments))
-        }
-    };
-    let list = || joined(", ", &object("arguments"));
+    let list = || format!("[{}]", joined(", ", &|call| object("arguments", call)));
     match format {
         ToolFormat::Hermes => {
-            joined("\n", &|call| format!("<tool_call>\n{}\n</tool_call>", object("arguments")(call)))
+            write_tagged(calls, message, &|call| format!("\n{}\n", object("arguments", call)));
         }
-        ToolFormat::LlamaJson => joined("; ", &object("parameters")),
-        ToolFormat::Phi4Mini => format!("<|tool_call|>[{}]<|/tool_call|>", list()),
-        ToolFormat::Mistral => format!("[TOOL_CALLS][{}]", list()),
-        ToolFormat::Granite => format!("<|tool_call|>[{}]", list()),
+        ToolFormat::QwenCoder => write_tagged(calls, message, &parameters),
+        ToolFormat::LlamaJson => {
+            message.content.push_str(&joined("; ", &|call| object("parameters", call)));
+        }
+        ToolFormat::Phi4Mini => {
+            message.push_marker("<|tool_call|>");
+            message.content.push_str(&list());
+            message.push_marker("<|/tool_call|>");
+        }
+        ToolFormat::Mistral => {
+            message.push_marker("[TOOL_CALLS]");
+            message.content.push_str(&list());
+        }
+        ToolFormat::Granite => {
+            message.push_marker("<|tool_call|>");
+            message.content.push_str(&list());
+        }
         ToolFormat::Pythonic => {
-            format!("[{}]", joined(", ", &|call| format!("{}({})", call.name, keywords(&call.arguments))))
+            let call = |call: &FunctionCall| format!("{}({})", call.name, keywords(&call.arguments));
+            message.content.push_str(&format!("[{}]", joined(", ", &call)));
         }
-        ToolFormat::ChatGlm3 => joined("\n", &|call| {
+        ToolFormat::ChatGlm3 => message.content.push_str(&joined("\n", &|call| {
             format!("{}\n ```python\ntool_call({})\n```", call.name, keywords(&call.arguments))
-        }),
-        ToolFormat::QwenCoder => joined("\n", &tagged),
+        })),
+    }
+}
+
+/// Appends calls, each between tags.
+fn write_tagged(calls: &[FunctionCall], message: &mut Message, write: &dyn Fn(&FunctionCall) -> String) {
+    for (index, call) in calls.iter().enumerate() {
+        if index > 0 {
+            message.content.push('\n');
+        }
+        message.push_marker("<tool_call>");
+        message.content.push_str(&write(call));
+        message.push_marker("</tool_call>");
     }
 }
 
@@ -75,13 +99,14 @@ fn keywords(arguments: &Value) -> String {
     text
 }
 
-fn tagged(call: &FunctionCall) -> String {
-    let mut text = format!("<tool_call>\n<function={}>\n", call.name);
+/// Returns a call with a tag for each parameter.
+fn parameters(call: &FunctionCall) -> String {
+    let mut text = format!("\n<function={}>\n", call.name);
     for (name, value) in call.arguments.as_object().into_iter().flatten() {
         let value = value.as_str().map_or_else(|| json_text(value), str::to_owned);
         let _ = write!(text, "<parameter={name}>\n{value}\n</parameter>\n");
     }
-    text + "</function>\n</tool_call>"
+    text + "</function>\n"
 }
 
 /// Writes a value. The recursion is limited by the depth that `serde_json` reads.

@@ -2,13 +2,14 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
+    mem,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use narthex_spec::ToolFormat;
 use narthex_text::{
     tokenizer::Tokenizer,
-    tools::{self, ToolEvent, ToolParser},
+    tools::{self, CallReading, TextEnd, ToolEvent, ToolParser},
 };
 use serde_json::Value;
 
@@ -23,6 +24,8 @@ pub(in crate::serve) struct CallRules {
     pub(in crate::serve) tools: Vec<Value>,
     /// Number of calls.
     pub(in crate::serve) limit: CallLimit,
+    /// Texts that are read as calls.
+    pub(in crate::serve) reading: CallReading,
 }
 
 /// Part of an answer.
@@ -32,15 +35,6 @@ pub(in crate::serve) enum Piece {
     Text(String),
     /// Part of a call.
     Call(ToolCallDelta),
-}
-
-/// Reason why the text of an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) enum TextEnd {
-    /// The model or a stop string ended it.
-    Complete,
-    /// It was cut off.
-    Cut,
 }
 
 /// Divides an answer into text and calls. The text of a malformed call stays in the answer.
@@ -62,7 +56,7 @@ impl AnswerCalls {
         let markers = tools::markers(rules.format);
         let specials = tokenizer.special_tokens().iter().map(|token| token.text.clone());
         Self {
-            parser: ToolParser::new(rules.format, &rules.tools),
+            parser: ToolParser::new(rules.format, &rules.tools, rules.reading),
             limit: rules.limit,
             hidden: specials.filter(|text| markers.contains(&text.as_str())).collect(),
             begun: 0,
@@ -102,9 +96,17 @@ impl AnswerCalls {
         if self.is_exhausted() {
             return Vec::new();
         }
-        let is_cut = end == TextEnd::Cut && self.is_open;
-        let mut events = self.parser.finish();
-        events.retain(|event| !(is_cut && matches!(event, ToolEvent::Malformed(_))));
+        let is_open = self.is_open;
+        let mut events = self.parser.finish(end);
+        if end == TextEnd::Cut {
+            // A call that was cut off is not malformed. Its text is needed only if the client has none of the call.
+            events.retain(|event| !(is_open && matches!(event, ToolEvent::Malformed(_))));
+            for event in &mut events {
+                if let ToolEvent::Malformed(text) = event {
+                    *event = ToolEvent::Text(mem::take(text));
+                }
+            }
+        }
         self.pieces(events)
     }
 
@@ -182,7 +184,7 @@ mod tests {
     fn calls(format: ToolFormat, limit: CallLimit) -> AnswerCalls {
         let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
         let tokenizer = tokenizer(&["[TOOL_CALLS]"]);
-        AnswerCalls::new(&CallRules { format, tools, limit }, &tokenizer)
+        AnswerCalls::new(&CallRules { format, tools, limit, reading: CallReading::Lenient }, &tokenizer)
     }
 
     /// Returns the text and each call's name and arguments.
@@ -226,5 +228,12 @@ mod tests {
         let begun: &[(&str, &str)] = &[("f", r#"{"x": "a"#)];
         check(ToolFormat::Hermes, Any, open, Cut, ("", begun, [0, 0]));
         check(ToolFormat::Hermes, Any, open, Complete, (open, begun, [0, 1]));
+        check(ToolFormat::Pythonic, Any, "[f(x='a", Cut, ("", begun, [0, 0]));
+        check(ToolFormat::ChatGlm3, Any, "f\n```python\ntool_call(x='a", Cut, ("", begun, [0, 0]));
+        let tagged = "<tool_call>\n<function=f>\n<parameter=x>\na\n</par";
+        check(ToolFormat::QwenCoder, Any, tagged, Cut, ("", begun, [0, 0]));
+        // Nothing of a call whose name is incomplete is reported as one.
+        let nameless = "<tool_call>{\"name\": \"";
+        check(ToolFormat::Hermes, Any, nameless, Cut, (nameless, &[], [0, 0]));
     }
 }

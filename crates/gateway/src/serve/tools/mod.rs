@@ -1,13 +1,13 @@
 //! Tools of a request: their prompt, the grammar that guarantees calls, and the calls in an answer.
 //!
-//! `narthex-text` has the formats and their parsers. Templates with support for tools receive the tools and the calls
-//! unchanged. For other models, `prompt` writes them as text. `grammar` guarantees that calls are valid, and `calls`
+//! `narthex-text` has the formats, their parsers and their writers. Templates with support for tools receive the tools and
+//! the calls unchanged. For other models, `prompt` has them written as text. `grammar` guarantees that calls are valid, and `calls`
 //! finds them in the text of an answer.
 
 mod calls;
 mod grammar;
 mod prompt;
 
-pub(super) use calls::{AnswerCalls, CallRules, Piece, TextEnd};
+pub(super) use calls::{AnswerCalls, CallRules, Piece};
 pub(super) use grammar::answer_grammar;
 pub(super) use prompt::{check, conversation, declarations};

@@ -6,7 +6,7 @@ use narthex_catalog::resolve::excerpt;
 use narthex_spec::ToolFormat;
 use narthex_text::{
     template::{Abilities, FunctionCall, Message, Role},
-    tools::{json_text, write_calls},
+    tools::{self, json_text, write_calls},
 };
 use serde_json::{Value, json};
 
@@ -61,86 +61,45 @@ pub(in crate::serve) fn declarations(settings: &ToolSettings) -> Vec<Value> {
 }
 
 /// Converts the parts of a conversation that its template does not support to text: the tools to a system message,
-/// calls and results to the content of messages. `tools` remain only if the template writes them.
+/// calls and results to the content of messages. The declarations remain only if the template writes them.
 pub(in crate::serve) fn conversation(
     messages: Vec<Message>,
-    tools: &mut Vec<Value>,
+    declarations: &mut Vec<Value>,
     choice: &ToolChoice,
     format: ToolFormat,
     abilities: Abilities,
 ) -> Vec<Message> {
-    let adapt = |message| adapted(message, format, abilities);
-    let mut messages: Vec<Message> = messages.into_iter().map(adapt).collect();
-    if tools.is_empty() || abilities.tools {
+    let mut messages = tools::adapted(messages, format, abilities);
+    if declarations.is_empty() || abilities.tools {
         return messages;
     }
-    let instructions = instructions(&mem::take(tools), choice, format);
+    let instructions = instructions(&mem::take(declarations), choice, format);
     match messages.first_mut().filter(|first| matches!(first.role, Role::System | Role::Developer)) {
-        Some(first) => {
-            first.content.push_str("\n\n");
-            first.content.push_str(&instructions);
-        }
-        None => messages.insert(0, Message::new(Role::System, instructions)),
+        Some(first) => first.append_text(&instructions),
+        None => messages.insert(0, instructions),
     }
     messages
 }
 
-fn instructions(tools: &[Value], choice: &ToolChoice, format: ToolFormat) -> String {
+/// Returns a system message that declares the tools and describes the format of calls.
+fn instructions(tools: &[Value], choice: &ToolChoice, format: ToolFormat) -> Message {
     let mut text =
         "# Tools\n\nYou may call one or more functions. These are their signatures:\n<tools>\n".to_owned();
     for tool in tools {
         let _ = writeln!(text, "{}", json_text(tool));
     }
     let example = FunctionCall { name: "FUNCTION".to_owned(), arguments: json!({"ARGUMENT": "VALUE"}) };
-    let example = write_calls(format, &[example]);
-    let _ =
-        write!(text, "</tools>\n\nTo call a function, write its name and arguments in this form:\n{example}");
+    text.push_str("</tools>\n\nTo call a function, write its name and arguments in this form:\n");
+    let mut message = Message::new(Role::System, text);
+    write_calls(format, &[example], &mut message);
     match choice {
-        ToolChoice::Required => text.push_str("\n\nYou must call a function now."),
+        ToolChoice::Required => message.content.push_str("\n\nYou must call a function now."),
         ToolChoice::Function(name) => {
-            let _ = write!(text, "\n\nYou must call the function {name} now.");
+            let _ = write!(message.content, "\n\nYou must call the function {name} now.");
         }
         ToolChoice::None | ToolChoice::Auto => {}
     }
-    text
-}
-
-fn adapted(mut message: Message, format: ToolFormat, abilities: Abilities) -> Message {
-    if !abilities.calls && !message.tool_calls.is_empty() {
-        let calls: Vec<FunctionCall> =
-            mem::take(&mut message.tool_calls).into_iter().map(|call| call.function).collect();
-        if !message.content.is_empty() {
-            message.content.push('\n');
-        }
-        message.content.push_str(&write_calls(format, &calls));
-    }
-    if !abilities.results && message.role == Role::Tool {
-        let content = format!("<tool_response>\n{}\n</tool_response>", message.content);
-        message = Message::new(Role::User, content);
-    }
-    if format == ToolFormat::Mistral {
-        let ids = message.tool_calls.iter_mut().map(|call| &mut call.id).chain([&mut message.tool_call_id]);
-        ids.for_each(|id| *id = id.as_deref().map(short_id));
-        // A call without an id belongs to the result that follows it.
-        message.tool_calls.iter_mut().for_each(|call| _ = call.id.get_or_insert_with(|| short_id("")));
-        if message.role == Role::Tool {
-            message.tool_call_id.get_or_insert_with(|| short_id(""));
-        }
-    }
     message
-}
-
-/// Returns the id in the form that Mistral's templates require: nine letters and digits.
-fn short_id(id: &str) -> String {
-    const LENGTH: usize = 9;
-    if id.len() == LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-        return id.to_owned();
-    }
-    // FNV-1a: equal ids must stay equal between requests.
-    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    format!("{hash:016x}")[..LENGTH].to_owned()
 }
 
 #[cfg(test)]
@@ -200,7 +159,6 @@ mod tests {
         let (call, result) = (told[1].tool_calls[0].id.clone(), told[2].tool_call_id.clone());
         assert_eq!(call, result);
         assert!(call.is_some_and(|id| id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
-        assert_eq!(short_id("abcdefgh9"), "abcdefgh9");
     }
 
     #[test]
