@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use narthex_text::tokenizer::{Bounds, Encoded, Pair};
+use narthex_text::tokenizer::{BoundedTokens, Bounds, Pair};
 
 use crate::{
     cancel::Cancel,
@@ -38,7 +38,7 @@ pub(crate) fn answer(
     let tokenizer = &model.package.tokenizer;
     let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
     // The question is in every window. The context is divided into windows, so all of its tokens are needed.
-    if let Encoded::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
+    if let BoundedTokens::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
         let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
         return Err(Error::invalid("question", message));
     }

@@ -63,7 +63,7 @@ fn phi4_mini_declares_tools_in_its_own_tags() {
     let check = |messages: &[(Role, &str)], expect: &str| {
         let messages: Vec<Message> =
             messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
-        let mut options = RenderOptions::answer((2026, 11, 21));
+        let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
         let parameters = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let function = json!({"name": "f", "description": "<|end|>é", "parameters": parameters});
         options.tools = vec![json!({"type": "function", "function": function})];
@@ -95,7 +95,9 @@ fn markers_count_as_the_template_s() {
         message
     };
     let written = |messages: &[Message]| {
-        let rendered = template.render_as_is(messages, &RenderOptions::answer((2026, 11, 21))).unwrap();
+        let rendered = template
+            .render_as_is(messages, &RenderOptions::answer(Date { year: 2026, month: 11, day: 21 }))
+            .unwrap();
         let texts = rendered.written().iter().map(|range| rendered.text()[range.clone()].to_owned());
         texts.collect::<Vec<_>>().join("|")
     };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::ToolFormat;
+use narthex_spec::{Date, ToolFormat};
 use serde_json::json;
 
 use super::{
@@ -60,7 +60,7 @@ fn tokens(
 ) -> Vec<u32> {
     let abilities = template.abilities();
     let messages = adapted(messages.to_vec(), format, abilities);
-    let mut options = RenderOptions::answer((2026, 11, 21));
+    let mut options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
     if abilities.tools {
         options.tools = tools();
     }
