@@ -1,6 +1,7 @@
 //! The entry point of the library: a [`Gateway`] holds the store, the catalogue and the models in memory.
 
 mod library;
+mod models_in_memory;
 mod ready_model;
 mod running_servers;
 
@@ -36,7 +37,7 @@ use crate::{
         residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
-    report::{memory::MemoryReport, models::ModelStatus},
+    report::models::ModelStatus,
     rights::{AutoPull, Rights},
     serve::{
         generation::Generation,
@@ -221,19 +222,6 @@ impl Gateway {
         }
     }
 
-    /// Returns the status of every model that was requested since the gateway was opened.
-    pub fn status(&self) -> Vec<ModelStatus> {
-        self.models.drop_stale();
-        let mut status = self.models.status();
-        status.retain(|model| self.rights.allows(&model.name));
-        status
-    }
-
-    /// Measures the memory of this process and of the machine.
-    pub fn memory(&self) -> MemoryReport {
-        MemoryReport::measure(&self.models.status())
-    }
-
     /// Refuses new requests. Running generations finish or end, depending on `drain`.
     pub fn shutdown(&self, drain: Drain) {
         self.closing.cancel();
@@ -262,13 +250,6 @@ impl Gateway {
             Claim::Wait => {}
         }
         Ok(LoadStart::Pending(PendingLoad::new(self.models.clone(), key)))
-    }
-
-    /// Removes a model that a request names from the memory. Requests that already use it continue with it.
-    pub fn unload(&self, model: &str) -> Result<(), Error> {
-        let RequestedModel { key, .. } = self.requested(model)?;
-        self.models.evict(&key);
-        Ok(())
     }
 
     pub(crate) fn library(&self) -> &Library {
