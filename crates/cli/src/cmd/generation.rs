@@ -78,7 +78,7 @@ pub(super) fn print(
                     output::note("The tool calls were cut; --max-tokens allows more.");
                 }
                 // The text has a call that is malformed.
-                if reason != FinishReason::ToolCalls {
+                if !matches!(reason, FinishReason::ToolCalls | FinishReason::MixedCalls) {
                     calls.clear();
                 }
             }

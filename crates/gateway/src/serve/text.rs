@@ -204,10 +204,51 @@ impl ChoiceText {
         let rest = calls.finish(end);
         let (complete, malformed) = (calls.complete(), calls.malformed());
         parts.extend(self.parts(rest));
-        match reason {
-            _ if is_whole && complete > 0 => FinishReason::ToolCalls,
-            _ if is_whole && malformed > 0 => FinishReason::MalformedCall,
-            reason => reason,
+        match (complete > 0, malformed > 0) {
+            _ if !is_whole => reason,
+            (true, false) => FinishReason::ToolCalls,
+            (true, true) => FinishReason::MixedCalls,
+            (false, true) => FinishReason::MalformedCall,
+            (false, false) => reason,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::ToolFormat;
+    use narthex_text::{
+        tokenizer::{GgufVocab, Specials},
+        tools::{CallLimit, CallReading},
+    };
+    use serde_json::json;
+
+    use super::*;
+    use crate::serve::tools::CallRules;
+
+    #[test]
+    fn the_end_names_complete_and_malformed_calls() {
+        let tokens = (' '..='~').map(|char| if char == ' ' { "Ġ".to_owned() } else { char.to_string() });
+        let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+        let vocab = GgufVocab { model, pre, tokens: tokens.collect(), ..GgufVocab::default() };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
+        let (format, limit, reading) = (ToolFormat::Hermes, CallLimit::Any, CallReading::Lenient);
+        let calls = Some(CallRules { format, tools, limit, reading });
+        let rules = AnswerRules { calls, ..AnswerRules::default() };
+        let check = |answer: &str, end, expect| {
+            let mut text = ChoiceText::new(&tokenizer, &GenerateOptions::api_defaults(), &rules);
+            for token in tokenizer.encode(answer, Specials::AsText).unwrap() {
+                text.push(&TokenEvent { token, logprob: None, top: &[] });
+            }
+            assert_eq!(text.finish(end).1, expect, "{answer}");
+        };
+        let (good, bad) = ("<tool_call>{\"name\": \"f\"}</tool_call>", "<tool_call>f()</tool_call>");
+        check("Hi", FinishReason::Stop, FinishReason::Stop);
+        check(good, FinishReason::Stop, FinishReason::ToolCalls);
+        check(bad, FinishReason::Stop, FinishReason::MalformedCall);
+        check(&format!("{good}{bad}"), FinishReason::Stop, FinishReason::MixedCalls);
+        check(&format!("{bad}{good}"), FinishReason::Stop, FinishReason::MixedCalls);
+        check(&format!("{good}{bad}"), FinishReason::Length, FinishReason::Length);
     }
 }

@@ -53,7 +53,7 @@ impl MessageEnd {
             Some(FinishReason::StopString { index }) => stops.get(index).cloned(),
             _ => None,
         };
-        let is_malformed = reason == Some(FinishReason::MalformedCall);
+        let is_malformed = matches!(reason, Some(FinishReason::MalformedCall | FinishReason::MixedCalls));
         Self {
             stop_reason: reason.map(StopReason::from),
             stop_sequence,
@@ -155,7 +155,7 @@ impl From<FinishReason> for StopReason {
         match reason {
             FinishReason::Stop | FinishReason::MalformedCall => Self::EndTurn,
             FinishReason::StopString { .. } => Self::StopSequence,
-            FinishReason::ToolCalls => Self::ToolUse,
+            FinishReason::ToolCalls | FinishReason::MixedCalls => Self::ToolUse,
             FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
         }
     }
@@ -236,5 +236,7 @@ mod tests {
         let details = json!({"type": "malformed_tool_call"});
         let malformed = json!({"stop_reason": "end_turn", "stop_sequence": null, "stop_details": details});
         check(FinishReason::MalformedCall, malformed);
+        let mixed = json!({"stop_reason": "tool_use", "stop_sequence": null, "stop_details": details});
+        check(FinishReason::MixedCalls, mixed);
     }
 }

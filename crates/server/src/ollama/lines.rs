@@ -88,7 +88,7 @@ impl AnswerEnd {
         Self {
             done_reason: match reason {
                 Some(FinishReason::Length | FinishReason::Cancelled) => "length",
-                Some(FinishReason::MalformedCall) => "malformed_tool_call",
+                Some(FinishReason::MalformedCall | FinishReason::MixedCalls) => "malformed_tool_call",
                 _ => "stop",
             },
             device: Some(device),
@@ -326,5 +326,6 @@ mod tests {
         check(FinishReason::StopString { index: 0 }, "stop");
         check(FinishReason::Length, "length");
         check(FinishReason::MalformedCall, "malformed_tool_call");
+        check(FinishReason::MixedCalls, "malformed_tool_call");
     }
 }

@@ -217,7 +217,7 @@ fn message(choice: &Choice) -> Value {
 /// because `finish_reason` has no value for this case.
 fn add_finish(choice: &mut Value, finish: Option<FinishReason>) {
     choice["finish_reason"] = finish.map(finish_reason).into();
-    if finish == Some(FinishReason::MalformedCall) {
+    if matches!(finish, Some(FinishReason::MalformedCall | FinishReason::MixedCalls)) {
         choice["stop_reason"] = "malformed_tool_call".into();
     }
 }

@@ -84,7 +84,7 @@ pub(crate) fn new_id(prefix: &str) -> String {
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop | FinishReason::StopString { .. } | FinishReason::MalformedCall => "stop",
-        FinishReason::ToolCalls => "tool_calls",
+        FinishReason::ToolCalls | FinishReason::MixedCalls => "tool_calls",
         FinishReason::Length | FinishReason::Cancelled => "length",
     }
 }

@@ -291,6 +291,8 @@ pub enum FinishReason {
     },
     /// The answer ends with tool calls.
     ToolCalls,
+    /// The answer ends with tool calls; another one is malformed, and in its text.
+    MixedCalls,
     /// The answer ended with a malformed tool call, which is in its text.
     MalformedCall,
     /// `max_tokens` was reached, or the context is full.

@@ -293,7 +293,7 @@ impl ResponseObject {
         let ResponseEnd { reason, summary, timings } = end;
         let is_cut = matches!(reason, Some(FinishReason::Length | FinishReason::Cancelled));
         let incomplete = match reason {
-            Some(FinishReason::MalformedCall) => Some("malformed_tool_call"),
+            Some(FinishReason::MalformedCall | FinishReason::MixedCalls) => Some("malformed_tool_call"),
             _ => is_cut.then_some("max_output_tokens"),
         };
         let usage = ResponseUsage {
@@ -405,5 +405,6 @@ mod tests {
         check(FinishReason::Stop, "completed", Value::Null);
         check(FinishReason::Length, "incomplete", json!({"reason": "max_output_tokens"}));
         check(FinishReason::MalformedCall, "completed", json!({"reason": "malformed_tool_call"}));
+        check(FinishReason::MixedCalls, "completed", json!({"reason": "malformed_tool_call"}));
     }
 }
