@@ -41,8 +41,9 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
+/// Returns the words of a text. An identifier such as `is_none` is one word.
 fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
 #[cfg(test)]
@@ -80,6 +81,14 @@ mod tests {
         check_text("#[error(\"must be mended\")] struct A;", &["mended"]);
         check_text("fn f() { println!(\"{}\", g(\"told\", 'x')) }", &["told"]);
         check_text("fn f() { g(\"untold\"); /* told */ }", &[]);
+    }
+
+    #[test]
+    fn identifiers_are_single_words() {
+        check_text(
+            "struct A {\n    #[serde(skip_serializing_if = \"Option::is_none\")]\n    a: Option<u8> }",
+            &[],
+        );
     }
 
     #[test]

@@ -184,7 +184,7 @@ impl PendingStore {
     /// Stores the response.
     pub(super) fn store(self, response: &ResponseObject) {
         let Self { store, owner, mut turns } = self;
-        let messages: Vec<Message> = response.messages().collect();
+        let messages = response.messages();
         turns.push(Arc::new(Turn { charge: store.charge(memory(&messages)), messages }));
         let json = serde_json::to_vec(response).unwrap_or_default();
         // The items take about as much as their JSON.
