@@ -51,7 +51,8 @@ fn wrapped_line(line: &str, width: usize) -> String {
 fn continuation_indent(line: &str, width: usize) -> usize {
     let leading = line.len() - line.trim_start_matches(' ').len();
     let gaps = line.match_indices("  ").map(|(at, _)| at + line[at..].len() - line[at..].trim_start().len());
-    let columns = gaps.map(|at| measure_text_width(&line[..at])).filter(|&at| at > leading && at <= width / 2);
+    let columns =
+        gaps.map(|at| measure_text_width(&line[..at])).filter(|&at| at > leading && at <= width / 2);
     columns.last().unwrap_or(leading + 2)
 }
 
@@ -69,7 +70,10 @@ mod tests {
         check("note    its text is too long", "note    its text is too\n        long");
         check("ok  a  its text is too long for it", "ok  a  its text is too\n       long for it");
         // Parts of a summary stay whole.
-        check("tiny on cpu · first token 13 ms · 5 tokens", "tiny on cpu ·\n  first token 13 ms ·\n  5 tokens");
+        check(
+            "tiny on cpu · first token 13 ms · 5 tokens",
+            "tiny on cpu ·\n  first token 13 ms ·\n  5 tokens",
+        );
         check("wrote /a/path/that/is/longer/than/this", "wrote\n  /a/path/that/is/longer/than/this");
         check("\x1b[1merror:\x1b[0m of these four words", "\x1b[1merror:\x1b[0m of these four\n  words");
     }
