@@ -99,7 +99,13 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// Prints clap's message: help and version to standard output, the rest to standard error.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    // A closed pipe is not an error of `--help`.
-    let _ = error.print();
-    if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS }
+    if !error.use_stderr() {
+        // A closed pipe is not an error of `--help`.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render();
+    let text = if console::colors_enabled_stderr() { text.ansi().to_string() } else { text.to_string() };
+    output::note(text.trim_end());
+    ExitCode::from(2)
 }

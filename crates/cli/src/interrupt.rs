@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, stdin},
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -17,7 +17,7 @@ use narthex_gateway::Cancel;
 use tokio::sync::oneshot;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
-static COUNT: AtomicU8 = AtomicU8::new(0);
+static SIGNALS: SignalCount = SignalCount::new();
 /// Set while a command waits for input, which cannot be cancelled.
 static WAITING: AtomicBool = AtomicBool::new(false);
 /// Set while a server runs, which finishes its answers after a signal.
@@ -28,6 +28,41 @@ const GRACE: Duration = Duration::from_millis(900);
 
 /// Set while a program runs in the foreground, which receives Ctrl-C itself.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Number of signals, and how many of them are done with.
+struct SignalCount {
+    received: AtomicU64,
+    taken: AtomicU64,
+}
+
+impl SignalCount {
+    const fn new() -> Self {
+        Self { received: AtomicU64::new(0), taken: AtomicU64::new(0) }
+    }
+
+    /// Counts a signal. Returns its number if it is the first one of a job.
+    fn receive(&self) -> Option<u64> {
+        let before = self.received.fetch_add(1, Ordering::Relaxed);
+        (before == self.taken.load(Ordering::Relaxed)).then_some(before + 1)
+    }
+
+    /// Ends the job of the signals so far. Returns true if there was one.
+    fn take(&self) -> bool {
+        let received = self.received.load(Ordering::Relaxed);
+        self.taken.swap(received, Ordering::Relaxed) < received
+    }
+
+    /// Returns true if there was a signal for the running job.
+    fn is_pending(&self) -> bool {
+        self.received.load(Ordering::Relaxed) > self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the job that received the signal with this number still runs. A later job may have received
+    /// one of its own since.
+    fn is_overdue(&self, number: u64) -> bool {
+        self.taken.load(Ordering::Relaxed) < number
+    }
+}
 
 /// Disables the handling of Ctrl-C while a program runs in the foreground, which receives the signal itself.
 pub(crate) fn leave_to_child() {
@@ -47,22 +82,22 @@ pub(crate) fn install() {
         if IN_CHILD.load(Ordering::Relaxed) {
             return;
         }
-        if COUNT.fetch_add(1, Ordering::Relaxed) > 0 || WAITING.load(Ordering::Relaxed) {
-            exit_at_once();
-        }
+        let Some(number) = SIGNALS.receive().filter(|_| !WAITING.load(Ordering::Relaxed)) else {
+            exit_at_once()
+        };
         flag.cancel();
         // If the thread cannot be started, a second signal still ends the process.
-        let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(end_after_grace);
+        let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(move || end_after_grace(number));
     });
     if let Err(error) = installed {
         tracing::warn!(%error, "Ctrl-C will end the process at once");
     }
 }
 
-/// Ends the process if the interrupted job still runs after [`GRACE`].
-fn end_after_grace() {
+/// Ends the process if the job that this signal interrupted still runs after [`GRACE`].
+fn end_after_grace(number: u64) {
     thread::sleep(GRACE);
-    if pressed() && !SERVING.load(Ordering::Relaxed) {
+    if SIGNALS.is_overdue(number) && !SERVING.load(Ordering::Relaxed) {
         exit_at_once();
     }
 }
@@ -118,12 +153,12 @@ pub(crate) fn lines() -> anyhow::Result<Vec<String>> {
 
 /// Resets a Ctrl-C that stopped one answer, so that the conversation continues. Returns true if there was one.
 pub(crate) fn take() -> bool {
-    COUNT.swap(0, Ordering::Relaxed) > 0
+    SIGNALS.take()
 }
 
 /// Returns true if Ctrl-C was pressed.
 pub(crate) fn pressed() -> bool {
-    COUNT.load(Ordering::Relaxed) > 0
+    SIGNALS.is_pending()
 }
 
 #[cfg(test)]
@@ -134,6 +169,21 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_signal_concerns_the_job_that_received_it() {
+        let signals = SignalCount::new();
+        assert!(!signals.is_pending() && !signals.take());
+        let first = signals.receive().unwrap();
+        assert!(signals.is_pending() && signals.is_overdue(first));
+        assert!(signals.take(), "the first job stopped in time");
+        assert!(!signals.is_pending() && !signals.is_overdue(first));
+        // The grace of the first signal ends while the second job is stopping.
+        let second = signals.receive().unwrap();
+        assert!(signals.is_pending() && signals.is_overdue(second) && !signals.is_overdue(first));
+        assert_eq!(signals.receive(), None, "the same job received a second signal");
+        assert!(signals.take() && !signals.is_overdue(second));
+    }
 
     #[test]
     fn a_server_sees_signals_from_before_and_after_its_start() {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
+use console::Term;
 use narthex_gateway::redact;
 use serde::Serialize;
 use tracing::{Event, Level, Subscriber};
@@ -16,6 +17,8 @@ use tracing_subscriber::{
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
     registry::LookupSpan,
 };
+
+use crate::wrap;
 
 /// Error for a closed standard output, which ends the process with success.
 #[derive(Debug)]
@@ -85,7 +88,9 @@ struct RedactedStderr;
 
 impl Write for RedactedStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stderr().lock().write_all(redact(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        let event = String::from_utf8_lossy(bytes);
+        let event = redact(&event);
+        io::stderr().lock().write_all(wrap::for_terminal(&Term::stderr(), &event).as_bytes())?;
         Ok(bytes.len())
     }
 
@@ -107,6 +112,11 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
 /// Prints one line.
 pub(crate) fn line(line: impl std::fmt::Display) -> anyhow::Result<()> {
     text(&format!("{line}\n"))
+}
+
+/// Prints a report for people. Its lines fit the terminal.
+pub(crate) fn report(report: impl std::fmt::Display) -> anyhow::Result<()> {
+    line(wrap::for_terminal(&Term::stdout(), report.to_string().trim_end_matches('\n')))
 }
 
 /// Prints a value as indented JSON.
@@ -155,10 +165,12 @@ pub(crate) fn question(text: impl std::fmt::Display) {
     let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
 }
 
-/// Prints one line to standard error, without the credentials in it.
+/// Prints one line to standard error, without the credentials in it. It is broken if the terminal is narrower.
 pub(crate) fn note(line: impl std::fmt::Display) {
     // The error is ignored, because with standard error closed there is no other output.
-    let _ = writeln!(io::stderr().lock(), "{}", redact(&line.to_string()));
+    let line = line.to_string();
+    let line = redact(&line);
+    let _ = writeln!(io::stderr().lock(), "{}", wrap::for_terminal(&Term::stderr(), &line));
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{
 
 use narthex_graph::Graph;
 
-use support::with_runtime;
+use support::{offline, with_runtime};
 
 fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
@@ -184,4 +184,31 @@ fn a_graph_that_does_not_run_is_not_imported() {
     check(&["list"], 0, "No model is installed");
     let whole = changed("masked", |_| ());
     check(&["import", whole.path().to_str().unwrap(), "--name", "whole"], 0, "imported whole");
+}
+
+#[test]
+fn an_import_installs_the_runtime_that_checks_its_graph() {
+    let home = tempfile::tempdir().unwrap();
+    // A pip that notes its call and fails.
+    std::fs::create_dir(home.path().join("pip")).unwrap();
+    std::fs::write(home.path().join("pip/__init__.py"), "").unwrap();
+    let pip = "import sys\nif '--version' not in sys.argv:\n    open('called', 'w').write(' '.join(sys.argv))\n    \
+               sys.exit('no wheel')\n";
+    std::fs::write(home.path().join("pip/__main__.py"), pip).unwrap();
+    let graph = exports("masked");
+    let run = |more: &[&str]| {
+        let import = [&["import", graph.to_str().unwrap()], more].concat();
+        let mut command = offline(&home.path().join("store"), &import);
+        command.env_remove("NARTHEX_PYTHON").env_remove("HF_HUB_OFFLINE").env("PYTHONPATH", home.path());
+        let output = command.current_dir(home.path()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let called = home.path().join("called");
+    let (code, error) = run(&["--offline"]);
+    assert!(code == Some(0) && error.contains("The graph was not run"), "{error}");
+    assert!(!called.exists(), "pip was started");
+    let (code, error) = run(&["--name", "other"]);
+    assert!(code == Some(4) && error.contains("Installing ONNX Runtime"), "{error}");
+    assert!(std::fs::read_to_string(called).unwrap().contains("onnxruntime=="));
+    assert!(!home.path().join("store/packages/other").exists(), "a graph that was not run is not kept");
 }

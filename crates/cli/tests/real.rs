@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{
     io::Write,
     process::{Command, Output, Stdio},
@@ -132,45 +134,23 @@ fn an_answer_that_is_interrupted_ends_quietly() {
     assert!(!report.to_lowercase().contains("error"), "{report}");
 }
 
-/// Python program that connects its standard streams with a pseudo-terminal in which a program runs.
-#[cfg(unix)]
-const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
-
 #[cfg(unix)]
 #[test]
 fn an_answer_in_a_conversation_stops_at_ctrl_c() {
-    use std::io::Read;
-    let mut child = Command::new("python3")
-        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_narthex"), "run", "smollm2:135m"])
-        .args(["--max-tokens", "4000", "--temperature", "1", "--seed", "1"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let mut shown = String::new();
-    let mut wait_for = |done: &dyn Fn(&str) -> bool| {
-        let from = shown.len();
-        while !done(&shown[from..]) {
-            let mut piece = [0; 256];
-            let count = screen.read(&mut piece).unwrap();
-            assert!(count > 0, "the program ended: {shown}");
-            shown.push_str(&String::from_utf8_lossy(&piece[..count]));
-        }
-        shown[from..].to_owned()
-    };
-    // The editor switches bracketed paste on before it reads a line, and off afterwards.
-    let (prompt, entered) = ("\x1b[?2004h", "\x1b[?2004l");
-    wait_for(&|text| text.contains(prompt));
-    keys.write_all(b"Tell me a very long story about a ship.\r").unwrap();
-    wait_for(&|text| text.rsplit_once(entered).is_some_and(|(_, answer)| answer.len() > 80));
-    keys.write_all(b"\x03").unwrap();
-    let rest = wait_for(&|text| text.contains(prompt));
-    assert!(!rest.contains("tokens/s"), "the answer went on to its end: {rest}");
-    keys.write_all(b"\x04").unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    use support::terminal::{CTRL_D, ENTERED, PROMPT, Terminal};
+    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
+    command.args(["run", "smollm2:135m", "--max-tokens", "4000", "--temperature", "1", "--seed", "1"]);
+    let mut terminal = Terminal::start(&command, 80);
+    terminal.wait_for(PROMPT);
+    terminal.press("Tell me a very long story about a ship.\r");
+    terminal.wait_for(ENTERED);
+    terminal.wait_for(".");
+    terminal.press("\x03");
+    terminal.wait_for(PROMPT);
+    terminal.press(CTRL_D);
+    assert_eq!(terminal.end(), 0);
+    let screen = terminal.screen();
+    assert!(!screen.contains("tokens/s"), "the answer went on to its end: {screen}");
 }
 
 #[test]

@@ -7,7 +7,6 @@
 mod support;
 
 use std::{
-    io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -16,10 +15,7 @@ use narthex_testkit::checkpoint::{Meta, tiny_llama};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use support::library;
-
-/// Copies between its own standard streams and a terminal of the given program.
-const TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
+use support::{library, terminal::Terminal};
 
 /// An MCP server with the tool `pick`, which reports the letter that was picked.
 const SERVER: &str = r#"
@@ -141,19 +137,14 @@ fn calls_are_confirmed_on_a_terminal() {
     check(&tools.chat(&file), 2, &["calls are confirmed on a terminal, found none; --yes-tools runs them"]);
     for (answer, runs) in [("n", false), ("y", true)] {
         let _ = std::fs::remove_file(tools.arguments());
-        let mut command = Command::new("python3");
-        tools.prepare(command.args(["-c", TERMINAL, env!("CARGO_BIN_EXE_narthex")]).args(tools.words(&file)));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut keys = child.stdin.take().unwrap();
-        keys.write_all(format!("{answer}\n").as_bytes()).unwrap();
-        let mut screen = Vec::new();
-        // The end of a terminal is an error on some systems.
-        let _ = child.stdout.take().unwrap().read_to_end(&mut screen);
-        assert!(child.wait().unwrap().success());
-        let screen = String::from_utf8_lossy(&screen);
-        assert!(screen.contains("Run it? [y]es, [n]o"), "{screen}");
+        let words = tools.words(&file);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut terminal = Terminal::start(&tools.narthex(&words), 80);
+        terminal.wait_for("Run it? [y]es, [n]o");
+        terminal.press(&format!("{answer}\r"));
+        assert_eq!(terminal.end(), 0);
+        let screen = terminal.screen();
         assert_eq!(tools.arguments().exists(), runs, "{screen}");
-        drop(keys);
     }
 }
 

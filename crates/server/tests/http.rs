@@ -193,6 +193,11 @@ fn wrong_fields_are_named() {
     for (fields, param) in bad {
         check(CHAT, &base, fields, param);
     }
+    for (count, least) in [("max_tokens", 1), ("max_completion_tokens", 1), ("n", 1), ("min_tokens", 0)] {
+        let error = live.post(CHAT, &with(base.clone(), json!({count: -1}))).error(400);
+        let allowed = format!("expected an integer of at least {least}, found -1");
+        assert!(error["message"].as_str().unwrap().contains(&allowed), "{count}: {error}");
+    }
     let base = json!({"model": model, "prompt": "the cat", "max_tokens": 4});
     let bad = [
         (json!({"suffix": "x"}), "suffix"),

@@ -20,7 +20,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     let (bars, cancel) = (Bars::new(), interrupt::cancel());
     let Some(places) = &args.devices else {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;
-        return if args.json { output::json(&report) } else { output::line(render::bench(&report)) };
+        return if args.json { output::json(&report) } else { output::report(render::bench(&report)) };
     };
     // Created before the measurement, so that an unusable path fails at once.
     let file = args.report.as_deref().map(NewFile::create).transpose()?;
@@ -29,7 +29,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     if args.json {
         output::json(&comparison)?
     } else {
-        output::line(render::comparison(&comparison))?
+        output::report(render::comparison(&comparison))?
     }
     written
 }

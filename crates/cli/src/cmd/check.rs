@@ -73,12 +73,12 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
     if args.json {
         output::json(&found)?;
     } else {
-        output::text(&found.report.to_string())?;
+        output::report(&found.report)?;
         match &found.fixed {
             Some(fixed) => {
                 let files: Vec<String> = fixed.files.iter().map(|file| file.display().to_string()).collect();
                 output::note(format!("wrote {}", files.join(", ")));
-                output::line(format!("\n{}", fixed.report))?;
+                output::report(format!("\n{}", fixed.report))?;
             }
             None if wants_fix => output::note("Narthex has no fix for this model; nothing was written."),
             None => {}

@@ -10,7 +10,7 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
     if args.json {
         output::json(&report)?
     } else {
-        output::text(&render::doctor(&report))?
+        output::report(render::doctor(&report))?
     }
     if report.has_problem() { Err(NegativeResult::Problem.into()) } else { Ok(()) }
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(gateway: &Gateway, command: KeyCommand) -> anyhow::Result<()> 
                 output::note("There is no key; `narthex key add NAME` creates one.");
                 return Ok(());
             }
-            output::line(render::keys(&keys))
+            output::report(render::keys(&keys))
         }
         KeyCommand::Rm { name } => {
             gateway.remove_key(&name, interrupt::cancel())?;

@@ -37,7 +37,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     }
     if args.available {
         let ranked = gateway.rank(models);
-        return if args.json { output::json(&ranked) } else { output::line(render::catalogue(&ranked)) };
+        return if args.json { output::json(&ranked) } else { output::report(render::catalogue(&ranked)) };
     }
     if args.json {
         return output::json(&models);
@@ -46,7 +46,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         output::note("No model is installed; `narthex list --available` lists the catalogue.");
         return Ok(());
     }
-    output::line(render::installed(&models))
+    output::report(render::installed(&models))
 }
 
 /// Shows a package.
@@ -58,7 +58,7 @@ pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
     if args.json {
         return output::json(&manifest);
     }
-    output::line(render::manifest(&manifest, &gateway.model(manifest.name.as_str())?))
+    output::report(render::manifest(&manifest, &gateway.model(manifest.name.as_str())?))
 }
 
 /// Removes a model's packages, after a question unless `--yes` is given.

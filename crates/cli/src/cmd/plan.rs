@@ -8,5 +8,5 @@ use crate::{args::PlanArgs, interrupt, output, render};
 pub(crate) fn run(gateway: &Gateway, args: PlanArgs) -> anyhow::Result<()> {
     let request = PlanRequest { subject: args.model, targets: args.target, yarn: args.yarn };
     let report = gateway.plan(&request, interrupt::cancel())?;
-    if args.json { output::json(&report) } else { output::text(&render::plan(&report)) }
+    if args.json { output::json(&report) } else { output::report(render::plan(&report)) }
 }

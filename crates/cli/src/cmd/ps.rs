@@ -14,5 +14,5 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
         output::note("No server is running; `narthex serve` starts one.");
         return Ok(());
     }
-    output::line(render::servers(&servers))
+    output::report(render::servers(&servers))
 }

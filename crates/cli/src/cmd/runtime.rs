@@ -15,7 +15,7 @@ pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<
         }
         RuntimeCommand::List(args) => {
             let runtimes = gateway.runtimes();
-            if args.json { output::json(&runtimes) } else { output::line(render::runtimes(&runtimes)) }
+            if args.json { output::json(&runtimes) } else { output::report(render::runtimes(&runtimes)) }
         }
         RuntimeCommand::Rm { kind } => {
             gateway.remove_runtime(&kind)?;

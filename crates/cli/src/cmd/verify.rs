@@ -10,7 +10,7 @@ pub(crate) fn run(gateway: &Gateway, args: &VerifyArgs) -> anyhow::Result<()> {
     if args.json {
         output::json(&files)?;
     } else {
-        files.iter().try_for_each(|file| output::line(line(file)))?;
+        files.iter().try_for_each(|file| output::report(line(file)))?;
     }
     let damaged = files.iter().filter(|file| !file.state.is_intact()).count();
     output::note(format!("{} files verified, {damaged} damaged", files.len()));

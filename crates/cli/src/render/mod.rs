@@ -9,7 +9,7 @@ mod runtimes;
 mod startup;
 mod status;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use console::Term;
 
 pub(crate) use self::{
@@ -47,9 +47,13 @@ fn columns() -> u16 {
     Term::stdout().size_checked().map_or(PIPED_COLUMNS, |(_, columns)| columns.max(PIPED_COLUMNS))
 }
 
+/// Returns a table, whose cells are broken where it is wider than a terminal.
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.iter().map(Cell::new));
+    if let Some((_, columns)) = Term::stdout().size_checked() {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns);
+    }
     table
 }
 

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use narthex_catalog::network::Network;
 use narthex_device::{DeviceError, ep::Facts, runtime::Runtime, static_shapes::Form};
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
@@ -26,10 +27,11 @@ use crate::{
 const LONGEST: usize = 8;
 
 /// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has
-/// operators of other providers, is accepted with a note.
+/// operators of other providers, is accepted with a note. ONNX Runtime is installed if it is not; without the network, the
+/// graph is accepted with a note instead.
 ///
 /// # Errors
-/// [`Error::BadPackage`] with ONNX Runtime's reason.
+/// [`Error::BadPackage`] with ONNX Runtime's reason; [`Error::Catalog`] if ONNX Runtime cannot be installed.
 pub(crate) fn run(
     library: &Library,
     key: &PackageKey,
@@ -41,8 +43,10 @@ pub(crate) fn run(
     if package.manifest.bound.is_some() {
         return Ok(());
     }
-    if Runtime::loaded().is_none() && cpu_library(library)?.is_none() {
-        let note = "The graph was not run, because ONNX Runtime is not installed; `narthex runtime install` installs it.";
+    let is_installed = Runtime::loaded().is_some() || cpu_library(library)?.is_some();
+    if !is_installed && library.store.network() == Network::CacheOnly {
+        let note = "The graph was not run, because ONNX Runtime is not installed and the network is forbidden; `narthex \
+                    runtime install` installs it.";
         progress.event(Progress::Note(note.to_owned()));
         return Ok(());
     }

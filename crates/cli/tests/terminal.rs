@@ -1,0 +1,586 @@
+//! Every command as a user sees it: in terminals of 80 and 200 columns, through pipes, as JSON, and after Ctrl-C.
+//!
+//! [`cases`] lists the commands. Models are tiny imports, so that a start takes a fraction of a second.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs::{self, File},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use narthex_testkit::checkpoint::{Meta, tiny_llama};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use support::{
+    offline,
+    terminal::{CTRL_D, ENTERED, PROMPT, Terminal},
+    with_runtime,
+};
+
+/// Maximum time from Ctrl-C to the end of the program.
+const STOP: Duration = Duration::from_millis(1500);
+
+/// One command line.
+struct Case {
+    /// The command with its subcommand, as in `key add`.
+    command: &'static str,
+    arguments: &'static str,
+    /// Exit code.
+    code: i32,
+    /// Texts that are waited for in a terminal, with the keys that follow.
+    typed: &'static [(&'static str, &'static str)],
+    /// Part of the output that is the same on every machine.
+    shown: Shown,
+    /// Lines that are wider than a terminal, because programs read them.
+    wide: Wide,
+    /// Output with `--json`.
+    json: Json,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    All,
+    /// Numbers are measured or belong to a release.
+    WithoutNumbers,
+    /// A measurement, without the names of the processor and the energy counter.
+    Measurement,
+    /// The line below an answer, which is random.
+    AnswerLine,
+    /// The text without the numbers of a vector.
+    Vector,
+    /// Each line up to its colon: what follows depends on the machine.
+    Subjects,
+    /// The text before "this machine".
+    BeforeThisMachine,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wide {
+    None,
+    Data,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Json {
+    None,
+    Same,
+}
+
+impl Case {
+    const fn new(command: &'static str, arguments: &'static str) -> Self {
+        let (typed, shown, wide, json) = (&[], Shown::All, Wide::None, Json::None);
+        Self { command, arguments, code: 0, typed, shown, wide, json }
+    }
+
+    const fn json(command: &'static str, arguments: &'static str) -> Self {
+        Self { json: Json::Same, ..Self::new(command, arguments) }
+    }
+
+    /// A command that is refused with this exit code.
+    const fn refused(command: &'static str, arguments: &'static str, code: i32) -> Self {
+        Self { code, ..Self::new(command, arguments) }
+    }
+
+    const fn shown(self, shown: Shown) -> Self {
+        Self { shown, ..self }
+    }
+
+    const fn wide(self) -> Self {
+        Self { wide: Wide::Data, ..self }
+    }
+
+    const fn typed(self, typed: &'static [(&'static str, &'static str)]) -> Self {
+        Self { typed, ..self }
+    }
+
+    fn words(&self) -> Vec<&'static str> {
+        self.command.split(' ').chain(self.arguments.split(' ')).filter(|word| !word.is_empty()).collect()
+    }
+}
+
+/// Returns the command lines. Commands that need the network are refused.
+fn cases() -> Vec<Case> {
+    vec![
+        Case::new("", ""),
+        Case::new("run", "genai-dml").typed(&[(PROMPT, "/help\r"), (PROMPT, CTRL_D)]),
+        Case::new("chat", "-m genai-dml the --max-tokens 4").shown(Shown::AnswerLine),
+        Case::new("complete", "the --max-tokens 4").shown(Shown::AnswerLine),
+        Case::json("embed", "-m tiny w1").shown(Shown::Vector).wide(),
+        Case::json("rerank", "-m reranker w1 w2 w3"),
+        Case::json("answer", "-m answers w1 --context context.txt"),
+        Case::json("fill", "-m masked w1[MASK] --top-k 1"),
+        Case::refused("serve", "--model no-such-model", 3),
+        Case::new("mcp", "").typed(&[("", CTRL_D)]),
+        Case::new("launch", "aider --model genai-dml --print").wide(),
+        Case::new("service install", "--print").wide(),
+        Case::refused("service status", "", 3),
+        Case::refused("service uninstall", "", 3),
+        Case::refused("pull", "smollm2:135m", 4),
+        Case::json("list", ""),
+        Case::json("show", "tiny"),
+        Case::refused("rm", "no-such-model", 3),
+        Case::json("verify", "tiny"),
+        Case::json("ps", ""),
+        Case::new("compile", "tiny.gguf --scheme f32 --calibrate none").shown(Shown::WithoutNumbers),
+        Case::json("plan", "gemma3n:e2b").shown(Shown::BeforeThisMachine),
+        Case::new("import", "sentence --name tiny --file onnx/model.onnx").shown(Shown::WithoutNumbers),
+        Case::refused("export", "genai-dml out", 10),
+        Case { code: 8, ..Case::json("check", "masked/model.onnx") },
+        Case::json("doctor", "").shown(Shown::Subjects),
+        Case::json("bench", "-m genai-dml --devices cpu --rounds 1 --prompt-tokens 8 --generate-tokens 4")
+            .shown(Shown::Measurement),
+        Case::refused("runtime install", "", 4).shown(Shown::WithoutNumbers),
+        Case::json("runtime list", "").shown(Shown::WithoutNumbers),
+        Case::refused("runtime rm", "toaster", 2),
+        Case::refused("key add", "boss@ --admin", 2),
+        Case::json("key list", ""),
+        Case::refused("key rm", "nobody", 3),
+        Case::refused("completions", "cmd", 2),
+        Case::new("man", "man"),
+    ]
+}
+
+/// A folder with models, and a store that has their imports.
+struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    fn new() -> Self {
+        // The length of the path is part of the snapshots.
+        let folder = tempfile::Builder::new().prefix("nx").tempdir_in("/tmp").unwrap();
+        let home = Self { folder };
+        let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import");
+        for name in ["genai-dml", "sentence", "masked", "answers", "reranker"] {
+            copy(&exports.join(name), &home.path(name));
+        }
+        fs::write(home.path("context.txt"), "w1 w2 w3 w4").unwrap();
+        fs::write(home.path("tiny.gguf"), tiny_llama(7).to_bytes()).unwrap();
+        for arguments in
+            ["genai-dml", "sentence --name tiny --file onnx/model.onnx", "masked", "answers", "reranker"]
+        {
+            // Without ONNX Runtime, an import is accepted without its run.
+            home.run(
+                &mut home.offline(&["import"].into_iter().chain(arguments.split(' ')).collect::<Vec<_>>()),
+            );
+        }
+        home
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn offline(&self, words: &[&str]) -> Command {
+        self.prepared(offline(&self.path("store"), words))
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        self.prepared(with_runtime(&self.path("store"), words))
+    }
+
+    fn prepared(&self, mut command: Command) -> Command {
+        command.current_dir(self.folder.path()).env("HOME", self.folder.path());
+        for name in ["XDG_CONFIG_HOME", "NARTHEX_API_KEY", "RUST_LOG", "HF_TOKEN"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// Runs a command with network, whose pip notes its start in the file `started` and never ends.
+    fn online(&self, words: &[&str]) -> Command {
+        let pip = self.path("pip");
+        fs::create_dir_all(&pip).unwrap();
+        fs::write(pip.join("__init__.py"), "").unwrap();
+        let program = "import os, sys, time\nif '--version' not in sys.argv or 'doctor' in os.environ:\n    \
+                       open('started', 'w').close()\n    time.sleep(120)\n";
+        fs::write(pip.join("__main__.py"), program).unwrap();
+        let mut command = self.offline(words);
+        for name in ["NARTHEX_PYTHON", "HF_HUB_OFFLINE"] {
+            command.env_remove(name);
+        }
+        command.env("PYTHONPATH", self.folder.path());
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, command: &mut Command) {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Returns output without what depends on the folder and the version.
+    fn masked(&self, case: &Case, text: &str) -> String {
+        let text = text.replace(self.folder.path().to_str().unwrap(), "/home");
+        let text = text.replace(env!("CARGO_BIN_EXE_narthex"), "/bin/narthex");
+        let text = text.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+        match case.shown {
+            Shown::All => text,
+            Shown::WithoutNumbers => without_numbers(&text),
+            Shown::Measurement => measurement(&text),
+            Shown::AnswerLine => answer_line(&text),
+            Shown::Vector => vector(&text),
+            Shown::Subjects => subjects(&text),
+            Shown::BeforeThisMachine => text.split("\nthis machine").next().unwrap().to_owned(),
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// Replaces numbers with `N`, and the space that depends on their lengths with one space.
+fn without_numbers(text: &str) -> String {
+    let number = |word: &str| {
+        let digits = word.trim_matches(|c: char| "()[],:".contains(c));
+        let is_number = digits.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit())
+            && digits.chars().all(|c| c.is_ascii_digit() || "-.,e".contains(c));
+        if is_number { word.replace(digits, "N") } else { word.to_owned() }
+    };
+    let line = |line: &str| line.split_whitespace().map(number).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the lines of a measurement up to the name of the processor or the energy counter.
+fn measurement(text: &str) -> String {
+    let line = |line: &str| {
+        line.split(" threads of ").next().unwrap().split(" · medians").next().unwrap().to_owned()
+    };
+    let lines = without_numbers(text);
+    // The widths of the figures decide where the head of the table is broken.
+    let varies = ["DEVICE", "TOKEN MS", "T/S", "prompts of", "no energy", "joules", "ONNX Runtime"];
+    let lines = lines.lines().filter(|line| varies.iter().all(|start| !line.starts_with(start)));
+    lines.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns what follows an answer as one line.
+fn answer_line(text: &str) -> String {
+    let line = text.rfind("genai-dml (w4)").map_or(text, |at| &text[at..]);
+    without_numbers(&line.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Replaces the numbers of a vector.
+fn vector(text: &str) -> String {
+    match (text.find('['), text.find(']')) {
+        (Some(from), Some(to)) => format!("{}[…{}", &text[..from], &text[to..]),
+        _ => text.to_owned(),
+    }
+}
+
+/// Returns the subject of each finding.
+fn subjects(text: &str) -> String {
+    let subject = |line: &str| Some(line.get(6..)?.split(": ").next()?.to_owned());
+    let is_finding = |line: &&str| ["ok  ", "note", "FIX "].iter().any(|mark| line.starts_with(mark));
+    let findings = text.lines().filter(is_finding);
+    findings.filter_map(subject).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the keys of a JSON value with the types of their values. An array has the type of its first element.
+fn shape(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "bool".to_owned(),
+        Value::Number(_) => "number".to_owned(),
+        Value::String(_) => "string".to_owned(),
+        Value::Array(items) => format!("[{}]", items.first().map(shape).unwrap_or_default()),
+        Value::Object(fields) => {
+            let fields: Vec<String> =
+                fields.iter().map(|(name, value)| format!("{name}: {}", shape(value))).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+    }
+}
+
+/// Fails if a text for users has the path of a Rust module.
+fn check_no_modules(text: &str) {
+    for (at, _) in text.match_indices("narthex_") {
+        let rest = text[at..].trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        assert!(!rest.starts_with("::"), "a module path is shown:\n{text}");
+    }
+}
+
+/// Returns what a terminal shows after a command.
+fn in_terminal(home: &Home, case: &Case, columns: u16) -> String {
+    let mut terminal = Terminal::start(&home.command(&case.words()), columns);
+    for (text, keys) in case.typed {
+        terminal.wait_for(text);
+        terminal.press(keys);
+    }
+    let code = terminal.end();
+    let screen = terminal.screen();
+    assert_eq!(code, case.code, "{:?}\n{screen}", case.words());
+    let wide = terminal.wide_lines();
+    assert!(case.wide == Wide::Data || wide.is_empty(), "{:?} at {columns}: {wide:#?}", case.words());
+    check_no_modules(&screen);
+    screen
+}
+
+/// Returns what a command writes to pipes.
+fn piped(home: &Home, case: &Case) -> String {
+    let output = home.command(&case.words()).output().unwrap();
+    let [out, error] =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let ended_by_pipe = case.words() == ["run", "genai-dml"];
+    let code = if ended_by_pipe { 2 } else { case.code };
+    assert_eq!(output.status.code(), Some(code), "{:?}\n{out}\n{error}", case.words());
+    check_no_modules(&error);
+    for text in [&out, &error] {
+        assert!(!text.contains('\x1b'), "{:?}: a pipe gets no escape sequences: {text:?}", case.words());
+    }
+    format!("{out}--- standard error\n{error}")
+}
+
+/// Returns the keys of the JSON of a command.
+fn json_shape(home: &Home, case: &Case) -> String {
+    let output = home.command(&[&case.words()[..], &["--json"]].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(case.code), "{}", String::from_utf8_lossy(&output.stderr));
+    let value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("{:?}: {error}: {}", case.words(), String::from_utf8_lossy(&output.stdout))
+    });
+    shape(&value)
+}
+
+#[test]
+fn every_command_is_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let pages = home.path().join("pages");
+    assert!(offline(home.path(), &["man", pages.to_str().unwrap()]).status().unwrap().success());
+    let pages: BTreeSet<String> = fs::read_dir(pages)
+        .unwrap()
+        .map(|page| page.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let has_page_below = |page: &String| pages.iter().any(|other| other.starts_with(&format!("{page}-")));
+    let commands: BTreeSet<String> = pages.iter().filter(|page| !has_page_below(page)).cloned().collect();
+    let page = |case: Case| format!("narthex-{}", case.command.replace(' ', "-"));
+    let listed: BTreeSet<String> =
+        cases().into_iter().filter(|case| !case.command.is_empty()).map(page).collect();
+    assert_eq!(listed, commands, "every command has a case in this file");
+    for page in &pages {
+        let words = page.trim_start_matches("narthex").replace('-', " ");
+        let words: Vec<&str> = words.split_whitespace().chain(["--help"]).collect();
+        let mut terminal = Terminal::start(&offline(home.path(), &words), 80);
+        assert_eq!(terminal.end(), 0);
+        assert_eq!(terminal.wide_lines(), Vec::<String>::new(), "{words:?}");
+        check_no_modules(&terminal.screen());
+    }
+}
+
+#[test]
+fn every_command_looks_as_it_should() {
+    let home = Home::new();
+    for case in cases() {
+        let mut text = format!("$ narthex {}\n", case.words().join(" "));
+        let narrow = home.masked(&case, &in_terminal(&home, &case, 80));
+        let wide = home.masked(&case, &in_terminal(&home, &case, 200));
+        let pipes = home.masked(&case, &piped(&home, &case));
+        let wide = if wide == narrow { "the same".to_owned() } else { wide };
+        write!(text, "\n=== 80 columns\n{narrow}\n\n=== 200 columns\n{wide}\n\n=== pipes\n{pipes}").unwrap();
+        if case.json == Json::Same {
+            write!(text, "\n=== json\n{}", json_shape(&home, &case)).unwrap();
+        }
+        let name = if case.command.is_empty() { "welcome" } else { case.command };
+        insta::assert_snapshot!(name.replace(' ', "-"), text);
+    }
+}
+
+#[test]
+fn a_benchmark_reports_json() {
+    let home = Home::new();
+    let words = "bench -m genai-dml --rounds 1 --prompt-tokens 8 --generate-tokens 4 --json";
+    let output = home.command(&words.split(' ').collect::<Vec<_>>()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    insta::assert_snapshot!("bench-json", shape(&report));
+    assert_eq!((&report["rounds"], &report["model"]), (&1.into(), &"genai-dml".into()));
+    assert!(report["decode_tokens_per_second"]["median"].as_f64().unwrap() > 0.0);
+    let output = home.command(&["embed", "-m", "tiny", "w1", "w2 w3", "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let texts: Vec<&Value> =
+        report["embeddings"].as_array().unwrap().iter().map(|item| &item["text"]).collect();
+    assert_eq!(texts, ["w1", "w2 w3"]);
+    assert_eq!(report["embeddings"][1]["embedding"].as_array().unwrap().len(), 16);
+    assert!(report["prompt_tokens"].as_u64().unwrap() > 2);
+    // Without -v, the log has the device of a load once.
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.ends_with("…\ntiny: runs on the CPU\n") && error.matches("runs on").count() == 1,
+        "{error}"
+    );
+}
+
+#[test]
+fn a_removal_is_confirmed() {
+    let home = Home::new();
+    let is_installed = |name: &str| home.path("store/packages").join(name).exists();
+    let answer = |keys: &str| {
+        let mut terminal = Terminal::start(&home.command(&["rm", "masked"]), 80);
+        terminal.wait_for("Remove masked (f32) (");
+        terminal.wait_for("? [y/N] ");
+        terminal.press(keys);
+        let began = Instant::now();
+        let code = terminal.end();
+        assert!(began.elapsed() < STOP, "{:?}", began.elapsed());
+        (code, terminal.screen())
+    };
+    for keys in ["n\r", "\r", "maybe\r", CTRL_D] {
+        let (code, screen) = answer(keys);
+        assert!(code == 0 && screen.contains("nothing was removed"), "{keys:?}: {code} {screen}");
+        assert!(is_installed("masked"));
+    }
+    let (code, screen) = answer("\x03");
+    assert!(code == 130 && is_installed("masked") && !screen.contains("removed"), "{code} {screen}");
+    let (code, screen) = answer("y\r");
+    assert!(code == 0 && screen.contains("removed masked (f32), freed "), "{code} {screen}");
+    assert!(!is_installed("masked") && is_installed("tiny"));
+}
+
+/// Presses Ctrl-C, and checks the exit code and the time until the end.
+#[track_caller]
+fn check_interrupt(mut terminal: Terminal, words: &[&str], code: i32) {
+    let (found, took) = terminal.interrupt();
+    let words = &words[..words.len().min(9)];
+    assert_eq!(found, code, "{words:?}\n{}", terminal.screen());
+    assert!(took < STOP, "{words:?} took {took:?}");
+    let written = terminal.written();
+    assert!(!written.contains("error:") && !written.contains("panicked"), "{words:?}: {}", terminal.screen());
+}
+
+#[test]
+fn a_download_stops_at_ctrl_c() {
+    let home = Home::new();
+    let started = home.path("started");
+    for words in [
+        "run smollm2:135m hi",
+        "chat hi",
+        "complete -m smollm2:135m hi",
+        "embed hi",
+        "rerank -m smollm2:135m a b",
+        "answer -m smollm2:135m a --context context.txt",
+        "fill -m smollm2:135m a",
+        "serve -m smollm2:135m",
+        "pull smollm2:135m",
+        "compile smollm2:135m",
+        "export smollm2:135m out --format quark",
+        "bench -m smollm2:135m",
+        "runtime install",
+        "import sentence --name other --file onnx/model.onnx",
+        "doctor",
+    ] {
+        let _ = fs::remove_file(&started);
+        let words: Vec<&str> = words.split(' ').collect();
+        let mut command = home.online(&words);
+        if words == ["doctor"] {
+            command.env("doctor", "1");
+        }
+        let terminal = Terminal::start(&command, 80);
+        let began = Instant::now();
+        while !started.exists() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{words:?}: pip was not started");
+            thread::sleep(Duration::from_millis(5));
+        }
+        check_interrupt(terminal, &words, 130);
+    }
+    assert!(!home.path("store/packages/other").exists(), "an interrupted import leaves nothing behind");
+}
+
+#[test]
+fn a_silent_hub_is_left_at_ctrl_c() {
+    let home = Home::new();
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    for words in [["plan", "hf:owner/repo"], ["check", "hf:owner/repo"], ["pull", "hf:owner/repo"]] {
+        let mut command = home.online(&words);
+        command.env("HF_ENDPOINT", &endpoint);
+        let terminal = Terminal::start(&command, 80);
+        // The connection stays open without an answer.
+        let _connection = hub.accept().unwrap();
+        check_interrupt(terminal, &words, 130);
+    }
+}
+
+/// Compiles a model whose greedy answers take a long time.
+fn long_model(home: &Home) {
+    let mut gguf = tiny_llama(7);
+    gguf.set("llama.context_length", Meta::U32(32_768));
+    fs::write(home.path("long.gguf"), gguf.to_bytes()).unwrap();
+    home.run(&mut home.command(&["compile", "long.gguf", "--scheme", "f32", "--calibrate", "none"]));
+}
+
+#[test]
+fn work_stops_at_ctrl_c() {
+    let home = Home::new();
+    let texts = "w1 w2 w3 w4 w5 w6 w7 w8 ".repeat(40_000 / 8);
+    let texts: Vec<&str> = texts.split_whitespace().collect();
+    let check = |words: &[&str], text: &str, code| {
+        let mut terminal = Terminal::start(&home.command(words), 80);
+        terminal.wait_for(text);
+        check_interrupt(terminal, words, code);
+    };
+    check(&[&["embed", "-m", "tiny"], &texts[..]].concat(), "]", 130);
+    let bench = "bench -m genai-dml --rounds 1000000 --prompt-tokens 8 --generate-tokens 4";
+    check(&bench.split(' ').collect::<Vec<_>>(), "Measuring", 130);
+    check(&bench.split(' ').chain(["--devices", "cpu"]).collect::<Vec<_>>(), "Measuring", 130);
+    check(&["serve", "--port", "0", "-m", "tiny"], "listening on", 0);
+    verify_stops(&home);
+}
+
+/// Checks `verify` over a file that takes long to read: a hole, of the size that the manifest states.
+fn verify_stops(home: &Home) {
+    const HOLE: u64 = 64 << 30;
+    let package = home.path("store/packages/masked/f32");
+    let manifest = package.join("manifest.json");
+    let mut keys: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    keys["files"]["model.onnx.data"]["bytes"] = HOLE.into();
+    fs::write(&manifest, keys.to_string()).unwrap();
+    File::options().write(true).open(package.join("model.onnx.data")).unwrap().set_len(HOLE).unwrap();
+    let words = ["verify", "masked"];
+    let mut terminal = Terminal::start(&home.command(&words), 80);
+    terminal.wait_for("Verifying");
+    check_interrupt(terminal, &words, 130);
+}
+
+#[test]
+fn a_conversation_goes_on_after_every_ctrl_c() {
+    let home = Home::new();
+    long_model(&home);
+    let words = ["run", "local/long", "--max-tokens", "30000"];
+    let mut terminal = Terminal::start(&home.command(&words), 80);
+    terminal.wait_for(PROMPT);
+    // The second Ctrl-C comes within the grace of the first.
+    for _ in 0..3 {
+        terminal.press("the cat\r");
+        terminal.wait_for(ENTERED);
+        terminal.wait_for_more(40);
+        terminal.press("\x03");
+        terminal.wait_for(PROMPT);
+    }
+    terminal.press(CTRL_D);
+    assert_eq!(terminal.end(), 0);
+    let screen = terminal.screen();
+    assert!(!screen.contains("tokens/s"), "an answer was not interrupted: {screen}");
+    for command in ["chat", "complete"] {
+        let words = [command, "-m", "local/long", "--max-tokens", "30000", "the cat"];
+        let mut terminal = Terminal::start(&home.command(&words), 80);
+        terminal.wait_for_more(40);
+        check_interrupt(terminal, &words, 130);
+    }
+}
