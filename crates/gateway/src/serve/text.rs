@@ -237,7 +237,8 @@ mod tests {
         let calls = Some(CallRules { format, tools, limit, reading });
         let rules = AnswerRules { calls, ..AnswerRules::default() };
         let check = |answer: &str, end, expect| {
-            let mut text = ChoiceText::new(&tokenizer, &GenerateOptions::api_defaults(), &rules);
+            let (stop, options) = (StopStrings::new(Vec::new()), GenerateOptions::api_defaults());
+            let mut text = ChoiceText::new(&tokenizer, stop, &options, &rules);
             for token in tokenizer.encode(answer, Specials::AsText).unwrap() {
                 text.push(&TokenEvent { token, logprob: None, top: &[] });
             }
