@@ -34,11 +34,17 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
         let refused =
             WORDS.iter().filter(|word| words(&text.text).any(|found| found.eq_ignore_ascii_case(word)));
         findings.extend(refused.map(|word| finding(text, word, "use a plainer word than")));
-        let sequence = format!(" {} ", words(&text.text).collect::<Vec<_>>().join(" ").to_lowercase());
+        let sequence = sequence(&text.text);
         let refused = PHRASES.iter().filter(|phrase| sequence.contains(&format!(" {phrase} ")));
         findings.extend(refused.map(|phrase| finding(text, phrase, "use plainer words than")));
     }
     findings
+}
+
+/// Returns the words of a text in lower case, with a space around each. Unlike in [`words`], a name in code is one word.
+fn sequence(text: &str) -> String {
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+    format!(" {} ", words.collect::<Vec<_>>().join(" ").to_lowercase())
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -88,7 +94,7 @@ mod tests {
             "/// The device, if there\n/// is None.\nfn f() { g(\"tells of it\") }",
             &["is none", "tells of"],
         );
-        check_text("/// This nonet.\nfn f() { g(\"is not none\"); /* tell of it */ }", &[]);
+        check_text("/// This nonet.\nfn f() { g(\"is not none, Option::is_none\"); /* tell of it */ }", &[]);
     }
 
     #[test]
