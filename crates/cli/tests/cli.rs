@@ -189,7 +189,7 @@ fn serving_other_machines_needs_a_key() {
     let (code, error) = run("weak-key");
     assert!(code == Some(2) && error.contains("NARTHEX_API_KEY") && !error.contains("weak-key"), "{error}");
     check(&["serve", "--tls-cert", "c.pem"], 2, "", "--tls-key");
-    check(&["serve", "--tls-cert", "/dev/null", "--tls-key", "/dev/null"], 1, "", "expected a regular file");
+    check(&["serve", "--tls-cert", "/dev/null", "--tls-key", "/dev/null"], 9, "", "expected a regular file");
     check(&["serve", "--unix-socket", "s", "--port", "1"], 2, "", "cannot be used with");
     check(&["serve", "--cors-origin", "https://app.example/"], 2, "", "without a path");
     check(&["serve", "--allowed-host", "http://box.lan"], 2, "", "expected a host");

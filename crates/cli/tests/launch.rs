@@ -117,7 +117,7 @@ fn an_agent_runs_on_a_server_that_ends_with_it() {
     }
     let failed = machine.launch(&["aider", "--", "--fail"], true);
     assert!(!failed.status.success() && error(&failed).contains("exit status: 7"), "{}", error(&failed));
-    assert_eq!(files(&machine.path("home")), [PathBuf::new(); 0], "settings were written");
+    assert_eq!(files(&machine.path("home")), Vec::<PathBuf>::new(), "settings were written");
 }
 
 #[test]

@@ -185,5 +185,6 @@ fn small_bodies_with_many_values_take_little_memory() {
     let body = ("/v1/chat/completions", nested_tools());
     server.send_at_once(std::iter::repeat_n(&body, 100));
     let grown = server.peak() - before;
-    assert!(grown < 400, "{grown} MiB");
+    // Without a budget for values, these bodies took 900 MiB in a release build.
+    assert!(grown < 600, "{grown} MiB");
 }

@@ -54,7 +54,7 @@ fn every_family_gives_the_same_logits_after_its_export() {
         let package = package(family, Format::Safetensors, Recipe::new(Scheme::F32), None);
         let heads = package.manifest.graphs[0].kv.iter().map(|layer| layer.heads);
         let expected = if package.manifest.graphs[0].input(Slot::PerLayerEmbeds).is_some() {
-            "the first layer alone"
+            "the first layer only"
         } else if heads.clone().min() != heads.max() {
             "one number of key and value heads"
         } else {

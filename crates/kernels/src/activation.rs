@@ -89,7 +89,7 @@ fn gelu<S: Simd>(s: S, x: S::Floats) -> S::Floats {
 }
 
 /// Factor of the logistic function's argument, `2 * sqrt(2 / π)`.
-const GELU_SCALE: f32 = 1.595_769_1;
+const GELU_SCALE: f32 = 1.595_769_2;
 
 /// Factor of the cubic part of its argument.
 const GELU_CUBIC: f32 = 0.044_715;

@@ -78,13 +78,18 @@ fn check_participles(source: &Source) -> Vec<Finding> {
     }
     let types = source.scopes.iter().flat_map(|scope| &scope.types);
     let bare = types.filter(|name| {
-        name.ends_with("ed") && words(name).len() == 1 && !NOT_PARTICIPLES.contains(&name.as_str())
+        name.ends_with("ed") && is_one_word(name) && !NOT_PARTICIPLES.contains(&name.as_str())
     });
     let finding = |name: &String| {
         let message = "is a bare participle; name the thing, as in `PackedWeights`";
         Finding::excusable(Rule::Names, format!("{}::{name}", source.path), message)
     };
     bare.map(finding).collect()
+}
+
+/// Returns true if a name is a single word.
+fn is_one_word(name: &str) -> bool {
+    words(name).iter().filter(|word| !word.is_empty()).count() == 1
 }
 
 /// Returns the words of a name, in lower case: `RequestHandler` and `request_handler` both have two.

@@ -56,7 +56,7 @@ impl TypedBuilder {
         self.unary(scope, "Relu", x, &[])
     }
 
-    /// Adds GELU; `approximate` is `none` or `tanh`.
+    /// Adds GELU; `approximate`: `none` or `tanh`.
     pub fn gelu(&mut self, scope: &Scope, x: Tensor, approximate: &str) -> Result<Tensor> {
         self.unary(scope, "Gelu", x, &[("approximate", Attribute::String(approximate.to_owned()))])
     }

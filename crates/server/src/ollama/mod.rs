@@ -23,7 +23,7 @@ async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
         return Err(admins_only("keep_alive: 0 without a prompt"));
     }
     let (gateway, model) = (app.gateway.clone(), model.to_owned());
-    Ok(app.shared.jobs.run(move || gateway.unload(&model)).await?)
+    app.shared.jobs.run(move || gateway.unload(&model)).await
 }
 
 /// Returns a time in nanoseconds.
