@@ -210,8 +210,12 @@ fn hints_are_ignored_by_name_in_every_protocol() {
     check("/api/embed", embed, "keep_alive, options");
     let rank = json!({"model": reranker, "query": "a", "documents": ["b"], "user": "u"});
     check("/v1/rerank", rank, "user");
-    drop(live);
+}
 
+#[test]
+fn strict_servers_refuse_hints_that_do_not_describe_the_caller() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
     let requests = RequestOptions { strict_parameters: true, ..RequestOptions::default() };
     let live = Live::with_options(tiny.config(), ServeOptions { requests, ..local() });
     let [chat, completion, response, message, ollama, ..]: [Endpoint; 6] =
