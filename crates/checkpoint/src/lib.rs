@@ -3,7 +3,7 @@
 //! Weights have the canonical names of `narthex_spec::arch`, whatever the file calls them. This crate does not depend
 //! on graphs. All bytes are untrusted: malformed files cause a [`CheckpointError`], never a panic.
 //!
-//! Start at [`open`]. The two formats are in `gguf` and `hf`; their common parts are in `tensors`, `names`, `layout`
+//! Start at [`open()`]. The two formats are in `gguf` and `hf`; their common parts are in `tensors`, `names`, `layout`
 //! and `required_tensors`; the differences of model families are in `family`.
 
 mod open;

@@ -5,7 +5,7 @@
 //! would need an owner. Therefore files stay mapped, and two measures turn a change into an error:
 //!
 //! - A read beyond a shrunken file's end, to which the system responds with SIGBUS, returns zeros instead of ending the
-//!   process ([`super::faults`]).
+//!   process (the module `faults`).
 //! - [`FileWatch::check`] compares the file's length and modification time with those at its opening. Readers call it
 //!   after their last read and before they use their results, so zeros never reach a package.
 //!

@@ -41,9 +41,9 @@ pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Builds the documentation of every crate, which fails at a broken link.
+/// Builds the documentation of every crate, private items included, which fails at a broken link.
 pub(crate) fn doc(session: &Session<'_>) -> anyhow::Result<String> {
-    let mut command = session.cargo(&["doc", "--workspace", "--no-deps"]);
+    let mut command = session.cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
     Ok(String::new())
 }

@@ -1,6 +1,6 @@
 //! Prefixes of prompts in files, from which a model answers after a restart.
 //!
-//! Each model has a folder of its own, named after its [identity](identity): what keys and values depend on beside
+//! Each model has a folder of its own, named after its [identity]: what keys and values depend on beside
 //! their tokens. [`block_file`] is the format of a file, [`folder`] reads, writes and evicts files, and [`storage`]
 //! connects them to the engine. The cache never makes a load or an answer fail: files that cannot be read are ignored,
 //! and a folder that cannot be written is read only.
