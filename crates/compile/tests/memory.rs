@@ -1,46 +1,23 @@
 //! Peak memory of a compile: a counting allocator sees a few pieces of a weight, never a whole model.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 mod support;
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
     fs::{self, File},
     io::Write,
     path::Path,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::AtomicBool,
 };
 
 use narthex_compile::pipeline::compile;
 use narthex_spec::{Recipe, Scheme, progress::Quiet, recipe::FixedShapes};
-use narthex_testkit::checkpoint::tiny_llama_safetensors;
+use narthex_testkit::{allocator::CountingAllocator, checkpoint::tiny_llama_safetensors};
 use serde_json::{Value, json};
 
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is forwarded unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const HIDDEN: usize = 1024;
 const INNER: usize = 2816;
@@ -99,10 +76,9 @@ fn checkpoint(folder: &Path) -> u64 {
 fn peak(folder: &Path, recipe: Recipe) -> usize {
     let out = tempfile::tempdir().unwrap();
     let job = support::job(folder, recipe, out.path());
-    let before = HELD.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = ALLOCATOR.reset_peak();
     compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
-    PEAK.load(Ordering::Relaxed).saturating_sub(before)
+    ALLOCATOR.peak().saturating_sub(before)
 }
 
 #[test]

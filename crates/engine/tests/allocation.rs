@@ -1,12 +1,6 @@
 //! Checks with a counting allocator that decoding allocates no memory per token.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
-
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    ops::ControlFlow,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::ops::ControlFlow;
 
 use narthex_engine::{
     config::EngineConfig,
@@ -15,28 +9,10 @@ use narthex_engine::{
     executor::{KvLimits, Limits},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
 };
-use narthex_testkit::executor::FakeExecutor;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller fulfils the contract of `dealloc`, which is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use narthex_testkit::{allocator::CountingAllocator, executor::FakeExecutor};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 struct Silent;
 
@@ -80,11 +56,11 @@ fn decoding_allocates_nothing() {
         core.step();
     }
     let generated = core.stats().generated_tokens;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = ALLOCATOR.allocations();
     for _ in 0..1000 {
         core.step();
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(ALLOCATOR.allocations() - before, 0);
     assert_eq!(core.stats().generated_tokens - generated, 6000);
     // A single sequence with drafts from its own text, and with those of a draft model.
     for looks_back in [1, usize::MAX] {
@@ -101,11 +77,11 @@ fn decoding_allocates_nothing() {
             core.step();
         }
         let accepted = core.stats().accepted_tokens;
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = ALLOCATOR.allocations();
         for _ in 0..40 {
             core.step();
         }
-        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+        assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert!(core.stats().accepted_tokens - accepted > 100, "{:?}", core.stats());
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
 //! from them. It reserves the memory of its values before it is parsed, and a request that tokenises a whole text or
-//! copies a stored conversation reserves memory for this work. The three have budgets of their own, so that a request that holds a share of one and waits
-//! for the next never waits for itself. Each budget has a separate part for small shares, so that these never wait for
-//! large ones.
+//! copies a stored conversation reserves memory for this work. The three have budgets of their own, so that a request
+//! that holds a share of one and waits for the next never waits for itself. Each budget has a separate part for small
+//! shares, so that these never wait for large ones.
 
 use std::{sync::Arc, time::Duration};
 

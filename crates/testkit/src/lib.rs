@@ -2,6 +2,7 @@
 //!
 //! Nothing here is part of the product; no crate depends on it outside its tests.
 
+pub mod allocator;
 pub mod architecture;
 pub mod checkpoint;
 pub mod encoder;

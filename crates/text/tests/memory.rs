@@ -1,37 +1,13 @@
 //! Memory of a tokenizer: a counting allocator sees that texts leave nothing behind.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering},
-};
-
+use narthex_testkit::allocator::CountingAllocator;
 use narthex_text::tokenizer::{Specials, Tokenizer};
 use serde_json::{Map, Value, json};
 
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is forwarded unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Returns a tokenizer whose words are letters, of this type of model.
 fn tokenizer(kind: &str) -> Tokenizer {
@@ -65,17 +41,17 @@ fn texts_and_dropped_tokenizers_leave_nothing_in_memory() {
     for kind in ["BPE", "Unigram"] {
         let first = tokenizer(kind);
         assert_eq!(first.encode("abc", Specials::AsText).unwrap().len(), 3);
-        let before = HELD.load(Ordering::Relaxed);
+        let before = ALLOCATOR.held();
         assert!(first.encode(&text, Specials::AsText).unwrap().len() > WORDS);
-        let grown = HELD.load(Ordering::Relaxed).saturating_sub(before);
+        let grown = ALLOCATOR.held().saturating_sub(before);
         assert!(grown < 32 << 10, "{kind}: {grown} bytes stay after a text of {} bytes", text.len());
 
         drop(first);
-        let before = HELD.load(Ordering::Relaxed);
+        let before = ALLOCATOR.held();
         for _ in 0..50 {
             tokenizer(kind).encode(&text[..1000], Specials::AsText).unwrap();
         }
-        let grown = HELD.load(Ordering::Relaxed).saturating_sub(before);
+        let grown = ALLOCATOR.held().saturating_sub(before);
         assert!(grown < 32 << 10, "{kind}: {grown} bytes stay after 50 tokenizers");
     }
 }

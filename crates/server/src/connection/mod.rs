@@ -5,7 +5,6 @@
 //! takes nothing of an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
 //! the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
 
-mod answer;
 mod state;
 mod stream;
 
@@ -26,8 +25,9 @@ use tokio::time::Duration;
 pub(crate) use state::ConnectionState;
 pub(crate) use stream::ClientStream;
 
-use answer::answer;
 use stream::Connection;
+
+use crate::held_body::{PollResult, hold_watched};
 
 /// Maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -55,7 +55,13 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
         let router = router.clone();
         async move {
             let response = router.call(request).await?;
-            Ok::<_, Infallible>(answer(active, response))
+            active.answer();
+            // The request is active until its answer is complete.
+            let answer = hold_watched(active, response, |active, result| match result {
+                PollResult::Next => active.wait_for_client(),
+                PollResult::Pending => active.wait_for_answer(),
+            });
+            Ok::<_, Infallible>(answer)
         }
     });
     let mut builder = Builder::new(TokioExecutor::new());

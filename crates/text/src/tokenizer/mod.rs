@@ -25,7 +25,7 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use narthex_spec::TokenId;
 use serde_json::{Value, json};
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, ModelWrapper};
 
 pub use gguf::GgufVocab;
 pub use pair::Pair;
@@ -293,9 +293,13 @@ pub(crate) enum Place {
 }
 
 /// Disables the cache of words. The `tokenizers` crate keeps up to 10,000 words in each thread that tokenizes, each of
-/// several kilobytes at worst, and never frees those of a BPE model that was dropped. Without the cache, tokenizing takes
-/// about 1.3 times as long.
+/// several kilobytes at worst, and never frees those of a BPE model that was dropped. Without the cache, tokenizing
+/// takes about 1.3 times as long. Other kinds of models than BPE and unigram have no cache.
 fn disable_cache(tokenizer: &mut tokenizers::Tokenizer) {
+    if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_) | ModelWrapper::Unigram(_)) {
+        return;
+    }
+    // The model is accessible only as a copy.
     let mut model = tokenizer.get_model().clone();
     model.resize_cache(0);
     tokenizer.with_model(model);

@@ -94,7 +94,7 @@ impl ResponseEvents {
         }
     }
 
-    /// Returns the event of a response that is being computed, and before it the event of a new one.
+    /// Returns the event that the response is in progress. At the first call, the event of its creation precedes it.
     fn progress(&mut self) -> Vec<Value> {
         let Some(response) = self.form.as_ref().map(|form| &form.object) else { return Vec::new() };
         let event = |kind: &str| json!({"type": kind, "response": response});
