@@ -14,7 +14,7 @@ use criterion::{Criterion, Throughput};
 use half::f16;
 use narthex_kernels::{
     Attention, Bits, CacheRows, FloatMatrix, FloatRows, FloatWeights, Granularity, Kernels, KeyValues, Mask,
-    MatrixMut, MatrixRef, QuantizedRows, Queries, Scratch,
+    MatrixMut, MatrixRef, QuantizedRows, Queries, Scratch, WeightFormat,
 };
 use support::{Random, Weights};
 
@@ -107,7 +107,7 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
             ] {
                 let mut input = QuantizedRows::default();
                 let floats = random.floats(rows * inputs, 1.0);
-                kernels.quantize(MatrixRef::new(&floats, inputs), 32, granularity, &mut input);
+                kernels.quantize(MatrixRef::new(&floats, inputs), packed.format(), granularity, &mut input);
                 let (mut out, mut scratch) = (vec![0.0; rows * outputs], Scratch::default());
                 let name = format!("w{} {inputs}x{outputs} rows {rows} {granularity:?}", bits.count());
                 let work = Work::Products((rows * inputs * outputs) as u64, limits.dots);
@@ -132,7 +132,7 @@ fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
         let mut input = QuantizedRows::default();
         kernels.quantize(
             MatrixRef::new(&random.floats(inputs, 1.0), inputs),
-            32,
+            packed[0].format(),
             Granularity::Block,
             &mut input,
         );
@@ -154,7 +154,8 @@ fn bench_quantize(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits)
         let mut out = QuantizedRows::default();
         let name = format!("quantize 256x576 {granularity:?}");
         bench(criterion, &name, Work::Bytes(floats.len() as u64 * 4, limits.reads), || {
-            kernels.quantize(MatrixRef::new(&floats, 576), 32, granularity, &mut out);
+            let weights = WeightFormat { block: 32, bits: Bits::Four };
+            kernels.quantize(MatrixRef::new(&floats, 576), weights, granularity, &mut out);
         });
     }
 }

@@ -7,12 +7,17 @@ use std::ops::Range;
 
 use crate::{
     aligned::AlignedBytes,
+    packed::{Bits, WeightFormat},
     simd::{LANES, Operation, Simd, amx::TILE_ROWS},
     view::MatrixRef,
 };
 
 /// Maximum number of rows in a panel.
 pub(crate) const MAX_PANEL: usize = 6;
+
+/// Minimum number of rows for which four-bit weights are unpacked to memory. With fewer rows, they are unpacked in
+/// registers.
+pub(crate) const UNPACK_ROWS: usize = 13;
 
 /// Largest magnitude of a rounded activation. -128 is excluded because its negation does not fit into eight bits.
 const TOP: f32 = 127.0;
@@ -52,9 +57,11 @@ pub struct QuantizedRows {
     panel_rows: usize,
     /// Interleaved activations: for each panel and group of four inputs, four activations of each row.
     quads: Vec<[i8; 4]>,
+    /// The interleaved activations are unsigned bytes, to which 128 was added.
+    biased: bool,
     /// Activations for AMX: for each panel, sixteen rows.
     bytes: AlignedBytes,
-    /// Sums of activations: for each panel and block, one sum of each row.
+    /// Negated sums of activations: for each panel and block, one of each row.
     sums: Vec<i32>,
     /// Scales: for each panel, and for each block if blocks have scales, one scale of each row.
     scales: Vec<f32>,
@@ -66,6 +73,7 @@ pub struct QuantizedRows {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel<'a> {
     pub(crate) quads: &'a [[i8; 4]],
+    /// Negated sums of blocks.
     pub(crate) sums: &'a [i32],
     pub(crate) row_scales: Option<&'a [f32]>,
     pub(crate) block_scales: Option<&'a [f32]>,
@@ -81,7 +89,7 @@ pub(crate) struct TilePanel<'a> {
     pub(crate) activations: &'a [u8],
     /// Number of activations in a row with its padding.
     pub(crate) stride: usize,
-    /// Sums of blocks, `[blocks, 16]`.
+    /// Negated sums of blocks, `[blocks, 16]`.
     pub(crate) sums: &'a [[i32; TILE_ROWS]],
     pub(crate) row_scales: Option<&'a [f32; TILE_ROWS]>,
     /// Scales of blocks, `[blocks, 16]`.
@@ -98,6 +106,7 @@ impl Default for QuantizedRows {
             arrangement: Arrangement::Interleaved,
             panel_rows: 1,
             quads: Vec::new(),
+            biased: false,
             bytes: AlignedBytes::default(),
             sums: Vec::new(),
             scales: Vec::new(),
@@ -134,6 +143,16 @@ impl QuantizedRows {
         }
     }
 
+    /// Returns whether the interleaved activations are unsigned bytes, to which 128 was added.
+    pub(crate) fn biased(&self) -> bool {
+        self.biased
+    }
+
+    /// Returns the interleaved activations of all panels.
+    pub(crate) fn quads(&self) -> &[[i8; 4]] {
+        &self.quads
+    }
+
     pub(crate) fn arrangement(&self) -> Arrangement {
         self.arrangement
     }
@@ -144,14 +163,15 @@ impl QuantizedRows {
         (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
     }
 
-    /// Returns the interleaved panel of these rows.
-    pub(crate) fn panel(&self, rows: &Range<usize>) -> Panel<'_> {
+    /// Returns the interleaved panel of these rows. Its activations are those of `quads`, which has the order of
+    /// [`Self::quads`].
+    pub(crate) fn panel<'a>(&'a self, rows: &Range<usize>, quads: &'a [[i8; 4]]) -> Panel<'a> {
         let (blocks, groups, scales) = (self.blocks(), self.block / 4, self.scales_per_row());
         let part = |width: usize| rows.start * width..rows.end * width;
         let scales = &self.scales[part(scales)];
         let by_row = self.granularity == Granularity::Row;
         Panel {
-            quads: &self.quads[part(blocks * groups)],
+            quads: &quads[part(blocks * groups)],
             sums: &self.sums[part(blocks)],
             row_scales: by_row.then_some(scales),
             block_scales: (!by_row).then_some(scales),
@@ -189,8 +209,9 @@ impl QuantizedRows {
                 panel.row_scales.map(std::slice::from_ref).or(panel.block_scales).unwrap_or_default();
             return (integers.collect(), scales.iter().map(|scales| scales[at]).collect());
         }
-        let panel = self.panel(&rows);
-        let quads = panel.quads.chunks_exact(len).flat_map(|quads| quads[at]);
+        let panel = self.panel(&rows, &self.quads);
+        let bias = bias(self.biased);
+        let quads = panel.quads.chunks_exact(len).flat_map(|quads| quads[at].map(|x| x ^ bias));
         let scales = panel.row_scales.or(panel.block_scales).unwrap_or_default();
         (quads.take(self.inputs).collect(), scales.chunks_exact(len).map(|scales| scales[at]).collect())
     }
@@ -199,7 +220,7 @@ impl QuantizedRows {
 /// Operation that rounds a matrix.
 pub(crate) struct Quantize<'a> {
     pub(crate) input: MatrixRef<'a>,
-    pub(crate) block: usize,
+    pub(crate) weights: WeightFormat,
     pub(crate) granularity: Granularity,
     pub(crate) arrangement: Arrangement,
     pub(crate) out: &'a mut QuantizedRows,
@@ -210,8 +231,10 @@ impl Operation for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { input, block, granularity, arrangement, out } = self;
+        let Self { input, weights: WeightFormat { block, bits }, granularity, arrangement, out } = self;
         (out.rows, out.inputs) = (input.rows(), input.columns());
+        out.biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && out.rows >= UNPACK_ROWS;
+        let bias = u32::from_ne_bytes([bias(out.biased) as u8; 4]);
         (out.block, out.granularity, out.arrangement) = (block, granularity, arrangement);
         let (blocks, groups) = (out.blocks(), block / 4);
         let places = match arrangement {
@@ -252,9 +275,11 @@ impl Operation for Quantize<'_> {
                 }
                 match arrangement {
                     Arrangement::Interleaved => {
-                        let quads = &mut out.quads[first * blocks * groups + at..];
-                        for (slot, quad) in quads.iter_mut().step_by(len).zip(&out.row) {
-                            *slot = *quad;
+                        let quads = &mut out.quads[first * blocks * groups..];
+                        for (slots, quad) in quads.chunks_exact_mut(len).zip(&out.row) {
+                            slots[at] = (u32::from_ne_bytes(quad.map(|x| x as u8)) ^ bias)
+                                .to_ne_bytes()
+                                .map(|x| x as i8);
                         }
                     }
                     Arrangement::Tiles => {
@@ -266,11 +291,16 @@ impl Operation for Quantize<'_> {
                 }
                 let sums = &mut out.sums[first * blocks + at..];
                 for (slot, block) in sums.iter_mut().step_by(len).zip(out.row.chunks_exact(groups)) {
-                    *slot = block.as_flattened().iter().map(|x| i32::from(*x)).sum();
+                    *slot = block.as_flattened().iter().map(|x| -i32::from(*x)).sum();
                 }
             }
         }
     }
+}
+
+/// Returns the number that changes activations to biased ones and back by exclusive or.
+pub(crate) fn bias(biased: bool) -> i8 {
+    if biased { i8::MIN } else { 0 }
 }
 
 /// Operation that rounds one row.

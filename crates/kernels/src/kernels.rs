@@ -7,13 +7,13 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow},
+    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow, UNPACK_ROWS},
     attention::{Attend, Attention, AttentionOutput, AttentionPart, Join, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
     matmul::{FourBit, MatMul, Scratch},
-    packed::PackedMatrix,
+    packed::{PackedMatrix, WeightFormat},
     simd::{LANES, Operation, Simd, amx::Amx, portable::Portable},
     tile_matmul::TileMatMul,
     view::{MatrixMut, MatrixRef},
@@ -78,10 +78,6 @@ impl InstructionSet {
     }
 }
 
-/// Minimum number of rows for which four-bit weights are unpacked to memory. With fewer rows, they are unpacked in
-/// registers.
-const UNPACK_ROWS: usize = 13;
-
 /// Minimum number of rows for AMX. With fewer rows, unpacking the weights takes too much of the time.
 const AMX_ROWS: usize = 32;
 
@@ -142,21 +138,23 @@ impl Kernels {
         if self.amx.is_some() { "AMX" } else { self.rows.name() }
     }
 
-    /// Rounds activations to eight bits, for products of these kernels with weights in blocks of `block` inputs.
+    /// Rounds activations to eight bits, for products of these kernels with weights of this format. Products with the
+    /// other number of bits have the same results, but may take longer.
     ///
     /// # Panics
-    /// Panics if `block` is not a multiple of 16.
+    /// Panics if the number of inputs in a block is not a multiple of 16.
     pub fn quantize(
         &self,
         input: MatrixRef<'_>,
-        block: usize,
+        weights: WeightFormat,
         granularity: Granularity,
         out: &mut QuantizedRows,
     ) {
+        let block = weights.block;
         assert!(block > 0 && block.is_multiple_of(16), "blocks of {block}");
         let by_tiles = self.amx.is_some() && input.rows() >= AMX_ROWS;
         let arrangement = if by_tiles { Arrangement::Tiles } else { Arrangement::Interleaved };
-        self.rows.run(Quantize { input, block, granularity, arrangement, out });
+        self.rows.run(Quantize { input, weights, granularity, arrangement, out });
     }
 
     /// Multiplies activations by a range of a matrix's columns. The range starts at a multiple of 16, and ends at a

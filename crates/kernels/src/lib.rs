@@ -42,5 +42,5 @@ pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;
 pub use layer_norm::LayerNorm;
 pub use matmul::Scratch;
-pub use packed::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
+pub use packed::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes, WeightFormat};
 pub use view::{MatrixMut, MatrixRef};

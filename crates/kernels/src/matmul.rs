@@ -5,10 +5,10 @@
 //! any number of rows, any range of columns and any instruction set, so the results of a row do not depend on the other
 //! rows and columns that are computed with it.
 
-use std::{marker::PhantomData, ops::Range};
+use std::{marker::PhantomData, mem::take, ops::Range};
 
 use crate::{
-    activations::{Panel, QuantizedRows},
+    activations::{Panel, QuantizedRows, bias},
     aligned::{AlignedBytes, LINE},
     attention::Buffers,
     math::store_part,
@@ -21,7 +21,12 @@ use crate::{
 /// Buffers that kernels reuse from call to call; one for each thread.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    /// Unpacked weights.
     pub(crate) bytes: AlignedBytes,
+    /// Initial sums of blocks of unpacked weights.
+    starts: Vec<[i32; LANES]>,
+    /// Activations with the bias that the weights need.
+    quads: Vec<[i8; 4]>,
     pub(crate) attention: Buffers,
 }
 
@@ -33,7 +38,7 @@ const PREFETCH_ROWS: usize = 4;
 pub(crate) enum FourBit {
     /// Nibbles are separated in registers, once for each panel.
     InRegisters,
-    /// A tile is unpacked to bytes once, and all panels read the bytes.
+    /// A tile is unpacked to signed bytes once, relative to its zero points, and all panels read the bytes.
     AsBytes,
 }
 
@@ -60,52 +65,72 @@ impl Operation for MatMul<'_> {
     }
 }
 
+/// Weights of sixteen columns.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    /// Scales and zero points, and the integers in the layout of a [`Format`].
+    tile: Tile<'a>,
+    /// Initial sums of blocks, if the format has them.
+    starts: &'a [[i32; LANES]],
+}
+
 impl MatMul<'_> {
     #[inline(always)]
     fn walk<S: Simd, F: Format>(&mut self, s: S) {
-        let tiles = self.weights.tiles();
+        let (tiles, mut copy) = (self.weights.tiles(), take(&mut self.scratch.quads));
+        let quads = with_bias(self.input, false, &mut copy);
         for step in Step::all(&self.columns, S::TILES) {
-            self.multiply::<S, F>(s, &load_tiles(&tiles, step), step);
+            let columns = load_tiles(&tiles, step).map(|tile| Columns { tile, starts: &[] });
+            self.multiply::<S, F>(s, &columns, quads, step);
         }
+        self.scratch.quads = copy;
     }
 
     #[inline(always)]
     fn walk_unpacked<S: Simd>(&mut self, s: S) {
-        let tiles = self.weights.tiles();
-        let mut buffer = std::mem::take(&mut self.scratch.bytes);
+        let (tiles, mut copy) = (self.weights.tiles(), take(&mut self.scratch.quads));
+        let quads = with_bias(self.input, S::CENTERED_BIAS != 0, &mut copy);
+        let (mut buffer, mut sums) = (take(&mut self.scratch.bytes), take(&mut self.scratch.starts));
+        let blocks = self.weights.inputs().div_ceil(self.weights.block());
+        sums.resize(2 * blocks, [0; LANES]);
         for step in Step::all(&self.columns, S::TILES) {
-            let mut loaded = load_tiles(&tiles, step);
-            let lines = loaded[0].quants.len() * 2;
-            let (unpacked, _) = buffer.reserve(2 * lines * LINE).as_chunks_mut::<LINE>();
-            for (tile, out) in loaded[..step.count].iter().zip(unpacked.chunks_exact_mut(lines)) {
-                for (packed, out) in tile.quants.iter().zip(out.as_chunks_mut::<2>().0) {
-                    s.prefetch(packed);
-                    let [low, high] = s.unpack_nibbles(packed);
-                    s.store_nibbles(low, &mut out[0]);
-                    s.store_nibbles(high, &mut out[1]);
-                }
+            let loaded = load_tiles(&tiles, step);
+            let count = loaded[0].quants.len() * 2;
+            let (lines, _) = buffer.reserve(2 * count * LINE).as_chunks_mut::<LINE>();
+            let (lines, starts) = (lines.split_at_mut(count), sums.split_at_mut(blocks));
+            unpack(s, &loaded[0], lines.0, starts.0);
+            if step.count == 2 {
+                unpack(s, &loaded[1], lines.1, starts.1);
             }
-            let (first, second) = unpacked.split_at(lines);
-            loaded[0].quants = first;
-            loaded[1].quants = second;
-            self.multiply::<S, UnpackedNibbles>(s, &loaded, step);
+            let columns = [
+                Columns { tile: Tile { quants: lines.0, ..loaded[0] }, starts: starts.0 },
+                Columns { tile: Tile { quants: lines.1, ..loaded[1] }, starts: starts.1 },
+            ];
+            self.multiply::<S, CenteredNibbles>(s, &columns, quads, step);
         }
-        self.scratch.bytes = buffer;
+        self.scratch.quads = copy;
+        (self.scratch.bytes, self.scratch.starts) = (buffer, sums);
     }
 
     /// Multiplies all panels by one or two tiles.
     #[inline(always)]
-    fn multiply<S: Simd, F: Format>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: Step) {
+    fn multiply<S: Simd, F: Format>(
+        &mut self,
+        s: S,
+        columns: &[Columns<'_>; 2],
+        quads: &[[i8; 4]],
+        step: Step,
+    ) {
         let lengths = || self.input.panels().map(|rows| rows.len());
         let (Some(least), Some(most)) = (lengths().min(), lengths().max()) else { return };
         for length in least..=most {
             match length {
-                1 => s.run(PanelProducts::<F, 1>::new(self, tiles, step)),
-                2 => s.run(PanelProducts::<F, 2>::new(self, tiles, step)),
-                3 => s.run(PanelProducts::<F, 3>::new(self, tiles, step)),
-                4 => s.run(PanelProducts::<F, 4>::new(self, tiles, step)),
-                5 => s.run(PanelProducts::<F, 5>::new(self, tiles, step)),
-                6 => s.run(PanelProducts::<F, 6>::new(self, tiles, step)),
+                1 => s.run(PanelProducts::<F, 1>::new(self, columns, quads, step)),
+                2 => s.run(PanelProducts::<F, 2>::new(self, columns, quads, step)),
+                3 => s.run(PanelProducts::<F, 3>::new(self, columns, quads, step)),
+                4 => s.run(PanelProducts::<F, 4>::new(self, columns, quads, step)),
+                5 => s.run(PanelProducts::<F, 5>::new(self, columns, quads, step)),
+                6 => s.run(PanelProducts::<F, 6>::new(self, columns, quads, step)),
                 other => unreachable!("panels have up to 6 rows, not {other}"),
             }
         }
@@ -133,14 +158,21 @@ impl MatMul<'_> {
 /// its own; one function for all takes the compiler several times as long.
 struct PanelProducts<'a, 'b, F, const R: usize> {
     matmul: &'a mut MatMul<'b>,
-    tiles: &'a [Tile<'a>; 2],
+    columns: &'a [Columns<'a>; 2],
+    /// Activations with the bias of the format.
+    quads: &'a [[i8; 4]],
     step: Step,
     format: PhantomData<F>,
 }
 
 impl<'a, 'b, F: Format, const R: usize> PanelProducts<'a, 'b, F, R> {
-    fn new(matmul: &'a mut MatMul<'b>, tiles: &'a [Tile<'a>; 2], step: Step) -> Self {
-        Self { matmul, tiles, step, format: PhantomData }
+    fn new(
+        matmul: &'a mut MatMul<'b>,
+        columns: &'a [Columns<'a>; 2],
+        quads: &'a [[i8; 4]],
+        step: Step,
+    ) -> Self {
+        Self { matmul, columns, quads, step, format: PhantomData }
     }
 }
 
@@ -149,21 +181,56 @@ impl<F: Format, const R: usize> Operation for PanelProducts<'_, '_, F, R> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { matmul, tiles, step, .. } = self;
+        let Self { matmul, columns, quads, step, .. } = self;
         let input = matmul.input;
         for rows in input.panels().filter(|rows| rows.len() == R) {
-            let panel = input.panel(&rows);
+            let panel = input.panel(&rows, quads);
             // A product of one row is bound by memory, which is fastest when it is read sequentially.
             if S::TILES == 2 && step.count == 2 && R > 1 {
-                let sums = product::<S, F, R, 2>(s, tiles, &panel);
+                let sums = product::<S, F, R, 2>(s, columns, &panel);
                 matmul.store(s, &sums, rows.start, step.tile);
             } else {
-                for (at, one) in tiles[..step.count].iter().enumerate() {
+                for (at, one) in columns[..step.count].iter().enumerate() {
                     let sums = product::<S, F, R, 1>(s, &[*one], &panel);
                     matmul.store(s, &sums, rows.start, step.tile + at);
                 }
             }
         }
+    }
+}
+
+/// Returns the activations of all panels, biased or not. They are copied if the input has them only otherwise.
+fn with_bias<'a>(input: &'a QuantizedRows, biased: bool, copy: &'a mut Vec<[i8; 4]>) -> &'a [[i8; 4]] {
+    if input.biased() == biased {
+        return input.quads();
+    }
+    let bias = bias(true);
+    copy.clear();
+    copy.extend(input.quads().iter().map(|quad| quad.map(|x| x ^ bias)));
+    copy
+}
+
+/// Writes the weights of a tile as signed bytes, relative to their zero points, and the sums with which their blocks
+/// start.
+#[inline(always)]
+fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut [[i32; LANES]]) {
+    let Some(count) = tile.quants.len().checked_div(starts.len()) else { return };
+    let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
+    for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
+        let zeros = tile.zeros.map_or(&[Nibbles::MIDDLE as u8; LANES], |zeros| &zeros[block]);
+        let mut sum = s.splat_int(0);
+        for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
+            s.prefetch(packed);
+            for (weights, line) in s.unpack_nibbles(packed).into_iter().zip(lines) {
+                let weights = s.center_nibbles(weights, zeros);
+                s.store_nibbles(weights, line);
+                if S::CENTERED_BIAS != 0 {
+                    // The products with the bias, which are 0 as numbers.
+                    sum = s.dot_centered(sum, weights, s.splat_quad(&[bias(true); 4]));
+                }
+            }
+        }
+        s.store_ints(s.sub_ints(s.splat_int(0), sum), start);
     }
 }
 
@@ -177,8 +244,8 @@ trait Format {
     const MIDDLE: i32;
     /// Number of lines that contain four groups of four inputs.
     const LINES: usize;
-    /// The lines are those of the matrix and not of a copy.
-    const STORED: bool = true;
+    /// The lines are a copy of the matrix's, relative to the zero points, and blocks have initial sums.
+    const UNPACKED: bool = false;
 
     /// Number that products subtract from each weight.
     fn offset<S: Simd>() -> i32 {
@@ -200,8 +267,8 @@ struct Bytes;
 /// Weights of four bits, two in each byte.
 struct Nibbles;
 
-/// Weights of four bits, one in each byte.
-struct UnpackedNibbles;
+/// Weights of four bits as signed bytes, relative to their zero points.
+struct CenteredNibbles;
 
 impl Format for Bytes {
     const MIDDLE: i32 = 128;
@@ -261,10 +328,10 @@ impl Format for Nibbles {
     }
 }
 
-impl Format for UnpackedNibbles {
-    const MIDDLE: i32 = 8;
+impl Format for CenteredNibbles {
+    const MIDDLE: i32 = 0;
     const LINES: usize = 4;
-    const STORED: bool = false;
+    const UNPACKED: bool = true;
 
     #[inline(always)]
     fn accumulate<S: Simd, const R: usize, const V: usize>(
@@ -281,7 +348,7 @@ impl Format for UnpackedNibbles {
             for r in 0..R {
                 let quad = s.splat_quad(&quads[g][r]);
                 for v in 0..V {
-                    acc[r][v] = s.dot_nibbles(acc[r][v], weights[v], quad);
+                    acc[r][v] = s.dot_centered(acc[r][v], weights[v], quad);
                 }
             }
         }
@@ -292,7 +359,7 @@ impl Format for UnpackedNibbles {
 #[inline(always)]
 fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
-    tiles: &[Tile<'_>; V],
+    columns: &[Columns<'_>; V],
     panel: &Panel<'_>,
 ) -> [[S::Floats; V]; R] {
     let mut sums = [[s.splat(0.0); V]; R];
@@ -302,24 +369,12 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     // A step consists of sixteen inputs.
     let steps = panel.groups / 4;
     for block in 0..panel.blocks {
-        let mut acc = start::<S, F, R, V>(s, tiles, block, &rows_of_sums[block]);
+        let mut acc = start::<S, F, R, V>(s, columns, block, &rows_of_sums[block]);
         for (step, quads) in rows_of_quads[block * steps..][..steps].iter().enumerate() {
-            let line = (block * steps + step) * F::LINES;
-            let mut lines = [&tiles[0].quants[line..][..F::LINES]; V];
-            for v in 1..V {
-                lines[v] = &tiles[v].quants[line..][..F::LINES];
-            }
-            if R <= PREFETCH_ROWS && F::STORED {
-                for v in 0..V {
-                    for line in lines[v] {
-                        s.prefetch(line);
-                    }
-                }
-            }
-            F::accumulate(s, lines, quads, &mut acc);
+            accumulate::<S, F, R, V>(s, columns, block * steps + step, quads, &mut acc);
         }
         for v in 0..V {
-            let scale = tiles[v].scales.load(s, block);
+            let scale = columns[v].tile.scales.load(s, block);
             match panel.block_scales {
                 None => {
                     for r in 0..R {
@@ -347,20 +402,51 @@ fn product<S: Simd, F: Format, const R: usize, const V: usize>(
     sums
 }
 
-/// Returns the initial values of a block's sums, which account for the zero points.
+/// Adds the products of a step of sixteen inputs.
+#[inline(always)]
+fn accumulate<S: Simd, F: Format, const R: usize, const V: usize>(
+    s: S,
+    columns: &[Columns<'_>; V],
+    step: usize,
+    quads: &[[[i8; 4]; R]; 4],
+    acc: &mut [[S::Ints; V]; R],
+) {
+    let line = step * F::LINES;
+    let mut lines = [&columns[0].tile.quants[line..][..F::LINES]; V];
+    for v in 1..V {
+        lines[v] = &columns[v].tile.quants[line..][..F::LINES];
+    }
+    if R <= PREFETCH_ROWS && !F::UNPACKED {
+        for v in 0..V {
+            for line in lines[v] {
+                s.prefetch(line);
+            }
+        }
+    }
+    F::accumulate(s, lines, quads, acc);
+}
+
+/// Returns the initial values of a block's sums, which account for the zero points or for the bias of the activations.
 #[inline(always)]
 fn start<S: Simd, F: Format, const R: usize, const V: usize>(
     s: S,
-    tiles: &[Tile<'_>; V],
+    columns: &[Columns<'_>; V],
     block: usize,
-    row_sums: &[i32; R],
+    negated_sums: &[i32; R],
 ) -> [[S::Ints; V]; R] {
     let mut acc = [[s.splat_int(0); V]; R];
     for v in 0..V {
-        match tiles[v].zeros {
+        if F::UNPACKED {
+            let start = s.load_ints(&columns[v].starts[block]);
+            for r in 0..R {
+                acc[r][v] = start;
+            }
+            continue;
+        }
+        match columns[v].tile.zeros {
             None => {
                 for r in 0..R {
-                    acc[r][v] = s.splat_int((F::offset::<S>() - F::MIDDLE) * row_sums[r]);
+                    acc[r][v] = s.splat_int((F::MIDDLE - F::offset::<S>()) * negated_sums[r]);
                 }
             }
             Some(zeros) => {
@@ -369,7 +455,7 @@ fn start<S: Simd, F: Format, const R: usize, const V: usize>(
                     zeros = s.sub_ints(zeros, s.splat_int(F::offset::<S>()));
                 }
                 for r in 0..R {
-                    acc[r][v] = s.mul_short(zeros, -row_sums[r]);
+                    acc[r][v] = s.mul_short(zeros, negated_sums[r]);
                 }
             }
         }

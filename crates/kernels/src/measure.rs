@@ -87,7 +87,7 @@ impl Times {
             let (mut input, mut scratch) = (QuantizedRows::default(), std::mem::take(&mut scratch));
             kernels.quantize(
                 MatrixRef::new(&floats[..rows * INPUTS], INPUTS),
-                32,
+                packed.format(),
                 Granularity::Block,
                 &mut input,
             );

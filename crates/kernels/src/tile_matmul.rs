@@ -125,7 +125,7 @@ impl Product {
             }
             let sums = &self.sums[block % 2].0;
             let (scale, row_sums) = (tile.scales.load(s, block), &panel.sums[block]);
-            let zeros = tile.zeros.map(|zeros| offsets(s, &zeros[block]));
+            let zeros = tile.zeros.map(|zeros| zero_factors(s, &zeros[block]));
             for r in 0..TILE_ROWS {
                 let mut sum = s.load_i32(&sums[r]);
                 if let Some(zeros) = zeros {
@@ -156,8 +156,8 @@ impl Product {
     }
 }
 
-/// Returns what the sum of a row's activations is multiplied by to account for zero points other than [`MIDDLE`].
+/// Returns the factors of a row's negated sum of activations that account for zero points other than [`MIDDLE`].
 #[inline(always)]
-fn offsets<S: Simd>(s: S, zeros: &[u8; LANES]) -> S::Floats {
-    s.sub(s.splat(f32::from(MIDDLE)), s.to_floats(s.load_zero_points(zeros)))
+fn zero_factors<S: Simd>(s: S, zeros: &[u8; LANES]) -> S::Floats {
+    s.sub(s.to_floats(s.load_zero_points(zeros)), s.splat(f32::from(MIDDLE)))
 }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use narthex_kernels::{
     Bits, Granularity, KernelError, Kernels, MatrixMut, MatrixRef, PackedMatrix, QuantizedRows, Scratch,
+    WeightFormat,
 };
 use support::{Random, Weights, accelerated, same};
 
 fn quantize(kernels: &Kernels, input: &[f32], weights: &Weights, granularity: Granularity) -> QuantizedRows {
     let mut rows = QuantizedRows::default();
-    kernels.quantize(MatrixRef::new(input, weights.inputs), weights.block, granularity, &mut rows);
+    let format = WeightFormat { block: weights.block, bits: weights.bits };
+    kernels.quantize(MatrixRef::new(input, weights.inputs), format, granularity, &mut rows);
     rows
 }
 
@@ -57,6 +59,12 @@ fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
         assert!(same(&multiply(&kernels, &own, &packed), &reference), "{name}");
         // The panels of one instruction set can be used on another.
         assert!(same(&multiply(&kernels, &rows, &packed), &reference), "{name}");
+        // Activations that were rounded for the other number of bits give the same results.
+        let bits = if weights.bits == Bits::Four { Bits::Eight } else { Bits::Four };
+        let mut other = QuantizedRows::default();
+        let format = WeightFormat { block: weights.block, bits };
+        kernels.quantize(MatrixRef::new(input, weights.inputs), format, granularity, &mut other);
+        assert!(same(&multiply(&kernels, &other, &packed), &reference), "{name}: other bits");
     }
 }
 

@@ -162,7 +162,7 @@ impl Shared {
 
     /// Rounds rows for the product with a layer's weights.
     pub(super) fn quantize(&self, linear: &Linear, x: MatrixRef<'_>, rows: &mut QuantizedRows) {
-        self.kernels.quantize(x, linear.weights.block(), Granularity::Block, rows);
+        self.kernels.quantize(x, linear.weights.format(), Granularity::Block, rows);
     }
 
     /// Multiplies rows by all columns, which are divided between threads.

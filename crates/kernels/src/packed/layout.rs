@@ -28,6 +28,15 @@ impl Bits {
     }
 }
 
+/// Properties of weights on which the layout of activations depends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightFormat {
+    /// Number of inputs that share a scale.
+    pub block: usize,
+    /// Width of a weight.
+    pub bits: Bits,
+}
+
 /// First bytes of a packed matrix; the last is the version of the layout.
 const MAGIC: [u8; 8] = *b"NARXPAK\x01";
 

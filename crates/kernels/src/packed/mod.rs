@@ -17,8 +17,8 @@ use crate::{
 };
 
 pub use blocked::{BlockedWeights, Scales};
-pub use layout::Bits;
 use layout::Layout;
+pub use layout::{Bits, WeightFormat};
 
 /// Bytes with another owner, such as a mapped file.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -98,6 +98,11 @@ impl PackedMatrix {
     /// Returns the width of a weight.
     pub fn bits(&self) -> Bits {
         self.layout.bits
+    }
+
+    /// Returns the format for which activations are rounded.
+    pub fn format(&self) -> WeightFormat {
+        WeightFormat { block: self.block(), bits: self.bits() }
     }
 
     /// Returns the tiles of sixteen outputs.

@@ -69,6 +69,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Quad = __m256i;
 
     const BYTE_OFFSET: i32 = if VNNI { 0 } else { 128 };
+    const CENTERED_BIAS: i32 = 128;
     const ROWS: usize = 3;
     const FLOAT_ROWS: usize = 6;
     const TILES: usize = 1;
@@ -108,6 +109,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn to_floats(self, x: [__m256i; 2]) -> [__m256; 2] {
         instruction!([_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])])
+    }
+
+    #[inline(always)]
+    fn load_ints(self, x: &[i32; 16]) -> [__m256i; 2] {
+        // SAFETY: 64 bytes are readable, and `self` proves the features.
+        unsafe { [_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(8).cast())] }
     }
 
     #[inline(always)]
@@ -157,6 +164,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn center_nibbles(self, x: [__m256i; 2], zeros: &[u8; 16]) -> [__m256i; 2] {
+        let zeros = self.load_zero_points(zeros);
+        instruction!({
+            let repeated = _mm256_set1_epi32(0x0101_0101);
+            [
+                _mm256_sub_epi8(x[0], _mm256_mullo_epi32(zeros[0], repeated)),
+                _mm256_sub_epi8(x[1], _mm256_mullo_epi32(zeros[1], repeated)),
+            ]
+        })
+    }
+
+    #[inline(always)]
     fn prefetch(self, line: &[u8; 64]) {
         // SAFETY: a prefetch reads nothing, whatever its address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(PREFETCH).cast()) }
@@ -197,6 +216,19 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             ])
         } else {
             [dot_in_shorts(acc[0], weights[0], quad), dot_in_shorts(acc[1], weights[1], quad)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_centered(self, acc: [__m256i; 2], weights: [__m256i; 2], quad: __m256i) -> [__m256i; 2] {
+        if VNNI {
+            instruction!([
+                _mm256_dpbusd_avx_epi32(acc[0], quad, weights[0]),
+                _mm256_dpbusd_avx_epi32(acc[1], quad, weights[1])
+            ])
+        } else {
+            // The sum of two products of an activation up to 255 and a magnitude up to 15 fits into sixteen bits.
+            [dot_in_shorts(acc[0], quad, weights[0]), dot_in_shorts(acc[1], quad, weights[1])]
         }
     }
 

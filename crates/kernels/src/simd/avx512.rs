@@ -47,6 +47,7 @@ impl Simd for Avx512 {
     type Quad = __m512i;
 
     const BYTE_OFFSET: i32 = 0;
+    const CENTERED_BIAS: i32 = 128;
     const ROWS: usize = 6;
     const FLOAT_ROWS: usize = 12;
     const TILES: usize = 2;
@@ -74,12 +75,19 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn mul_short(self, a: __m512i, b: i32) -> __m512i {
-        instruction!(_mm512_madd_epi16(a, _mm512_set1_epi32(b & 0xffff)))
+        // The upper halves of zero points are 0, so those of `b` do not matter.
+        instruction!(_mm512_madd_epi16(a, _mm512_set1_epi32(b)))
     }
 
     #[inline(always)]
     fn to_floats(self, x: __m512i) -> __m512 {
         instruction!(_mm512_cvtepi32_ps(x))
+    }
+
+    #[inline(always)]
+    fn load_ints(self, x: &[i32; 16]) -> __m512i {
+        // SAFETY: 64 bytes are readable, and `self` proves the features.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
     }
 
     #[inline(always)]
@@ -114,6 +122,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn center_nibbles(self, x: __m512i, zeros: &[u8; 16]) -> __m512i {
+        let zeros = self.load_zero_points(zeros);
+        instruction!(_mm512_sub_epi8(x, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x0101_0101))))
+    }
+
+    #[inline(always)]
     fn prefetch(self, line: &[u8; 64]) {
         // SAFETY: a prefetch reads nothing, whatever its address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(PREFETCH).cast()) }
@@ -133,6 +147,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_nibbles(self, acc: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
         self.dot_bytes(acc, weights, quad)
+    }
+
+    #[inline(always)]
+    fn dot_centered(self, acc: __m512i, weights: __m512i, quad: __m512i) -> __m512i {
+        instruction!(_mm512_dpbusd_epi32(acc, quad, weights))
     }
 
     #[inline(always)]

@@ -54,6 +54,8 @@ pub(crate) trait Simd: Copy {
 
     /// Number that [`Self::dot_bytes`] subtracts from each weight.
     const BYTE_OFFSET: i32;
+    /// Number that [`Self::dot_centered`] expects to be added to each activation, 128 or 0.
+    const CENTERED_BIAS: i32;
     /// Number of rows in the register tile of integer products.
     const ROWS: usize;
     /// Number of rows in the register tile of float products, which needs half as many registers for a row.
@@ -70,10 +72,13 @@ pub(crate) trait Simd: Copy {
     fn load_zero_points(self, zeros: &[u8; 16]) -> Self::Ints;
     /// Lane-wise difference.
     fn sub_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// Lane-wise product of 16-bit integers and one 16-bit integer.
+    /// Lane-wise product of zero points, from which [`Self::BYTE_OFFSET`] may have been subtracted, and one 16-bit
+    /// integer.
     fn mul_short(self, a: Self::Ints, b: i32) -> Self::Ints;
     /// Nearest floats. The conversion is exact below 2^24.
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
+    /// Loads sixteen integers.
+    fn load_ints(self, x: &[i32; 16]) -> Self::Ints;
     /// Stores all lanes.
     fn store_ints(self, x: Self::Ints, out: &mut [i32; 16]);
 
@@ -86,6 +91,8 @@ pub(crate) trait Simd: Copy {
     /// Loads 128 weights of four bits. The first vector has those of the low halves, the second those of the high
     /// halves.
     fn unpack_nibbles(self, x: &[u8; 64]) -> [Self::Nibbles; 2];
+    /// Subtracts from each weight the zero point of its lane.
+    fn center_nibbles(self, x: Self::Nibbles, zeros: &[u8; 16]) -> Self::Nibbles;
     /// Starts to load the cache line that lies [`PREFETCH`] bytes behind another one. It need not be readable.
     fn prefetch(self, line: &[u8; 64]);
     /// Stores 64 weights, one in each byte.
@@ -95,6 +102,9 @@ pub(crate) trait Simd: Copy {
     fn dot_bytes(self, acc: Self::Ints, weights: Self::Bytes, quad: Self::Quad) -> Self::Ints;
     /// Adds to each lane the exact product of its four weights with four activations.
     fn dot_nibbles(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
+    /// Adds to each lane the exact product of its four weights of [`Self::center_nibbles`] with four activations, to
+    /// each of which [`Self::CENTERED_BIAS`] was added.
+    fn dot_centered(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
 
     /// Returns a vector with the same number in every lane.
     fn splat(self, x: f32) -> Self::Floats;

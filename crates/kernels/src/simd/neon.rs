@@ -99,6 +99,7 @@ impl Simd for Neon {
     type Quad = int8x16_t;
 
     const BYTE_OFFSET: i32 = 128;
+    const CENTERED_BIAS: i32 = 0;
     const ROWS: usize = 3;
     const FLOAT_ROWS: usize = 6;
     const TILES: usize = 1;
@@ -144,6 +145,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn load_ints(self, x: &[i32; 16]) -> [int32x4_t; 4] {
+        let (parts, _) = x.as_chunks::<4>();
+        // SAFETY: sixteen bytes are readable in each part, and `self` proves the features.
+        array::from_fn(|i| unsafe { vld1q_s32(parts[i].as_ptr()) })
+    }
+
+    #[inline(always)]
     fn store_ints(self, x: [int32x4_t; 4], out: &mut [i32; 16]) {
         for (x, out) in x.into_iter().zip(out.as_chunks_mut::<4>().0) {
             // SAFETY: sixteen bytes are writable, and `self` proves the features.
@@ -178,6 +186,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn center_nibbles(self, x: [int8x16_t; 4], zeros: &[u8; 16]) -> [int8x16_t; 4] {
+        let zeros = self.load_zero_points(zeros);
+        each!(i => vsubq_s8(x[i], vreinterpretq_s8_s32(vmulq_n_s32(zeros[i], 0x0101_0101))))
+    }
+
+    #[inline(always)]
     fn prefetch(self, line: &[u8; 64]) {
         let line = line.as_ptr().wrapping_add(PREFETCH);
         // SAFETY: a prefetch reads nothing, whatever its address.
@@ -201,6 +215,11 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn dot_nibbles(self, acc: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
+        self.dot_bytes(acc, weights, quad)
+    }
+
+    #[inline(always)]
+    fn dot_centered(self, acc: [int32x4_t; 4], weights: [int8x16_t; 4], quad: int8x16_t) -> [int32x4_t; 4] {
         self.dot_bytes(acc, weights, quad)
     }
 

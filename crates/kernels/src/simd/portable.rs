@@ -30,6 +30,7 @@ impl Simd for Portable {
     type Quad = [i8; 4];
 
     const BYTE_OFFSET: i32 = 0;
+    const CENTERED_BIAS: i32 = 0;
     const ROWS: usize = 4;
     const FLOAT_ROWS: usize = 4;
     const TILES: usize = 1;
@@ -58,6 +59,10 @@ impl Simd for Portable {
         x.map(|x| x as f32)
     }
 
+    fn load_ints(self, x: &[i32; 16]) -> [i32; 16] {
+        *x
+    }
+
     fn store_ints(self, x: [i32; 16], out: &mut [i32; 16]) {
         *out = x;
     }
@@ -78,6 +83,10 @@ impl Simd for Portable {
         [x.map(|x| x & 15), x.map(|x| x >> 4)]
     }
 
+    fn center_nibbles(self, x: [u8; 64], zeros: &[u8; 16]) -> [u8; 64] {
+        std::array::from_fn(|i| x[i].wrapping_sub(zeros[i / 4]))
+    }
+
     fn prefetch(self, _: &[u8; 64]) {}
 
     fn store_nibbles(self, x: [u8; 64], out: &mut [u8; 64]) {
@@ -90,6 +99,13 @@ impl Simd for Portable {
 
     fn dot_nibbles(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
         dot(acc, &weights, &quad)
+    }
+
+    fn dot_centered(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
+        std::array::from_fn(|lane| {
+            let products = (0..4).map(|i| i32::from(weights[lane * 4 + i] as i8) * i32::from(quad[i]));
+            acc[lane].wrapping_add(products.sum())
+        })
     }
 
     fn splat(self, x: f32) -> [f32; 16] {
