@@ -21,6 +21,7 @@ mod attention;
 mod elementwise;
 mod error;
 mod float;
+mod formats;
 mod kernels;
 mod layer_norm;
 mod limits;
