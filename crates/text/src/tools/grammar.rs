@@ -1,12 +1,11 @@
-//! Grammars that guarantee tool calls. The rules of each format are next to its parser; this file combines them into
-//! the grammar of an answer.
+//! Grammars that guarantee tool calls. The rules of each format are in `formats`; this file combines them into the
+//! grammar of an answer.
 
 use narthex_spec::ToolFormat;
 
 use super::{
-    CallLimit, chatglm, json_calls,
-    lark::{Callable, Markers},
-    pythonic, qwen_coder,
+    CallLimit, formats,
+    lark::{AllowedCalls, Callable, Markers},
 };
 use crate::{
     grammar::{Grammar, GrammarError, json_rule},
@@ -35,20 +34,11 @@ pub fn call_grammar(
     limit: CallLimit,
     beside: ContentRule<'_>,
 ) -> Result<Grammar, GrammarError> {
-    let markers = Markers(tokenizer);
-    let rules = match format {
-        ToolFormat::Pythonic => pythonic::rules(functions, limit)?,
-        ToolFormat::ChatGlm3 => chatglm::rules(functions)?,
-        ToolFormat::QwenCoder => qwen_coder::rules(functions, limit, &markers)?,
-        ToolFormat::Hermes
-        | ToolFormat::LlamaJson
-        | ToolFormat::Phi4Mini
-        | ToolFormat::Mistral
-        | ToolFormat::Granite => json_calls::rules(format, functions, limit, &markers)?,
-    };
+    let allowed = AllowedCalls { functions, limit, markers: Markers(tokenizer) };
+    let rules = (formats::definition(format).rules)(&allowed)?;
     let start = match beside {
         ContentRule::Nothing => "start: calls\n".to_owned(),
-        ContentRule::Text => rules.text(limit, &markers),
+        ContentRule::Text => rules.text(&allowed),
         ContentRule::Content(Grammar::JsonSchema(schema)) => {
             let head = rules.head.as_ref().map_or_else(String::new, |head| format!("{head} "));
             format!("start: {head}calls | content\ncontent: {}\n", json_rule(schema)?)

@@ -6,25 +6,15 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    CallLimit, CallReading, Callable, ContentRule, TextEnd, ToolEvent, ToolParser, call_grammar, markers,
-    write,
+    CallLimit, CallReading, Callable, ContentRule, TextEnd, ToolEvent, ToolParser, call_grammar,
+    formats::{self, DETECTION_ORDER},
+    markers,
 };
 use crate::{
     grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
     template::{FunctionCall, Message, Role},
     tokenizer::{GgufVocab, Specials, Tokenizer},
 };
-
-const FORMATS: [ToolFormat; 8] = [
-    ToolFormat::Hermes,
-    ToolFormat::LlamaJson,
-    ToolFormat::Pythonic,
-    ToolFormat::QwenCoder,
-    ToolFormat::Phi4Mini,
-    ToolFormat::Mistral,
-    ToolFormat::Granite,
-    ToolFormat::ChatGlm3,
-];
 
 /// Returns a tokenizer of single bytes and of these special tokens, the first of which ends an answer.
 pub(super) fn tokenizer(special: &[&str]) -> Tokenizer {
@@ -121,7 +111,7 @@ fn call(name: &str, arguments: Value) -> FunctionCall {
 /// Returns calls in a format.
 pub(super) fn write_calls(format: ToolFormat, calls: &[FunctionCall]) -> String {
     let mut message = Message::new(Role::Assistant, String::new());
-    write::write_calls(format, calls, &mut message);
+    formats::write_calls(format, calls, &mut message);
     message.content
 }
 
@@ -154,7 +144,7 @@ fn every_format_allows_valid_calls_alone() {
         json!({"city": "Rome", "days": 9, "parts": []}),
     ];
     let wrong = [json!({"city": "Bonn"}), json!({"days": 2}), json!({"city": "Rome", "days": 12})];
-    for format in FORMATS {
+    for format in DETECTION_ORDER {
         for special in [&[][..], markers_of_lists(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
             let grammar = tools.grammar(&tokenizer, format, ContentRule::Nothing).unwrap();
@@ -190,7 +180,7 @@ fn names_stand_before_arguments_where_the_vocabulary_divides_them() {
 #[test]
 fn free_text_has_valid_calls_alone() {
     let tools = Tools::new();
-    for format in FORMATS {
+    for format in DETECTION_ORDER {
         for special in [&[][..], markers_of_lists(format)] {
             let tokenizer = tokenizer(&[&["<|end|>"], special].concat());
             let grammar = tools.grammar(&tokenizer, format, ContentRule::Text).unwrap();
@@ -216,7 +206,7 @@ fn answers_are_calls_or_the_content_of_a_schema() {
     let tokenizer = tokenizer(&["<|end|>"]);
     let schema = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
     let schema = Grammar::JsonSchema(schema);
-    for format in FORMATS {
+    for format in DETECTION_ORDER {
         let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Content(&schema)).unwrap();
         let matcher = matcher(&tokenizer, &grammar);
         let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
@@ -285,7 +275,7 @@ proptest! {
     fn written_calls_are_read_back(pairs in prop::collection::vec(("[a-z_\"é-]{1,6}", values()), 0..4)) {
         let arguments = Value::Object(pairs.into_iter().collect());
         let calls = [call("get-weather", arguments), call("stop", json!({}))];
-        for format in FORMATS.into_iter().filter(|format| *format != ToolFormat::QwenCoder) {
+        for format in DETECTION_ORDER.into_iter().filter(|format| *format != ToolFormat::QwenCoder) {
             let count = if format == ToolFormat::ChatGlm3 { 1 } else { 2 };
             let text = write_calls(format, &calls[..count]);
             prop_assert_eq!(parsed(format, &Value::Null, &text), (calls[..count].to_vec(), false), "{}", text);

@@ -1,14 +1,15 @@
-//! Formats whose calls are JSON objects with a name and arguments, one after another or in a list.
+//! Calls that are JSON objects with a name and arguments, one after another or in a list. A [`JsonSyntax`] describes
+//! the text around them.
 
 use std::mem;
 
-use narthex_spec::ToolFormat;
+use serde_json::Value;
 
 use super::{
-    CallLimit, CallReading, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+    CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
     json_object::{JsonObject, Progress},
-    lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
-    overlap, push_text,
+    lark::{Callable, FormatRules, one_of, quoted, repeated},
+    overlap, push_text, tool_names,
 };
 use crate::grammar::{GrammarError, json_rule};
 
@@ -35,17 +36,32 @@ pub(super) struct JsonCalls {
     calls: usize,
 }
 
-/// Markers around calls.
+/// Text around calls.
 #[derive(Debug, Clone, Copy)]
-struct JsonSyntax {
-    opens: &'static [&'static str],
-    closes: &'static [&'static str],
+pub(super) struct JsonSyntax {
+    /// Markers before calls.
+    pub(super) opens: &'static [&'static str],
+    /// Markers after calls.
+    pub(super) closes: &'static [&'static str],
     /// First characters of an answer that consists of calls without a marker.
-    bare: &'static [char],
+    pub(super) bare: &'static [char],
     /// Texts around calls without a marker, at the start of an answer.
-    frames: &'static [(&'static str, &'static str)],
-    /// Set if a name may precede an object of arguments.
-    has_heads: bool,
+    pub(super) frames: &'static [(&'static str, &'static str)],
+    /// Markers after a name, if it may precede an object of arguments.
+    pub(super) heads: Option<HeadMarkers>,
+    /// Key of the arguments in the grammar.
+    pub(super) key: &'static str,
+    /// End of an object after its arguments in the grammar, as a Lark item.
+    pub(super) tail: &'static str,
+}
+
+/// Markers between the name of a function and its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeadMarkers {
+    /// Marker before the id of the call.
+    pub(super) id: &'static str,
+    /// Marker before the arguments.
+    pub(super) arguments: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +69,8 @@ enum JsonState {
     Text,
     /// Before an object or a list.
     Envelope,
-    /// In a name before its object, as newer models of Mistral write it.
-    Name,
+    /// In a name before its object.
+    Name(HeadMarkers),
     Object,
     /// After an object.
     Between,
@@ -67,89 +83,36 @@ enum Step {
     Wait,
 }
 
-/// Frames that Qwen2.5-Coder writes instead of the markers of Hermes.
-const HERMES_FRAMES: &[(&str, &str)] = &[("```json", "```"), ("<tools>", "</tools>")];
+impl JsonSyntax {
+    /// Creates the syntax of calls that always have a marker.
+    pub(super) const fn marked(opens: &'static [&'static str], closes: &'static [&'static str]) -> Self {
+        Self { opens, closes, bare: &[], frames: &[], heads: None, key: "arguments", tail: r#""}""# }
+    }
 
-fn syntax(format: ToolFormat, reading: CallReading) -> JsonSyntax {
-    let plain = JsonSyntax {
-        opens: &["<tool_call>"],
-        closes: &["</tool_call>"],
-        bare: &[],
-        frames: &[],
-        has_heads: false,
-    };
-    match format {
-        ToolFormat::Hermes if reading == CallReading::Lenient => {
-            JsonSyntax { bare: &['{'], frames: HERMES_FRAMES, ..plain }
+    /// Returns the rules of a format: `calls`, which has those of `calls` and `body`, and the rules of their objects.
+    pub(super) fn rules(&self, calls: &str, functions: &[Callable<'_>]) -> Result<FormatRules, GrammarError> {
+        let object = one_of("object", functions.len());
+        let mut rules = format!("{calls}object: {object}\ntail: {}\n", self.tail);
+        for (index, function) in functions.iter().enumerate() {
+            let head = format!("{{\"name\": \"{}\", \"{}\": ", function.name, self.key);
+            rules.push_str(&format!("object_{index}: {} arguments_{index} tail\n", quoted(&head)));
+            rules.push_str(&format!("arguments_{index}: {}\n", json_rule(function.parameters)?));
         }
-        ToolFormat::LlamaJson => {
-            JsonSyntax { opens: &["<|python_tag|>"], closes: &[], bare: &['{'], ..plain }
-        }
-        ToolFormat::Phi4Mini => JsonSyntax {
-            opens: &["<|tool_call|>", "functools"],
-            closes: &["<|/tool_call|>"],
-            bare: &['['],
-            ..plain
-        },
-        ToolFormat::Mistral => JsonSyntax { opens: &["[TOOL_CALLS]"], closes: &[], has_heads: true, ..plain },
-        ToolFormat::Granite => {
-            JsonSyntax { opens: &["<|tool_call|>", "<tool_call>"], closes: &["</tool_call>"], ..plain }
-        }
-        _ => plain,
+        let bare = self.bare.first().map(|first| format!("[ \\t\\r\\n]*\\{first}(\\n|.)*"));
+        Ok(FormatRules { rules, markers: self.opens, bare, head: None })
     }
 }
 
-/// Returns the rules of calls.
-pub(super) fn rules(
-    format: ToolFormat,
-    functions: &[Callable<'_>],
-    limit: CallLimit,
-    markers: &Markers<'_>,
-) -> Result<FormatRules, GrammarError> {
-    let JsonSyntax { opens, closes, bare, .. } = syntax(format, CallReading::Exact);
-    let open = opens.first().map_or_else(String::new, |open| markers.item(open));
-    let close = closes.first().map_or_else(String::new, |close| markers.item(close));
-    let list = format!(r#""[" {} "]""#, repeated("object", ", ", limit));
-    let head_end = markers.token("[ARGS]").filter(|_| format == ToolFormat::Mistral);
-    let mut rules = match (format, &head_end) {
-        (ToolFormat::LlamaJson, _) => format!("calls: {}\nbody: calls\n", repeated("object", "; ", limit)),
-        (ToolFormat::Mistral, Some(_)) => {
-            let (calls, heads) = (repeated("call", "", limit), one_of("headed", functions.len()));
-            format!("calls: {calls}\ncall: {open} headed\nheaded: {heads}\nbody: headed | {list}\n")
-        }
-        (ToolFormat::Mistral, None) => format!("calls: {open} body\nbody: \" \"? {list}\n"),
-        (ToolFormat::Phi4Mini, _) => format!("calls: {open} body\nbody: {list} {close}\n"),
-        // Of the two opening markers, only one has a closing marker.
-        (ToolFormat::Granite, _) => format!("calls: {open} body\nbody: {list}\n"),
-        _ => {
-            let calls = repeated("call", "\n", limit);
-            format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n")
-        }
-    };
-    let key = if format == ToolFormat::LlamaJson { "parameters" } else { "arguments" };
-    let tail = match format {
-        ToolFormat::Mistral => r#""}" | ", \"id\": \"" /[a-zA-Z0-9]{9}/ "\"}""#,
-        _ => r#""}""#,
-    };
-    rules.push_str(&format!("object: {}\ntail: {tail}\n", one_of("object", functions.len())));
-    for (index, function) in functions.iter().enumerate() {
-        let head = format!("{{\"name\": \"{}\", \"{key}\": ", function.name);
-        rules.push_str(&format!("object_{index}: {} arguments_{index} tail\n", quoted(&head)));
-        rules.push_str(&format!("arguments_{index}: {}\n", json_rule(function.parameters)?));
-        if let Some(end) = &head_end {
-            rules.push_str(&format!("headed_{index}: {} {end} arguments_{index}\n", quoted(function.name)));
-        }
-    }
-    let first = bare.first().map(|first| format!("[ \\t\\r\\n]*\\{first}(\\n|.)*"));
-    let head = Some(open).filter(|_| format == ToolFormat::LlamaJson);
-    Ok(FormatRules { rules, markers: opens, bare: first, head })
+/// Returns the right side of a rule for a list of objects.
+pub(super) fn list_rule(limit: CallLimit) -> String {
+    format!(r#""[" {} "]""#, repeated("object", ", ", limit))
 }
 
 impl JsonCalls {
-    pub(super) fn new(format: ToolFormat, names: Vec<String>, reading: CallReading) -> Self {
+    pub(super) fn new(syntax: JsonSyntax, tools: &[Value]) -> Self {
         Self {
-            syntax: syntax(format, reading),
-            names,
+            syntax,
+            names: tool_names(tools),
             held: String::new(),
             raw: String::new(),
             state: JsonState::Text,
@@ -167,7 +130,7 @@ impl JsonCalls {
         match self.state {
             JsonState::Text => self.text(events),
             JsonState::Envelope => self.envelope(events),
-            JsonState::Name => self.name(events),
+            JsonState::Name(markers) => self.name(markers, events),
             JsonState::Object => self.object(events),
             JsonState::Between => self.between(),
         }
@@ -231,16 +194,16 @@ impl JsonCalls {
                 self.is_list = false;
                 self.state = JsonState::Between;
             }
-            Some(c) if self.syntax.has_heads && !self.is_list && is_name_char(c) => {
-                self.state = JsonState::Name
-            }
-            Some(_) => self.fail(events),
+            Some(c) => match self.syntax.heads {
+                Some(markers) if !self.is_list && is_name_char(c) => self.state = JsonState::Name(markers),
+                _ => self.fail(events),
+            },
         }
         Step::Again
     }
 
-    /// Parses `name[ARGS]{…}` or `name{…}`.
-    fn name(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+    /// Parses a name, with or without markers after it, and `{…}`.
+    fn name(&mut self, markers: HeadMarkers, events: &mut Vec<ToolEvent>) -> Step {
         let Some(brace) = self.held.find('{') else {
             if self.held.len() > MAX_CALL {
                 self.fail(events);
@@ -249,8 +212,8 @@ impl JsonCalls {
             return Step::Wait;
         };
         let head = &self.held[..brace];
-        let name = head.split("[CALL_ID]").next().unwrap_or(head);
-        let name = name.trim().trim_end_matches("[ARGS]").trim().to_owned();
+        let name = head.split(markers.id).next().unwrap_or(head);
+        let name = name.trim().trim_end_matches(markers.arguments).trim().to_owned();
         if !name.chars().all(is_name_char) {
             self.fail(events);
             return Step::Again;
@@ -258,7 +221,7 @@ impl JsonCalls {
         self.take(brace);
         self.object = JsonObject::default();
         // The name is fed as the start of a JSON object, whose closing brace is fed after the arguments.
-        let head = format!("\"name\":{},\"arguments\":", serde_json::Value::from(name));
+        let head = format!("\"name\":{},\"arguments\":", Value::from(name));
         for c in head.chars() {
             self.object.feed(c, events);
         }
@@ -360,7 +323,7 @@ impl CallSyntax for JsonCalls {
         match self.state {
             JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}
             JsonState::Text | JsonState::Between => push_text(mem::take(&mut self.held), events),
-            JsonState::Envelope | JsonState::Name | JsonState::Object => {
+            JsonState::Envelope | JsonState::Name(_) | JsonState::Object => {
                 self.take(rest);
                 self.fail(events);
             }

@@ -14,6 +14,13 @@ pub struct Callable<'a> {
     pub parameters: &'a Value,
 }
 
+/// Calls that a grammar allows.
+pub(super) struct AllowedCalls<'a> {
+    pub(super) functions: &'a [Callable<'a>],
+    pub(super) limit: CallLimit,
+    pub(super) markers: Markers<'a>,
+}
+
 /// Lark rules of one format.
 pub(super) struct FormatRules {
     /// Definitions of `calls` (an answer that consists of calls), of `body` (the text after a marker), and of the rules
@@ -45,7 +52,7 @@ impl Markers<'_> {
 
 impl FormatRules {
     /// Returns the rules of a text in which every call is valid.
-    pub(super) fn text(&self, limit: CallLimit, markers: &Markers<'_>) -> String {
+    pub(super) fn text(&self, allowed: &AllowedCalls<'_>) -> String {
         let spellings: Vec<String> = self.markers.iter().map(|marker| regex(marker)).collect();
         let spellings = spellings.join("|");
         if let Some(bare) = &self.bare {
@@ -55,11 +62,11 @@ impl FormatRules {
             }
             return format!("start: calls | PLAIN\nPLAIN: {plain}\n");
         }
-        let count = match limit {
+        let count = match allowed.limit {
             CallLimit::One => "?",
             CallLimit::Any => "*",
         };
-        let tokens = self.markers.iter().filter_map(|marker| markers.token(marker));
+        let tokens = self.markers.iter().filter_map(|marker| allowed.markers.token(marker));
         let tokens: String = tokens.map(|token| format!(" | TEXT {token} body")).collect();
         format!(
             "start: called{count} TEXT\ncalled: opening body{tokens}\nopening[lazy]: TEXT /({spellings})/\n\

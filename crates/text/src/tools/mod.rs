@@ -2,14 +2,15 @@
 //!
 //! [`ToolParser`] divides an answer into text and calls in a [`ToolFormat`]. [`ReasoningParser`] runs before it and
 //! separates the reasoning. Their joined results do not depend on the division of the text into pieces. A malformed
-//! call stays text and is reported as such. `json_calls` parses the formats with JSON objects, `pythonic` and `chatglm`
-//! those with Python calls, `qwen_coder` the one with tags; each of these files also has the rules of its format's
-//! grammar ([`call_grammar`]).
+//! call stays text and is reported as such. `formats` has one file for each format, with everything that is particular
+//! to it: its template, parser, grammar ([`call_grammar`]), written form and example answers. `json_calls` parses the
+//! formats with JSON objects, `keywords` the arguments of those with Python calls.
 //!
-//! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do not.
+//! In the other direction, [`adapted`] writes the calls and results of a conversation as text for templates that do
+//! not.
 
 mod adapt;
-mod chatglm;
+mod formats;
 mod grammar;
 #[cfg(test)]
 mod guarantees;
@@ -17,10 +18,9 @@ mod guarantees;
 mod history;
 mod json_calls;
 mod json_object;
+mod keywords;
 mod lark;
 mod literal;
-mod pythonic;
-mod qwen_coder;
 mod reasoning;
 mod schema;
 #[cfg(test)]
@@ -31,15 +31,11 @@ use narthex_spec::{ReasoningFormat, ToolFormat};
 use serde_json::Value;
 
 pub use adapt::adapted;
+pub use formats::{markers, tool_format, write_calls};
 pub use grammar::{ContentRule, call_grammar};
 pub use lark::Callable;
 pub use reasoning::{ReasoningEvent, ReasoningParser};
-pub use write::{json_text, write_calls};
-
-use chatglm::ChatGlmCalls;
-use json_calls::JsonCalls;
-use pythonic::PythonCalls;
-use qwen_coder::QwenCoderCalls;
+pub use write::json_text;
 
 /// Maximum number of bytes of a call. A longer one is malformed.
 const MAX_CALL: usize = 1 << 20;
@@ -109,18 +105,7 @@ pub struct ToolParser {
 impl ToolParser {
     /// Creates a parser of an answer. `tools` are the objects of OpenAI's `tools` that the model may call.
     pub fn new(format: ToolFormat, tools: &[Value], reading: CallReading) -> Self {
-        let names = tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned);
-        let syntax: Box<dyn CallSyntax + Send> = match format {
-            ToolFormat::Pythonic => Box::new(PythonCalls::new(names.collect())),
-            ToolFormat::ChatGlm3 => Box::new(ChatGlmCalls::new(names.collect())),
-            ToolFormat::QwenCoder => Box::new(QwenCoderCalls::new(tools)),
-            ToolFormat::Hermes
-            | ToolFormat::LlamaJson
-            | ToolFormat::Phi4Mini
-            | ToolFormat::Mistral
-            | ToolFormat::Granite => Box::new(JsonCalls::new(format, names.collect(), reading)),
-        };
-        Self { syntax }
+        Self { syntax: (formats::definition(format).parser)(tools, reading) }
     }
 
     /// Takes the next text of the answer.
@@ -135,42 +120,6 @@ impl ToolParser {
         let mut events = Vec::new();
         self.syntax.finish(end, &mut events);
         events
-    }
-}
-
-/// Returns the markers of a format. They may be special tokens, which the answer's text must then include.
-pub fn markers(format: ToolFormat) -> &'static [&'static str] {
-    match format {
-        ToolFormat::Hermes | ToolFormat::QwenCoder => &["<tool_call>", "</tool_call>"],
-        ToolFormat::LlamaJson | ToolFormat::Pythonic => &["<|python_tag|>"],
-        ToolFormat::Phi4Mini => &["<|tool_call|>", "<|/tool_call|>"],
-        ToolFormat::Mistral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
-        ToolFormat::Granite => &["<|tool_call|>"],
-        ToolFormat::ChatGlm3 => &[],
-    }
-}
-
-/// Returns the format of tool calls in a chat template.
-pub fn tool_format(template: &str) -> Option<ToolFormat> {
-    let has = |text: &str| template.contains(text);
-    if has("<function=") && has("<parameter=") {
-        Some(ToolFormat::QwenCoder)
-    } else if has("<tool_call>") {
-        Some(ToolFormat::Hermes)
-    } else if has("[TOOL_CALLS]") {
-        Some(ToolFormat::Mistral)
-    } else if has("<|tool|>") {
-        Some(ToolFormat::Phi4Mini)
-    } else if has("<|tool_call|>") {
-        Some(ToolFormat::Granite)
-    } else if has("[func_name1(") {
-        Some(ToolFormat::Pythonic)
-    } else if has("<|python_tag|>") || has("Environment: ipython") {
-        Some(ToolFormat::LlamaJson)
-    } else if has("[gMASK]sop") {
-        Some(ToolFormat::ChatGlm3)
-    } else {
-        None
     }
 }
 
@@ -211,6 +160,11 @@ fn push_arguments(part: &str, events: &mut Vec<ToolEvent>) {
         Some(ToolEvent::Arguments(last)) => last.push_str(part),
         _ => events.push(ToolEvent::Arguments(part.to_owned())),
     }
+}
+
+/// Returns the names of the functions that the model can call.
+fn tool_names(tools: &[Value]) -> Vec<String> {
+    tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned).collect()
 }
 
 /// Returns true if a name may be that of a function that the model can call.

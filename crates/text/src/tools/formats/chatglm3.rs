@@ -2,22 +2,43 @@
 
 use std::mem;
 
-use super::{
-    CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
-    lark::{Callable, FormatRules, names, one_of, quoted},
-    overlap, push_text,
-    pythonic::{ArgumentStep, argument, cut_argument, keyword_rules},
+use serde_json::Value;
+
+use super::FormatDefinition;
+use crate::{
+    grammar::GrammarError,
+    tools::{
+        CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+        keywords::{ArgumentStep, argument, cut_argument, keyword_rules, keyword_text},
+        lark::{AllowedCalls, FormatRules, names, one_of, quoted},
+        overlap, push_text, tool_names,
+        write::joined,
+    },
 };
-use crate::grammar::GrammarError;
 
 /// Text between the name and the arguments. White space around its parts may vary.
 const CODE: &str = "```python";
 const CALL: &str = "tool_call(";
 const CLOSE: &str = "```";
 
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains("[gMASK]sop"),
+    markers: &[],
+    parser: |tools, _| Box::new(ChatGlmCalls::new(tools)),
+    rules,
+    write: |calls, message| {
+        message.content.push_str(&joined(calls, "\n", |call| {
+            format!("{}\n {CODE}\n{CALL}{})\n{CLOSE}", call.name, keyword_text(&call.arguments))
+        }));
+    },
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
 /// Parser of an answer that is at most one call.
 #[derive(Debug)]
-pub(super) struct ChatGlmCalls {
+struct ChatGlmCalls {
     names: Vec<String>,
     held: String,
     raw: String,
@@ -45,7 +66,8 @@ enum Head {
 }
 
 /// Returns the rules of one call.
-pub(super) fn rules(functions: &[Callable<'_>]) -> Result<FormatRules, GrammarError> {
+fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
+    let functions = allowed.functions;
     let mut rules = format!("calls: {}\n", one_of("call", functions.len()));
     for (index, function) in functions.iter().enumerate() {
         let head = quoted(&format!("{}\n {CODE}\n{CALL}", function.name));
@@ -59,8 +81,9 @@ pub(super) fn rules(functions: &[Callable<'_>]) -> Result<FormatRules, GrammarEr
 }
 
 impl ChatGlmCalls {
-    pub(super) fn new(names: Vec<String>) -> Self {
-        Self { names, held: String::new(), raw: String::new(), state: GlmState::Head }
+    fn new(tools: &[Value]) -> Self {
+        let (held, raw) = (String::new(), String::new());
+        Self { names: tool_names(tools), held, raw, state: GlmState::Head }
     }
 
     fn head(&self) -> Head {
@@ -152,5 +175,25 @@ impl CallSyntax for ChatGlmCalls {
             GlmState::Tail => {}
             GlmState::Head | GlmState::Text => push_text(rest, events),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+
+    /// Returns answers after the description of tools in ChatGLM3's repository.
+    pub(super) fn examples() -> Examples {
+        let transcripts = vec![
+            complete("get_weather\n ```python\ntool_call(city='Brno', days=2)\n```", WEATHER),
+            complete("\n Hello there\nYou", r#""\n Hello there\nYou""#),
+            complete("get_weather\nis a tool", r#""get_weather\nis a tool""#),
+            complete(
+                "stop\n```python\ntool_call(x y",
+                r#"stop( malformed "stop\n```python\ntool_call(" "x y""#,
+            ),
+            cut("stop\n ```python\ntool_call(city='Br", r#"{"city": "Br"#),
+        ];
+        Examples { templates: &["chatglm3"], transcripts }
     }
 }

@@ -4,13 +4,18 @@ use std::{collections::HashMap, mem};
 
 use serde_json::Value;
 
-use super::{
-    CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent,
-    lark::{Callable, FormatRules, Markers, one_of, quoted, repeated},
-    literal, overlap, push_arguments, push_text,
-    schema::{ValueKinds, parameters},
+use super::FormatDefinition;
+use crate::{
+    grammar::{GrammarError, json_rule},
+    template::FunctionCall,
+    tools::{
+        CallSyntax, MAX_CALL, TextEnd, ToolEvent,
+        lark::{AllowedCalls, FormatRules, one_of, quoted, repeated},
+        literal, overlap, push_arguments, push_text,
+        schema::{ValueKinds, parameters},
+        write::{json_text, write_marked},
+    },
 };
-use crate::grammar::{GrammarError, json_rule};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -19,9 +24,20 @@ const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "\n</parameter>";
 
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains(FUNCTION) && template.contains(PARAMETER),
+    markers: &[OPEN, CLOSE],
+    parser: |tools, _| Box::new(QwenCoderCalls::new(tools)),
+    rules,
+    write: |calls, message| write_marked(calls, message, [OPEN, CLOSE], function_text),
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
 /// Parser of calls in tags.
 #[derive(Debug)]
-pub(super) struct QwenCoderCalls {
+struct QwenCoderCalls {
     /// Schemas of parameters, by function and parameter.
     schemas: HashMap<(String, String), Value>,
     held: String,
@@ -43,20 +59,25 @@ enum TagState {
     End,
 }
 
-/// Returns the rules of calls.
-pub(super) fn rules(
-    functions: &[Callable<'_>],
-    limit: CallLimit,
-    markers: &Markers<'_>,
-) -> Result<FormatRules, GrammarError> {
-    let (open, close) = (markers.item(OPEN), markers.item(CLOSE));
+/// Returns a call with a tag for each parameter.
+fn function_text(call: &FunctionCall) -> String {
+    let mut text = format!("\n{FUNCTION}{}>\n", call.name);
+    for (name, value) in call.arguments.as_object().into_iter().flatten() {
+        let value = value.as_str().map_or_else(|| json_text(value), str::to_owned);
+        text.push_str(&format!("{PARAMETER}{name}>\n{value}{END_PARAMETER}\n"));
+    }
+    text + END_FUNCTION + "\n"
+}
+
+fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
+    let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
     let mut rules = format!(
         "calls: {}\ncall: {open} body\nbody: \"\\n\" function \"\\n\" {close}\nfunction: {}\n",
-        repeated("call", "\n", limit),
-        one_of("function", functions.len()),
+        repeated("call", "\n", allowed.limit),
+        one_of("function", allowed.functions.len()),
     );
     rules.push_str("text_value[lazy]: VALUE \"\\n</parameter>\"\nVALUE: /(\\n|.)*/\n");
-    for (index, function) in functions.iter().enumerate() {
+    for (index, function) in allowed.functions.iter().enumerate() {
         let refused = |keyword: String| GrammarError::UnsupportedKeywords { keywords: keyword };
         let head = quoted(&format!("{FUNCTION}{}>\n", function.name));
         let mut items = String::new();
@@ -143,7 +164,7 @@ fn has_type(schema: &Value, value: &Value) -> bool {
 }
 
 impl QwenCoderCalls {
-    pub(super) fn new(tools: &[Value]) -> Self {
+    fn new(tools: &[Value]) -> Self {
         let mut schemas = HashMap::new();
         for function in tools.iter().map(|tool| &tool["function"]) {
             let Some(name) = function["name"].as_str() else { continue };
@@ -305,5 +326,36 @@ impl CallSyntax for QwenCoderCalls {
             TagState::End => {}
             TagState::Function | TagState::Parameter => events.push(ToolEvent::Malformed(rest)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+
+    /// Returns answers after the chat template of Qwen3 Coder, which shows calls to the model.
+    pub(super) fn examples() -> Examples {
+        let call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBrno\n</parameter>\n<parameter=days>\n2\n\
+            </parameter>\n</function>\n</tool_call>";
+        let tag = "<tool_call>\n<function=get_weather>\n<parameter=";
+        let transcripts = vec![
+            complete(call, WEATHER),
+            complete(format!("So:\n{call}\n{call}"), format!("\"So:\" {WEATHER} {WEATHER}")),
+            complete("<tool_call>\n<function=stop>\n</function>\n</tool_call>", "stop( {} )"),
+            complete(
+                "<tool_call>\n<function=get_weather>\n<parameter=city>\n5\n</p>\n</parameter>\n</function>",
+                r#"get_weather( {"city":"5\n</p>"} )"#,
+            ),
+            complete(
+                "<tool_call>\n<function=f>\n<other>",
+                "f( malformed \"<tool_call>\\n<function=f>\\n\" \"<other>\"",
+            ),
+            complete("<tool_call> x", "malformed \"<tool_call> \" \"x\""),
+            cut(format!("{tag}cit"), ""),
+            cut(format!("{tag}city>\nBr\"no\nx\n</param"), r#"{"city": "Br\"no\nx"#),
+            cut(format!("{tag}days>\n1"), r#"{"days": 1"#),
+            cut(format!("{tag}city>\na\n</parameter>\n<parameter=days>\n1"), r#"{"city": "a", "days": 1"#),
+        ];
+        Examples { templates: &["qwen3-coder"], transcripts }
     }
 }

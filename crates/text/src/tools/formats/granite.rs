@@ -1,0 +1,40 @@
+//! Granite 3's calls: a list of objects after a marker.
+
+use super::FormatDefinition;
+use crate::tools::{
+    json_calls::{JsonCalls, JsonSyntax, list_rule},
+    write::list,
+};
+
+const OPEN: &str = "<|tool_call|>";
+
+/// Of the two opening markers, only the second has a closing marker. The grammar has the first.
+const SYNTAX: JsonSyntax = JsonSyntax::marked(&[OPEN, "<tool_call>"], &["</tool_call>"]);
+
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains(OPEN),
+    markers: &[OPEN],
+    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    rules: |allowed| {
+        let (open, list) = (allowed.markers.item(OPEN), list_rule(allowed.limit));
+        SYNTAX.rules(&format!("calls: {open} body\nbody: {list}\n"), allowed.functions)
+    },
+    write: |calls, message| {
+        message.push_marker(OPEN);
+        message.content.push_str(&list(calls));
+    },
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, LIST, LISTED, complete};
+
+    /// Returns an answer after the model card of Granite 3.
+    pub(super) fn examples() -> Examples {
+        let transcripts = vec![complete(format!("<|tool_call|>{LIST}"), LISTED)];
+        Examples { templates: &["granite3.3"], transcripts }
+    }
+}

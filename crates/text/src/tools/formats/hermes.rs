@@ -1,0 +1,140 @@
+//! Hermes's calls: an object with `name` and `arguments` between tags, also of Qwen 2.5 and 3, SmolLM and Granite 4.
+
+use super::FormatDefinition;
+use crate::tools::{
+    CallReading,
+    json_calls::{JsonCalls, JsonSyntax},
+    lark::repeated,
+    write::{object, write_marked},
+};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+/// Syntax of the calls that the format's templates show.
+const EXACT: JsonSyntax = JsonSyntax::marked(&[OPEN], &[CLOSE]);
+
+/// Syntax that includes the calls of Qwen2.5-Coder, which leaves out or replaces the markers.
+const LENIENT: JsonSyntax =
+    JsonSyntax { bare: &['{'], frames: &[("```json", "```"), ("<tools>", "</tools>")], ..EXACT };
+
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains(OPEN),
+    markers: &[OPEN, CLOSE],
+    parser: |tools, reading| {
+        let syntax = if reading == CallReading::Lenient { LENIENT } else { EXACT };
+        Box::new(JsonCalls::new(syntax, tools))
+    },
+    rules: |allowed| {
+        let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
+        let calls = repeated("call", "\n", allowed.limit);
+        let calls = format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" object \"\\n\" {close}\n");
+        EXACT.rules(&calls, allowed.functions)
+    },
+    write: |calls, message| {
+        write_marked(calls, message, [OPEN, CLOSE], |call| format!("\n{}\n", object(call, EXACT.key)));
+    },
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::{
+        TextEnd, ToolEvent,
+        transcripts::{Examples, Transcript, WEATHER, complete, cut, tools},
+    };
+
+    const CALL: &str = r#"{"name": "get_weather", "arguments": {"city": "Brno", "days": 2}}"#;
+
+    pub(super) fn examples() -> Examples {
+        let mut transcripts = marked_calls();
+        transcripts.extend(unmarked_calls());
+        transcripts.push(cut(r#"<tool_call>{"name": "stop", "arguments": {"a": "x"#, r#"{"a": "x"#));
+        Examples { templates: &["qwen2.5", "qwen3", "hermes3", "granite4"], transcripts }
+    }
+
+    /// Returns answers after the chat templates of Hermes 3 and Qwen 2.5, which show calls to the model.
+    fn marked_calls() -> Vec<Transcript> {
+        let call = format!("<tool_call>\n{CALL}\n</tool_call>");
+        vec![
+            complete(&call, WEATHER),
+            complete(format!("I look.\n\n{call}\n{call}\n"), format!("\"I look.\" {WEATHER} {WEATHER}")),
+            complete(format!("{call}\nDone."), format!("{WEATHER} \"\\nDone.\"")),
+            complete(
+                "<tool_call>[{\"name\":\"stop\",\"arguments\":{}},{\"name\":\"stop\"}]</tool_call>",
+                "stop( {} ) stop( {} )",
+            ),
+            complete(
+                r#"<tool_call>{"arguments": {"city": "a \"}\" é\\"}, "name": "get_weather"}</tool_call>"#,
+                r#"get_weather( {"city":"a \"}\" é\\"} )"#,
+            ),
+            complete(
+                r#"<tool_call>{"name":"get_weather","arguments":"{\"city\":\"x\"}"}</tool_call>"#,
+                r#"get_weather( {"city":"x"} )"#,
+            ),
+            complete("a < b, <tool> and <tool_", r#""a < b, <tool> and <tool_""#),
+            complete(
+                "<tool_call>\nget_weather(1)</tool_call> x",
+                r#"malformed "<tool_call>\n" "get_weather(1)</tool_call> x""#,
+            ),
+            complete(
+                "<tool_call>{\"name\": \"stop\", \"argu",
+                r#"malformed "<tool_call>{\"name\": \"stop\", \"argu""#,
+            ),
+            complete(
+                "<tool_call>{\"name\":\"stop\",\"arguments\":{\"a\": tru}} x",
+                r#"stop( broken "{\"a\": tru}" malformed "<tool_call>{\"name\":\"stop\",\"arguments\":{\"a\": tru}" "} x""#,
+            ),
+            complete("plain\n", r#""plain\n""#),
+        ]
+    }
+
+    /// Returns answers after reports of Qwen2.5-Coder, which leaves out or replaces the markers of its own template.
+    fn unmarked_calls() -> Vec<Transcript> {
+        let two = format!("{WEATHER} {WEATHER}");
+        let mut transcripts = vec![
+            complete(CALL, WEATHER),
+            complete(format!("\n{CALL}\n{CALL}\n"), &two),
+            complete(format!("{CALL}</tool_call>"), WEATHER),
+            complete(format!("```json\n{CALL}\n```"), WEATHER),
+            complete(format!("```json\n[{CALL},\n{CALL}]\n```\nDone."), format!("{two} \"\\nDone.\"")),
+            complete(
+                format!("<tools>\n{CALL}\n{{\"name\": \"stop\"}}\n</tools>"),
+                format!("{WEATHER} stop( {{}} )"),
+            ),
+            complete(format!("<tools>\n{CALL}\n</tools>\n<tools>{CALL}"), &two),
+            complete(format!("<tool_call>\n{CALL}\n</tool_call>\n{CALL}"), &two),
+            complete(
+                "{\"name\": \"stop\", \"arguments\": {\"a\": 1",
+                r#"stop( broken "{\"a\": 1" malformed "{\"name\": \"stop\", \"arguments\": {\"a\": 1""#,
+            ),
+        ];
+        // Other objects, and objects after text, are no calls.
+        let texts = [
+            r#"{"name": "Ann", "arguments": {}}"#,
+            r#"{"name": "Ann", "age": 5}"#,
+            "```json\n{\"name\": \"other\", \"arguments\": {}}\n```",
+            "```json\n[1, 2]\n```",
+            "```python\nget_weather()\n```",
+            "```js",
+            "<tools> are <b>",
+            "{",
+            &format!("Here:\n{CALL}"),
+            &format!("Here:\n```json\n{CALL}\n```"),
+        ];
+        transcripts.extend(texts.map(|text| complete(text, format!("{text:?}"))));
+        transcripts
+    }
+
+    #[test]
+    fn calls_without_markers_are_text_in_exact_answers() {
+        let mut parser = (FORMAT.parser)(&tools(), CallReading::Exact);
+        let mut events = Vec::new();
+        parser.push(CALL, &mut events);
+        parser.finish(TextEnd::Complete, &mut events);
+        assert_eq!(events, [ToolEvent::Text(CALL.to_owned())]);
+    }
+}

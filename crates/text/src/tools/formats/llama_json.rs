@@ -1,0 +1,49 @@
+//! Calls in JSON of Llama 3.1 to 3.3: the answer is an object with `name` and `parameters`.
+
+use super::FormatDefinition;
+use crate::tools::{
+    json_calls::{JsonCalls, JsonSyntax},
+    lark::{FormatRules, repeated},
+    write::{joined, object},
+};
+
+/// Marker that may precede the object.
+const OPEN: &str = "<|python_tag|>";
+const KEY: &str = "parameters";
+const SEPARATOR: &str = "; ";
+const SYNTAX: JsonSyntax = JsonSyntax { bare: &['{'], key: KEY, ..JsonSyntax::marked(&[OPEN], &[]) };
+
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains(OPEN) || template.contains("Environment: ipython"),
+    markers: &[OPEN],
+    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    rules: |allowed| {
+        let calls = repeated("object", SEPARATOR, allowed.limit);
+        let rules = SYNTAX.rules(&format!("calls: {calls}\nbody: calls\n"), allowed.functions)?;
+        Ok(FormatRules { head: Some(allowed.markers.item(OPEN)), ..rules })
+    },
+    write: |calls, message| message.content.push_str(&joined(calls, SEPARATOR, |call| object(call, KEY))),
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, WEATHER, complete};
+
+    /// Returns answers after Meta's prompt format of Llama 3.1 for JSON calls, with `<|python_tag|>` as of built-in
+    /// tools.
+    pub(super) fn examples() -> Examples {
+        let call = r#"{"name": "get_weather", "parameters": {"city": "Brno", "days": 2}}"#;
+        let transcripts = vec![
+            complete(call, WEATHER),
+            complete(format!("<|python_tag|>{call}; {call}"), format!("{WEATHER} {WEATHER}")),
+            complete(format!("\n{{\"type\": \"function\", {}", &call[1..]), WEATHER),
+            complete(r#"{"name": "Ann", "age": 5}"#, r#""{\"name\": \"Ann\", \"age\": 5}""#),
+            complete(r#"{"city": "Brno"}"#, r#""{\"city\": \"Brno\"}""#),
+            complete("It is {warm}.", r#""It is {warm}.""#),
+        ];
+        Examples { templates: &["llama3.1", "llama3.2"], transcripts }
+    }
+}

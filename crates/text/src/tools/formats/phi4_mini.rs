@@ -1,0 +1,46 @@
+//! Phi-4 mini's calls: a list of objects between two markers.
+
+use super::FormatDefinition;
+use crate::tools::{
+    json_calls::{JsonCalls, JsonSyntax, list_rule},
+    write::list,
+};
+
+const OPEN: &str = "<|tool_call|>";
+const CLOSE: &str = "<|/tool_call|>";
+const SYNTAX: JsonSyntax = JsonSyntax { bare: &['['], ..JsonSyntax::marked(&[OPEN, "functools"], &[CLOSE]) };
+
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains("<|tool|>"),
+    markers: &[OPEN, CLOSE],
+    parser: |tools, _| Box::new(JsonCalls::new(SYNTAX, tools)),
+    rules: |allowed| {
+        let (open, close) = (allowed.markers.item(OPEN), allowed.markers.item(CLOSE));
+        let list = list_rule(allowed.limit);
+        SYNTAX.rules(&format!("calls: {open} body\nbody: {list} {close}\n"), allowed.functions)
+    },
+    write: |calls, message| {
+        message.push_marker(OPEN);
+        message.content.push_str(&list(calls));
+        message.push_marker(CLOSE);
+    },
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, LIST, LISTED, complete};
+
+    /// Returns answers after the model card of Phi-4 mini.
+    pub(super) fn examples() -> Examples {
+        let transcripts = vec![
+            complete(format!("<|tool_call|>{LIST}<|/tool_call|>"), LISTED),
+            complete(format!("functools{LIST}"), LISTED),
+            complete(LIST, LISTED),
+            complete("[1, 2] and", r#""[1, 2] and""#),
+        ];
+        Examples { templates: &["phi4-mini"], transcripts }
+    }
+}

@@ -1,0 +1,234 @@
+//! Calls in Python of Llama 3.2 and 4: the answer is a list of calls, `[f(a=1), g()]`. A call without a list is
+//! accepted too.
+
+use std::mem;
+
+use serde_json::Value;
+
+use super::FormatDefinition;
+use crate::{
+    grammar::GrammarError,
+    tools::{
+        CallLimit, CallSyntax, MAX_CALL, TextEnd, ToolEvent, is_callable,
+        keywords::{ArgumentStep, argument, cut_argument, keyword_rules, keyword_text},
+        lark::{AllowedCalls, Callable, FormatRules, names, one_of, quoted, regex},
+        overlap, push_text, tool_names,
+        write::joined,
+    },
+};
+
+/// Marker that may precede the list.
+const OPEN: &str = "<|python_tag|>";
+
+pub(super) const FORMAT: FormatDefinition = FormatDefinition {
+    is_in: |template| template.contains("[func_name1("),
+    markers: &[OPEN],
+    parser: |tools, _| Box::new(PythonCalls::new(tools)),
+    rules,
+    write: |calls, message| {
+        let calls = joined(calls, ", ", |call| format!("{}({})", call.name, keyword_text(&call.arguments)));
+        message.content.push_str(&format!("[{calls}]"));
+    },
+    adapt_ids: |_| (),
+    #[cfg(test)]
+    examples: tests::examples,
+};
+
+/// Parser of calls in Python.
+#[derive(Debug)]
+struct PythonCalls {
+    names: Vec<String>,
+    held: String,
+    raw: String,
+    state: PythonState,
+    is_list: bool,
+    calls: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PythonState {
+    /// At the beginning of the answer.
+    Start,
+    /// Before the name of a function.
+    Name,
+    /// In the arguments of a function.
+    Arguments,
+    /// After a call.
+    Between,
+    Text,
+}
+
+fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
+    let (functions, count) = (allowed.functions, allowed.functions.len());
+    let more = match allowed.limit {
+        CallLimit::One => "",
+        CallLimit::Any => "(\", \" call)*",
+    };
+    let mut rules = format!(
+        "calls: first {more} \"]\"\nfirst: {}\ncall: {}\n",
+        one_of("first", count),
+        one_of("call", count)
+    );
+    for (index, Callable { name, parameters }) in functions.iter().enumerate() {
+        let rule = format!("keywords_{index}");
+        // The bracket and the name are one lexeme, so that the lexer can distinguish a call from text.
+        let (first, head) = (quoted(&format!("[{name}(")), quoted(&format!("{name}(")));
+        rules.push_str(&format!("first_{index}: {first} {rule} \")\"\ncall_{index}: {head} {rule} \")\"\n"));
+        rules.push_str(&keyword_rules(&rule, parameters)?);
+    }
+    let begin = format!("(\\[|{}[ \\t\\r\\n]*\\[?)", regex(OPEN));
+    let bare = format!("[ \\t\\r\\n]*{begin}[ \\t\\r\\n]*{}\\((\\n|.)*", names(functions));
+    Ok(FormatRules { rules, markers: &[], bare: Some(bare), head: None })
+}
+
+impl PythonCalls {
+    fn new(tools: &[Value]) -> Self {
+        let (names, state) = (tool_names(tools), PythonState::Start);
+        Self { names, held: String::new(), raw: String::new(), state, is_list: false, calls: 0 }
+    }
+
+    fn take(&mut self, length: usize) {
+        self.raw.extend(self.held.drain(..length));
+    }
+
+    /// Parses the next element. Returns false if it needs more text.
+    fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
+        self.take_space();
+        match self.state {
+            PythonState::Start => self.start(),
+            PythonState::Name => self.name(events),
+            PythonState::Arguments => self.arguments(events),
+            PythonState::Between => self.between(),
+            PythonState::Text => {
+                push_text(mem::take(&mut self.raw) + &mem::take(&mut self.held), events);
+                false
+            }
+        }
+    }
+
+    fn take_space(&mut self) {
+        if self.state != PythonState::Text {
+            self.take(self.held.len() - self.held.trim_start().len());
+        }
+    }
+
+    fn start(&mut self) -> bool {
+        if self.held.is_empty() {
+            return false;
+        }
+        if self.held.starts_with(OPEN) {
+            self.take(OPEN.len());
+        } else if overlap(&self.held, &[OPEN]) == self.held.len() {
+            return false;
+        } else if self.held.starts_with('[') {
+            self.take(1);
+            (self.is_list, self.state) = (true, PythonState::Name);
+        } else if self.held.starts_with(|c: char| c.is_alphabetic() || c == '_') && self.raw.contains(OPEN) {
+            self.state = PythonState::Name;
+        } else {
+            self.state = PythonState::Text;
+        }
+        true
+    }
+
+    fn name(&mut self, events: &mut Vec<ToolEvent>) -> bool {
+        let is_name = |c: char| c.is_alphanumeric() || "_.-".contains(c);
+        match self.held.find(|c| !is_name(c)) {
+            Some(end) if self.held[end..].starts_with('(') && is_callable(&self.held[..end], &self.names) => {
+                let name = self.held[..end].to_owned();
+                self.take(end + 1);
+                events.push(ToolEvent::Begin { name, id: None });
+                self.state = PythonState::Arguments;
+            }
+            Some(_) => self.state = PythonState::Text,
+            None => return false,
+        }
+        true
+    }
+
+    /// Returns true if no argument of the call was parsed yet.
+    fn is_first(&self) -> bool {
+        self.raw.trim_end().ends_with('(')
+    }
+
+    fn arguments(&mut self, events: &mut Vec<ToolEvent>) -> bool {
+        match argument(&self.held, self.is_first(), events) {
+            ArgumentStep::Argument(length) => self.take(length),
+            ArgumentStep::End(length) => {
+                self.take(length);
+                self.raw.clear();
+                self.calls += 1;
+                self.state = PythonState::Between;
+            }
+            ArgumentStep::Wait if self.held.len() <= MAX_CALL => return false,
+            ArgumentStep::Wait | ArgumentStep::Bad => self.fail(events),
+        }
+        true
+    }
+
+    fn between(&mut self) -> bool {
+        let Some(next) = self.held.chars().next() else { return false };
+        match next {
+            ',' | ';' => self.state = PythonState::Name,
+            ']' if self.is_list => self.is_list = false,
+            _ => {
+                self.state = PythonState::Text;
+                return true;
+            }
+        }
+        self.take(1);
+        self.raw.clear();
+        true
+    }
+
+    fn fail(&mut self, events: &mut Vec<ToolEvent>) {
+        events.push(ToolEvent::Malformed(mem::take(&mut self.raw)));
+        self.state = PythonState::Text;
+    }
+}
+
+impl CallSyntax for PythonCalls {
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        self.held.push_str(text);
+        while self.step(events) {}
+    }
+
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
+        if self.state == PythonState::Arguments && end == TextEnd::Cut {
+            cut_argument(&self.held, self.is_first(), events);
+        }
+        self.take(self.held.len());
+        let rest = mem::take(&mut self.raw);
+        match self.state {
+            PythonState::Arguments => events.push(ToolEvent::Malformed(rest)),
+            _ if self.calls > 0 && rest.trim().is_empty() => {}
+            _ => push_text(rest, events),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+
+    /// Returns answers after Meta's prompt format of Llama 3.2 and 4 for calls in Python.
+    pub(super) fn examples() -> Examples {
+        let transcripts = vec![
+            complete("[get_weather(city='Brno', days=2), stop()]", format!("{WEATHER} stop( {{}} )")),
+            complete("<|python_tag|>get_weather(city=\"Brno\", days=2)", WEATHER),
+            complete("[1, 2]", r#""[1, 2]""#),
+            complete("[get_weather(city='a]),(\\'')]", r#"get_weather( {"city":"a]),('"} )"#),
+            complete("[get_weather(5)]", r#"get_weather( malformed "[get_weather(" "5)]""#),
+            complete("[get_weather(city='x", r#"get_weather( malformed "[get_weather(city='x""#),
+            complete("Sunny [today].", r#""Sunny [today].""#),
+            cut("[get_weather(", ""),
+            cut("[get_weather(ci", r#"{"ci"#),
+            cut("[get_weather(city=", r#"{"city": "#),
+            cut(r"[get_weather(city='Br\'n\", r#"{"city": "Br'n"#),
+            cut("[get_weather(city='Brno', days=1", r#"{"city": "Brno", "days": 1"#),
+            cut("[get_weather(city='Brno', ", r#"{"city": "Brno""#),
+            cut(r#"[get_weather(**{"a-b": "x"#, r#"{"a-b": "x"#),
+        ];
+        Examples { templates: &[], transcripts }
+    }
+}
