@@ -4,18 +4,33 @@
 
 mod support;
 
-use serde_json::{Value, json};
+use jsonschema::Validator;
+use serde_json::{Map, Value, json};
 use support::{Head, Live, Tiny, chat, with};
+
+fn validator(document: &Value, schema: &Value) -> Validator {
+    let mut schema = schema.clone();
+    schema["components"] = document["components"].clone();
+    jsonschema::validator_for(&schema).unwrap()
+}
 
 /// Validates an answer against the schema of an operation.
 fn check(document: &Value, method: &str, path: &str, status: u16, answer: &Value) {
     let response = &document["paths"][path][method]["responses"][status.to_string()];
-    let mut schema = response["content"]["application/json"]["schema"].clone();
+    let schema = &response["content"]["application/json"]["schema"];
     assert!(schema.is_object(), "{method} {path} documents no {status}");
-    schema["components"] = document["components"].clone();
-    let validator = jsonschema::validator_for(&schema).unwrap();
+    let validator = validator(document, schema);
     let errors: Vec<String> = validator.iter_errors(answer).map(|error| error.to_string()).collect();
     assert!(errors.is_empty(), "{method} {path}: {errors:?} in {answer}");
+}
+
+/// Returns the validator of the parts of a streamed answer: of the data of events, or of lines.
+fn validator_of_parts(document: &Value, path: &str) -> Validator {
+    let content = &document["paths"][path]["post"]["responses"]["200"]["content"];
+    let data = &content["text/event-stream"]["schema"]["properties"]["data"];
+    let of_events = [&data["contentSchema"], &data["anyOf"][0]["contentSchema"]];
+    let mut schemas = of_events.into_iter().chain([&content["application/x-ndjson"]["schema"]]);
+    validator(document, schemas.find(|schema| schema.is_object()).unwrap())
 }
 
 #[test]
@@ -57,9 +72,7 @@ fn answers_are_those_of_the_document() {
         check(&document, "post", path, 200, &answer.json());
         check(&document, "post", path, 400, &live.post(path, &json!({})).json());
         let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
-        let mut schema = schema.clone();
-        schema["components"] = document["components"].clone();
-        let validator = jsonschema::validator_for(&schema).unwrap();
+        let validator = validator(&document, schema);
         assert!(validator.is_valid(&body), "{path}: {body}: {:?}", validator.iter_errors(&body).next());
         assert!(!validator.is_valid(&json!({})), "{path}");
     }
@@ -68,4 +81,131 @@ fn answers_are_those_of_the_document() {
     }
     check(&document, "get", "/v1/models/{id}", 200, &live.get(&format!("/v1/models/{model}")).json());
     check(&document, "get", "/v1/responses/{id}", 404, &live.get("/v1/responses/x").json());
+}
+
+/// Returns requests to every endpoint that streams, with texts, log-probabilities, counts and calls.
+fn streamed_requests(model: &str, x: &Value) -> Vec<(&'static str, Value)> {
+    let messages = json!([{"role": "user", "content": "the cat"}]);
+    let parameters = json!({
+        "type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"],
+        "additionalProperties": false,
+    });
+    let tools = json!([{"type": "function", "function": {"name": "set", "parameters": parameters}}]);
+    let call = json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false});
+    let malformed = json!({"tools": tools, "regex": "<tool_call>x", "logit_bias": {x.to_string(): 100}});
+    let function = json!({"type": "function", "name": "set", "parameters": parameters});
+    let brief_response = json!({"model": model, "input": "the cat", "max_output_tokens": 3});
+    let respond = |tool: Value| {
+        let fields = json!({"max_output_tokens": 60, "tools": [tool], "tool_choice": "required"});
+        with(brief_response.clone(), fields)
+    };
+    let usage = json!({"include_usage": true});
+    let logprobs = json!({"n": 2, "logprobs": true, "top_logprobs": 2, "stream_options": usage});
+    let brief = json!({"model": model, "messages": messages, "max_tokens": 4});
+    let claude =
+        json!({"tools": [{"name": "set", "input_schema": parameters}], "tool_choice": {"type": "any"}});
+    vec![
+        ("/v1/chat/completions", chat(model, 3)),
+        ("/v1/chat/completions", with(chat(model, 3), logprobs)),
+        ("/v1/chat/completions", with(chat(model, 60), call)),
+        ("/v1/chat/completions", with(chat(model, 60), malformed)),
+        ("/v1/completions", json!({"model": model, "prompt": "the cat", "max_tokens": 3})),
+        (
+            "/v1/completions",
+            json!({
+                "model": model, "prompt": "the cat", "max_tokens": 3, "echo": true, "logprobs": 2,
+                "stream_options": usage,
+            }),
+        ),
+        ("/v1/responses", brief_response.clone()),
+        ("/v1/responses", respond(function)),
+        ("/v1/responses", respond(json!({"type": "custom", "name": "patch"}))),
+        ("/v1/messages", brief.clone()),
+        ("/v1/messages", with(with(brief, json!({"max_tokens": 60})), claude)),
+        ("/api/chat", json!({"model": model, "messages": messages, "options": {"num_predict": 3}})),
+        (
+            "/api/generate",
+            json!({"model": model, "prompt": "the cat", "logprobs": true, "options": {"num_predict": 3}}),
+        ),
+        ("/api/pull", json!({"model": model})),
+    ]
+}
+
+#[test]
+fn parts_of_streams_are_those_of_the_document() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let document = live.get("/openapi.json").json();
+    let x = &live.post("/tokenize", &json!({"model": model, "content": "x"})).json()["tokens"][0];
+    for (path, body) in streamed_requests(&model, x) {
+        let whole = live.post(path, &with(body.clone(), json!({"stream": false})));
+        assert_eq!(whole.status, 200, "{path}: {}", whole.text());
+        check(&document, "post", path, 200, &whole.json());
+        let answer = live.post(path, &with(body.clone(), json!({"stream": true}))).text();
+        let data = answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
+        let parts: Vec<Value> = data
+            .filter(|line| line.starts_with('{'))
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert!(parts.len() > 1, "{path}: {body}: {answer}");
+        let validator = validator_of_parts(&document, path);
+        for part in parts {
+            let errors: Vec<String> = validator.iter_errors(&part).map(|error| error.to_string()).collect();
+            assert!(errors.is_empty(), "{path}: {body}: {errors:?} in {part}");
+        }
+    }
+}
+
+#[test]
+fn schemas_distinguish_null_from_absence() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let document = live.get("/openapi.json").json();
+    let path = "/v1/chat/completions";
+    let content = &document["paths"][path]["post"]["responses"]["200"]["content"];
+    let check = |validator: Validator, value: Value, required: &[&str], never_null: &[&str]| {
+        assert!(validator.is_valid(&value), "{value}");
+        let change = |pointer: &str, change: fn(&mut Map<String, Value>, &str)| {
+            let mut changed = value.clone();
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            change(changed.pointer_mut(parent).unwrap().as_object_mut().unwrap(), name);
+            assert!(!validator.is_valid(&changed), "{pointer}: {changed}");
+        };
+        for pointer in required {
+            change(pointer, |object, name| assert!(object.remove(name).is_some()));
+        }
+        for pointer in never_null {
+            change(pointer, |object, name| drop(object.insert(name.to_owned(), Value::Null)));
+        }
+    };
+    check(
+        validator(&document, &content["application/json"]["schema"]),
+        live.post(path, &chat(&model, 2)).json(),
+        &[
+            "/system_fingerprint",
+            "/timings",
+            "/choices/0/finish_reason",
+            "/choices/0/logprobs",
+            "/choices/0/message/content",
+            "/choices/0/message/refusal",
+        ],
+        &[
+            "/object",
+            "/timings",
+            "/choices/0/stop_reason",
+            "/choices/0/message/reasoning_content",
+            "/choices/0/message/tool_calls",
+        ],
+    );
+    let streamed = with(chat(&model, 2), json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let first = live.stream(path, &streamed).chunk().unwrap();
+    assert_eq!(first["usage"], Value::Null);
+    check(
+        validator_of_parts(&document, path),
+        first,
+        &["/object", "/choices/0/finish_reason", "/choices/0/logprobs"],
+        &["/timings", "/choices/0/stop_reason", "/choices/0/delta/role", "/choices/0/delta/tool_calls"],
+    );
 }

@@ -3,4 +3,4 @@
 pub(crate) mod messages;
 pub(crate) mod object;
 pub(crate) mod request;
-mod stream;
+pub(crate) mod stream;

@@ -14,9 +14,9 @@ use crate::{
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct AnthropicMessage {
     pub(super) id: String,
-    /// `message`.
+    #[schemars(extend("const" = "message"))]
     r#type: &'static str,
-    /// `assistant`.
+    #[schemars(extend("const" = "assistant"))]
     role: &'static str,
     model: String,
     content: Vec<ContentBlock>,
@@ -31,7 +31,7 @@ pub(crate) struct AnthropicMessage {
 
 /// Reason why a message ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub(super) struct MessageEnd {
+pub(crate) struct MessageEnd {
     stop_reason: Option<StopReason>,
     /// The stop sequence that ended the message.
     stop_sequence: Option<String>,
@@ -100,7 +100,7 @@ impl AnthropicMessage {
 /// Part of a message.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum ContentBlock {
+pub(crate) enum ContentBlock {
     /// Reasoning. The signature is empty, because the reasoning is the model's own text.
     Thinking { thinking: String, signature: String },
     /// Text.
@@ -118,7 +118,7 @@ pub(super) enum ContentBlock {
 /// Origin of a call.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum CallOrigin {
+pub(crate) enum CallOrigin {
     /// The model.
     Direct,
 }
@@ -163,7 +163,7 @@ impl From<FinishReason> for StopReason {
 
 /// Tokens of an answer. Input tokens do not include cached tokens.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
-pub(super) struct MessageUsage {
+pub(crate) struct MessageUsage {
     input_tokens: usize,
     cache_read_input_tokens: usize,
     cache_creation_input_tokens: usize,

@@ -2,10 +2,42 @@
 
 use axum::{http::StatusCode, response::sse::Event};
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::object::{AnthropicMessage, ContentBlock, MessageEnd, MessageUsage};
 use crate::{protocol::AnthropicErrorBody, reply::WholeToolCall, sse::EventEncoder, timings::Timings};
+
+/// Event of a streamed message.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum AnthropicEvent {
+    MessageStart { message: AnthropicMessage },
+    ContentBlockStart { index: usize, content_block: ContentBlock },
+    ContentBlockDelta { index: usize, delta: BlockDelta },
+    ContentBlockStop { index: usize },
+    MessageDelta { delta: EndDelta, usage: MessageUsage, timings: Timings },
+    MessageStop,
+    Ping,
+}
+
+/// Part of a content block. The input of a call comes in parts of its JSON text.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum BlockDelta {
+    TextDelta { text: String },
+    ThinkingDelta { thinking: String },
+    InputJsonDelta { partial_json: String },
+}
+
+/// End of a message.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct EndDelta {
+    #[serde(flatten)]
+    end: MessageEnd,
+    container: Option<Value>,
+}
 
 /// Encodes an answer as content blocks: text, and one block for each call.
 pub(super) struct MessageEvents {
@@ -33,95 +65,92 @@ impl MessageEvents {
         Self { id, model, blocks: 0, open: None, reason: None, stops, device }
     }
 
-    fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
+    fn events(&mut self, event: GenerationEvent) -> Vec<AnthropicEvent> {
         match event {
-            GenerationEvent::Started { prompt_tokens } => vec![self.message_start(prompt_tokens)],
+            GenerationEvent::Started { prompt_tokens } => {
+                let usage = MessageUsage::of_prompt(prompt_tokens);
+                let message = AnthropicMessage::new(self.id.clone(), self.model.clone(), usage);
+                vec![AnthropicEvent::MessageStart { message }]
+            }
             GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
             GenerationEvent::Text { text, .. } => {
-                let mut values = Vec::new();
+                let mut events = Vec::new();
                 if self.open != Some(OpenBlock::Text) {
-                    self.start(OpenBlock::Text, ContentBlock::text(""), &mut values);
+                    self.start(OpenBlock::Text, ContentBlock::text(""), &mut events);
                 }
-                values.push(self.delta(json!({"type": "text_delta", "text": text})));
-                values
+                events.push(self.delta(BlockDelta::TextDelta { text }));
+                events
             }
-            GenerationEvent::Reasoning { text, .. } => {
-                let mut values = Vec::new();
+            GenerationEvent::Reasoning { text: thinking, .. } => {
+                let mut events = Vec::new();
                 if self.open != Some(OpenBlock::Thinking) {
-                    self.start(OpenBlock::Thinking, ContentBlock::thinking(""), &mut values);
+                    self.start(OpenBlock::Thinking, ContentBlock::thinking(""), &mut events);
                 }
-                values.push(self.delta(json!({"type": "thinking_delta", "thinking": text})));
-                values
+                events.push(self.delta(BlockDelta::ThinkingDelta { thinking }));
+                events
             }
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
                 self.stop().into_iter().collect()
             }
-            GenerationEvent::Done(summary) => self.end(&summary),
-            GenerationEvent::Failed { message } => {
-                vec![json!(AnthropicErrorBody::new(StatusCode::INTERNAL_SERVER_ERROR, &message))]
-            }
+            GenerationEvent::Done(summary) => vec![self.end(&summary), AnthropicEvent::MessageStop],
+            GenerationEvent::Failed { .. } => Vec::new(),
         }
     }
 
-    fn message_start(&self, prompt_tokens: usize) -> Value {
-        let usage = MessageUsage::of_prompt(prompt_tokens);
-        let message = AnthropicMessage::new(self.id.clone(), self.model.clone(), usage);
-        json!({"type": "message_start", "message": message})
-    }
-
-    fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
-        let mut values = Vec::new();
+    fn call(&mut self, delta: ToolCallDelta) -> Vec<AnthropicEvent> {
+        let mut events = Vec::new();
         if let Some(ToolCallStart { id, name }) = delta.start {
             let call = WholeToolCall { id, name, arguments: String::new() };
-            self.start(OpenBlock::Call, ContentBlock::call(&call, json!({})), &mut values);
+            self.start(OpenBlock::Call, ContentBlock::call(&call, json!({})), &mut events);
         }
         if !delta.arguments.is_empty() {
-            values.push(self.delta(json!({"type": "input_json_delta", "partial_json": delta.arguments})));
+            events.push(self.delta(BlockDelta::InputJsonDelta { partial_json: delta.arguments }));
         }
-        values
+        events
     }
 
-    fn start(&mut self, kind: OpenBlock, block: ContentBlock, values: &mut Vec<Value>) {
-        values.extend(self.stop());
-        values.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": block}));
+    fn start(&mut self, kind: OpenBlock, content_block: ContentBlock, events: &mut Vec<AnthropicEvent>) {
+        events.extend(self.stop());
+        events.push(AnthropicEvent::ContentBlockStart { index: self.blocks, content_block });
         self.blocks += 1;
         self.open = Some(kind);
     }
 
-    fn delta(&self, delta: Value) -> Value {
-        json!({"type": "content_block_delta", "index": self.blocks.saturating_sub(1), "delta": delta})
+    fn delta(&self, delta: BlockDelta) -> AnthropicEvent {
+        AnthropicEvent::ContentBlockDelta { index: self.blocks.saturating_sub(1), delta }
     }
 
-    fn stop(&mut self) -> Option<Value> {
+    fn stop(&mut self) -> Option<AnthropicEvent> {
         self.open.take()?;
-        Some(json!({"type": "content_block_stop", "index": self.blocks - 1}))
+        Some(AnthropicEvent::ContentBlockStop { index: self.blocks - 1 })
     }
 
-    fn end(&self, summary: &Summary) -> Vec<Value> {
-        let mut delta = json!(MessageEnd::new(self.reason, &self.stops));
-        delta["container"] = Value::Null;
+    fn end(&self, summary: &Summary) -> AnthropicEvent {
+        let delta = EndDelta { end: MessageEnd::new(self.reason, &self.stops), container: None };
         let (usage, timings) = (MessageUsage::new(summary), Timings::new(summary, &self.device));
-        let end = json!({"type": "message_delta", "delta": delta, "usage": usage, "timings": timings});
-        vec![end, json!({"type": "message_stop"})]
+        AnthropicEvent::MessageDelta { delta, usage, timings }
     }
 }
 
 impl EventEncoder for MessageEvents {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
-        let values = self.values(event).into_iter();
-        let named = |value: Value| {
-            let name = value["type"].as_str().unwrap_or_default().to_owned();
-            Event::default().event(name).data(value.to_string())
-        };
-        values.map(named).collect()
+        if let GenerationEvent::Failed { message } = event {
+            return vec![named(json!(AnthropicErrorBody::new(StatusCode::INTERNAL_SERVER_ERROR, &message)))];
+        }
+        self.events(event).iter().map(|event| named(json!(event))).collect()
     }
 
     /// Returns a ping, as Anthropic's servers send it.
     fn idle(&mut self) -> Vec<Event> {
-        vec![Event::default().event("ping").data(json!({"type": "ping"}).to_string())]
+        vec![named(json!(AnthropicEvent::Ping))]
     }
+}
+
+/// Returns the server-sent event of an object, whose name is its type.
+fn named(value: Value) -> Event {
+    Event::default().event(value["type"].as_str().unwrap_or_default()).data(value.to_string())
 }
 
 #[cfg(test)]
@@ -136,6 +165,11 @@ mod tests {
         MessageEvents::new("msg".to_owned(), "m".to_owned(), Vec::new(), "cpu".to_owned())
     }
 
+    fn values(encoder: &mut MessageEvents, events: impl IntoIterator<Item = GenerationEvent>) -> Vec<Value> {
+        let events = events.into_iter().flat_map(|event| encoder.events(event));
+        events.map(|event| json!(event)).collect()
+    }
+
     #[tokio::test]
     async fn an_idle_stream_pings() {
         let waiting = futures::stream::pending();
@@ -146,8 +180,7 @@ mod tests {
     #[test]
     fn the_block_of_a_malformed_call_ends_before_the_text() {
         let mut events = encoder();
-        let values: Vec<Value> =
-            samples::malformed().into_iter().flat_map(|event| events.values(event)).collect();
+        let values = values(&mut events, samples::malformed());
         let names: Vec<(&str, Option<u64>)> =
             values.iter().map(|value| (value["type"].as_str().unwrap(), value["index"].as_u64())).collect();
         assert_eq!(
@@ -196,7 +229,7 @@ mod tests {
             GenerationEvent::Finished { choice: 0, reason: FinishReason::ToolCalls },
             GenerationEvent::Done(summary),
         ];
-        let values: Vec<Value> = all.into_iter().flat_map(|event| events.values(event)).collect();
+        let values = values(&mut events, all);
         let names: Vec<(&str, Option<u64>)> =
             values.iter().map(|value| (value["type"].as_str().unwrap(), value["index"].as_u64())).collect();
         assert_eq!(

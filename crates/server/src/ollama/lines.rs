@@ -137,7 +137,7 @@ pub(crate) struct ChatContent {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct AssistantMessage {
-    /// `assistant`.
+    #[schemars(extend("const" = "assistant"))]
     role: &'static str,
     content: String,
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -26,7 +26,7 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 #[derive(Debug, Serialize, JsonSchema)]
 struct ModelDetails {
     parent_model: &'static str,
-    /// `onnx`.
+    #[schemars(extend("const" = "onnx"))]
     format: &'static str,
     family: String,
     families: Vec<String>,

@@ -6,10 +6,9 @@ use narthex_gateway::{
     request::{Answer, AnswerRequest},
 };
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{read_body, usage_of_prompt};
+use super::{PromptUsage, read_body, usage_of_prompt};
 use crate::{
     app::App,
     blocking::{WholeText, run_tokenising},
@@ -19,6 +18,9 @@ use crate::{
     hints::Hints,
     ignored::{CALLER_FIELDS, IgnoredParameters},
 };
+
+/// Type of the objects that this endpoint returns.
+const OBJECT: &str = "answer";
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
@@ -54,6 +56,39 @@ impl FromBody for ParsedAnswer {
     }
 }
 
+/// Answers to a question.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct QuestionAnswers {
+    #[schemars(extend("const" = OBJECT))]
+    object: &'static str,
+    model: String,
+    /// The best answer; null if it is likelier that the context has none.
+    answer: Option<String>,
+    /// Probability that the context has no answer.
+    no_answer_score: f64,
+    answers: Vec<AnswerSpan>,
+    usage: PromptUsage,
+}
+
+/// A span of the context, in characters and in UTF-8 bytes.
+#[derive(Debug, Serialize, JsonSchema)]
+struct AnswerSpan {
+    text: String,
+    start: usize,
+    end: usize,
+    start_byte: usize,
+    end_byte: usize,
+    /// Probability, 0 to 1.
+    score: f64,
+}
+
+impl From<Answer> for AnswerSpan {
+    fn from(Answer { text, bytes, chars, score }: Answer) -> Self {
+        let (start, end) = (chars.start, chars.end);
+        Self { text, start, end, start_byte: bytes.start, end_byte: bytes.end, score }
+    }
+}
+
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
     let Body(ParsedAnswer { model, request, ignored }, held) = body;
@@ -61,24 +96,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Respons
     let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
     let found = run_tokenising(&app, &model, text, call).await?;
     app.meter.tokens(found.prompt_tokens);
-    let body = json!({
-        "object": "answer",
-        "model": model,
-        "answer": found.best().map(|answer| &answer.text),
-        "no_answer_score": found.no_answer,
-        "answers": found.answers.iter().map(span).collect::<Vec<_>>(),
-        "usage": usage_of_prompt(found.prompt_tokens),
-    });
+    let body = QuestionAnswers {
+        object: OBJECT,
+        model,
+        answer: found.best().map(|answer| answer.text.clone()),
+        no_answer_score: found.no_answer,
+        usage: usage_of_prompt(found.prompt_tokens),
+        answers: found.answers.into_iter().map(AnswerSpan::from).collect(),
+    };
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(body))))
-}
-
-fn span(answer: &Answer) -> Value {
-    json!({
-        "text": answer.text,
-        "start": answer.chars.start,
-        "end": answer.chars.end,
-        "start_byte": answer.bytes.start,
-        "end_byte": answer.bytes.end,
-        "score": answer.score,
-    })
 }

@@ -3,19 +3,18 @@
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
-    request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo},
+    request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary},
 };
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    CompletionHeader, finish_reason,
+    CompletionHeader, CompletionUsage, WireFinishReason,
+    logprobs::TextLogprobs,
     options::{Sampling, StreamOptions},
     prompts::Prompts,
     read_body,
-    stream::{ChunkEncoder, Chunks, StreamEnd},
-    usage,
+    stream::{ChunkChoice, ChunkEncoder},
 };
 use crate::{
     app::App,
@@ -112,36 +111,31 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     if let Some(options) = streaming
         && let Some(events) = pending.pop()
     {
-        let end = StreamEnd::new(n, events.ran_on().device);
-        let chunks = TextChunks { header, options, offsets: vec![0; n], end };
-        let response = sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics);
-        return Ok(ignored.name_in(response));
+        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, events.ran_on().device);
+        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
     }
     let Some(ran_on) = pending.first().map(Events::ran_on) else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
     };
-    let mut choices = Vec::new();
-    let mut total: Option<Summary> = None;
+    let (mut choices, mut total) = (Vec::new(), Summary::default());
     for events in pending {
         let reply = collect(events, n).await?;
         choices.extend(reply.choices);
-        total = Some(sum(total, reply.summary));
+        total = sum(total, reply.summary);
     }
-    let mut answer = header.object(OBJECT);
-    answer["choices"] = choices
-        .iter()
-        .enumerate()
-        .map(|(index, choice)| complete_choice(index, choice, with_logprobs))
-        .collect();
-    if let Some(total) = &total {
-        answer["usage"] = usage(total);
-        answer["timings"] = json!(Timings::new(total, &ran_on.device));
-    }
+    let choices = choices.into_iter().enumerate();
+    let answer = TextCompletion {
+        header,
+        object: OBJECT,
+        choices: choices.map(|(index, choice)| TextChoice::whole(index, choice, with_logprobs)).collect(),
+        usage: CompletionUsage::from(&total),
+        timings: Timings::new(&total, &ran_on.device),
+    };
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
 }
 
-fn sum(total: Option<Summary>, one: Summary) -> Summary {
-    let Some(total) = total else { return one };
+/// Adds the counts of another answer, whose times replace those of the answers before.
+fn sum(total: Summary, one: Summary) -> Summary {
     Summary {
         prompt_tokens: total.prompt_tokens + one.prompt_tokens,
         cached_tokens: total.cached_tokens + one.cached_tokens,
@@ -153,88 +147,61 @@ fn sum(total: Option<Summary>, one: Summary) -> Summary {
     }
 }
 
-fn complete_choice(index: usize, choice: &Choice, with_logprobs: bool) -> Value {
-    let mut offset = 0;
-    json!({
-        "index": index,
-        "text": choice.text,
-        "logprobs": with_logprobs.then(|| logprobs(&choice.tokens, &mut offset)),
-        "finish_reason": choice.finish.map(finish_reason),
-    })
-}
-
-/// Returns log-probabilities as parallel lists, with the offset of each token in the text in characters.
-fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
-    let offsets: Vec<usize> = tokens
-        .iter()
-        .map(|token| {
-            let at = *offset;
-            *offset += token.text.chars().count();
-            at
-        })
-        .collect();
-    let top: Vec<Value> = tokens
-        .iter()
-        .map(|token| match token.logprob {
-            None => Value::Null,
-            Some(_) => token
-                .top
-                .iter()
-                .map(|top| (top.text.clone(), json!(top.logprob)))
-                .collect::<Map<_, _>>()
-                .into(),
-        })
-        .collect();
-    json!({
-        "tokens": tokens.iter().map(|token| &token.text).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|token| token.logprob).collect::<Vec<_>>(),
-        "top_logprobs": top,
-        "text_offset": offsets,
-    })
-}
-
-struct TextChunks {
+/// Whole answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TextCompletion {
+    #[serde(flatten)]
     header: CompletionHeader,
-    options: StreamOptions,
-    /// Length of each choice so far, in characters.
-    offsets: Vec<usize>,
-    end: StreamEnd,
+    #[schemars(extend("const" = OBJECT))]
+    object: &'static str,
+    choices: Vec<TextChoice>,
+    usage: CompletionUsage,
+    timings: Timings,
 }
 
-impl TextChunks {
-    fn chunk(&self, choices: Value, summary: Option<&Summary>) -> Value {
-        let mut chunk = self.header.object(OBJECT);
-        chunk["choices"] = choices;
-        if self.options.include_usage {
-            chunk["usage"] = summary.map_or(Value::Null, usage);
+/// Choice of a whole answer or of a chunk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TextChoice {
+    index: usize,
+    text: String,
+    /// Null unless the request asks for log-probabilities.
+    logprobs: Option<TextLogprobs>,
+    /// Null until the choice ends.
+    finish_reason: Option<WireFinishReason>,
+}
+
+impl TextChoice {
+    fn whole(index: usize, choice: Choice, with_logprobs: bool) -> Self {
+        Self {
+            index,
+            text: choice.text,
+            logprobs: with_logprobs.then(|| TextLogprobs::new(&choice.tokens, &mut 0)),
+            finish_reason: choice.finish.map(WireFinishReason::from),
         }
-        chunk
     }
 
-    fn text(&mut self, index: usize, text: &str, tokens: &[TokenInfo], finish: Option<&str>) -> Value {
-        let mut unused = 0;
-        let offset = self.offsets.get_mut(index).unwrap_or(&mut unused);
-        let logprobs = if tokens.is_empty() { Value::Null } else { logprobs(tokens, offset) };
-        let choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
-        self.chunk(json!([choice]), None)
+    fn part(index: usize, text: String, logprobs: Option<TextLogprobs>) -> Self {
+        Self { index, text, logprobs, finish_reason: None }
     }
 }
 
-impl Chunks for TextChunks {
-    fn chunks(&mut self, event: GenerationEvent) -> Vec<Value> {
+impl ChunkChoice for TextChoice {
+    const OBJECT: &'static str = OBJECT;
+
+    fn from_event(event: GenerationEvent, lengths: &mut [usize]) -> Vec<Self> {
         match event {
-            GenerationEvent::Text { choice, text, tokens } => vec![self.text(choice, &text, &tokens, None)],
-            GenerationEvent::Finished { choice, reason } => {
-                let chunk = self.text(choice, "", &[], Some(finish_reason(reason)));
-                self.end.finish(chunk)
+            GenerationEvent::Text { choice, text, tokens } => {
+                let length = lengths.get_mut(choice).filter(|_| !tokens.is_empty());
+                vec![Self::part(choice, text, length.map(|length| TextLogprobs::new(&tokens, length)))]
             }
-            GenerationEvent::Done(summary) => {
-                let usage = self.options.include_usage.then(|| self.chunk(json!([]), Some(&summary)));
-                self.end.done(&summary, usage)
+            GenerationEvent::Finished { choice, reason } => {
+                let end = Self::part(choice, String::new(), None);
+                vec![Self { finish_reason: Some(reason.into()), ..end }]
             }
             GenerationEvent::Started { .. }
             | GenerationEvent::Reasoning { .. }
             | GenerationEvent::ToolCall { .. }
+            | GenerationEvent::Done(_)
             | GenerationEvent::Failed { .. } => Vec::new(),
         }
     }

@@ -93,7 +93,7 @@ impl FromBody for ParsedEmbeddings {
 /// Answer with a vector for each input.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct EmbeddingList {
-    /// `list`.
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<EmbeddingObject>,
     model: String,
@@ -102,7 +102,7 @@ pub(crate) struct EmbeddingList {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct EmbeddingObject {
-    /// `embedding`.
+    #[schemars(extend("const" = "embedding"))]
     object: &'static str,
     index: usize,
     embedding: EmbeddingVector,

@@ -6,10 +6,9 @@ use narthex_gateway::{
     request::{Filling, MaskRequest, RefineRequest},
 };
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{read_body, usage_of_prompt};
+use super::{PromptUsage, read_body, usage_of_prompt};
 use crate::{
     app::App,
     blocking::run_cancellable,
@@ -19,6 +18,9 @@ use crate::{
     hints::Hints,
     ignored::{CALLER_FIELDS, IgnoredParameters},
 };
+
+/// Type of the objects that this endpoint returns.
+const OBJECT: &str = "fill";
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
@@ -75,36 +77,71 @@ impl FromBody for ParsedFill {
     }
 }
 
+/// Predictions for masks, or a continuation.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct FilledText {
+    #[schemars(extend("const" = OBJECT))]
+    object: &'static str,
+    model: String,
+    #[serde(flatten)]
+    filled: FillContent,
+    usage: PromptUsage,
+}
+
+/// The part of an answer that depends on the request.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum FillContent {
+    /// The likeliest tokens for each mask, in descending order.
+    Masks { masks: Vec<Vec<FilledToken>> },
+    /// The text with the new tokens.
+    Text { text: String, generated: String, tokens: Vec<FilledToken> },
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct FilledToken {
+    /// Token id.
+    token: u32,
+    text: String,
+    /// Probability, 0 to 1.
+    score: f64,
+}
+
+impl FilledText {
+    fn new(model: String, filled: FillContent, prompt_tokens: usize) -> Self {
+        Self { object: OBJECT, model, filled, usage: usage_of_prompt(prompt_tokens) }
+    }
+}
+
+impl From<Filling> for FilledToken {
+    fn from(Filling { token, text, score }: Filling) -> Self {
+        Self { token, text, score }
+    }
+}
+
+fn tokens(fillings: Vec<Filling>) -> Vec<FilledToken> {
+    fillings.into_iter().map(FilledToken::from).collect()
+}
+
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
     let Body(ParsedFill { model, request, ignored }, held) = body;
-    let meter = app.meter.clone();
+    let (name, meter) = (model.clone(), app.meter.clone());
     let call = move |model: &ReadyModel, cancel: &Cancel| match request {
         Fill::Masks(request) => {
             let found = model.fill(&request, cancel)?;
             meter.tokens(found.prompt_tokens);
-            let masks: Vec<Vec<Value>> =
-                found.masks.iter().map(|mask| mask.iter().map(token).collect()).collect();
-            Ok((found.ran_on, json!({"masks": masks, "usage": usage_of_prompt(found.prompt_tokens)})))
+            let filled = FillContent::Masks { masks: found.masks.into_iter().map(tokens).collect() };
+            Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
         }
         Fill::Refine(request) => {
             let found = model.refine(&request, cancel)?;
             meter.tokens(found.prompt_tokens);
-            let body = json!({
-                "text": found.text,
-                "generated": found.generated,
-                "tokens": found.tokens.iter().map(token).collect::<Vec<_>>(),
-                "usage": usage_of_prompt(found.prompt_tokens),
-            });
-            Ok((found.ran_on, body))
+            let (text, generated) = (found.text, found.generated);
+            let filled = FillContent::Text { text, generated, tokens: tokens(found.tokens) };
+            Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
         }
     };
-    let (ran_on, mut body) = run_cancellable(&app, &model, held, call).await?;
-    body["object"] = "fill".into();
-    body["model"] = model.into();
+    let (ran_on, body) = run_cancellable(&app, &model, held, call).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(body))))
-}
-
-fn token(filling: &Filling) -> Value {
-    json!({"token": filling.token, "text": filling.text, "score": filling.score})
 }

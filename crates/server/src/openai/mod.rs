@@ -6,9 +6,11 @@
 
 pub(crate) mod answer;
 pub(crate) mod chat;
+pub(crate) mod chat_answer;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
+mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod options;
@@ -29,7 +31,6 @@ use std::{
 use narthex_gateway::request::{FinishReason, Summary};
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
 
 use crate::{body, error::ApiError, ignored::CALLER_FIELDS};
 
@@ -41,28 +42,20 @@ pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) ->
 /// Value of `system_fingerprint`: the program that computes the answers.
 const FINGERPRINT: &str = concat!("narthex-", env!("CARGO_PKG_VERSION"));
 
-/// Fields at the start of a completion object.
+/// Fields at the start of a completion, and of each of its chunks.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct CompletionHeader {
     id: String,
+    /// Seconds since 1970.
     created: u64,
     model: String,
+    system_fingerprint: &'static str,
 }
 
 impl CompletionHeader {
     /// Creates a header with a new id and the current time.
     pub(crate) fn new(id_prefix: &str, model: String) -> Self {
-        Self { id: new_id(id_prefix), created: now(), model }
-    }
-
-    /// Returns an object of this type that has only the header's fields.
-    pub(crate) fn object(&self, object: &str) -> Value {
-        json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": FINGERPRINT,
-        })
+        Self { id: new_id(id_prefix), created: now(), model, system_fingerprint: FINGERPRINT }
     }
 }
 
@@ -78,30 +71,62 @@ pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Returns the value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length"
-/// indicates to clients that it is incomplete. There is no reason for a malformed tool call either; it is "stop", as in
-/// vLLM and llama.cpp.
-pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop | FinishReason::StopString { .. } | FinishReason::MalformedCall => "stop",
-        FinishReason::ToolCalls | FinishReason::MixedCalls => "tool_calls",
-        FinishReason::Length | FinishReason::Cancelled => "length",
+/// Value of `finish_reason`. OpenAI has no value for an answer that a shutdown cut short; "length" indicates to clients
+/// that it is incomplete. OpenAI has no value for a malformed tool call either; it is "stop", as in vLLM and llama.cpp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WireFinishReason {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+impl From<FinishReason> for WireFinishReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop | FinishReason::StopString { .. } | FinishReason::MalformedCall => Self::Stop,
+            FinishReason::ToolCalls | FinishReason::MixedCalls => Self::ToolCalls,
+            FinishReason::Length | FinishReason::Cancelled => Self::Length,
+        }
     }
 }
 
-/// Returns the value of `usage`.
-pub(crate) fn usage(summary: &Summary) -> Value {
-    json!({
-        "prompt_tokens": summary.prompt_tokens,
-        "completion_tokens": summary.completion_tokens,
-        "total_tokens": summary.prompt_tokens + summary.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
-        "completion_tokens_details": {
-            "reasoning_tokens": summary.reasoning_tokens,
-            "accepted_prediction_tokens": summary.accepted_tokens,
-            "rejected_prediction_tokens": summary.rejected_tokens,
-        },
-    })
+/// `usage` of a completion.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct CompletionUsage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokens,
+    completion_tokens_details: CompletionTokens,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct PromptTokens {
+    cached_tokens: usize,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct CompletionTokens {
+    reasoning_tokens: usize,
+    accepted_prediction_tokens: usize,
+    rejected_prediction_tokens: usize,
+}
+
+impl From<&Summary> for CompletionUsage {
+    fn from(summary: &Summary) -> Self {
+        Self {
+            prompt_tokens: summary.prompt_tokens,
+            completion_tokens: summary.completion_tokens,
+            total_tokens: summary.prompt_tokens + summary.completion_tokens,
+            prompt_tokens_details: PromptTokens { cached_tokens: summary.cached_tokens },
+            completion_tokens_details: CompletionTokens {
+                reasoning_tokens: summary.reasoning_tokens,
+                accepted_prediction_tokens: summary.accepted_tokens,
+                rejected_prediction_tokens: summary.rejected_tokens,
+            },
+        }
+    }
 }
 
 /// `usage` of a request without generation.

@@ -16,7 +16,7 @@ use crate::{app::App, error::ApiError};
 /// A list of models.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelList {
-    /// `list`.
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<ModelObject>,
 }
@@ -25,11 +25,11 @@ pub(crate) struct ModelList {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct ModelObject {
     id: String,
-    /// `model`.
+    #[schemars(extend("const" = "model"))]
     object: &'static str,
     /// Creation time of the package in seconds since 1970; 0 if the model is not installed.
     created: u64,
-    /// `narthex`.
+    #[schemars(extend("const" = "narthex"))]
     owned_by: &'static str,
     /// Model that an alias stands for.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,56 +1,98 @@
 //! Streams in OpenAI's form: one JSON chunk per event, then `[DONE]`.
 
 use axum::response::sse::Event;
-use narthex_gateway::request::{GenerationEvent, Summary};
+use narthex_gateway::request::GenerationEvent;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::{CompletionHeader, CompletionUsage, options::StreamOptions};
 use crate::{sse::EventEncoder, timings::Timings};
 
-/// Chunks of one endpoint.
-pub(crate) trait Chunks: Send + 'static {
-    /// Returns the chunks for one event, in order.
-    fn chunks(&mut self, event: GenerationEvent) -> Vec<Value>;
+/// Choice of a chunk: a part of an answer, or its end.
+pub(crate) trait ChunkChoice: Serialize + JsonSchema + Send + Sized + 'static {
+    /// Type of the chunk's object.
+    const OBJECT: &'static str;
+
+    /// Returns the choices for an event, in order, each for a chunk of its own. `lengths` has the length of each
+    /// choice so far in characters, for endpoints that count it.
+    fn from_event(event: GenerationEvent, lengths: &mut [usize]) -> Vec<Self>;
 }
 
-/// End of a stream, whose last chunk has the `timings`, as in llama.cpp's server.
-pub(crate) struct StreamEnd {
+/// Chunk of a streamed answer.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{C}Chunk")]
+pub(crate) struct Chunk<C: ChunkChoice> {
+    #[serde(flatten)]
+    header: CompletionHeader,
+    #[schemars(extend("const" = C::OBJECT))]
+    object: &'static str,
+    /// One choice; none in the chunk with the usage.
+    choices: Vec<C>,
+    /// Absent unless the request asks for the usage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<ChunkUsage>,
+    /// Only in the last chunk, as in llama.cpp's server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+/// `usage` of a chunk: null up to the last chunk.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ChunkUsage(Option<CompletionUsage>);
+
+/// Encodes a generation as chunks. The chunk with the end of the last choice is held until the timings are known.
+pub(crate) struct ChunkEncoder<C: ChunkChoice> {
+    header: CompletionHeader,
+    options: StreamOptions,
     device: String,
+    lengths: Vec<usize>,
     /// Number of choices that have not ended.
     unfinished: usize,
-    /// Chunk with the end of the last choice.
-    held: Option<Value>,
+    held: Option<Chunk<C>>,
 }
 
-impl StreamEnd {
-    /// Creates the end of a stream of `choices` choices that this device computes.
-    pub(crate) fn new(choices: usize, device: String) -> Self {
-        Self { device, unfinished: choices, held: None }
+impl<C: ChunkChoice> ChunkEncoder<C> {
+    /// Creates the encoder of an answer with `n` choices that this device computes.
+    pub(crate) fn new(header: CompletionHeader, options: StreamOptions, n: usize, device: String) -> Self {
+        Self { header, options, device, lengths: vec![0; n], unfinished: n, held: None }
     }
 
-    /// Takes the chunk with the end of a choice. Returns the chunks to send, and holds the chunk of the last choice.
-    pub(crate) fn finish(&mut self, chunk: Value) -> Vec<Value> {
-        self.unfinished = self.unfinished.saturating_sub(1);
-        if self.unfinished > 0 {
-            return vec![chunk];
+    fn chunk(&self, choice: Option<C>) -> Chunk<C> {
+        Chunk {
+            header: self.header.clone(),
+            object: C::OBJECT,
+            choices: choice.into_iter().collect(),
+            usage: self.options.include_usage.then_some(ChunkUsage(None)),
+            timings: None,
         }
-        self.held = Some(chunk);
-        Vec::new()
     }
 
-    /// Returns the last chunks: the one that was held, and the one with the usage if the client asked for it.
-    pub(crate) fn done(&mut self, summary: &Summary, usage: Option<Value>) -> Vec<Value> {
-        let mut chunks: Vec<Value> = self.held.take().into_iter().chain(usage).collect();
-        if let Some(last) = chunks.last_mut() {
-            last["timings"] = json!(Timings::new(summary, &self.device));
+    /// Returns the chunks for one event, in order.
+    pub(super) fn chunks(&mut self, event: GenerationEvent) -> Vec<Chunk<C>> {
+        if let GenerationEvent::Done(summary) = event {
+            let usage = ChunkUsage(Some(CompletionUsage::from(&summary)));
+            let usage = self.options.include_usage.then(|| Chunk { usage: Some(usage), ..self.chunk(None) });
+            let mut chunks: Vec<_> = self.held.take().into_iter().chain(usage).collect();
+            if let Some(last) = chunks.last_mut() {
+                last.timings = Some(Timings::new(&summary, &self.device));
+            }
+            return chunks;
+        }
+        let is_end = matches!(event, GenerationEvent::Finished { .. });
+        let choices = C::from_event(event, &mut self.lengths).into_iter();
+        let mut chunks: Vec<_> = choices.map(|choice| self.chunk(Some(choice))).collect();
+        if is_end {
+            self.unfinished = self.unfinished.saturating_sub(1);
+            if self.unfinished == 0 {
+                self.held = chunks.pop();
+            }
         }
         chunks
     }
 }
 
-/// Encodes an endpoint's chunks.
-pub(crate) struct ChunkEncoder<C>(pub(crate) C);
-
-impl<C: Chunks> EventEncoder for ChunkEncoder<C> {
+impl<C: ChunkChoice> EventEncoder for ChunkEncoder<C> {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
         let data = |value: Value| Event::default().data(value.to_string());
         if let GenerationEvent::Failed { message } = event {
@@ -58,7 +100,7 @@ impl<C: Chunks> EventEncoder for ChunkEncoder<C> {
             return vec![data(json!({"error": error}))];
         }
         let is_last = matches!(event, GenerationEvent::Done(_));
-        let mut encoded: Vec<Event> = self.0.chunks(event).into_iter().map(data).collect();
+        let mut encoded: Vec<Event> = self.chunks(event).iter().map(|chunk| data(json!(chunk))).collect();
         if is_last {
             encoded.push(Event::default().data("[DONE]"));
         }
@@ -70,22 +112,35 @@ impl<C: Chunks> EventEncoder for ChunkEncoder<C> {
 mod tests {
     use axum::response::{IntoResponse, Sse};
     use futures::StreamExt;
+    use narthex_gateway::request::{FinishReason, Summary};
 
     use super::*;
     use crate::sse::event_stream;
 
-    struct NoChunks;
+    /// Index of a choice that ended.
+    #[derive(Debug, Serialize, JsonSchema)]
+    struct EndedChoice(usize);
 
-    impl Chunks for NoChunks {
-        fn chunks(&mut self, _event: GenerationEvent) -> Vec<Value> {
-            Vec::new()
+    impl ChunkChoice for EndedChoice {
+        const OBJECT: &'static str = "chunk";
+
+        fn from_event(event: GenerationEvent, _lengths: &mut [usize]) -> Vec<Self> {
+            match event {
+                GenerationEvent::Finished { choice, .. } => vec![Self(choice)],
+                _ => Vec::new(),
+            }
         }
+    }
+
+    fn encoder(include_usage: bool) -> ChunkEncoder<EndedChoice> {
+        let header = CompletionHeader::new("chunk", "m".to_owned());
+        ChunkEncoder::new(header, StreamOptions { include_usage }, 2, "cpu".to_owned())
     }
 
     #[tokio::test]
     async fn an_idle_stream_has_comments() {
         let waiting = futures::stream::pending();
-        let events = event_stream(waiting, Box::new(ChunkEncoder(NoChunks)), std::time::Duration::ZERO);
+        let events = event_stream(waiting, Box::new(encoder(false)), std::time::Duration::ZERO);
         let mut body = Sse::new(events).into_response().into_body().into_data_stream();
         let frame = body.next().await.unwrap().unwrap();
         assert!(frame.starts_with(b":") && frame.ends_with(b"\n\n"), "{frame:?}");
@@ -93,17 +148,29 @@ mod tests {
 
     #[test]
     fn the_last_chunk_has_the_timings() {
-        let summary = Summary { completion_tokens: 5, ..Summary::default() };
-        for (usage, last) in [(None, 2), (Some(json!({"usage": {}})), 3)] {
-            let mut end = StreamEnd::new(2, "cpu".to_owned());
-            let mut chunks = end.finish(json!({"choice": 1}));
-            assert_eq!(chunks, [json!({"choice": 1})]);
-            chunks.extend(end.finish(json!({"choice": 0})));
-            chunks.extend(end.done(&summary, usage));
-            assert_eq!(chunks.len(), last);
-            let timed = chunks.iter().filter(|chunk| chunk.get("timings").is_some());
-            assert_eq!(timed.count(), 1);
-            assert_eq!(chunks[last - 1]["timings"]["predicted_n"], 5);
+        for (include_usage, choices) in [(false, json!([[1], [0]])), (true, json!([[1], [0], []]))] {
+            let mut encoder = encoder(include_usage);
+            let end = |choice| GenerationEvent::Finished { choice, reason: FinishReason::Stop };
+            let mut chunks = encoder.chunks(end(1));
+            assert_eq!(chunks.len(), 1);
+            chunks.extend(encoder.chunks(end(0)));
+            assert_eq!(chunks.len(), 1);
+            let summary = Summary { completion_tokens: 5, ..Summary::default() };
+            chunks.extend(encoder.chunks(GenerationEvent::Done(summary)));
+            let chunks: Vec<Value> = chunks.iter().map(|chunk| json!(chunk)).collect();
+            let found: Value = chunks.iter().map(|chunk| chunk["choices"].clone()).collect();
+            assert_eq!(found, choices);
+            let (last, others) = chunks.split_last().unwrap();
+            assert_eq!(last["timings"]["predicted_n"], 5);
+            assert_eq!(
+                last["usage"]["completion_tokens"],
+                if include_usage { json!(5) } else { Value::Null }
+            );
+            for chunk in others {
+                assert!(chunk.get("timings").is_none());
+                // The usage is null up to the last chunk, and absent if it was not requested.
+                assert_eq!(chunk.get("usage"), include_usage.then_some(&Value::Null));
+            }
         }
     }
 }

@@ -8,13 +8,19 @@ pub(crate) mod answers;
 use std::collections::BTreeMap;
 
 use axum::routing::MethodRouter;
-use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use schemars::{
+    JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, transform::transform_subschemas,
+};
 use serde_json::{Map, Value, json};
 
+use self::answers::part_of_stream;
 use crate::{
     error::OpenAiErrorBody,
     protocol::{AnthropicErrorBody, OllamaErrorBody, Protocol},
 };
+
+/// Media type of server-sent events.
+const EVENTS: &str = "text/event-stream";
 
 /// Returns the schema of a type.
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -73,7 +79,7 @@ impl Operation {
 
     /// Adds answers as server-sent events.
     pub(crate) fn or_events(self) -> Self {
-        Self { stream: Some("text/event-stream"), ..self }
+        Self { stream: Some(EVENTS), ..self }
     }
 
     /// Adds answers as lines of JSON.
@@ -94,31 +100,49 @@ impl Operation {
             let content = json!({"application/json": {"schema": schema}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
-        let mut content = Map::new();
-        match self.answer {
-            AnswerSchema::Json(of) => {
-                content.insert("application/json".to_owned(), json!({"schema": of(&mut schemas.answers)}));
-            }
-            AnswerSchema::Text(media) => {
-                content.insert(media.to_owned(), json!({"schema": {"type": "string"}}));
-            }
-        }
-        if let Some(stream) = self.stream {
-            content.insert(stream.to_owned(), json!({"schema": {"type": "string"}}));
-        }
-        let mut responses = Map::new();
-        responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
         let error = match Protocol::of(self.path) {
             Protocol::OpenAi => schema_of::<OpenAiErrorBody>(&mut schemas.answers),
             Protocol::Anthropic => schema_of::<AnthropicErrorBody>(&mut schemas.answers),
             Protocol::Ollama => schema_of::<OllamaErrorBody>(&mut schemas.answers),
         };
+        let mut content = Map::new();
+        match self.answer {
+            AnswerSchema::Json(of) => {
+                content.insert("application/json".to_owned(), json!({"schema": of(&mut schemas.answers)}));
+                if let Some(stream) = self.stream {
+                    let part = part_of_stream(self.path).unwrap_or(of)(&mut schemas.answers);
+                    let part = json!({"anyOf": [part, error]});
+                    let schema = if stream == EVENTS { self.event(&part) } else { part };
+                    content.insert(stream.to_owned(), json!({"schema": schema}));
+                }
+            }
+            AnswerSchema::Text(media) => {
+                content.insert(media.to_owned(), json!({"schema": {"type": "string"}}));
+            }
+        }
+        let mut responses = Map::new();
+        responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
         for (status, description) in self.errors() {
             let content = json!({"application/json": {"schema": error}});
             responses.insert(status.to_owned(), json!({"description": description, "content": content}));
         }
         operation["responses"] = responses.into();
         operation
+    }
+
+    /// Returns the schema of a server-sent event with this data. It describes the fields of each event, as `itemSchema`
+    /// of OpenAPI 3.2 does.
+    fn event(&self, data: &Value) -> Value {
+        let mut data = json!({"contentMediaType": "application/json", "contentSchema": data});
+        if self.path.ends_with("/completions") {
+            data = json!({"anyOf": [data, {"const": "[DONE]"}]});
+        }
+        data["type"] = "string".into();
+        json!({
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["data"],
+        })
     }
 
     /// Returns the statuses of errors.
@@ -156,6 +180,21 @@ fn parameter(name: &str) -> Value {
     json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
 }
 
+/// Removes null from the types of fields that an answer may lack, because such a field is left out instead.
+fn remove_null(schema: &mut Schema) {
+    transform_subschemas(&mut remove_null, schema);
+    let required = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+    let fields = schema.get_mut("properties").and_then(Value::as_object_mut);
+    for (_, field) in fields.into_iter().flatten().filter(|(name, _)| !required.contains(&json!(name))) {
+        if let Some(types) = field.get_mut("type").and_then(Value::as_array_mut) {
+            types.retain(|kind| kind != "null");
+        }
+        if let Some(any) = field.get_mut("anyOf").and_then(Value::as_array_mut) {
+            any.retain(|one| one["type"] != "null");
+        }
+    }
+}
+
 /// Schema generators for bodies and for answers.
 struct Generators {
     bodies: SchemaGenerator,
@@ -172,7 +211,7 @@ impl Generators {
         };
         Self {
             bodies: settings().for_deserialize().into_generator(),
-            answers: settings().for_serialize().into_generator(),
+            answers: settings().for_serialize().with_transform(remove_null).into_generator(),
         }
     }
 }

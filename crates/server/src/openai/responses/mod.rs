@@ -1,5 +1,6 @@
 //! `POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`.
 
+mod event;
 mod history;
 mod object;
 mod request;
@@ -18,6 +19,9 @@ use narthex_gateway::request::{ChatRequest, Message};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub(crate) use self::{
+    event::NumberedEvent, object::ResponseObject, request::ResponsesBody, store::ResponseStore,
+};
 use self::{
     history::{InputItem, resolve, to_messages},
     object::{ResponseEnd, ResponseSettings, output_items},
@@ -25,7 +29,6 @@ use self::{
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
-pub(crate) use self::{object::ResponseObject, request::ResponsesBody, store::ResponseStore};
 use super::{new_id, now};
 use crate::{
     app::App,
@@ -178,7 +181,7 @@ pub(crate) async fn retrieve(
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct DeletedResponse {
     id: String,
-    /// `response`.
+    #[schemars(extend("const" = "response"))]
     object: &'static str,
     deleted: bool,
 }

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct ResponseObject {
     pub(super) id: String,
-    /// `response`.
+    #[schemars(extend("const" = "response"))]
     pub(super) object: &'static str,
     /// Seconds since 1970.
     pub(super) created_at: u64,
@@ -50,7 +50,7 @@ pub(crate) enum ResponseStatus {
 /// Failure of a response.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct ResponseError {
-    /// `server_error`.
+    #[schemars(extend("const" = "server_error"))]
     code: &'static str,
     message: String,
 }
@@ -162,7 +162,7 @@ pub(crate) enum OutputItem {
     Message {
         id: String,
         status: ResponseStatus,
-        /// `assistant`.
+        #[schemars(extend("const" = "assistant"))]
         role: &'static str,
         content: Vec<OutputPart>,
     },

@@ -2,10 +2,12 @@
 
 use axum::response::sse::Event;
 use narthex_gateway::request::{FinishReason, GenerationEvent, ToolCallDelta};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    ResponseForm, new_id,
+    ResponseForm,
+    event::{ContentPart, ItemPlace, NumberedEvent, PartPlace, ResponseEvent},
+    new_id,
     object::{OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseSettings, ResponseStatus},
 };
 use crate::{
@@ -64,13 +66,13 @@ impl ResponseEvents {
         }
     }
 
-    fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
+    fn events(&mut self, event: GenerationEvent) -> Vec<ResponseEvent> {
         match event {
             GenerationEvent::Started { .. } if self.is_started => Vec::new(),
             GenerationEvent::Started { .. } => self.progress(),
             GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
-            GenerationEvent::Text { text, .. } => self.text(&text),
-            GenerationEvent::Reasoning { text, .. } => self.reasoning(&text),
+            GenerationEvent::Text { text, .. } => self.text(text),
+            GenerationEvent::Reasoning { text, .. } => self.reasoning(text),
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
@@ -81,92 +83,79 @@ impl ResponseEvents {
                 let Some(form) = self.form.take() else { return Vec::new() };
                 let timings = Timings::new(&summary, &self.device);
                 let end = ResponseEnd { reason: self.reason, summary: &summary, timings };
-                let response = form.complete(|object| object.complete(output, end));
-                let is_whole = response.status == ResponseStatus::Completed;
-                let kind = if is_whole { "response.completed" } else { "response.incomplete" };
-                vec![json!({"type": kind, "response": response})]
+                let response = Box::new(form.complete(|object| object.complete(output, end)));
+                vec![match response.status {
+                    ResponseStatus::Completed => ResponseEvent::Completed { response },
+                    _ => ResponseEvent::Incomplete { response },
+                }]
             }
             GenerationEvent::Failed { message } => {
                 let Some(form) = self.form.take() else { return Vec::new() };
                 let response = form.object.failed(std::mem::take(&mut self.output), message);
-                vec![json!({"type": "response.failed", "response": response})]
+                vec![ResponseEvent::Failed { response: Box::new(response) }]
             }
         }
     }
 
     /// Returns the event that the response is in progress. At the first call, the event of its creation precedes it.
-    fn progress(&mut self) -> Vec<Value> {
-        let Some(response) = self.form.as_ref().map(|form| &form.object) else { return Vec::new() };
-        let event = |kind: &str| json!({"type": kind, "response": response});
-        let created = (!self.is_started).then(|| event("response.created"));
+    fn progress(&mut self) -> Vec<ResponseEvent> {
+        let Some(form) = &self.form else { return Vec::new() };
+        let response = || Box::new(form.object.clone());
+        let created = (!self.is_started).then(|| ResponseEvent::Created { response: response() });
         self.is_started = true;
-        created.into_iter().chain([event("response.in_progress")]).collect()
+        created.into_iter().chain([ResponseEvent::InProgress { response: response() }]).collect()
     }
 
     /// Adds the number of each event, and encodes it.
-    fn numbered(&mut self, values: Vec<Value>) -> Vec<Event> {
-        let mut encode = |mut value: Value| {
-            value["sequence_number"] = self.sequence.into();
+    fn numbered(&mut self, events: Vec<ResponseEvent>) -> Vec<Event> {
+        let mut encode = |event: ResponseEvent| {
+            let value = json!(NumberedEvent { event, sequence_number: self.sequence });
             self.sequence += 1;
-            let name = value["type"].as_str().unwrap_or_default().to_owned();
-            Event::default().event(name).data(value.to_string())
+            Event::default().event(value["type"].as_str().unwrap_or_default()).data(value.to_string())
         };
-        values.into_iter().map(&mut encode).collect()
+        events.into_iter().map(&mut encode).collect()
     }
 
-    fn text(&mut self, delta: &str) -> Vec<Value> {
-        let mut values = Vec::new();
+    fn text(&mut self, delta: String) -> Vec<ResponseEvent> {
+        let mut events = Vec::new();
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Message(_), .. })) {
-            values.extend(self.close(false));
+            events.extend(self.close(false));
             let id = new_id("msg");
             let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
-            values.extend(self.added(&id, &item, &json!(OutputPart::text(""))));
+            events.extend(self.added(item, ContentPart::Text(OutputPart::text(""))));
             self.open = Some(OpenItem { id, kind: OpenKind::Message(String::new()) });
         }
         if let Some(OpenItem { id, kind: OpenKind::Message(text) }) = &mut self.open {
-            text.push_str(delta);
-            values.push(json!({
-                "type": "response.output_text.delta",
-                "item_id": id,
-                "output_index": self.items,
-                "content_index": 0,
-                "delta": delta,
-                "logprobs": [],
-            }));
+            text.push_str(&delta);
+            let place = PartPlace::new(id, self.items);
+            events.push(ResponseEvent::TextDelta { place, delta, logprobs: Vec::new() });
         }
-        values
+        events
     }
 
-    fn reasoning(&mut self, delta: &str) -> Vec<Value> {
-        let mut values = Vec::new();
+    fn reasoning(&mut self, delta: String) -> Vec<ResponseEvent> {
+        let mut events = Vec::new();
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Reasoning(_), .. })) {
             let id = new_id("rs");
             let item = OutputItem::reasoning(&id, Vec::new());
-            values.extend(self.added(&id, &item, &json!(ReasoningPart::text(""))));
+            events.extend(self.added(item, ContentPart::Reasoning(ReasoningPart::text(""))));
             self.open = Some(OpenItem { id, kind: OpenKind::Reasoning(String::new()) });
         }
         if let Some(OpenItem { id, kind: OpenKind::Reasoning(text) }) = &mut self.open {
-            text.push_str(delta);
-            values.push(json!({
-                "type": "response.reasoning_text.delta",
-                "item_id": id,
-                "output_index": self.items,
-                "content_index": 0,
-                "delta": delta,
-            }));
+            text.push_str(&delta);
+            events.push(ResponseEvent::ReasoningDelta { place: PartPlace::new(id, self.items), delta });
         }
-        values
+        events
     }
 
-    fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
-        let mut values = Vec::new();
+    fn call(&mut self, delta: ToolCallDelta) -> Vec<ResponseEvent> {
+        let mut events = Vec::new();
         if let Some(start) = delta.start {
-            values.extend(self.close(false));
+            events.extend(self.close(false));
             let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
             let id = new_id("fc");
             let item = self.call_item(&id, &call, ResponseStatus::InProgress);
-            let index = self.items;
-            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
+            events.push(ResponseEvent::ItemAdded { output_index: self.items, item });
             self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
         }
         if let Some(OpenItem { id, kind: OpenKind::Call(call) }) = &mut self.open
@@ -176,58 +165,41 @@ impl ResponseEvents {
             let settings = self.form.as_ref().map(|form| &form.object.settings);
             // The arguments of a custom tool are not its input, which is sent at the end.
             if !settings.is_some_and(|settings| settings.is_custom(&call.name)) {
-                values.push(json!({
-                    "type": "response.function_call_arguments.delta",
-                    "item_id": id,
-                    "output_index": self.items,
-                    "delta": delta.arguments,
-                }));
+                let place = ItemPlace::new(id, self.items);
+                events.push(ResponseEvent::ArgumentsDelta { place, delta: delta.arguments });
             }
         }
-        values
+        events
     }
 
     /// Returns the events of a new item with one empty part.
-    fn added(&self, id: &str, item: &OutputItem, part: &Value) -> [Value; 2] {
-        let index = self.items;
-        let place = json!({
-            "type": "response.content_part.added",
-            "item_id": id,
-            "output_index": index,
-            "content_index": 0,
-            "part": part,
-        });
-        [json!({"type": "response.output_item.added", "output_index": index, "item": item}), place]
+    fn added(&self, item: OutputItem, part: ContentPart) -> [ResponseEvent; 2] {
+        let place = PartPlace::new(item.id(), self.items);
+        [
+            ResponseEvent::ItemAdded { output_index: self.items, item },
+            ResponseEvent::PartAdded { place, part },
+        ]
     }
 
     /// Ends the open item. `is_cut` is true if the answer was cut off in it.
-    fn close(&mut self, is_cut: bool) -> Vec<Value> {
+    fn close(&mut self, is_cut: bool) -> Vec<ResponseEvent> {
         let Some(OpenItem { id, kind }) = self.open.take() else { return Vec::new() };
-        let index = self.items;
-        let place = json!({"item_id": id, "output_index": index, "content_index": 0});
-        let done = |kind: &str, name: &str, value: Value| {
-            let mut done = place.clone();
-            done["type"] = kind.into();
-            done[name] = value;
-            done
-        };
+        let output_index = self.items;
+        let place = PartPlace::new(&id, output_index);
         let mut is_answer = true;
-        let (mut values, item) = match kind {
+        let (mut events, item) = match kind {
             OpenKind::Reasoning(text) => {
                 let part = ReasoningPart::text(&text);
-                let values = vec![
-                    done("response.reasoning_text.done", "text", json!(text)),
-                    done("response.content_part.done", "part", json!(part)),
-                ];
-                (values, OutputItem::reasoning(&id, vec![part]))
+                let item = OutputItem::reasoning(&id, vec![part.clone()]);
+                let done = ResponseEvent::ReasoningDone { place: place.clone(), text };
+                (vec![done, ResponseEvent::PartDone { place, part: ContentPart::Reasoning(part) }], item)
             }
             OpenKind::Message(text) => {
                 let part = OutputPart::text(&text);
-                let mut whole = done("response.output_text.done", "text", json!(text));
-                whole["logprobs"] = json!([]);
-                let values = vec![whole, done("response.content_part.done", "part", json!(part))];
                 let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
-                (values, OutputItem::message(&id, vec![part], status))
+                let item = OutputItem::message(&id, vec![part.clone()], status);
+                let done = ResponseEvent::TextDone { place: place.clone(), text, logprobs: Vec::new() };
+                (vec![done, ResponseEvent::PartDone { place, part: ContentPart::Text(part) }], item)
             }
             OpenKind::Call(call) => {
                 let is_whole = call.is_complete();
@@ -235,57 +207,50 @@ impl ResponseEvents {
                 is_answer = is_whole || is_cut;
                 let status = if is_whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
                 let item = self.call_item(&id, &call, status);
-                (call_end(&item, &call, index), item)
+                (call_end(&item, call, output_index), item)
             }
         };
-        values.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
-        self.items += 1;
         if is_answer {
-            self.output.push(item);
+            self.output.push(item.clone());
         }
-        values
+        events.push(ResponseEvent::ItemDone { output_index, item });
+        self.items += 1;
+        events
     }
 }
 
 /// Returns the events with the whole input of a call.
-fn call_end(item: &OutputItem, call: &WholeToolCall, index: usize) -> Vec<Value> {
-    let place = json!({"item_id": item.id(), "output_index": index});
-    let event = |kind: &str, fields: Value| {
-        let mut event = place.clone();
-        event["type"] = kind.into();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            event[name] = value.clone();
-        }
-        event
-    };
+fn call_end(item: &OutputItem, call: WholeToolCall, index: usize) -> Vec<ResponseEvent> {
+    let place = ItemPlace::new(item.id(), index);
     match item {
         OutputItem::CustomToolCall { input, .. } => vec![
-            event("response.custom_tool_call_input.delta", json!({"delta": input})),
-            event("response.custom_tool_call_input.done", json!({"input": input})),
+            ResponseEvent::InputDelta { place: place.clone(), delta: input.clone() },
+            ResponseEvent::InputDone { place, input: input.clone() },
         ],
         _ => {
-            let fields = json!({"name": call.name, "arguments": call.arguments});
-            vec![event("response.function_call_arguments.done", fields)]
+            let WholeToolCall { name, arguments, .. } = call;
+            vec![ResponseEvent::ArgumentsDone { place, name, arguments }]
         }
     }
 }
 
 impl EventEncoder for ResponseEvents {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
-        let values = self.values(event);
-        self.numbered(values)
+        let events = self.events(event);
+        self.numbered(events)
     }
 
     /// Repeats that the response is in progress. Codex gives a stream up that sends only comments.
     fn idle(&mut self) -> Vec<Event> {
-        let values = self.progress();
-        self.numbered(values)
+        let events = self.progress();
+        self.numbered(events)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
+    use serde_json::Value;
 
     use super::{
         super::object::{ResponseObject, output_items},
@@ -301,6 +266,11 @@ mod tests {
         ResponseEvents::new(ResponseForm { object, pending: None }, "cpu".to_owned())
     }
 
+    fn values(encoder: &mut ResponseEvents, events: impl IntoIterator<Item = GenerationEvent>) -> Vec<Value> {
+        let events = events.into_iter().flat_map(|event| encoder.events(event));
+        events.map(|event| json!(event)).collect()
+    }
+
     /// Returns the output without ids, which differ.
     fn without_ids(output: &Value) -> Value {
         let mut output = output.clone();
@@ -314,7 +284,7 @@ mod tests {
     fn malformed_and_cut_calls_are_incomplete_and_the_output_is_that_of_a_whole_answer() {
         let check = |sample: fn() -> Vec<GenerationEvent>, end: &str, statuses: &[&str]| {
             let mut events = events(ResponseSettings::default());
-            let values: Vec<Value> = sample().into_iter().flat_map(|event| events.values(event)).collect();
+            let values = values(&mut events, sample());
             let last = values.last().unwrap();
             assert_eq!(last["type"], end);
             let whole = output_items(&samples::whole(sample()).choices[0], &ResponseSettings::default());
@@ -343,7 +313,7 @@ mod tests {
             GenerationEvent::ToolCall { choice: 0, delta },
             GenerationEvent::Finished { choice: 0, reason: FinishReason::ToolCalls },
         ];
-        let values: Vec<Value> = all.into_iter().flat_map(|event| events.values(event)).collect();
+        let values = values(&mut events, all);
         let names: Vec<&str> = values.iter().map(|value| value["type"].as_str().unwrap()).collect();
         assert_eq!(
             names,
@@ -390,7 +360,7 @@ mod tests {
             GenerationEvent::Finished { choice: 0, reason: FinishReason::ToolCalls },
             GenerationEvent::Done(summary),
         ];
-        let values: Vec<Value> = all.into_iter().flat_map(|event| events.values(event)).collect();
+        let values = values(&mut events, all);
         let names: Vec<&str> = values
             .iter()
             .map(|value| value["type"].as_str().unwrap().trim_start_matches("response."))

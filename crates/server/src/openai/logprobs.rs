@@ -1,0 +1,82 @@
+//! Log-probabilities of tokens in both forms of the API.
+
+use std::collections::BTreeMap;
+
+use narthex_gateway::request::{TokenAlternative, TokenInfo};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// `logprobs` of a chat's choice.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    /// Null, because there are no refusals.
+    refusal: Option<Vec<ChatToken>>,
+}
+
+/// A token with the likeliest tokens at its position.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ChatToken {
+    token: String,
+    logprob: Option<f64>,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<LikelyToken>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LikelyToken {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+}
+
+/// `logprobs` of a text's choice: lists with an entry for each token.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct TextLogprobs {
+    tokens: Vec<String>,
+    /// Null for the first token of an echoed prompt.
+    token_logprobs: Vec<Option<f64>>,
+    /// The likeliest tokens at the position.
+    top_logprobs: Vec<Option<BTreeMap<String, f64>>>,
+    /// Offset in the text in characters.
+    text_offset: Vec<usize>,
+}
+
+impl ChatLogprobs {
+    /// Returns the log-probabilities of these tokens.
+    pub(super) fn new(tokens: Vec<TokenInfo>) -> Self {
+        let likely = |top: TokenAlternative| LikelyToken {
+            token: top.text,
+            logprob: top.logprob.into(),
+            bytes: top.bytes,
+        };
+        let content = tokens.into_iter().map(|token| ChatToken {
+            token: token.text,
+            logprob: token.logprob.map(f64::from),
+            bytes: token.bytes,
+            top_logprobs: token.top.into_iter().map(likely).collect(),
+        });
+        Self { content: content.collect(), refusal: None }
+    }
+}
+
+impl TextLogprobs {
+    /// Returns the log-probabilities of tokens that begin at this offset, and adds their length to it.
+    pub(super) fn new(tokens: &[TokenInfo], offset: &mut usize) -> Self {
+        let place = |token: &TokenInfo| {
+            let at = *offset;
+            *offset += token.text.chars().count();
+            at
+        };
+        let top = |token: &TokenInfo| {
+            token.logprob?;
+            Some(token.top.iter().map(|top| (top.text.clone(), top.logprob.into())).collect())
+        };
+        Self {
+            tokens: tokens.iter().map(|token| token.text.clone()).collect(),
+            token_logprobs: tokens.iter().map(|token| token.logprob.map(f64::from)).collect(),
+            top_logprobs: tokens.iter().map(top).collect(),
+            text_offset: tokens.iter().map(place).collect(),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Events of streamed responses.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::object::{OutputItem, OutputPart, ReasoningPart, ResponseObject};
+
+/// Event with its number in the stream.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct NumberedEvent {
+    #[serde(flatten)]
+    pub(super) event: ResponseEvent,
+    pub(super) sequence_number: u64,
+}
+
+/// Event of a streamed response.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type")]
+pub(crate) enum ResponseEvent {
+    #[serde(rename = "response.created")]
+    Created { response: Box<ResponseObject> },
+    #[serde(rename = "response.in_progress")]
+    InProgress { response: Box<ResponseObject> },
+    #[serde(rename = "response.completed")]
+    Completed { response: Box<ResponseObject> },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: Box<ResponseObject> },
+    #[serde(rename = "response.failed")]
+    Failed { response: Box<ResponseObject> },
+    #[serde(rename = "response.output_item.added")]
+    ItemAdded { output_index: usize, item: OutputItem },
+    #[serde(rename = "response.output_item.done")]
+    ItemDone { output_index: usize, item: OutputItem },
+    #[serde(rename = "response.content_part.added")]
+    PartAdded {
+        #[serde(flatten)]
+        place: PartPlace,
+        part: ContentPart,
+    },
+    #[serde(rename = "response.content_part.done")]
+    PartDone {
+        #[serde(flatten)]
+        place: PartPlace,
+        part: ContentPart,
+    },
+    #[serde(rename = "response.output_text.delta")]
+    TextDelta {
+        #[serde(flatten)]
+        place: PartPlace,
+        delta: String,
+        logprobs: Vec<Value>,
+    },
+    #[serde(rename = "response.output_text.done")]
+    TextDone {
+        #[serde(flatten)]
+        place: PartPlace,
+        text: String,
+        logprobs: Vec<Value>,
+    },
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningDelta {
+        #[serde(flatten)]
+        place: PartPlace,
+        delta: String,
+    },
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningDone {
+        #[serde(flatten)]
+        place: PartPlace,
+        text: String,
+    },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta {
+        #[serde(flatten)]
+        place: ItemPlace,
+        delta: String,
+    },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone {
+        #[serde(flatten)]
+        place: ItemPlace,
+        name: String,
+        arguments: String,
+    },
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    InputDelta {
+        #[serde(flatten)]
+        place: ItemPlace,
+        delta: String,
+    },
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    InputDone {
+        #[serde(flatten)]
+        place: ItemPlace,
+        input: String,
+    },
+}
+
+/// Place of an item in the output.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct ItemPlace {
+    item_id: String,
+    output_index: usize,
+}
+
+/// Place of a part, the only one of its item.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct PartPlace {
+    #[serde(flatten)]
+    item: ItemPlace,
+    content_index: usize,
+}
+
+impl ItemPlace {
+    /// Returns the place of an item.
+    pub(super) fn new(item_id: &str, output_index: usize) -> Self {
+        Self { item_id: item_id.to_owned(), output_index }
+    }
+}
+
+impl PartPlace {
+    /// Returns the place of the part of an item.
+    pub(super) fn new(item_id: &str, output_index: usize) -> Self {
+        Self { item: ItemPlace::new(item_id, output_index), content_index: 0 }
+    }
+}
+
+/// Part of an item.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum ContentPart {
+    /// Text of a message.
+    Text(OutputPart),
+    /// Text of an item of reasoning.
+    Reasoning(ReasoningPart),
+}
