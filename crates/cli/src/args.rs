@@ -38,12 +38,12 @@ use crate::output::DeviceLine;
 /// Exit codes, for `--help` and the book.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0    success
-  1    failure; doctor: a problem was found; service status: it does not run
+  1    failure; doctor: a problem was found; service status: the service is not running
   2    invalid usage or value
   3    model, runtime or file not found
   4    download failed
   5    busy, or the model or device is unavailable
-  6    a limit of this machine: space, permission to write, open files, threads
+  6    a limit of this machine: disk space, write permission, open files, threads
   7    check: part of the model would run on another device
   8    check: the model is refused
   9    a file is malformed, damaged or not a regular file
@@ -113,13 +113,13 @@ pub(crate) enum Command {
     Fill(FillArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
-    /// Offer chat, embeddings, rerank, check and plan as MCP tools over standard input and output
+    /// Serve chat, embeddings, rerank, check and plan as MCP tools over standard input and output
     Mcp(McpArgs),
-    /// Run a coding agent on a model of this machine; nothing permanent is written
+    /// Run a coding agent with a local model; the agent's settings files do not change
     Launch(LaunchArgs),
-    /// Run `serve` as a service, which starts at login or at boot
+    /// Install, show or remove a service that starts `serve` at login or at boot
     Service(ServiceArgs),
-    /// Fetch a model and compile it
+    /// Download and compile a model
     Pull(ModelArgs),
     /// List installed models
     List(ListArgs),
@@ -133,13 +133,13 @@ pub(crate) enum Command {
     Ps(JsonArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
-    /// Estimate a model's size, memory and NPU support before download
+    /// Estimate a model's size, memory and NPU support before downloading it
     Plan(PlanArgs),
     /// Import an ONNX export as a package
     Import(ImportArgs),
     /// Export a package for another runtime
     Export(ExportArgs),
-    /// Check whether a model would run on an NPU, and list obstacles and fixes
+    /// Check whether a model would run on an NPU, and list problems and fixes
     Check(CheckArgs),
     /// Diagnose the devices, drivers and runtimes of this machine
     Doctor(JsonArgs),
@@ -176,7 +176,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
     pub(crate) unix_socket: Option<PathBuf>,
 
-    /// Certificate for TLS: a PEM file with the certificates that sign it
+    /// TLS certificate: a PEM file with the server's certificate, followed by its chain
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
 
@@ -188,7 +188,7 @@ pub(crate) struct ServeArgs {
     #[arg(short, long)]
     pub(crate) model: Vec<String>,
 
-    /// Further name of a model in requests, as in gpt-4o=smollm2:135m; repeatable
+    /// Additional name for a model in requests, as in gpt-4o=smollm2:135m; repeatable
     #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
     pub(crate) alias: Vec<ModelAlias>,
 
@@ -196,7 +196,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MODEL")]
     pub(crate) default_model: Option<String>,
 
-    /// Format of tool calls in place of that of the package, for all models or one, as in hermes or qwen3:0.6b=mistral;
+    /// Format of tool calls instead of the package's, for all models or one, as in hermes or qwen3:0.6b=mistral;
     /// repeatable
     #[arg(long, value_name = "[MODEL=]FORMAT", value_parser = tools::model_tool_format)]
     pub(crate) tool_format: Vec<ModelToolFormat>,
@@ -205,12 +205,12 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) strict_parameters: bool,
 
-    /// Cut texts for embeddings and reranking that are too long, unless a request says otherwise
+    /// Truncate texts for embeddings and reranking that are too long, unless a request specifies otherwise
     #[arg(long)]
     pub(crate) truncate: bool,
 
-    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages of this machine,
-    /// and none if other machines can connect]
+    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages from loopback
+    /// addresses; none if other machines can connect]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<AllowedOrigin>,
 
@@ -222,8 +222,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) insecure_no_auth: bool,
 
-    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its small models) or
-    /// always [default: catalogue, and never if other machines can connect]
+    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its models of at
+    /// most 1 GiB) or always [default: catalogue, and never if other machines can connect]
     #[arg(long, value_name = "POLICY")]
     pub(crate) auto_pull: Option<AutoPull>,
 
@@ -239,12 +239,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().kv_total >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_total: usize,
 
-    /// Keep the keys and values of prompts in files in this folder, so that prompts with the same beginning start faster
-    /// after a restart [default: none]
+    /// Store the keys and values of prompts in this folder, so that prompts with the same beginning start faster after
+    /// a restart [default: none]
     #[arg(long, value_name = "DIR")]
     pub(crate) prefix_cache_dir: Option<PathBuf>,
 
-    /// Space for these files, in MiB; those that were not used for the longest time are removed
+    /// Maximum size of the files in --prefix-cache-dir, in MiB; the least recently used are removed first
     #[arg(
         long, default_value_t = (PrefixCacheConfig::DEFAULT_BYTES >> 20) as usize, value_name = "MIB",
         value_parser = at_least_one, requires = "prefix_cache_dir"
@@ -259,12 +259,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = Config::standard().max_queue)]
     pub(crate) max_queue: usize,
 
-    /// Maximum time between two tokens of an answer while other prompts are read, in milliseconds; prompts are then
-    /// read in smaller chunks; 0 for no maximum
+    /// Maximum time between two tokens of an answer while other prompts are processed, in milliseconds; limits the
+    /// size of prompt chunks; 0 for no limit
     #[arg(long, default_value_t = 200, value_name = "MS")]
     pub(crate) token_latency: u64,
 
-    /// Verify several tokens of an answer in one step, if that is faster: auto, off
+    /// Speculative decoding: auto (when it is faster) or off
     #[arg(long, default_value_t = Config::standard().speculation)]
     pub(crate) speculation: Speculation,
 

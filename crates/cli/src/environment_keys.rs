@@ -26,8 +26,7 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<A
         }
     }
     if let Some(path) = variable(KEY_FILE_VARIABLE) {
-        let bytes = input_file::read(path.as_ref())
-            .with_context(|| format!("{KEY_FILE_VARIABLE} names no file of keys"))?;
+        let bytes = input_file::read(path.as_ref()).context(KEY_FILE_VARIABLE)?;
         for secret in String::from_utf8_lossy(&bytes).lines().map(str::trim).filter(|line| !line.is_empty()) {
             add(KEY_FILE_VARIABLE, secret, KeyRole::User)?;
         }

@@ -6,12 +6,12 @@ use narthex_gateway::{Error, ErrorKind};
 use narthex_mmap::environment;
 use narthex_server::ServeError;
 
-use crate::output::{self, ClosedPipe};
+use crate::output;
 
 /// A negative result of `check`, `doctor`, `verify` or `service status` that was already printed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NegativeResult {
-    /// The doctor found a problem.
+    /// `doctor` found a problem.
     Problem,
     /// Part of the model would run on another device.
     Partial,
@@ -19,19 +19,13 @@ pub(crate) enum NegativeResult {
     Refused,
     /// A file of the store is damaged.
     Damaged,
-    /// The service does not run.
+    /// The service is not running.
     Stopped,
 }
 
 impl std::fmt::Display for NegativeResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Problem => "the doctor found a problem",
-            Self::Partial => "part of the model would run on another device",
-            Self::Refused => "the model is refused",
-            Self::Damaged => "a file of the store is damaged",
-            Self::Stopped => "the service does not run",
-        })
+        f.write_str("a negative result that was already printed")
     }
 }
 
@@ -57,7 +51,8 @@ fn code(kind: ErrorKind) -> u8 {
 
 /// Prints an error and its hint; returns the exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    if error.is::<ClosedPipe>() || is_closed_pipe(error) {
+    let failed_write = error.downcast_ref::<io::Error>();
+    if failed_write.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
     match error.downcast_ref::<NegativeResult>() {
@@ -91,10 +86,6 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         output::note(format_args!("hint: {hint}"));
     }
     ExitCode::from(code(kind))
-}
-
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Prints clap's message: help and version to standard output, the rest to standard error.

@@ -90,7 +90,7 @@ pub(crate) fn install() {
         let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(move || end_after_grace(number));
     });
     if let Err(error) = installed {
-        tracing::warn!(%error, "Ctrl-C will end the process at once");
+        tracing::warn!(%error, "Ctrl-C will end the process immediately");
     }
 }
 

@@ -20,18 +20,6 @@ use tracing_subscriber::{
 
 use crate::wrap;
 
-/// Error for a closed standard output, which ends the process with success.
-#[derive(Debug)]
-pub(crate) struct ClosedPipe;
-
-impl std::fmt::Display for ClosedPipe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("standard output is closed")
-    }
-}
-
-impl std::error::Error for ClosedPipe {}
-
 /// Log line with the device of a newly loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceLine {
@@ -99,14 +87,11 @@ impl Write for RedactedStderr {
     }
 }
 
-/// Prints and flushes text; a closed pipe becomes [`ClosedPipe`].
+/// Prints and flushes text.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClosedPipe.into()),
-        other => Ok(other?),
-    }
+    stdout.write_all(text.as_bytes())?;
+    Ok(stdout.flush()?)
 }
 
 /// Prints one line.

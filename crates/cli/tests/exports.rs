@@ -11,7 +11,7 @@ use std::{
 
 use narthex_graph::Graph;
 
-use support::{offline, with_runtime};
+use support::{copy, with_pip, with_runtime, write_pip};
 
 fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
@@ -133,10 +133,7 @@ fn data_that_is_cut_off_or_missing_is_named() {
     let home = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
     let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(exports("genai-dml")).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
+    copy(&exports("genai-dml"), folder.path());
     let path = folder.path().to_str().unwrap();
     let data = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let data = data.into_iter().find(|path| path.extension().is_some_and(|end| end == "data")).unwrap();
@@ -158,11 +155,7 @@ fn data_that_is_cut_off_or_missing_is_named() {
 /// Copies an export with a changed graph to a new folder.
 fn changed(name: &str, change: impl FnOnce(&mut Graph)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(exports(name)).unwrap().map(Result::unwrap) {
-        if entry.path().is_file() {
-            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-        }
-    }
+    copy(&exports(name), folder.path());
     let path = folder.path().join("model.onnx");
     let mut graph = Graph::decode(&std::fs::read(&path).unwrap()).unwrap();
     change(&mut graph);
@@ -190,16 +183,13 @@ fn a_graph_that_does_not_run_is_not_imported() {
 fn an_import_installs_the_runtime_that_checks_its_graph() {
     let home = tempfile::tempdir().unwrap();
     // A pip that notes its call and fails.
-    std::fs::create_dir(home.path().join("pip")).unwrap();
-    std::fs::write(home.path().join("pip/__init__.py"), "").unwrap();
     let pip = "import sys\nif '--version' not in sys.argv:\n    open('called', 'w').write(' '.join(sys.argv))\n    \
                sys.exit('no wheel')\n";
-    std::fs::write(home.path().join("pip/__main__.py"), pip).unwrap();
+    write_pip(home.path(), pip);
     let graph = exports("masked");
     let run = |more: &[&str]| {
         let import = [&["import", graph.to_str().unwrap()], more].concat();
-        let mut command = offline(&home.path().join("store"), &import);
-        command.env_remove("NARTHEX_PYTHON").env_remove("HF_HUB_OFFLINE").env("PYTHONPATH", home.path());
+        let mut command = with_pip(&home.path().join("store"), home.path(), &import);
         let output = command.current_dir(home.path()).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };

@@ -195,7 +195,7 @@ fn printing_needs_no_init_system() {
 fn systemd_accepts_the_units() {
     let home = Home::new();
     let program = home.path("bin/narthex");
-    // A service of the machine may not run a program below /home or /root.
+    // A system service may not run a program below /home or /root.
     fs::copy(env!("CARGO_BIN_EXE_narthex"), &program).unwrap();
     for (kind, more) in [("--user", &[][..]), ("--system", &["--system"])] {
         let output = Command::new(&program)

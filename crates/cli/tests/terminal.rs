@@ -23,9 +23,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use support::{
-    offline,
+    copy, offline,
     terminal::{CTRL_D, ENTERED, PROMPT, Terminal},
-    with_runtime,
+    with_pip, with_runtime, write_pip,
 };
 
 /// Maximum time from Ctrl-C to the end of the program.
@@ -200,18 +200,10 @@ impl Home {
 
     /// Runs a command with network, whose pip notes its start in the file `started` and never ends.
     fn online(&self, words: &[&str]) -> Command {
-        let pip = self.path("pip");
-        fs::create_dir_all(&pip).unwrap();
-        fs::write(pip.join("__init__.py"), "").unwrap();
         let program = "import os, sys, time\nif '--version' not in sys.argv or 'doctor' in os.environ:\n    \
                        open('started', 'w').close()\n    time.sleep(120)\n";
-        fs::write(pip.join("__main__.py"), program).unwrap();
-        let mut command = self.offline(words);
-        for name in ["NARTHEX_PYTHON", "HF_HUB_OFFLINE"] {
-            command.env_remove(name);
-        }
-        command.env("PYTHONPATH", self.folder.path());
-        command
+        write_pip(self.folder.path(), program);
+        self.prepared(with_pip(&self.path("store"), self.folder.path(), words))
     }
 
     #[track_caller]
@@ -237,18 +229,6 @@ impl Home {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let to = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &to);
-        } else {
-            fs::copy(entry.path(), to).unwrap();
-        }
-    }
-}
-
 /// Replaces numbers with `N`, and the space that depends on their lengths with one space.
 fn without_numbers(text: &str) -> String {
     let number = |word: &str| {
@@ -268,7 +248,7 @@ fn measurement(text: &str) -> String {
     };
     let lines = without_numbers(text);
     // The widths of the figures decide where the head of the table is broken.
-    let varies = ["DEVICE", "TOKEN MS", "T/S", "prompts of", "no energy", "joules", "ONNX Runtime"];
+    let varies = ["DEVICE", "TOKEN MS", "T/S", "prompts of", "no energy", "energy of", "ONNX Runtime"];
     let lines = lines.lines().filter(|line| varies.iter().all(|start| !line.starts_with(start)));
     lines.map(line).collect::<Vec<_>>().join("\n")
 }

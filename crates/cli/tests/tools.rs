@@ -134,13 +134,13 @@ fn calls_are_confirmed_on_a_terminal() {
     let tools = Tools::new();
     let file = tools.path("tools.json");
     let file = ["--tools", file.to_str().unwrap(), "--tool-choice", "set"];
-    check(&tools.chat(&file), 2, &["calls are confirmed on a terminal, found none; --yes-tools runs them"]);
+    check(&tools.chat(&file), 2, &["expected a terminal to confirm calls, found none; --yes-tools runs"]);
     for (answer, runs) in [("n", false), ("y", true)] {
         let _ = std::fs::remove_file(tools.arguments());
         let words = tools.words(&file);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut terminal = Terminal::start(&tools.narthex(&words), 80);
-        terminal.wait_for("Run it? [y]es, [n]o");
+        terminal.wait_for("Run this call? [y]es, [n]o");
         terminal.press(&format!("{answer}\r"));
         assert_eq!(terminal.end(), 0);
         let screen = terminal.screen();

@@ -28,12 +28,12 @@ fn page(catalog: &Catalog) -> String {
         "# Models of the catalogue\n\n<!-- Written by `cargo xtask docs` from the catalogue. -->\n\n\
          `narthex list --available` ranks these models for your machine; this page lists them with figures that are the same\n\
          everywhere.\n\n\
-         - **`w8`, `w4`**: size of the weights in this scheme. On smollm2:135m, `w8` does not raise the perplexity\n  \
-         measurably, and `w4` raises it by {rise:.0} %; larger models lose less.\n\
+         - **`w8`, `w4`**: size of the weights in this scheme. On smollm2:135m, `w8` does not measurably increase\n  \
+         the perplexity, and `w4` increases it by {rise:.0} %; the loss of larger models is smaller.\n\
          - **Memory**: the smallest usual machine with room for the weights in `w8`, and in `w4` if that is smaller. Long\n  \
          conversations need more, see `narthex plan`.\n\
-         - **Snapdragon X**: the scheme in which every graph satisfies the rules of its NPU, or the reason why none does. The\n  \
-         rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
+         - **Snapdragon X**: the scheme in which every graph satisfies the rules of its NPU, or the reason why no scheme does.\n  \
+         The rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
          - **Status**: *tested* means that the published weights have answered in our tests or recorded runs. *Family tested*\n  \
          means that a small model of the same structure agrees with the reference implementation, and that we have not run\n  \
          these weights. *Gated* means that the publisher asks you to accept a licence before the download.\n"

@@ -7,7 +7,7 @@ use narthex_spec::{ContextFactor, Scheme, Target};
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
-    /// List the whole catalogue, ranked by usefulness on this machine: room in memory, expected speed, size and quality
+    /// List the whole catalogue, ranked for this machine by memory, expected speed, size and quality
     #[arg(long)]
     pub(crate) available: bool,
 
@@ -57,7 +57,7 @@ pub(crate) struct ShowArgs {
 /// `narthex rm`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct RmArgs {
-    /// The model, with @w4 for one scheme alone
+    /// The model, with @w4 for only one scheme
     pub(crate) model: String,
 
     /// Remove without asking

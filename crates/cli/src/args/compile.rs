@@ -23,17 +23,17 @@ pub(crate) struct CompileArgs {
     #[arg(long, default_value = "w8")]
     pub(crate) scheme: Scheme,
 
-    /// Text for scaling the channels of a chat model in w8: standard or none
+    /// Calibration of a chat model in w8: standard or none
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
     pub(crate) calibrate: Calibration,
 
-    /// A smaller model out of Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for each) and
-    /// dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
+    /// Extract a smaller model from Gemma 3n E4B: e2b, or inner widths of the kept layers (one for all, or one for
+    /// each) and dropped layers, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
     #[arg(long, value_name = "SIZE")]
     pub(crate) matformer: Option<MatFormer>,
 
-    /// Extend the context by this factor with YaRN, as the cards of Qwen 2.5 describe; `narthex plan` states the factor
-    /// of a model. Answers to short prompts may be worse
+    /// Extend the context by this factor with YaRN, as the model cards of Qwen 2.5 describe; `narthex plan` states the
+    /// factor of a model. Answers to short prompts may be worse
     #[arg(long, value_name = "FACTOR")]
     pub(crate) yarn: Option<ContextFactor>,
 
@@ -41,8 +41,8 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "LAYER,...", conflicts_with = "matformer")]
     pub(crate) drop_layers: Option<LayerList>,
 
-    /// Restrict the vocabulary to the tokens of a text, or to a list of ids in JSON (.json), with special tokens and
-    /// bytes, and measure the loss
+    /// Restrict the vocabulary to the tokens of a text, or to a list of ids in JSON (.json), plus special and byte
+    /// tokens, and measure the loss
     #[arg(long, value_name = "FILE")]
     pub(crate) prune_vocabulary: Option<PathBuf>,
 
@@ -68,8 +68,8 @@ pub(crate) struct CompileArgs {
     #[arg(long = "context", value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
     pub(crate) contexts: Vec<usize>,
 
-    /// Prompt tokens that the NPU reads in one run; several, as in 32,128, add graphs, and the last tokens of a prompt
-    /// use the shortest that fits [default: by the model's size]
+    /// Prompt tokens per run of the NPU; several, as in 32,128, add graphs, and the last tokens of a prompt use the
+    /// shortest that fits [default: by the model's size]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
     pub(crate) prefill: Vec<usize>,
 
@@ -92,7 +92,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "DIMENSION=N", value_parser = extent)]
     pub(crate) set: Vec<(String, u64)>,
 
-    /// Write the model with Narthex's fixes to this folder; the exit code is that of the fixed model
+    /// Write the model with Narthex's fixes to this folder; the exit code refers to the fixed model
     #[arg(long, value_name = "DIR")]
     pub(crate) fix: Option<PathBuf>,
 

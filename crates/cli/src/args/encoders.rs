@@ -105,7 +105,7 @@ pub(crate) struct FillArgs {
     #[arg(long, default_value_t = 5, value_name = "N", conflicts_with = "generate")]
     pub(crate) top_k: usize,
 
-    /// Generate N tokens in place of the mask, or at the end of a text without one
+    /// Generate N tokens at the position of the mask, or at the end of a text without one
     #[arg(long, value_name = "N")]
     pub(crate) generate: Option<usize>,
 

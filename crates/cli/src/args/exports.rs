@@ -9,8 +9,8 @@ use narthex_spec::ModelName;
 /// `narthex import`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ImportArgs {
-    /// A folder with an ONNX export (onnxruntime-genai, also a `decoder-pipeline` of Olive or AI Hub, AMD's
-    /// `model_generate`, Optimum, transformers.js, sentence-transformers), or one file of it
+    /// A folder with an ONNX export (onnxruntime-genai, including a `decoder-pipeline` of Olive or AI Hub,
+    /// AMD's `model_generate`, Optimum, transformers.js, sentence-transformers), or one file of it
     pub(crate) path: PathBuf,
 
     /// Name of the package [default: the name of the folder]

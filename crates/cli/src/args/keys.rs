@@ -18,7 +18,7 @@ pub(crate) struct KeyArgs {
 /// Subcommands of `narthex key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Create a key and print it, once
+    /// Create a key and print it; it cannot be shown again
     Add(KeyAddArgs),
     /// List keys with their rights and limits
     List(JsonArgs),
@@ -51,7 +51,7 @@ pub(crate) struct KeyAddArgs {
     #[arg(long, value_name = "N")]
     concurrency: Option<NonZeroU32>,
 
-    /// Allow metrics, and requests that download and compile models
+    /// Allow access to metrics, and requests that download or compile any model
     #[arg(long)]
     admin: bool,
 }

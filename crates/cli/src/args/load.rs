@@ -46,8 +46,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: KvCacheDtype,
 
-    /// Installed small chat model that proposes the next tokens of chat models with its vocabulary, as long as this saves
-    /// time; answers stay the same
+    /// Draft model for speculative decoding: an installed small chat model with the same vocabulary; greedy answers
+    /// stay the same
     #[arg(long, value_name = "MODEL")]
     pub(crate) draft_model: Option<String>,
 }

@@ -38,8 +38,7 @@ pub(crate) struct ServiceInstallArgs {
 /// The users of the service.
 #[derive(Debug, Clone, Copy, ClapArgs)]
 pub(crate) struct ServiceScopeArgs {
-    /// A service of the machine, started at boot; needs systemd and root [default: a service of this user, started at
-    /// login]
+    /// A system service, started at boot; needs systemd and root [default: a user service, started at login]
     #[arg(long)]
     pub(crate) system: bool,
 }

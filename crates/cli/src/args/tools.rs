@@ -21,7 +21,7 @@ pub(crate) struct ToolArgs {
     #[arg(long, value_name = "SERVER")]
     pub(crate) mcp: Vec<String>,
 
-    /// JSON file with definitions of tools in OpenAI's form, each with the command that is the tool; repeatable
+    /// JSON file with tool definitions in OpenAI's format, each with the command that implements it; repeatable
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Vec<PathBuf>,
 
@@ -33,8 +33,8 @@ pub(crate) struct ToolArgs {
     #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = tool_choice)]
     pub(crate) tool_choice: ToolChoice,
 
-    /// Format of tool calls in place of that of the package: hermes, llama-json, pythonic, qwen-coder, phi4-mini,
-    /// mistral, granite or chatglm3
+    /// Format of tool calls instead of the package's: hermes, llama-json, pythonic, qwen-coder, phi4-mini, mistral,
+    /// granite or chatglm3
     #[arg(long, value_name = "FORMAT", value_parser = tool_format)]
     pub(crate) tool_format: Option<ToolFormat>,
 

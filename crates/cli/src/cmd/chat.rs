@@ -39,11 +39,9 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let mut tools = ChatTools::open(&args.tools)?;
     let status = load(gateway, &args.model, &Bars::unless(args.generate.quiet))?;
     if status.kind == Some(ModelKind::Text) {
-        let message = format!(
-            "model: {0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
-            args.model
-        );
-        return Err(Error::Invalid { param: "model", message }.into());
+        let message =
+            format!("{0} has no chat template; `narthex complete -m {0} TEXT` continues a text", args.model);
+        return Err(Error::invalid("model", message).into());
     }
     let Some(prompt) = prompt else {
         return converse::run(gateway, args, &status, tools);
@@ -93,8 +91,7 @@ fn prompt(given: Option<&str>) -> anyhow::Result<String> {
         None => interrupt::input(read_stdin)?,
     };
     if prompt.trim().is_empty() {
-        let message = "prompt: expected a text, found an empty one".to_owned();
-        return Err(Error::Invalid { param: "prompt", message }.into());
+        return Err(Error::invalid("prompt", "expected a text, found an empty one").into());
     }
     Ok(prompt)
 }

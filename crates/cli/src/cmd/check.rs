@@ -22,7 +22,7 @@ pub(super) fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram
     }
     // The following arguments are paths, which may begin like options.
     arguments.push("--".into());
-    Ok(TrialProgram { path: env::current_exe().context("cannot find this executable")?, arguments })
+    Ok(TrialProgram { path: env::current_exe().context("cannot find the path of this program")?, arguments })
 }
 
 /// Runs a vendor's compiler on one graph, and writes the outcome to a file.
@@ -48,8 +48,8 @@ fn extents(set: Vec<(String, u64)>) -> Result<BTreeMap<String, u64>, Error> {
         if let Some(other) = extents.insert(dimension.clone(), extent)
             && other != extent
         {
-            let message = format!("set: expected one extent for {dimension}, found {other} and {extent}");
-            return Err(Error::Invalid { param: "set", message });
+            let message = format!("expected one extent for {dimension}, found {other} and {extent}");
+            return Err(Error::invalid("set", message));
         }
     }
     Ok(extents)

@@ -75,7 +75,7 @@ pub(super) fn print(
             Ok(GenerationEvent::ToolCall { delta, .. }) => add_call(&mut calls, delta),
             Ok(GenerationEvent::Finished { reason, .. }) => {
                 if reason == FinishReason::Length && !calls.is_empty() {
-                    output::note("The tool calls were cut; --max-tokens allows more.");
+                    output::note("The tool calls were cut off at the token limit; increase --max-tokens.");
                 }
                 // The text has a call that is malformed.
                 if !matches!(reason, FinishReason::ToolCalls | FinishReason::MixedCalls) {

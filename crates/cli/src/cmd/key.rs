@@ -9,7 +9,9 @@ pub(crate) fn run(gateway: &Gateway, command: KeyCommand) -> anyhow::Result<()> 
     match command {
         KeyCommand::Add(add) => {
             let secret = gateway.add_key(&add.name, add.limits(), interrupt::cancel())?;
-            output::note("The key is shown only now; clients send it as Authorization: Bearer KEY.");
+            output::note(
+                "Copy the key now; it is not shown again. Clients send it as Authorization: Bearer KEY.",
+            );
             output::line(secret.expose())
         }
         KeyCommand::List(args) => {

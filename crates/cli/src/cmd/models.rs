@@ -77,7 +77,7 @@ pub(crate) fn rm(gateway: &Gateway, args: &RmArgs) -> anyhow::Result<()> {
 fn confirmed(removal: &Removal) -> anyhow::Result<bool> {
     let what = format!("{} ({})", render::removal(removal), render::bytes(removal.bytes));
     if !stdin().is_terminal() || !stderr().is_terminal() {
-        let message = format!("rm would remove {what}; repeat it with --yes");
+        let message = format!("this would remove {what}; confirm with --yes");
         return Err(Error::Invalid { param: "yes", message }.into());
     }
     output::question(format!("Remove {what}? [y/N] "));
@@ -122,7 +122,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         output::note(format!("The context is {} tokens, the maximum of this model.", shapes.context));
     }
     if !args.prefill.is_empty() && manifest.architecture.head().is_some() {
-        output::note("--prefill has no effect on an encoder, which reads each text at once.");
+        output::note("--prefill has no effect on an encoder, which processes each text in one run.");
     }
     for line in render::changes(&manifest) {
         output::note(line);

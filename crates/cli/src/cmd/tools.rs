@@ -26,7 +26,7 @@ use crate::{
 const SHOWN: usize = 400;
 
 /// Question about a call.
-const QUESTION: &str = "Run it? [y]es, [n]o, [a]lways this tool: ";
+const QUESTION: &str = "Run this call? [y]es, [n]o, [a]lways for this tool: ";
 
 /// The tools of a conversation.
 pub(super) struct ChatTools {
@@ -58,7 +58,7 @@ impl ChatTools {
         }
         let can_ask = stdin().is_terminal() && stderr().is_terminal();
         if !args.yes_tools && !can_ask {
-            let message = "tools: calls are confirmed on a terminal, found none; --yes-tools runs them without a question";
+            let message = "tools: expected a terminal to confirm calls, found none; --yes-tools runs calls without asking";
             return Err(invalid("yes_tools", message.to_owned()).into());
         }
         let mut files = Vec::new();
@@ -97,10 +97,9 @@ impl ChatTools {
             RoundsEnd::Interrupted => Ok(AnswerEnd::Interrupted),
             RoundsEnd::Limit => {
                 let most = rounds.most;
-                let message = format!(
-                    "tool_rounds: the model still calls tools after {most} rounds; --tool-rounds allows more"
-                );
-                Err(Error::Invalid { param: "tool_rounds", message }.into())
+                let message =
+                    format!("the model still calls tools after {most} rounds; --tool-rounds allows more");
+                Err(Error::invalid("tool_rounds", message).into())
             }
         }
     }

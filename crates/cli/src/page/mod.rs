@@ -66,7 +66,7 @@ const PLOTS: &[Plot] = &[
 /// Describes the measurement.
 fn method(report: &Comparison) -> String {
     let energy = match &report.energy_counter {
-        Some(counter) => format!("Joules come from {counter}."),
+        Some(counter) => format!("Energy was measured by {counter}."),
         None => "No energy counter can be read on this machine.".to_owned(),
     };
     let text = format!(

@@ -69,7 +69,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
         }
     }
     let energy = match &report.energy_counter {
-        Some(counter) => format!("joules are of one prompt and answer, by {counter}"),
+        Some(counter) => format!("energy of one prompt and answer, measured by {counter}"),
         None => "no energy counter can be read on this machine".to_owned(),
     };
     let machine = &report.machine;

@@ -79,14 +79,14 @@ pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
         lines.push(format!("vocabulary   {} of {} tokens", kept.tokens, arch.vocab));
     }
     if let Some(found) = &manifest.loss {
-        lines.push(format!("loss         {}", quality(found, "against the whole model")));
+        lines.push(format!("loss         {}", quality(found, "compared with the whole model")));
     }
     if !recipe.passes.is_empty() {
         let passes: Vec<&str> = recipe.passes.iter().map(|pass| pass.as_str()).collect();
         lines.push(format!("passes       {}", passes.join(", ")));
     }
     if let Some(found) = &manifest.quality {
-        lines.push(format!("quality      {}", quality(found, "against the model without passes")));
+        lines.push(format!("quality      {}", quality(found, "compared with the model without passes")));
     }
     lines
 }

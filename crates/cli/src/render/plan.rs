@@ -20,7 +20,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     let origin = &report.origin;
     if let Some(factor) = origin.yarn.filter(|_| report.yarn.is_none()) {
         let tokens = estimate.longest * factor.get();
-        fact("longer", format!("{tokens} tokens with --yarn {factor}, as its card describes"));
+        fact("longer", format!("{tokens} tokens with --yarn {factor}, as its model card describes"));
     }
     origin.source.iter().for_each(|source| fact("source", source.clone()));
     origin.license.iter().for_each(|license| fact("licence", license.clone()));
@@ -139,7 +139,7 @@ fn machine(devices: &[DeviceFit]) -> String {
 /// Renders the minimum memory of a model that fits on no device of this machine.
 fn least(room: &Room, devices: &[DeviceFit]) -> String {
     let known = devices.iter().all(|device| device.memory.is_some());
-    let here = if known { "No device of this machine" } else { "No device of known memory" };
+    let here = if known { "No device of this machine" } else { "No device whose memory size is known" };
     let Room { scheme, memory, context } = room;
     let memory = bytes(*memory);
     format!(
@@ -168,7 +168,7 @@ mod tests {
         };
         let rest = "has room for the model. It needs at least 5.0 GB on a CPU, in w4 for 512 tokens.\n";
         assert_eq!(of(&[Some(1)]), format!("\nNo device of this machine {rest}"));
-        assert_eq!(of(&[Some(1), None]), format!("\nNo device of known memory {rest}"));
+        assert_eq!(of(&[Some(1), None]), format!("\nNo device whose memory size is known {rest}"));
     }
 
     #[test]

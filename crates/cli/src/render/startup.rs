@@ -23,7 +23,7 @@ fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
     let loaded: Vec<String> = loaded.iter().map(on).collect();
     let installed = known.iter().filter(|model| !model.installed.is_empty()).count();
     let loaded = if loaded.is_empty() { "none in memory".to_owned() } else { loaded.join(", ") };
-    format!("{loaded}; {installed} installed, and requests load them")
+    format!("{loaded}; {installed} installed, loaded on request")
 }
 
 /// Renders the devices that are usable, and those that are present without being usable.
@@ -35,7 +35,7 @@ fn devices(devices: &[DeviceStatus]) -> String {
     }
     for found in devices.iter().filter(|found| found.present && !found.usable) {
         let reason = found.reason.as_deref().unwrap_or("unknown reason");
-        text.push_str(&format!("; not {}: {reason}", found.device));
+        text.push_str(&format!("; {} not usable: {reason}", found.device));
     }
     text
 }
@@ -61,13 +61,13 @@ mod tests {
             status(DeviceName::CoreMl, false, false),
             status(DeviceName::Cpu, true, true),
         ];
-        assert_eq!(devices(&found), "cpu; not qnn: the qnn runtime is not installed");
+        assert_eq!(devices(&found), "cpu; qnn not usable: the qnn runtime is not installed");
         assert!(devices(&[]).contains("narthex doctor"));
     }
 
     #[test]
     fn models_in_memory_are_named() {
-        assert_eq!(models(&[], &[]), "none in memory; 0 installed, and requests load them");
+        assert_eq!(models(&[], &[]), "none in memory; 0 installed, loaded on request");
         let status = ModelStatus {
             name: "tiny".parse().unwrap(),
             kind: None,
@@ -80,6 +80,6 @@ mod tests {
             package_bytes: None,
             draft_model: None,
         };
-        assert_eq!(models(&[status], &[]), "tiny@w4 on no device; 0 installed, and requests load them");
+        assert_eq!(models(&[status], &[]), "tiny@w4 on no device; 0 installed, loaded on request");
     }
 }

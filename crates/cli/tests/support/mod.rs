@@ -8,6 +8,7 @@
 pub(crate) mod terminal;
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -33,6 +34,34 @@ pub(crate) fn with_runtime(home: &Path, args: &[&str]) -> Command {
     let mut command = offline(home, args);
     command.env("ORT_DYLIB_PATH", library());
     command
+}
+
+/// Writes a Python module `pip` that runs this program.
+pub(crate) fn write_pip(folder: &Path, program: &str) {
+    let pip = folder.join("pip");
+    fs::create_dir_all(&pip).unwrap();
+    fs::write(pip.join("__init__.py"), "").unwrap();
+    fs::write(pip.join("__main__.py"), program).unwrap();
+}
+
+/// Returns the command of [`offline`] with a network and the module `pip` of a folder.
+pub(crate) fn with_pip(home: &Path, folder: &Path, args: &[&str]) -> Command {
+    let mut command = offline(home, args);
+    command.env_remove("NARTHEX_PYTHON").env_remove("HF_HUB_OFFLINE").env("PYTHONPATH", folder);
+    command
+}
+
+/// Copies a folder with everything in it.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
 }
 
 /// Returns the library of ONNX Runtime of the prepared store.

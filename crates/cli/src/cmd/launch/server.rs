@@ -61,7 +61,7 @@ impl AgentServer {
         }
         output::note(format!("Starting a server with {model}."));
         let mut command =
-            Command::new(std::env::current_exe().context("narthex does not know its own path")?);
+            Command::new(std::env::current_exe().context("cannot find the path of this program")?);
         command.args(["serve", "--port", "0", "--model", model]).stdin(Stdio::null()).stdout(Stdio::null());
         if let Some(home) = &store.home {
             command.arg("--home").arg(home);

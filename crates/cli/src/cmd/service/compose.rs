@@ -10,7 +10,7 @@ use super::{
 /// Composes the service.
 ///
 /// # Errors
-/// A service of the machine without systemd, or of a program that only one user may read.
+/// A system service without systemd, or of a program that only one user may read.
 pub(super) fn compose(settings: &ServiceSettings) -> anyhow::Result<ServiceDefinition> {
     let is_system = settings.scope == ServiceScope::System;
     if is_system && settings.init != InitSystem::Systemd {
@@ -18,8 +18,8 @@ pub(super) fn compose(settings: &ServiceSettings) -> anyhow::Result<ServiceDefin
     }
     if is_system && ["/home", "/root"].iter().any(|folder| settings.program.starts_with(folder)) {
         bail!(
-            "a service of the machine cannot run {}, which belongs to one user; install Narthex for all users, for \
-             example as a .deb, or leave --system out",
+            "a system service cannot run {}, which is in a user's home folder; install Narthex for all users, for \
+             example as a .deb, or omit --system",
             settings.program.display()
         );
     }
