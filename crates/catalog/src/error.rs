@@ -50,7 +50,7 @@ pub enum Error {
         found: String,
     },
     /// The catalogue has no such model.
-    #[error("no model is called \"{name}\"{}", or_list(near))]
+    #[error("no model is called \"{name}\"{}", near_names(near))]
     UnknownModel {
         /// The requested name.
         name: ModelName,
@@ -280,7 +280,8 @@ pub enum ErrorKind {
     Internal,
 }
 
-fn or_list(near: &[ModelName]) -> String {
+/// Returns the question that follows an unknown name.
+pub fn near_names(near: &[ModelName]) -> String {
     if near.is_empty() {
         return String::new();
     }

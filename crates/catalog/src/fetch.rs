@@ -110,7 +110,7 @@ pub fn outline(
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };
     let hub = Hub::new(HubOptions::from_environment(store.network())?)?;
-    let folder = Staging::scratch(store)?;
+    let folder = store.scratch()?;
     let stated = hub.outline(source, folder.path(), wanted, cancel)?;
     Ok(stated.map(|stated| Outline { folder, stated }))
 }

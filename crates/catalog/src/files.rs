@@ -33,25 +33,9 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Error
     replaced
 }
 
-/// A SHA-256 digest being computed.
-#[derive(Default)]
-pub(crate) struct Hasher(sha2::Sha256);
-
-impl Hasher {
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    pub(crate) fn finish(self) -> Sha256 {
-        Sha256(self.0.finalize().into())
-    }
-}
-
 /// Returns the digest of some bytes.
 pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
-    let mut hasher = Hasher::default();
-    hasher.update(bytes);
-    hasher.finish()
+    Sha256(sha2::Sha256::digest(bytes).into())
 }
 
 /// Returns the digest of a file. `seen` is called with the number of bytes read so far.
@@ -67,14 +51,14 @@ pub(crate) fn digest_open(
     cancel: &Cancel,
     mut seen: impl FnMut(u64),
 ) -> Result<Sha256, Error> {
-    let mut hasher = Hasher::default();
+    let mut hasher = sha2::Sha256::new();
     let mut buffer = vec![0; CHUNK];
     let mut total = 0u64;
     loop {
         check_cancel(cancel)?;
         let count = file.read(&mut buffer).map_err(Error::io("read", path))?;
         let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else {
-            return Ok(hasher.finish());
+            return Ok(Sha256(hasher.finalize().into()));
         };
         hasher.update(chunk);
         total += count as u64;

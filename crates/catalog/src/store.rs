@@ -57,9 +57,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates an empty folder for temporary files, which is removed on drop.
+    /// Creates an empty folder for temporary files, which is never committed and removed on drop.
     pub fn scratch(&self) -> Result<Staging, Error> {
-        Staging::scratch(self)
+        Staging::new(self, self.root.join("tmp").join("never"))
     }
 
     /// Creates a staging folder for information about a compiler's failure on a graph. It becomes `failures/<name>` and
@@ -108,7 +108,7 @@ impl Store {
 
     /// Returns an error with the reason if nothing can be written to the store.
     pub fn check_writable(&self) -> Result<(), Error> {
-        let staging = Staging::scratch(self)?;
+        let staging = self.scratch()?;
         files::write_durably(&staging.path().join("probe"), b"probe")
     }
 

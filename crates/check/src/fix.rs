@@ -4,8 +4,6 @@
 //! that has been fixed requires padding or slicing of the inputs, and a boolean mask becomes numbers, with -100 for
 //! masked positions.
 
-use std::collections::BTreeMap;
-
 use narthex_graph::{
     Attribute, Graph, Node,
     graph::MICROSOFT,
@@ -34,22 +32,21 @@ const MASKED: f32 = -100.0;
 /// # Errors
 /// A patch that does not fit its graph, which is a defect of Narthex.
 pub fn fixed(parts: &[OnnxFile], options: &CheckOptions) -> Result<(Vec<OnnxFile>, Vec<String>), PatchError> {
-    let mut labels: BTreeMap<String, usize> = BTreeMap::new();
-    let mut order: Vec<String> = Vec::new();
+    let mut kinds: Vec<(String, usize)> = Vec::new();
     let mut fixed = parts.to_vec();
     for part in &mut fixed {
         let patches = patches(part, options);
         part.graph.apply(&patches)?;
         for kind in patches.iter().map(|patch| kind_of(&patch.label)) {
-            if !labels.contains_key(kind) {
-                order.push(kind.to_owned());
+            match kinds.iter_mut().find(|(known, _)| known == kind) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((kind.to_owned(), 1)),
             }
-            *labels.entry(kind.to_owned()).or_default() += 1;
         }
     }
-    let words = order.into_iter().map(|kind| match labels.get(&kind) {
-        Some(count) if *count > 1 => format!("{kind} ({count} times)"),
-        _ => kind,
+    let words = kinds.into_iter().map(|(kind, count)| match count {
+        1 => kind,
+        _ => format!("{kind} ({count} times)"),
     });
     let mut words: Vec<String> = words.collect();
     if parts.iter().any(|part| part.data_files.len() > 1) {

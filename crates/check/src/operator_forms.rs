@@ -8,7 +8,6 @@ use crate::{
     facts::Compiler,
     problem::Problem,
     report::{Fix, Rule},
-    rewrites::opset,
     view::View,
 };
 
@@ -111,7 +110,7 @@ pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
     let plain = node.domain.is_empty()
         && node.op == "GatherND"
         && node.int("batch_dims").unwrap_or(0) == 0
-        && opset(view) >= 13;
+        && view.graph().opset() >= Some(13);
     (plain && deep && index.constant && !extents.is_empty()).then_some(extents)
 }
 

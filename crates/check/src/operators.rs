@@ -55,7 +55,8 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     if fixed(&|name| view.known.get(name).is_fixed() || !used(name)) {
         return Some(NodePlacement::Dynamic);
     }
-    if has_open_input(view) {
+    // An input has an extent that is neither given nor assumed.
+    if view.graph().inputs.iter().any(|input| !view.known.get(&input.name).is_fixed()) {
         return Some(NodePlacement::Dynamic);
     }
     let problem = Problem::falls(
@@ -65,11 +66,6 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     Some(NodePlacement::Problem(problem.fix(Fix::you(
         "export the model so that no shape depends on data (NonZero, Unique, run-time Reshape), or declare the shape",
     ))))
-}
-
-/// Returns whether an input has an extent that is neither given nor assumed.
-fn has_open_input(view: &View<'_>) -> bool {
-    view.graph().inputs.iter().any(|input| !view.known.get(&input.name).is_fixed())
 }
 
 fn control_flow(node: &Node) -> Option<Problem> {
@@ -88,10 +84,6 @@ fn control_flow(node: &Node) -> Option<Problem> {
 
 /// Looks up the operator's plain case.
 fn ask(view: &View<'_>, node: &Node) -> Option<Problem> {
-    ask_case(view, node, "", view.input(node, main_input(node)))
-}
-
-/// Returns the index of the input that determines the element type.
-fn main_input(node: &Node) -> usize {
-    usize::from(node.op == "Where")
+    // The element type of `Where` is that of its branches.
+    ask_case(view, node, "", view.input(node, usize::from(node.op == "Where")))
 }

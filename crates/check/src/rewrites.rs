@@ -4,11 +4,6 @@ use narthex_graph::{Node, graph::MICROSOFT};
 
 use crate::view::View;
 
-/// Returns the version of ONNX's own operator set.
-pub(crate) fn opset(view: &View<'_>) -> i64 {
-    view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
-}
-
 /// Returns the replacement that `--fix` writes for an operator that the compiler refuses.
 pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
     let unread = |index: usize| {
@@ -16,16 +11,16 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
             name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
         })
     };
-    let opset = opset(view);
+    let opset = view.graph().opset();
     match (node.domain.as_str(), node.op.as_str()) {
         (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
             Some("write it as Add and SimplifiedLayerNormalization")
         }
-        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= 17 => {
+        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= Some(17) => {
             Some("write it as Add and LayerNormalization")
         }
         (MICROSOFT, "BiasGelu") => Some("write it as Add and Gelu"),
-        (MICROSOFT, "FastGelu") if opset >= 20 => Some("write it as Gelu with the tanh approximation"),
+        (MICROSOFT, "FastGelu") if opset >= Some(20) => Some("write it as Gelu with the tanh approximation"),
         _ => None,
     }
 }

@@ -5,7 +5,6 @@
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 
-use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -157,13 +156,10 @@ impl Groups<'_> {
 
 /// Converts the elements of a floating-point tensor to `f32`.
 fn singles(kind: &TensorEncoding, bytes: &[u8]) -> Option<Vec<f32>> {
-    let halves = || bytes.as_chunks().0.iter();
-    Some(match kind {
-        TensorEncoding::Known(Encoding::F32) => {
-            bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
-        }
-        TensorEncoding::Known(Encoding::F16) => halves().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-        TensorEncoding::Known(Encoding::Bf16) => halves().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-        _ => return None,
-    })
+    let TensorEncoding::Known(encoding @ (Encoding::F32 | Encoding::F16 | Encoding::Bf16)) = kind else {
+        return None;
+    };
+    let mut singles = vec![0.0; bytes.len() / encoding.block_bytes()];
+    encoding.decode(bytes, &mut singles);
+    Some(singles)
 }

@@ -42,8 +42,7 @@ pub enum YarnError {
 /// # Errors
 /// [`YarnError`] for models whose positions YaRN does not apply to.
 pub fn extend(architecture: &mut Architecture, factor: ContextFactor) -> Result<(), YarnError> {
-    let refused = |architecture: &Architecture| YarnError::Positions { found: architecture.describe() };
-    let described = refused(architecture);
+    let described = YarnError::Positions { found: architecture.describe() };
     let Architecture::Decoder(arch) = architecture else { return Err(described) };
     if arch.local_rope.is_some() {
         return Err(described);

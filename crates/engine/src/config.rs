@@ -51,7 +51,6 @@ impl EngineConfig {
     /// Clamps values to their ranges.
     pub(crate) fn within(self, limits: &Limits) -> Self {
         Self {
-            max_queue: self.max_queue,
             max_running: self.max_running.clamp(1, limits.slots.max(1)),
             prefill_chunk: self.prefill_chunk.max(1),
             step_token_budget: self.step_token_budget.max(1),

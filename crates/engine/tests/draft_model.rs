@@ -17,14 +17,13 @@ use narthex_engine::{
 };
 use narthex_spec::Speculation;
 use narthex_testkit::{
-    executor::{Clock, FakeExecutor, Fault, TimedExecutor, Watch},
+    executor::{Clock, FakeExecutor, Fault, KV, TimedExecutor, Watch},
     invariant,
     sink::{Recorder, Recording},
 };
 
 fn limits() -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv }
+    Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv: KV }
 }
 
 /// Returns a draft model that computes the same as [`FakeExecutor`] with [`limits`].

@@ -7,11 +7,11 @@ use std::time::Duration;
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{KvLimits, Limits},
+    executor::Limits,
     request::Request,
 };
 use narthex_testkit::{
-    executor::{Clock, FakeExecutor, TimedExecutor},
+    executor::{Clock, FakeExecutor, KV, TimedExecutor},
     sink::Recorder,
 };
 
@@ -32,8 +32,7 @@ struct Steps {
 }
 
 fn read_prompt_beside_answer(token_latency: Option<Duration>) -> Steps {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    let limits = Limits { slots: 2, context: 4096, chunk: 256, batch: 2, vocab: 50, kv };
+    let limits = Limits { slots: 2, context: 4096, chunk: 256, batch: 2, vocab: 50, kv: KV };
     let config = EngineConfig { token_latency, ..EngineConfig::for_limits(&limits) };
     let clock = Clock::default();
     let executor = TimedExecutor::new(FakeExecutor::new(limits), clock.clone(), COSTS);

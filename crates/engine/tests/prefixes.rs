@@ -7,12 +7,11 @@ use std::ops::Range;
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvLimits, Limits, StepError},
     request::{Request, Usage},
 };
-use narthex_spec::SlotId;
 use narthex_testkit::{
-    executor::{FakeExecutor, Fault},
+    executor::{ClosedExecutor, FakeExecutor, Fault, KV},
     invariant,
     sink::Recorder,
 };
@@ -20,8 +19,7 @@ use narthex_testkit::{
 const SYSTEM: usize = 60;
 
 fn limits(slots: usize) -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv }
+    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv: KV }
 }
 
 fn engine(executor: impl Executor + 'static) -> EngineLoop {
@@ -156,30 +154,9 @@ fn a_copy_that_fails_costs_time_and_no_answer() {
     }
 }
 
-/// An executor that cannot copy keys and values.
-struct Closed(FakeExecutor);
-
-impl Executor for Closed {
-    fn limits(&self) -> &Limits {
-        self.0.limits()
-    }
-
-    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        self.0.execute(plan)
-    }
-
-    fn logits(&self) -> Logits<'_> {
-        self.0.logits()
-    }
-
-    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        self.0.truncate(slot, len)
-    }
-}
-
 #[test]
 fn an_executor_that_copies_nothing_runs_the_prefix_again() {
-    let mut core = engine(Closed(FakeExecutor::new(limits(3))));
+    let mut core = engine(ClosedExecutor(FakeExecutor::new(limits(3))));
     for number in 0..3 {
         let prompt = conversation(number, 10);
         let sink = submit(&mut core, &prompt, 5);

@@ -5,19 +5,18 @@
 use narthex_engine::{
     config::{EngineConfig, EngineStats},
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvLimits, Limits, StepError},
+    executor::{Executor, Limits, StepError},
     request::{Finish, LogProbs, Request},
 };
 use narthex_spec::Speculation;
 use narthex_testkit::{
-    executor::{Clock, FakeExecutor, Fault, TimedExecutor, Watch},
+    executor::{Clock, FakeExecutor, Fault, KV, TimedExecutor, Watch},
     invariant,
     sink::{Recorder, Recording},
 };
 
 fn limits() -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv }
+    Limits { slots: 3, context: 512, chunk: 32, batch: 3, vocab: 50, kv: KV }
 }
 
 /// Returns an executor whose logits depend on the last `looks_back` tokens. With few of them its output repeats.

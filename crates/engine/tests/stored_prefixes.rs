@@ -13,13 +13,17 @@ use std::{
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, KvCopy, Limits, Logits, StepError, StepPlan},
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
     request::{Request, Usage},
     worker::{Companions, Drain, Engine, StorageProgress},
 };
 use narthex_spec::SlotId;
-use narthex_testkit::{executor::FakeExecutor, invariant, sink::Recorder};
+use narthex_testkit::{
+    executor::{ClosedExecutor, FakeExecutor, KV},
+    invariant,
+    sink::Recorder,
+};
 use parking_lot::Mutex;
 
 /// A storage in memory. Clones share their blocks.
@@ -85,8 +89,7 @@ impl PrefixStorage for MemoryStorage {
 }
 
 fn limits(slots: usize) -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv }
+    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv: KV }
 }
 
 fn engine(executor: impl Executor + 'static, storage: &MemoryStorage) -> EngineLoop {
@@ -247,31 +250,10 @@ fn a_full_queue_ends_the_writes_and_nothing_else() {
     assert_eq!(drain(&mut core), 0);
 }
 
-/// An executor that hands no keys and values over.
-struct Closed(FakeExecutor);
-
-impl Executor for Closed {
-    fn limits(&self) -> &Limits {
-        self.0.limits()
-    }
-
-    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        self.0.execute(plan)
-    }
-
-    fn logits(&self) -> Logits<'_> {
-        self.0.logits()
-    }
-
-    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        self.0.truncate(slot, len)
-    }
-}
-
 #[test]
 fn an_executor_that_hands_nothing_over_answers_without_the_storage() {
     let storage = MemoryStorage::default();
-    check(&mut engine(Closed(FakeExecutor::new(limits(2))), &storage), &prompt(1, 300), 0);
+    check(&mut engine(ClosedExecutor(FakeExecutor::new(limits(2))), &storage), &prompt(1, 300), 0);
     assert!(storage.blocks.lock().is_empty());
 }
 

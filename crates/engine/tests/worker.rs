@@ -9,19 +9,18 @@ use std::{
 };
 
 use narthex_engine::{
-    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, Limits, Logits, StepError, StepPlan},
     request::{Finish, Request, TokenEvent, TokenSink, Usage},
     worker::{Drain, Engine, EngineConfig, SubmitError},
 };
 use narthex_spec::SlotId;
 use narthex_testkit::{
-    executor::{FakeExecutor, Fault},
+    executor::{FakeExecutor, Fault, KV},
     sink::Recorder,
 };
 
 fn limits() -> Limits {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 50, kv }
+    Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 50, kv: KV }
 }
 
 fn engine(max_queue: usize, change: impl FnOnce(&mut FakeExecutor)) -> Engine {

@@ -354,15 +354,7 @@ mod tests {
     #[test]
     fn as_many_wait_as_the_limit_says_while_one_runs() {
         for limit in [0, 2] {
-            let limits = EncoderLimits {
-                max_length: 8,
-                max_batch_tokens: 1,
-                batching: Batching::Padded,
-                rows: Rows::Text,
-                width: 1,
-            };
-            let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
-            let queue = EncoderQueue::start(Box::new(Held { limits, begun, go_on }), limit).unwrap();
+            let (queue, has_begun, release) = held(limit);
             std::thread::scope(|scope| {
                 let one = || ask(&queue, vec![vec![1].into()]);
                 let mut callers = vec![scope.spawn(one)];
@@ -383,8 +375,8 @@ mod tests {
         }
     }
 
-    /// Creates a queue whose encoder runs one text at a time, on a signal.
-    fn held() -> (EncoderQueue, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    /// Creates a queue for `most` waiting requests. Its encoder runs one text at a time, on a signal.
+    fn held(most: usize) -> (EncoderQueue, mpsc::Receiver<()>, mpsc::Sender<()>) {
         let limits = EncoderLimits {
             max_length: 8,
             max_batch_tokens: 1,
@@ -393,12 +385,12 @@ mod tests {
             width: 1,
         };
         let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
-        (EncoderQueue::start(Box::new(Held { limits, begun, go_on }), 4).unwrap(), has_begun, release)
+        (EncoderQueue::start(Box::new(Held { limits, begun, go_on }), most).unwrap(), has_begun, release)
     }
 
     #[test]
     fn a_request_that_nobody_waits_for_ends_between_batches() {
-        let (queue, has_begun, release) = held();
+        let (queue, has_begun, release) = held(4);
         let cancel = Cancel::new();
         std::thread::scope(|scope| {
             let first = scope.spawn(|| queue.enter(&cancel)?.run(vec![vec![1].into(); 100]));
@@ -419,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_request_runs_from_its_first_texts_to_its_end() {
-        let (queue, _begun, release) = held();
+        let (queue, _begun, release) = held(4);
         (0..2).for_each(|_| release.send(()).unwrap());
         let cancel = Cancel::new();
         let place = queue.enter(&cancel).unwrap();
@@ -434,7 +426,7 @@ mod tests {
 
     #[test]
     fn who_closes_the_queue_at_once_waits_for_one_batch() {
-        let (queue, has_begun, release) = held();
+        let (queue, has_begun, release) = held(4);
         std::thread::scope(|scope| {
             let caller = scope.spawn(|| ask(&queue, vec![vec![1].into(); 100]));
             has_begun.recv().unwrap();

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use narthex_spec::{DType, dtype::Dim};
 
-use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
+use crate::{
+    element::Element,
+    graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
+};
 
 /// A graph under construction.
 #[derive(Debug, Default)]
@@ -92,6 +95,12 @@ impl Builder {
         self.node(NodeSpec { name: &name, op, domain: "", inputs, attributes })
     }
 
+    /// Adds a `Cast` to an element type.
+    pub fn cast(&mut self, scope: &str, value: &str, to: impl Into<Element>) -> String {
+        let to: Element = to.into();
+        self.op_with(scope, "Cast", &[value], &[("to", Attribute::Int(to.code().into()))])
+    }
+
     /// Renames a value wherever it occurs.
     pub fn rename(&mut self, from: &str, to: &str) {
         let names = |node: &mut Node| {
@@ -143,11 +152,6 @@ impl Builder {
             });
         }
         name
-    }
-
-    /// Adds a metadata entry.
-    pub fn metadata(&mut self, key: &str, value: &str) {
-        self.graph.metadata.push((key.to_owned(), value.to_owned()));
     }
 
     /// Returns the finished graph.

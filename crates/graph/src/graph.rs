@@ -160,6 +160,11 @@ impl Initializer {
 }
 
 impl Graph {
+    /// Returns the version of ONNX's own operator set.
+    pub fn opset(&self) -> Option<i64> {
+        self.opsets.iter().find(|(domain, _)| domain.is_empty()).map(|(_, version)| *version)
+    }
+
     /// Returns the number of bytes of the graph's constants, inline and external; constants of bodies are not counted.
     pub fn weight_bytes(&self) -> u64 {
         self.initializers.iter().map(Initializer::bytes).sum()

@@ -51,10 +51,11 @@ impl Architecture {
 }
 
 /// Model family, as named by its publisher's configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// Llama and models with the same structure: TinyLlama, SmolLM2.
+    #[default]
     Llama,
     /// Mistral.
     Mistral,
@@ -103,7 +104,7 @@ pub enum Family {
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
 /// If [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DecoderArch {
     /// Model family.
     pub family: Family,

@@ -392,14 +392,7 @@ mod tests {
     #[test]
     fn a_cache_too_large_to_count_is_the_largest() {
         let check = |heads, head_size, expect| {
-            let layout = KvLayout {
-                heads,
-                head_size,
-                window: None,
-                dtype: DType::F32,
-                keys: KeyRotation::After,
-                order: KeyOrder::default(),
-            };
+            let layout = KvLayout::plain(heads, head_size);
             assert_eq!(layout.bytes_per_token(), expect, "{heads} x {head_size}");
         };
         check(2, 16, 256);

@@ -1,7 +1,7 @@
 //! A small decoder architecture, which tests modify as needed.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
 };
 
 /// Returns a layer of four query heads and two key/value heads, 16 elements each, with an inner width of 96.
@@ -20,14 +20,8 @@ pub fn llama() -> DecoderArch {
         context: 256,
         layers: vec![layer()],
         norm_epsilon: 1e-5,
-        norm: NormKind::Rms,
         rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
-        local_rope: None,
-        embed_scale: None,
-        logit_cap: None,
-        altup: None,
-        per_layer: None,
         tied_head: true,
-        kept_tokens: None,
+        ..DecoderArch::default()
     }
 }

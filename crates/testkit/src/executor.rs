@@ -13,15 +13,15 @@ use std::{
 
 use narthex_engine::{
     executor::{
-        Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+        Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
         check_truncate,
     },
     supervise::SupervisedExecutor,
 };
-use narthex_spec::{
-    DType, SlotId, TokenId,
-    manifest::{KeyOrder, KeyRotation, KvLayout},
-};
+use narthex_spec::{SlotId, TokenId, manifest::KvLayout};
+
+/// Limits of a cache that never runs short: a token takes one byte.
+pub const KV: KvLimits = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
 
 /// Fault injected into a call of the executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,14 +174,7 @@ impl FakeExecutor {
 
 /// Returns the layout of the fake cache: one layer, in which a token's key and value are its id.
 fn layout() -> KvLayout {
-    KvLayout {
-        heads: 1,
-        head_size: 1,
-        window: None,
-        dtype: DType::F32,
-        keys: KeyRotation::After,
-        order: KeyOrder::Rows,
-    }
+    KvLayout::plain(1, 1)
 }
 
 /// Returns the FNV-1a hash of tokens (Fowler, Noll and Vo 1991).
@@ -403,5 +396,26 @@ impl Executor for TimedExecutor {
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         self.executor.copy_kv(copy)
+    }
+}
+
+/// Executor that cannot copy keys and values or hand them over.
+pub struct ClosedExecutor(pub FakeExecutor);
+
+impl Executor for ClosedExecutor {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.0.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.0.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
     }
 }

@@ -243,10 +243,6 @@ impl HubError {
         }
     }
 
-    pub(crate) fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
-    }
-
     /// Returns the waiting time that the hub requests, at most a minute.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {

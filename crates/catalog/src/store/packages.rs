@@ -128,7 +128,7 @@ impl Store {
     /// Moves a folder out of the store in one step and then deletes it, so that after a kill it is either whole or
     /// gone.
     pub(crate) fn discard(&self, folder: &Path) -> Result<(), Error> {
-        let staging = Staging::scratch(self)?;
+        let staging = self.scratch()?;
         let _swap = swap_lock(self)?;
         let moved = staging.path().join("discarded");
         fs::rename(folder, &moved).map_err(Error::io("remove", folder))?;

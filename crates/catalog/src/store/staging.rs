@@ -45,11 +45,6 @@ impl Staging {
         Self::with_kind(store, target, StagingTarget::Plain)
     }
 
-    /// Creates an empty folder for temporary files, which is never committed.
-    pub(crate) fn scratch(store: &Store) -> Result<Self, Error> {
-        Self::new(store, store.root().join("tmp").join("never"))
-    }
-
     pub(super) fn with_kind(store: &Store, target: PathBuf, becomes: StagingTarget) -> Result<Self, Error> {
         let tmp = store.folder("tmp")?;
         let id = fresh_id();

@@ -85,7 +85,7 @@ impl Store {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
-        let record = self.verification_record(stored.identity);
+        let record = self.machine_of(stored.identity);
         let known = read_record(&record, RECORD);
         let mut verified = BTreeMap::new();
         let mut changed = Vec::new();
@@ -115,10 +115,6 @@ impl Store {
             tracing::debug!(%error, "the record of a verification could not be written");
         }
         Ok(())
-    }
-
-    pub(super) fn verification_record(&self, identity: Sha256) -> MachineFolder {
-        self.machine_of(identity)
     }
 }
 

@@ -2,7 +2,7 @@
 //! one half of each head.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
 };
 use serde::Deserialize;
 
@@ -116,16 +116,10 @@ fn hf(config: &Config) -> Result<Decoder> {
         hidden: keys.hidden_size,
         context: keys.seq_length,
         layers: vec![layer; bounded(path, "num_layers", keys.num_layers, &LAYERS)?],
-        norm: NormKind::Rms,
         norm_epsilon: keys.layernorm_epsilon.unwrap_or(1e-5) as f32,
         rope: Some(Rope { theta, dims: keys.kv_channels / 2, scaling: RopeScaling::None }),
-        local_rope: None,
-        embed_scale: None,
-        logit_cap: None,
-        altup: None,
-        per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(false),
-        kept_tokens: None,
+        ..DecoderArch::default()
     };
     Ok(Decoder::from(arch).with_interleaved_rope())
 }

@@ -91,21 +91,13 @@ fn hf(config: &Config) -> Result<Decoder> {
     };
     let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
     let arch = with_learned_positions(DecoderArch {
-        family: Family::Gpt2,
         vocab: keys.vocab_size,
         hidden: keys.n_embd,
         context: keys.n_positions,
         layers: vec![layer; layers],
-        norm: NormKind::Layer,
         norm_epsilon: keys.layer_norm_epsilon.unwrap_or(1e-5) as f32,
-        rope: None,
-        local_rope: None,
-        embed_scale: None,
-        logit_cap: None,
-        altup: None,
-        per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(true),
-        kept_tokens: None,
+        ..DecoderArch::default()
     });
     let mut decoder = Decoder::from(arch);
     decoder.layout.orientation = Orientation::Columns;

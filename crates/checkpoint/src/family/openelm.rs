@@ -2,7 +2,7 @@
 //! that grow from layer to layer (Mehta et al. 2024, arXiv:2404.14619).
 
 use narthex_spec::arch::{
-    Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, QkNorm, Residual, Rope, RopeScaling,
+    Attention, DecoderArch, DecoderLayer, Family, Mlp, QkNorm, Residual, Rope, RopeScaling,
 };
 use serde::Deserialize;
 
@@ -106,16 +106,10 @@ fn hf(config: &Config) -> Result<Decoder> {
         hidden: keys.model_dim,
         context: keys.max_context_length,
         layers: heads.zip(&keys.ffn_multipliers).map(layer).collect(),
-        norm: NormKind::Rms,
         norm_epsilon: 1e-6,
         rope: Some(Rope { theta, dims: keys.head_dim, scaling: RopeScaling::None }),
-        local_rope: None,
-        embed_scale: None,
-        logit_cap: None,
-        altup: None,
-        per_layer: None,
         tied_head: keys.share_input_output_layers,
-        kept_tokens: None,
+        ..DecoderArch::default()
     };
     Ok(arch.into())
 }

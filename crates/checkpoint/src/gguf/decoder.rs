@@ -4,7 +4,7 @@
 //! its own file.
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
 };
 
 use super::meta::Metadata;
@@ -47,7 +47,7 @@ impl GgufKeys<'_> {
 
     /// Returns a non-negative integer; fails if the key is missing.
     pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
-        self.metadata.need_count(&self.name(key))
+        self.count(key)?.ok_or_else(|| self.absent(key))
     }
 
     /// Returns a float.
@@ -109,16 +109,10 @@ impl GgufKeys<'_> {
             hidden,
             context,
             layers,
-            norm: NormKind::Rms,
             norm_epsilon: self.epsilon()? as f32,
             rope: Some(rope),
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
             tied_head: !tensors.has("head.weight"),
-            kept_tokens: None,
+            ..DecoderArch::default()
         })
     }
 

@@ -141,14 +141,6 @@ impl Metadata {
         }
     }
 
-    /// Returns a non-negative integer; fails if the key is missing.
-    pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
-        match self.count(key)? {
-            Some(count) => Ok(count),
-            None => Err(malformed(&self.path, format!("the key {key}"), "none")),
-        }
-    }
-
     /// Returns a count for each of `layers` layers. The file has either one number for all layers or an array.
     pub(crate) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let Some(Value::Ints(ints)) = self.values.get(key) else {
@@ -203,7 +195,6 @@ mod tests {
         check(shown(m.token("int")), "Some(7)");
         check(shown(m.token("none")), "None");
         check(shown(m.token("negative")), "None");
-        check(shown(m.need_count("absent")), "m.gguf is malformed: expected the key absent, found none");
         check(
             shown(m.texts("ints")),
             "m.gguf is malformed: expected ints as an array of strings, found an array of integers",

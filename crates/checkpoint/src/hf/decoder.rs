@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use narthex_spec::arch::{
-    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Residual, Rope, RopeScaling,
 };
 use serde::{Deserialize, Deserializer};
 
@@ -174,16 +174,10 @@ impl DecoderKeys {
             hidden: self.hidden_size,
             context,
             layers: widths.into_iter().map(layer).collect(),
-            norm: NormKind::Rms,
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
             rope: Some(rope),
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
             tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == WeightTying::Yes),
-            kept_tokens: None,
+            ..DecoderArch::default()
         })
     }
 
@@ -238,27 +232,15 @@ impl DecoderKeys {
             (None, _) => 1.0,
         };
         let (dims, theta) = ((head_size as f64 * share) as usize, self.rope_theta.unwrap_or(defaults.theta));
-        match keys {
-            Some(keys) if keys.is_long() => {
-                let context = self.max_position_embeddings.unwrap_or(defaults.context);
-                let original = self.original_max_position_embeddings;
-                Ok(Rope {
-                    theta: keys.rope_theta.unwrap_or(theta),
-                    dims,
-                    scaling: keys.long(config, context, original)?,
-                })
-            }
-            Some(keys) if keys.is_yarn() => {
-                let context = self.max_position_embeddings.unwrap_or(defaults.context);
-                Ok(Rope {
-                    theta: keys.rope_theta.unwrap_or(theta),
-                    dims,
-                    scaling: keys.yarn(config.path(), context)?,
-                })
-            }
-            Some(keys) => keys.rope(config, dims, theta),
-            None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
-        }
+        let Some(keys) = keys else { return Ok(Rope { theta, dims, scaling: RopeScaling::None }) };
+        let context = self.max_position_embeddings.unwrap_or(defaults.context);
+        let scaling = match keys.kind() {
+            // Files that are older than the publication of LongRoPE call it `su`.
+            "longrope" | "su" => keys.long(config, context, self.original_max_position_embeddings)?,
+            "yarn" => keys.yarn(config.path(), context)?,
+            _ => keys.scaling(config.path())?,
+        };
+        Ok(Rope { theta: keys.rope_theta.unwrap_or(theta), dims, scaling })
     }
 }
 
@@ -273,16 +255,6 @@ impl RopeKeys {
         self.rope_type.as_deref().or(self.old_rope_type.as_deref()).unwrap_or("default")
     }
 
-    /// Returns whether the scaling is LongRoPE. Files that are older than its publication call it `su`.
-    fn is_long(&self) -> bool {
-        matches!(self.kind(), "longrope" | "su")
-    }
-
-    /// Returns whether the scaling is YaRN.
-    fn is_yarn(&self) -> bool {
-        self.kind() == "yarn"
-    }
-
     /// Returns YaRN scaling. `context` is the context length that the file states outside the scaling keys.
     fn yarn(&self, path: &Path, context: usize) -> Result<RopeScaling> {
         // DeepSeek's factors and gpt-oss's exact borders give other frequencies.
@@ -295,7 +267,7 @@ impl RopeKeys {
                 return Err(unsupported("rope scaling yarn", "no mscale, mscale_all_dim and truncate", key));
             }
         }
-        let factor = self.factor.ok_or_else(|| malformed(path, "a rope scaling with factor", "none"))?;
+        let factor = need(path, "factor", self.factor)?;
         let original_context = self.original_max_position_embeddings.unwrap_or(context);
         let mut scaling = RopeScaling::yarn(factor, original_context);
         if let RopeScaling::Yarn { beta_fast, beta_slow, attention_factor, .. } = &mut scaling {
@@ -309,39 +281,39 @@ impl RopeKeys {
     /// Returns LongRoPE scaling for a context of `context` tokens. `original` is the original context length that the
     /// file states outside the scaling keys.
     fn long(&self, config: &Config, context: usize, original: Option<usize>) -> Result<RopeScaling> {
-        let need = |key: &str| malformed(config.path(), format!("a rope scaling with {key}"), "none");
-        let original_context = original
-            .or(self.original_max_position_embeddings)
-            .ok_or_else(|| need("original_max_position_embeddings"))?;
+        let path = config.path();
+        let original = original.or(self.original_max_position_embeddings);
+        let original_context = need(path, "original_max_position_embeddings", original)?;
         let stretch = self.factor.unwrap_or(context as f64 / original_context as f64);
         let usual =
             if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original_context as f64).ln()).sqrt() };
         Ok(RopeScaling::LongRope {
-            short: self.short_factor.clone().ok_or_else(|| need("short_factor"))?,
-            long: self.long_factor.clone().ok_or_else(|| need("long_factor"))?,
+            short: need(path, "short_factor", self.short_factor.clone())?,
+            long: need(path, "long_factor", self.long_factor.clone())?,
             original_context,
             attention_factor: self.attention_factor.unwrap_or(usual),
         })
     }
 
     fn scaling(&self, path: &Path) -> Result<RopeScaling> {
-        let need = |key: &str, value: Option<f64>| {
-            value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
-        };
+        let original = self.original_max_position_embeddings;
         match self.kind() {
             "default" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor: need("factor", self.factor)? }),
+            "linear" => Ok(RopeScaling::Linear { factor: need(path, "factor", self.factor)? }),
             "llama3" => Ok(RopeScaling::Llama3 {
-                factor: need("factor", self.factor)?,
-                low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
-                high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
-                original_context: self.original_max_position_embeddings.ok_or_else(|| {
-                    malformed(path, "a rope scaling with original_max_position_embeddings", "none")
-                })?,
+                factor: need(path, "factor", self.factor)?,
+                low_freq_factor: need(path, "low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: need(path, "high_freq_factor", self.high_freq_factor)?,
+                original_context: need(path, "original_max_position_embeddings", original)?,
             }),
             other => Err(unsupported("rope scaling", "default, linear, llama3, yarn or longrope", other)),
         }
     }
+}
+
+/// Returns the value of a key that its scaling type needs.
+fn need<T>(path: &Path, key: &str, value: Option<T>) -> Result<T> {
+    value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
 }
 
 /// Returns the context length with YaRN. Model cards add YaRN to a file that states the original context.

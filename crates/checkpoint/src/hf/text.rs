@@ -245,12 +245,8 @@ impl Rules {
             return adds;
         }
         let bos = self.texts.get("bos_token").map(String::as_str);
-        if self
-            .json
-            .post_processor
-            .as_ref()
-            .is_some_and(|step| first_special(step).is_some_and(|t| Some(t) == bos))
-        {
+        let inserted = self.json.post_processor.as_ref().and_then(first_special);
+        if inserted.is_some() && inserted == bos {
             return true;
         }
         matches!(self.stated.tokenizer_class.as_deref(), Some("LlamaTokenizer" | "LlamaTokenizerFast"))

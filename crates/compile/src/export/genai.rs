@@ -22,10 +22,6 @@ use crate::{error::Result, import::refused};
 /// Prefix of the names of added nodes.
 const SCOPE: &str = "/genai";
 
-/// ONNX's codes of element types, for `Cast`.
-const F32: i64 = 1;
-const I32: i64 = 6;
-
 /// Returns the package's graph with added nodes that compute its inputs from those of onnxruntime-genai.
 ///
 /// ```text
@@ -115,16 +111,15 @@ impl Prologue<'_> {
     /// Returns values for the slots of lengths and rows.
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
         let at = |part: &str| format!("{SCOPE}/{part}");
-        let cast = [("to", Attribute::Int(I32))];
         let g = &mut self.g;
         let (axis, zero, one) = (g.ints(&[1], &[1]), g.ints(&[], &[0]), g.ints(&[], &[1]));
         let keep = [("keepdims", Attribute::Int(0))];
         let lengths = g.op_with(&at("lengths"), "ReduceSum", &[mask, &axis], &keep);
         let last = g.op(&at("lengths"), "Sub", &[&lengths, &axis]);
-        let last = g.op_with(&at("lengths"), "Cast", &[&last], &cast);
+        let last = g.cast(&at("lengths"), &last, DType::I32);
         let sizes = g.op(&at("total"), "Shape", &[mask]);
         let total = g.op(&at("total"), "Gather", &[&sizes, &one]);
-        let total = g.op_with(&at("total"), "Cast", &[&total], &cast);
+        let total = g.cast(&at("total"), &total, DType::I32);
         let count = g.op(&at("rows"), "Size", &[tokens]);
         let rows = g.op(&at("rows"), "Range", &[&zero, &count, &one]);
         HashMap::from([(Slot::SeqlensK, last), (Slot::TotalLength, total), (Slot::LogitsRows, rows)])
@@ -165,12 +160,11 @@ impl Prologue<'_> {
     fn rows(&mut self, role: TableRole, indices: &str) -> Result<String> {
         let HostTable { rows, cols, encoding, .. } = self.table(role)?;
         let scope = format!("{SCOPE}/{role:?}");
-        let float = [("to", Attribute::Int(F32))];
         match encoding {
             TableEncoding::Plain { dtype, data } => {
                 let table = self.constant(&format!("{scope}/table"), dtype, &[rows, cols], &data);
                 let found = self.g.op(&scope, "Gather", &[&table, indices]);
-                Ok(self.g.op_with(&scope, "Cast", &[&found], &float))
+                Ok(self.g.cast(&scope, &found, DType::F32))
             }
             TableEncoding::W8 { block, quants, scales } => {
                 let blocks = cols.checked_div(block).unwrap_or_default();
@@ -180,11 +174,11 @@ impl Prologue<'_> {
                     self.constant(&format!("{scope}/scales"), DType::F16, &[rows, blocks, 1], &scales);
                 let g = &mut self.g;
                 let values = g.op(&format!("{scope}/quants"), "Gather", &[&quants, indices]);
-                let values = g.op_with(&format!("{scope}/quants"), "Cast", &[&values], &float);
+                let values = g.cast(&format!("{scope}/quants"), &values, DType::F32);
                 let middle = g.scalar(128.0);
                 let values = g.op(&scope, "Sub", &[&values, &middle]);
                 let scales = g.op(&format!("{scope}/scales"), "Gather", &[&scales, indices]);
-                let scales = g.op_with(&format!("{scope}/scales"), "Cast", &[&scales], &float);
+                let scales = g.cast(&format!("{scope}/scales"), &scales, DType::F32);
                 let values = g.op(&scope, "Mul", &[&values, &scales]);
                 let shape = g.ints(&[3], &[0, 0, cols as i64]);
                 Ok(g.op(&scope, "Reshape", &[&values, &shape]))

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_graph::{Attribute, Builder, Element, Graph, Node};
+use narthex_graph::{Builder, Graph, Node};
 use narthex_spec::{
     DType, Variant,
     dtype::Dim,
@@ -15,13 +15,10 @@ use crate::{error::Result, package::GRAPH_FILE};
 /// Prefix of the names of added nodes and values. A graph that already has such names is refused.
 pub(super) const PREFIX: &str = "/import/";
 
-/// ONNX's codes of element types, for `Cast`.
-pub(super) const TO_F32: i64 = 1;
-pub(super) const TO_I64: i64 = 7;
-
 /// An imported graph with added nodes before and after it.
 pub(super) struct GraphAdapter {
-    inner: Graph,
+    /// The imported graph.
+    pub(super) inner: Graph,
     /// Nodes before the imported ones, and the new inputs.
     pub(super) prologue: Builder,
     /// Nodes after them, and the new outputs.
@@ -40,8 +37,7 @@ impl GraphAdapter {
         if let Some(what) = inner.unread.first() {
             return Err(refused(format!("content of {file}"), "what Narthex can write back whole", what));
         }
-        let opset = inner.opsets.iter().find(|(domain, _)| domain.is_empty()).map(|(_, version)| *version);
-        match opset {
+        match inner.opset() {
             Some(11..) => {}
             found => {
                 let found = found.map_or_else(|| "none".to_owned(), |version| version.to_string());
@@ -72,21 +68,6 @@ impl GraphAdapter {
         Ok(Self { inner, prologue, epilogue, inputs: Vec::new(), outputs: Vec::new() })
     }
 
-    /// The imported graph.
-    pub(super) fn inner(&self) -> &Graph {
-        &self.inner
-    }
-
-    /// The imported graph, mutable.
-    pub(super) fn inner_mut(&mut self) -> &mut Graph {
-        &mut self.inner
-    }
-
-    /// The version of the ONNX operator set.
-    pub(super) fn opset(&self) -> i64 {
-        self.inner.opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
-    }
-
     /// Declares an input of the package.
     pub(super) fn input(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) -> String {
         let name = format!("{PREFIX}{name}");
@@ -103,10 +84,7 @@ impl GraphAdapter {
     /// Declares an output of the package with the contents of `value`.
     pub(super) fn output(&mut self, slot: Slot, value: &str, name: &str, dtype: DType, shape: &[Dim]) {
         let name = format!("{PREFIX}{name}");
-        let cast = [("to", Attribute::Int(Element::from(dtype).code().into()))];
-        let node = format!("{name}/Cast");
-        let made = self.epilogue.op_with(&name, "Cast", &[value], &cast);
-        debug_assert_eq!(made, format!("{node}/out"));
+        let made = self.epilogue.cast(&name, value, dtype);
         self.epilogue.rename(&made, &name);
         self.outputs.push(Binding { slot, name: name.clone(), dtype, shape: shape.to_vec() });
         self.epilogue.output(&name, dtype, shape);
@@ -121,9 +99,8 @@ impl GraphAdapter {
     /// Feeds `value` to the input `name` of the imported graph, converted to its type.
     pub(super) fn feed(&mut self, name: &str, value: &str) {
         let wanted = self.inner.inputs.iter().find(|input| input.name == name).map(|input| input.dtype);
-        let code = wanted.map_or(TO_I64, |dtype| dtype.code().into());
         let scope = format!("{PREFIX}feed/{name}");
-        let fed = self.prologue.op_with(&scope, "Cast", &[value], &[("to", Attribute::Int(code))]);
+        let fed = self.prologue.cast(&scope, value, wanted.unwrap_or(DType::I64.into()));
         self.prologue.rename(&fed, name);
     }
 

@@ -10,11 +10,11 @@ use narthex_spec::{
     DType,
     arch::{ImportedDecoder, Steps},
     dtype::Dim,
-    manifest::{KeyOrder, KeyRotation, KvLayout, Part, Slot},
+    manifest::{KvLayout, Part, Slot},
 };
 
 use super::{
-    adapter::{GraphAdapter, PREFIX, TO_I64},
+    adapter::{GraphAdapter, PREFIX},
     decoder::{Decoder, reshape_to_rank, vocab},
     graphs::{fixed_extent, reject_unknown_inputs},
     head::select_rows,
@@ -44,7 +44,7 @@ pub(super) fn chunk(file: &str, graph: Graph, names: &TensorNames, settings: &Se
     let pasts = layers.iter().flatten().map(|tensor| tensor.input.as_str());
     let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
     let known = [&*names.tokens, &*names.mask, &*names.positions].into_iter().chain(lengths).chain(pasts);
-    reject_unknown_inputs(file, adapter.inner(), &known.collect::<Vec<_>>())?;
+    reject_unknown_inputs(file, &adapter.inner, &known.collect::<Vec<_>>())?;
     let counts = inputs(file, &mut adapter, names, tokens)?;
     for (layer, parts) in layers.iter().enumerate() {
         for (part, tensor) in ["key", "value"].into_iter().zip(parts) {
@@ -54,14 +54,7 @@ pub(super) fn chunk(file: &str, graph: Graph, names: &TensorNames, settings: &Se
     let rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
     let logits = select_rows(&mut adapter, &names.logits, &rows);
     adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
-    let layout = |[key, _]: &[CacheTensor; 2]| KvLayout {
-        heads: key.heads,
-        head_size: key.size,
-        window: None,
-        dtype: DType::F32,
-        keys: KeyRotation::After,
-        order: KeyOrder::Rows,
-    };
+    let layout = |[key, _]: &[CacheTensor; 2]| KvLayout::plain(key.heads, key.size);
     let (graph, mut entry) = adapter.finish(layers.iter().map(layout).collect())?;
     entry.part = Part::Chunk { tokens, past };
     entry.file = format!("chunk_{tokens}.onnx");
@@ -87,7 +80,7 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
     let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &[1_usize.into(), "sequence".into()]);
     adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
-    let columns = columns(file, adapter.inner(), names, count)?;
+    let columns = columns(file, &adapter.inner, names, count)?;
     let at = |part: &str| format!("{PREFIX}{part}");
     let g = &mut adapter.prologue;
     let (zero, one, flat) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[1], &[-1]));
@@ -95,7 +88,7 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
     let new = g.op(&at("sequence"), "Gather", &[&shape, &one]);
     let new = g.op(&at("sequence"), "Reshape", &[&new, &flat]);
-    let total = g.op_with(&at("total"), "Cast", &[&total], &[("to", Attribute::Int(TO_I64))]);
+    let total = g.cast(&at("total"), &total, DType::I64);
     let total = g.op(&at("total"), "Reshape", &[&total, &flat]);
     let past = g.op(&at("past"), "Sub", &[&total, &new]);
     let lacking = g.op(&at("lacking"), "Sub", &[&most, &new]);
@@ -114,12 +107,12 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
         fed.push((&names.mask, mask(g, columns - count..columns, [&past, &new])));
     }
     for (name, value) in fed {
-        if adapter.inner().inputs.iter().any(|input| input.name == *name) {
+        if adapter.inner.inputs.iter().any(|input| input.name == *name) {
             adapter.feed(name, &value);
         }
     }
     for (name, value) in names.totals.iter().map(|name| (name, &ahead)).chain([(&names.last, &last)]) {
-        let declared = adapter.inner().inputs.iter().find(|input| input.name == *name);
+        let declared = adapter.inner.inputs.iter().find(|input| input.name == *name);
         if let Some(rank) = declared.map(|input| input.shape.len()) {
             let value = match rank {
                 0 => adapter.prologue.op(&format!("{PREFIX}length/{name}"), "Squeeze", &[value]),
@@ -223,9 +216,8 @@ impl CacheTensor {
             let found = format!("[{}]", dims.collect::<Vec<_>>().join(", "));
             refused(format!("{:?} of {file}", value.name), expected, found)
         };
-        let is = |value: &Value, axis: usize, extent: usize| {
-            value.shape.get(axis).and_then(fixed_extent) == Some(extent)
-        };
+        let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed_extent);
+        let is = |value: &Value, axis: usize, wanted: usize| extent(value, axis) == Some(wanted);
         let order = [(0, 1), (1, 0)].into_iter().find(|(batch, head)| {
             let one = is(input, *batch, 1)
                 || input.shape.get(*batch).is_some_and(|dim| fixed_extent(dim).is_none());
@@ -233,7 +225,6 @@ impl CacheTensor {
         });
         let of_one = || format!("a past of one sequence, {heads} heads and {size} elements each");
         let (batch, head) = order.ok_or_else(|| wrong(input, of_one()))?;
-        let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed_extent);
         let grows =
             |axis: usize| extent(input, axis).is_none() || extent(input, axis) != extent(output, axis);
         let axis =

@@ -5,16 +5,16 @@
 //! the cache, and one after it extracts the new tokens.
 
 use narthex_checkpoint::limits::LAYERS;
-use narthex_graph::{Attribute, Graph, Node, Value};
+use narthex_graph::{Graph, Node, Value};
 use narthex_spec::{
     DType,
     arch::{ImportedDecoder, Steps},
     dtype::Dim,
-    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, Slot},
+    manifest::{GraphEntry, KvLayout, Slot},
 };
 
 use super::{
-    adapter::{GraphAdapter, PREFIX, TO_I64},
+    adapter::{GraphAdapter, PREFIX},
     graphs::{fixed_extent, float_dtype, reject_unknown_inputs},
     head::select_rows,
     names::{BRANCH, TensorNames},
@@ -47,9 +47,9 @@ pub(super) fn decoder(file: &str, graph: Graph, names: &TensorNames, settings: &
     let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
     let known = [&*names.tokens, &*names.mask, &*names.positions, BRANCH];
     let known = known.into_iter().chain(lengths).chain(pasts);
-    reject_unknown_inputs(file, adapter.inner(), &known.collect::<Vec<_>>())?;
+    reject_unknown_inputs(file, &adapter.inner, &known.collect::<Vec<_>>())?;
     let past_length = inputs(&mut adapter, names);
-    let shared = layers.iter().all(|layer| layer.shares(adapter.inner()));
+    let shared = layers.iter().all(|layer| layer.shares(&adapter.inner));
     for (index, layer) in layers.iter().enumerate() {
         if shared {
             layer.share(&mut adapter, index)
@@ -60,7 +60,7 @@ pub(super) fn decoder(file: &str, graph: Graph, names: &TensorNames, settings: &
     let logits_rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
     let logits = select_rows(&mut adapter, &names.logits, &logits_rows);
     adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
-    let kv = layers.iter().map(Layer::layout).collect();
+    let kv = layers.iter().map(|layer| KvLayout::plain(layer.heads, layer.head_size)).collect();
     let (graph, entry) = adapter.finish(kv)?;
     Ok(Decoder { graph, entry, imported: ImportedDecoder { vocab, steps }, max_length })
 }
@@ -77,13 +77,12 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let seqlens_k = adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
     let at = |part: &str| format!("{PREFIX}{part}");
-    let long = [("to", Attribute::Int(TO_I64))];
     let g = &mut adapter.prologue;
     let (zero, one, column) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[2], &[-1, 1]));
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
     let sequence = g.op(&at("sequence"), "Gather", &[&shape, &one]);
-    let total = g.op_with(&at("total"), "Cast", &[&total], &long);
-    let last = g.op_with(&at("last"), "Cast", &[&seqlens_k], &long);
+    let total = g.cast(&at("total"), &total, DType::I64);
+    let last = g.cast(&at("last"), &seqlens_k, DType::I64);
     let lengths = g.op(&at("lengths"), "Add", &[&last, &one]);
     let lengths = g.op(&at("lengths"), "Reshape", &[&lengths, &column]);
     let all = g.op(&at("mask"), "Range", &[&zero, &total, &one]);
@@ -98,12 +97,12 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let fed =
         [(&*names.tokens, &tokens), (&names.mask, &mask), (&names.positions, &positions), (BRANCH, &follows)];
     for (name, value) in fed {
-        if adapter.inner().inputs.iter().any(|input| input.name == name) {
+        if adapter.inner.inputs.iter().any(|input| input.name == name) {
             adapter.feed(name, value);
         }
     }
     for (name, value) in names.totals.iter().map(|name| (name, &total)).chain([(&names.last, &last)]) {
-        let declared = adapter.inner().inputs.iter().find(|input| input.name == *name);
+        let declared = adapter.inner.inputs.iter().find(|input| input.name == *name);
         if let Some(rank) = declared.map(|input| input.shape.len()) {
             let value = reshape_to_rank(&mut adapter.prologue, value, name, rank);
             adapter.feed(name, &value);
@@ -140,17 +139,6 @@ struct Layer {
 }
 
 impl Layer {
-    fn layout(&self) -> KvLayout {
-        KvLayout {
-            heads: self.heads,
-            head_size: self.head_size,
-            window: None,
-            dtype: DType::F32,
-            keys: KeyRotation::After,
-            order: KeyOrder::Rows,
-        }
-    }
-
     fn shape(&self, tokens: &str) -> [Dim; 4] {
         [self.batch.clone(), self.heads.into(), tokens.into(), self.head_size.into()]
     }

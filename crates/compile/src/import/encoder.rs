@@ -13,7 +13,7 @@ use narthex_spec::{
 };
 
 use super::{
-    adapter::{GraphAdapter, PREFIX, TO_F32, TO_I64},
+    adapter::{GraphAdapter, PREFIX},
     graphs::{fixed_extent, float_dtype, reject_unknown_inputs},
     head::select_rows,
     refused,
@@ -48,7 +48,7 @@ pub(super) fn encoder(
 ) -> Result<(Graph, GraphEntry, ImportedEncoder)> {
     let given = given(file, &graph, settings)?;
     let mut adapter = GraphAdapter::new(file, graph)?;
-    reject_unknown_inputs(file, adapter.inner(), &[TOKENS, MASK, SEGMENTS])?;
+    reject_unknown_inputs(file, &adapter.inner, &[TOKENS, MASK, SEGMENTS])?;
     let mask = inputs(&mut adapter);
     let vocab = settings.vocab()?;
     let (head, width) = match given {
@@ -91,7 +91,7 @@ fn inputs(adapter: &mut GraphAdapter) -> String {
     let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &texts);
     let mask = adapter.input(Slot::PaddingMask, "padding_mask", DType::I32, &texts);
     let wants =
-        |adapter: &GraphAdapter, name: &str| adapter.inner().inputs.iter().any(|input| input.name == name);
+        |adapter: &GraphAdapter, name: &str| adapter.inner.inputs.iter().any(|input| input.name == name);
     adapter.feed(TOKENS, &tokens);
     if wants(adapter, MASK) {
         adapter.feed(MASK, &mask);
@@ -202,7 +202,7 @@ fn spans(adapter: &mut GraphAdapter, ends: &[Value; 2]) {
     let column = g.ints(&[3], &[0, 0, 1]);
     let ends = ends.each_ref().map(|end| {
         let scope = format!("{scope}/{}", end.name);
-        let end = g.op_with(&scope, "Cast", &[&end.name], &[("to", Attribute::Int(TO_F32))]);
+        let end = g.cast(&scope, &end.name, DType::F32);
         g.op(&scope, "Reshape", &[&end, &column])
     });
     let axis = [("axis", Attribute::Int(2))];
@@ -218,11 +218,10 @@ fn spans(adapter: &mut GraphAdapter, ends: &[Value; 2]) {
 /// max:              x ── Add(far below zero for padding) ── ReduceMax
 /// ```
 fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> String {
-    let (opset, g) = (adapter.opset(), &mut adapter.epilogue);
+    let (opset, g) = (adapter.inner.opset(), &mut adapter.epilogue);
     let scope = format!("{PREFIX}pool");
-    let to = |code: i64| [("to", Attribute::Int(code))];
-    let x = g.op_with(&format!("{scope}/x"), "Cast", &[x], &to(TO_F32));
-    let ones = g.op_with(&format!("{scope}/mask"), "Cast", &[mask], &to(TO_F32));
+    let x = g.cast(&format!("{scope}/x"), x, DType::F32);
+    let ones = g.cast(&format!("{scope}/mask"), mask, DType::F32);
     let (row, column, flat) = (g.ints(&[3], &[0, 1, -1]), g.ints(&[3], &[0, -1, 1]), g.ints(&[2], &[0, -1]));
     if pooling == Pooling::Max {
         let (one, far) = (g.scalar(1.0), g.scalar(1e9));
@@ -232,17 +231,14 @@ fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> 
         let masked = g.op(&scope, "Add", &[&x, &below]);
         let keep = ("keepdims", Attribute::Int(0));
         // The axes are an input since operator set 18.
-        if opset < 18 {
+        if opset < Some(18) {
             let axes = ("axes", Attribute::Ints(vec![1]));
             return g.op_with(&scope, "ReduceMax", &[&masked], &[axes, keep]);
         }
         let axes = g.ints(&[1], &[1]);
         return g.op_with(&scope, "ReduceMax", &[&masked, &axes], &[keep]);
     }
-    let row_of = |g: &mut narthex_graph::Builder, name: &str, values: &str| {
-        g.op(&format!("{scope}/{name}"), "Reshape", &[values, &row])
-    };
-    let all = row_of(g, "all", &ones);
+    let all = g.op(&format!("{scope}/all"), "Reshape", &[&ones, &row]);
     let column = g.op(&format!("{scope}/column"), "Reshape", &[&ones, &column]);
     let count = g.op(&format!("{scope}/count"), "MatMul", &[&all, &column]);
     let weights = match pooling {
@@ -255,11 +251,11 @@ fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> 
             let wanted = if pooling == Pooling::Cls {
                 zero
             } else {
-                let count = g.op_with(&format!("{scope}/count"), "Cast", &[&count], &to(TO_I64));
+                let count = g.cast(&format!("{scope}/count"), &count, DType::I64);
                 g.op(&format!("{scope}/last"), "Sub", &[&count, &one])
             };
             let here = g.op(&format!("{scope}/places"), "Equal", &[&places, &wanted]);
-            let here = g.op_with(&format!("{scope}/places"), "Cast", &[&here], &to(TO_F32));
+            let here = g.cast(&format!("{scope}/places"), &here, DType::F32);
             // Broadcasts one row to all texts, if they share it.
             let (lead, zeros) = (g.scalar(0.0), format!("{scope}/each"));
             let zeros = g.op(&zeros, "Mul", &[&all, &lead]);

@@ -119,7 +119,6 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
         return Err(refused(format!("filename of {GENAI_CONFIG}"), "a file in the folder", graph));
     }
     let settings = Settings {
-        is_missing: false,
         file: GENAI_CONFIG.to_owned(),
         vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
         hidden: checked("a hidden_size", decoder.hidden_size, &WIDTH)?,
@@ -127,10 +126,9 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExpor
         kv_heads: checked("num_key_value_heads", decoder.num_key_value_heads, &HEADS)?,
         head_size: checked("a head_size", decoder.head_size, &WIDTH)?,
         context: checked("a context_length", model.context_length, &CONTEXT)?,
-        labels: Vec::new(),
-        class: None,
         ids: model.ids,
         empty: decoder.sliding_window.map_or(0.0, |window| window.pad_value.into()),
+        ..Settings::default()
     };
     let names = names(&decoder.inputs, &decoder.outputs);
     Ok(GenaiExport {

@@ -13,12 +13,12 @@ use super::adapter::{GraphAdapter, PREFIX};
 /// x ── MatMul ── … ── logits ── [rows of logits]     (otherwise)
 /// ```
 pub(super) fn select_rows(adapter: &mut GraphAdapter, logits: &str, rows: &str) -> String {
-    let Some(head) = head_nodes(adapter.inner(), logits) else {
+    let Some(head) = head_nodes(&adapter.inner, logits) else {
         return gather(&mut adapter.epilogue, logits, rows);
     };
     // The head's nodes move after the selection of rows.
     let mut after = Vec::new();
-    let graph = adapter.inner_mut();
+    let graph = &mut adapter.inner;
     let mut index = 0;
     graph.nodes.retain(|node| {
         let moved = head.nodes.contains(&index);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
+use sha2::{Digest, Sha256};
 
 use super::{
     bound,
@@ -178,17 +179,12 @@ type ConstantKey = (i32, Vec<usize>, Vec<u8>, String);
 
 fn key(constant: &Initializer) -> ConstantKey {
     let (bytes, place) = match &constant.data {
-        InitializerData::Inline(bytes) => (digest(bytes), String::new()),
+        InitializerData::Inline(bytes) => (Sha256::digest(&bytes[..]).to_vec(), String::new()),
         InitializerData::External { file, offset, length } => {
             (Vec::new(), format!("{file}\0{offset}\0{length}"))
         }
     };
     (constant.dtype.code(), constant.shape.clone(), bytes, place)
-}
-
-fn digest(bytes: &[u8]) -> Vec<u8> {
-    use sha2::Digest;
-    sha2::Sha256::digest(bytes).to_vec()
 }
 
 /// ONNX operators whose semantics or form changed after version 13 of the operator set.

@@ -83,7 +83,6 @@ impl Settings {
         let context = context.map(|rows| if behind { rows.saturating_sub(PADDING_ROWS) } else { rows });
         Ok(Self {
             file: CONFIG.to_owned(),
-            is_missing: false,
             vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,
             hidden,
             heads,
@@ -93,7 +92,7 @@ impl Settings {
             labels: keys.id2label.iter().flat_map(serde_json::Map::values).map(label).collect(),
             class: config.class().map(str::to_owned),
             ids: config.ids().clone(),
-            empty: 0.0,
+            ..Self::default()
         })
     }
 

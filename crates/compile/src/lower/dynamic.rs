@@ -6,9 +6,9 @@
 use narthex_graph::typed::{KeyValue, Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
+    arch::{DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
     dtype::Dim,
-    manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot},
+    manifest::{GraphEntry, HostTable, KvLayout, Part, Slot},
 };
 
 use super::{
@@ -102,7 +102,7 @@ struct CacheEntry {
 impl AttentionLowering for CachedAttention<'_> {
     fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
         let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
-        let kind = cache_type(spec);
+        let kind = f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()]);
         let known = self.entries.get(entry);
         let past = match known {
             Some(known) => known.past,
@@ -133,22 +133,11 @@ impl AttentionLowering for CachedAttention<'_> {
         }
         if known.is_none() {
             self.entries.push(CacheEntry { past, new: attended.key_value });
-            self.layouts.push(KvLayout {
-                heads: spec.kv_heads,
-                head_size: spec.head_size,
-                window: spec.window,
-                dtype: DType::F32,
-                keys: KeyRotation::After,
-                order: KeyOrder::Rows,
-            });
+            let layout = KvLayout::plain(spec.kv_heads, spec.head_size);
+            self.layouts.push(KvLayout { window: spec.window, ..layout });
         }
         Ok(attended.output)
     }
-}
-
-/// Returns the type of a cache entry.
-fn cache_type(spec: &Attention) -> TensorType {
-    f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()])
 }
 
 /// Adds the last norm and the head for the requested rows. Returns the token table.

@@ -11,7 +11,7 @@ use narthex_spec::{
     DType, Scheme, Variant,
     arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
     dtype::Dim,
-    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, LayerRange, Part, Slot},
+    manifest::{GraphEntry, KeyOrder, KvLayout, LayerRange, Part, Slot},
     recipe::FixedShapes,
 };
 
@@ -192,12 +192,10 @@ impl AttentionLowering for StaticAttention<'_> {
             io.output(e, Slot::NewValue { layer: entry }, &format!("new.{entry}.value"), value, &values)?;
             self.entries.insert(entry, found.joined);
             self.layouts.push(KvLayout {
-                heads,
-                head_size: size,
                 window: spec.window,
                 dtype: DType::F16,
-                keys: KeyRotation::After,
                 order: KeyOrder::Transposed,
+                ..KvLayout::plain(heads, size)
             });
         }
         Ok(found.output)

@@ -324,19 +324,11 @@ impl HostKvCache {
 #[cfg(test)]
 mod tests {
     use narthex_engine::executor::KvLimits;
-    use narthex_spec::manifest::{KeyOrder, KeyRotation};
 
     use super::*;
 
     fn cache(dtype: DType, slots: usize, budget: usize) -> HostKvCache {
-        let layout = KvLayout {
-            heads: 2,
-            head_size: 3,
-            window: None,
-            dtype,
-            keys: KeyRotation::After,
-            order: KeyOrder::Rows,
-        };
+        let layout = KvLayout { dtype, ..KvLayout::plain(2, 3) };
         let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
         HostKvCache::new(&[layout], &limits, Growth::Double)

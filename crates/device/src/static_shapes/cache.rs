@@ -171,21 +171,12 @@ fn respace(elements: &mut [f16], rows: usize, from: usize, to: usize, kept: usiz
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::{
-        DType,
-        manifest::{KeyOrder, KeyRotation},
-    };
+    use narthex_spec::{DType, manifest::KeyOrder};
 
     use super::*;
 
-    const LAYER: KvLayout = KvLayout {
-        heads: 2,
-        head_size: 3,
-        window: None,
-        dtype: DType::F16,
-        keys: KeyRotation::After,
-        order: KeyOrder::Transposed,
-    };
+    const LAYER: KvLayout =
+        KvLayout { dtype: DType::F16, order: KeyOrder::Transposed, ..KvLayout::plain(2, 3) };
 
     #[test]
     fn new_tokens_lie_where_the_graphs_look_for_them() {

@@ -180,8 +180,6 @@ fn words(rotation: KeyRotation) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::{DType, manifest::KeyOrder};
-
     use super::*;
 
     fn layer(heads: usize, head_size: usize, rotation: KeyRotation, elements: usize) -> KvLayer {
@@ -201,14 +199,7 @@ mod tests {
 
     #[test]
     fn blocks_that_do_not_fit_are_refused_in_words() {
-        let layout = KvLayout {
-            heads: 2,
-            head_size: 3,
-            window: None,
-            dtype: DType::F32,
-            keys: KeyRotation::After,
-            order: KeyOrder::Rows,
-        };
+        let layout = KvLayout::plain(2, 3);
         let check = |layers: Vec<KvLayer>, at: (usize, usize), expect: &str| {
             let outcome = KvBlock::new(4, layers)
                 .and_then(|block| block.check(std::slice::from_ref(&layout), at.0, at.1, 10));

@@ -3,14 +3,11 @@
 
 use std::time::Duration;
 
-use crate::executor::StepPlan;
+use crate::{executor::StepPlan, speculate::average};
 
 /// Minimum number of prompt tokens in a step with answers. Fewer would take almost as much time, and prompts must
 /// advance.
 const MIN_TOKENS: usize = 16;
-
-/// Weight of a new measurement in the moving average.
-const SHARE: f32 = 0.25;
 
 /// Measured times of steps: a constant part for the answers, and a part for each prompt token.
 #[derive(Debug, Clone, Default)]
@@ -28,11 +25,11 @@ impl PromptPace {
         let prompts = plan.spans.iter().map(|span| span.tokens.len()).filter(|&tokens| tokens > 1);
         let tokens: usize = prompts.clone().sum();
         if tokens == 0 {
-            average(&mut self.answers, seconds);
+            self.answers = Some(average(self.answers, seconds));
         } else if tokens >= MIN_TOKENS {
             let beside_answers = prompts.count() < plan.spans.len();
             let answers = self.answers.filter(|_| beside_answers).unwrap_or(0.0);
-            average(&mut self.token, (seconds - answers).max(0.0) / tokens as f32);
+            self.token = Some(average(self.token, (seconds - answers).max(0.0) / tokens as f32));
         }
     }
 
@@ -52,11 +49,4 @@ impl PromptPace {
         let left = bound.as_secs_f32() - self.answers.unwrap_or(0.0);
         ((left / token) as usize).clamp(MIN_TOKENS.min(most), most)
     }
-}
-
-/// Adds a measurement to a moving average. Each measurement is clamped: a single slow step is noise, several are a
-/// trend.
-fn average(value: &mut Option<f32>, found: f32) {
-    let old = value.unwrap_or(found);
-    *value = Some(old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old));
 }

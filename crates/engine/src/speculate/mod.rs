@@ -11,7 +11,7 @@ mod step_costs;
 
 pub(crate) use acceptance::{Acceptance, Counts};
 pub(crate) use lookup::Lookup;
-pub(crate) use step_costs::{MAX_WIDTH, StepCosts};
+pub(crate) use step_costs::{MAX_WIDTH, StepCosts, average};
 
 /// Source of a draft.
 #[derive(Debug, Clone, Copy)]

@@ -14,12 +14,19 @@ const PRIOR: [f32; WIDTHS.len()] = [1.25, 1.5, 2.0, 3.2];
 /// Minimum expected speed-up for which a draft is used.
 const MIN_GAIN: f32 = 1.1;
 
-/// Weight of a new measurement in the moving average.
+/// Weight of a new measurement in a moving average.
 const SHARE: f32 = 0.25;
 
 /// Fraction by which the time of a width that was not selected moves towards the assumed one at each selection, so that
 /// the width is tried again from time to time.
 const DOUBT: f32 = 0.002;
+
+/// Returns a moving average after another measurement. Each measurement is clamped: a single slow step is noise, several
+/// are a trend.
+pub(crate) fn average(old: Option<f32>, found: f32) -> f32 {
+    let old = old.unwrap_or(found);
+    old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old)
+}
 
 /// Measured times of an executor's steps with one sequence.
 #[derive(Debug, Clone)]
@@ -42,15 +49,13 @@ impl StepCosts {
     pub(crate) fn record(&mut self, width: usize, time: Duration) {
         let seconds = time.as_secs_f32();
         if width == 0 {
-            // Each measurement is clamped: a single slow step is noise, several slow steps are a trend.
-            let old = self.single.unwrap_or(seconds);
-            self.single = Some(old + SHARE * (seconds.clamp(old / 2.0, old * 2.0) - old));
+            self.single = Some(average(self.single, seconds));
         } else if let Some(single) = self.single.filter(|single| *single > 0.0)
             && let Some(place) = WIDTHS.iter().position(|place| *place >= width)
         {
             let (found, old) = (seconds / single, self.relative[place]);
             if self.measured[place] {
-                self.relative[place] = old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old);
+                self.relative[place] = average(Some(old), found);
                 return;
             }
             self.measured[place] = true;

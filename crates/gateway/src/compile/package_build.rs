@@ -54,6 +54,13 @@ pub(crate) struct ModelSource<'a> {
     pub(crate) right: BuildRight,
 }
 
+impl<'a> ModelSource<'a> {
+    /// Source with a download of any size and a build outside the places for requests, for a command of a person.
+    pub(crate) fn operator(reference: &'a ModelRef) -> Self {
+        Self { reference, limit: PullLimit::None, right: BuildRight::Operator }
+    }
+}
+
 /// Graphs that a load needs in a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequiredGraphs {

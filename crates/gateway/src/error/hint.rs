@@ -3,15 +3,6 @@
 use narthex_mmap::environment;
 use narthex_spec::{ModelName, Scheme};
 
-/// Returns the question that follows an unknown name.
-pub(super) fn near_names(near: &[ModelName]) -> String {
-    if near.is_empty() {
-        return String::new();
-    }
-    let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
-    format!("; did you mean {}?", names.join(" or "))
-}
-
 /// Returns the text that names a package: `smollm2:135m@w4`.
 pub(super) fn package_id(name: &ModelName, scheme: Option<Scheme>) -> String {
     scheme.map_or_else(|| name.to_string(), |scheme| format!("{name}@{scheme}"))

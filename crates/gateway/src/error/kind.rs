@@ -6,15 +6,18 @@ use narthex_mmap::environment;
 
 use super::ErrorKind;
 
-pub(super) fn io_kind(error: &std::io::Error) -> ErrorKind {
-    use std::io::ErrorKind as Io;
-    match error.kind() {
-        _ if environment::is_limit(error) => ErrorKind::Storage,
-        Io::NotFound => ErrorKind::NotFound,
-        Io::InvalidInput | Io::InvalidData | Io::UnexpectedEof | Io::IsADirectory | Io::FileTooLarge => {
-            ErrorKind::Malformed
+impl ErrorKind {
+    /// Returns the kind of an operating system's error.
+    pub fn of_io(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        match error.kind() {
+            _ if environment::is_limit(error) => Self::Storage,
+            Io::NotFound => Self::NotFound,
+            Io::InvalidInput | Io::InvalidData | Io::UnexpectedEof | Io::IsADirectory | Io::FileTooLarge => {
+                Self::Malformed
+            }
+            _ => Self::Internal,
         }
-        _ => ErrorKind::Internal,
     }
 }
 
@@ -38,7 +41,7 @@ pub(super) fn check_kind(error: &narthex_check::CheckError) -> ErrorKind {
         Check::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
             ErrorKind::BadRequest
         }
-        Check::Write { source, .. } => io_kind(source),
+        Check::Write { source, .. } => ErrorKind::of_io(source),
         Check::Open(error) => onnx_kind(error),
         Check::CannotFix { .. } => ErrorKind::BadRequest,
     }
@@ -47,7 +50,7 @@ pub(super) fn check_kind(error: &narthex_check::CheckError) -> ErrorKind {
 fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
     use narthex_graph::onnx::files::OnnxFileError as Onnx;
     match error {
-        Onnx::Read { source, .. } => io_kind(source),
+        Onnx::Read { source, .. } => ErrorKind::of_io(source),
         Onnx::NoModel { .. } => ErrorKind::NotFound,
         Onnx::TooMany { .. } => ErrorKind::BadRequest,
         Onnx::Data { .. } | Onnx::Decode { .. } | Onnx::TooLarge { .. } => ErrorKind::Malformed,
@@ -56,7 +59,7 @@ fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
 
 fn checkpoint_kind(error: &CheckpointError) -> ErrorKind {
     match error.what() {
-        CheckpointError::Read { source, .. } => io_kind(source),
+        CheckpointError::Read { source, .. } => ErrorKind::of_io(source),
         CheckpointError::Architecture { .. } | CheckpointError::Unsupported { .. } => ErrorKind::Unsupported,
         CheckpointError::Malformed { .. }
         | CheckpointError::MissingTensor { .. }
@@ -74,7 +77,7 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
             ErrorKind::BadRequest
         }
-        Compile::Write { source, .. } => match io_kind(source) {
+        Compile::Write { source, .. } => match ErrorKind::of_io(source) {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,
         },
@@ -86,7 +89,7 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         }
         Compile::NoSettings { .. } => ErrorKind::NotFound,
         Compile::Open(error) => onnx_kind(error),
-        Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => io_kind(source),
+        Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => ErrorKind::of_io(source),
         Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {
             ErrorKind::Malformed
         }

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
+use narthex_catalog::error::near_names;
 use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
-use hint::{io_hint, near_names, package_id, unknown_hint};
-use kind::{catalog_kind, check_kind, compile_kind, io_kind};
+use hint::{io_hint, package_id, unknown_hint};
+use kind::{catalog_kind, check_kind, compile_kind};
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -277,16 +278,9 @@ fn reasons(passed_over: &[PassedOver]) -> String {
     reasons.join("; ")
 }
 
-impl ErrorKind {
-    /// Returns the kind of an operating system's error.
-    pub fn of_io(error: &std::io::Error) -> Self {
-        io_kind(error)
-    }
-}
-
 impl Error {
     /// Creates the error of an invalid field; `message` has the expected and the found value.
-    pub(crate) fn invalid(param: &'static str, message: impl Display) -> Self {
+    pub fn invalid(param: &'static str, message: impl Display) -> Self {
         Self::Invalid { param, message: format!("{param}: {message}") }
     }
 
@@ -323,7 +317,7 @@ impl Error {
             | Self::VendorCompiler { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
-            Self::Io { source, .. } => io_kind(source),
+            Self::Io { source, .. } => ErrorKind::of_io(source),
             Self::Catalog(error) => catalog_kind(error),
             Self::Compile(error) => compile_kind(error),
             Self::Check(error) => check_kind(error),

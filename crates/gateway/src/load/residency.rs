@@ -7,8 +7,8 @@
 //! model that was used least recently. If none is idle, its load waits for one, for a limited time.
 
 mod load_failure;
-mod model_use;
 mod pending;
+mod ready_model;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,8 +27,8 @@ use crate::{
 };
 
 use load_failure::LoadFailure;
-pub(crate) use model_use::ModelUse;
-pub use pending::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
+pub use pending::{LoadPlace, LoadStart, PendingLoad};
+pub use ready_model::ReadyModel;
 
 enum Residence {
     Loading {
@@ -129,7 +129,7 @@ impl Residence {
 /// Result of a request for a model.
 pub(crate) enum Claim {
     /// The model is ready.
-    Ready(ModelUse),
+    Ready(ReadyModel),
     /// The caller must load the model and then call [`ResidentModels::finish`].
     Load,
     /// Another thread loads the model.
@@ -188,7 +188,7 @@ impl ResidentModels {
         match models.get_mut(key) {
             Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
                 *used = Instant::now();
-                return Ok(Claim::Ready(ModelUse::new(model, self)));
+                return Ok(Claim::Ready(ReadyModel::new(model, self)));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {

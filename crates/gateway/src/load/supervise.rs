@@ -67,22 +67,19 @@ mod tests {
     use narthex_device::split::{SplitExecutor, SplitOptions};
     use narthex_engine::{
         encoder::{Batching, Encoder, EncoderLimits, EncoderOutput, Rows, Text},
-        executor::{
-            Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, LogitRows, Logits, StepError, StepPlan,
-        },
+        executor::{Executor, KvBlock, KvLayer, KvRows, Limits, LogitRows, Logits, StepError, StepPlan},
         supervise::{SupervisedEncoder, SupervisedExecutor},
     };
     use narthex_spec::{OpenVinoDevice, SlotId, TokenId};
     use narthex_testkit::{
         encoder::FakeEncoder,
-        executor::{FakeExecutor, Fault},
+        executor::{FakeExecutor, Fault, KV},
     };
 
     use super::*;
 
     fn fake_decoder() -> FakeExecutor {
-        let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-        FakeExecutor::new(Limits { slots: 1, context: 64, chunk: 8, batch: 1, vocab: 9, kv })
+        FakeExecutor::new(Limits { slots: 1, context: 64, chunk: 8, batch: 1, vocab: 9, kv: KV })
     }
 
     fn fake_encoder() -> FakeEncoder {
@@ -204,8 +201,8 @@ mod tests {
     #[test]
     fn of_two_devices_the_one_that_hands_nonsense_over_fails() {
         let (monitor, reported) = monitor();
-        let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 10 };
-        let fake = || FakeExecutor::new(Limits { slots: 1, context: 16, chunk: 8, batch: 1, vocab: 5, kv });
+        let fake =
+            || FakeExecutor::new(Limits { slots: 1, context: 16, chunk: 8, batch: 1, vocab: 5, kv: KV });
         let Model::Decoder(prefill) = monitored(decoder(Spoiled(fake())), &monitor) else {
             panic!("no decoder")
         };
@@ -242,13 +239,7 @@ mod tests {
     #[test]
     fn values_that_are_not_finite_are_reported_once_and_never_given() {
         let (monitor, reported) = monitor();
-        let limits = EncoderLimits {
-            max_length: 4,
-            max_batch_tokens: 4,
-            batching: Batching::Padded,
-            rows: Rows::Text,
-            width: 2,
-        };
+        let limits = EncoderLimits { width: 2, ..fake_encoder().limits().clone() };
         let model = |data: &[f32]| {
             let model = encoder(Vectors(data.to_vec(), limits.clone()));
             let Model::Encoder(encoder) = monitored(model, &monitor) else { panic!("no encoder") };

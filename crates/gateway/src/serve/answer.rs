@@ -13,9 +13,12 @@ use crate::{
     cancel::Cancel,
     encoder_queue::EncoderInput,
     error::Error,
-    load::loaded_model::LoadedModel,
+    load::residency::ReadyModel,
     report::models::ModelKind,
-    serve::request::{Answer, AnswerRequest, Answers, MAX_ANSWER_TEXT},
+    serve::{
+        options::check_count,
+        request::{Answer, AnswerRequest, Answers, MAX_ANSWER_TEXT},
+    },
 };
 
 /// Maximum answers of one request.
@@ -24,61 +27,58 @@ const MAX_ANSWERS: usize = 100;
 /// Start and end of a span in the context, in bytes.
 type Span = (usize, usize);
 
-/// Finds the answers, the best first.
-pub(crate) fn answer(
-    model: &LoadedModel,
-    request: &AnswerRequest,
-    cancel: &Cancel,
-) -> Result<Answers, Error> {
-    let encoder = model.encoder(ModelKind::Answer)?;
-    check(request)?;
-    let queued = encoder.enter(cancel)?;
-    let max_length = encoder.limits().max_length.min(model.package.manifest.max_length);
-    let limit = max_length.min(request.window.max(1));
-    let tokenizer = &model.package.tokenizer;
-    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-    // The question is in every window. The context is divided into windows, so all of its tokens are needed.
-    if let BoundedTokens::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
-        let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
-        return Err(Error::invalid("question", message));
-    }
-    cancel.check()?;
-    let pair = tokenizer.encode_pair(&request.question, &request.context)?;
-    let room = limit.saturating_sub(pair.overhead());
-    if room == 0 {
-        let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
-        return Err(Error::invalid("question", message));
-    }
-    let batch_size = (encoder.limits().max_batch_tokens / limit).max(1);
-    let mut parts = windows(pair.second.len(), room, request.stride).peekable();
-    let (mut no_answer, mut prompt_tokens) = (1.0_f64, 0);
-    let mut best = BestSpans::new(request.top_k);
-    while parts.peek().is_some() {
-        let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
-        prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
-        let inputs = batch.iter().map(|window| EncoderInput {
-            tokens: window.tokens.clone(),
-            second: window.segment,
-            asked: Vec::new(),
-        });
-        let rows = queued.run(inputs.collect())?;
-        for (window, rows) in batch.iter().zip(rows) {
-            let scores = SpanScores::new(window, &rows);
-            no_answer = no_answer.min(scores.no_answer);
-            for ([first, last], score) in scores.spans(request.longest) {
-                let (start, end) = (window.bytes[first].start, window.bytes[last].end);
-                best.offer(score, || trimmed(&request.context, start, end));
+impl ReadyModel {
+    /// Finds the spans of a text that answer a question, the best first. Ends with [`Error::Cancelled`] once `cancel` is
+    /// set.
+    pub fn answer(&self, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
+        let model = &*self.loaded;
+        let encoder = model.encoder(ModelKind::Answer)?;
+        check(request)?;
+        let queued = encoder.enter(cancel)?;
+        let limit = encoder.limits().max_length.min(request.window.max(1));
+        let tokenizer = &model.package.tokenizer;
+        let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+        // The question is in every window. The context is divided into windows, so all of its tokens are needed.
+        if let BoundedTokens::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
+            let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
+            return Err(Error::invalid("question", message));
+        }
+        cancel.check()?;
+        let pair = tokenizer.encode_pair(&request.question, &request.context)?;
+        let room = limit.saturating_sub(pair.overhead());
+        if room == 0 {
+            let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
+            return Err(Error::invalid("question", message));
+        }
+        let batch_size = (encoder.limits().max_batch_tokens / limit).max(1);
+        let mut parts = windows(pair.second.len(), room, request.stride).peekable();
+        let (mut no_answer, mut prompt_tokens) = (1.0_f64, 0);
+        let mut best = BestSpans::new(request.top_k);
+        while parts.peek().is_some() {
+            let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
+            prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
+            let inputs = batch.iter().map(|window| EncoderInput {
+                tokens: window.tokens.clone(),
+                second: window.segment,
+                asked: Vec::new(),
+            });
+            let rows = queued.run(inputs.collect())?;
+            for (window, rows) in batch.iter().zip(rows) {
+                let scores = SpanScores::new(window, &rows);
+                no_answer = no_answer.min(scores.no_answer);
+                for ([first, last], score) in scores.spans(request.longest) {
+                    let (start, end) = (window.bytes[first].start, window.bytes[last].end);
+                    best.offer(score, || trimmed(&request.context, start, end));
+                }
             }
         }
+        let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
+        Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
     }
-    let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
-    Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
 }
 
 fn check(request: &AnswerRequest) -> Result<(), Error> {
-    if !(1..=MAX_ANSWERS).contains(&request.top_k) {
-        return Err(Error::invalid("top_k", format!("expected 1 to {MAX_ANSWERS}, found {}", request.top_k)));
-    }
+    check_count("top_k", request.top_k, MAX_ANSWERS)?;
     let (longest, window) = (request.longest, request.window);
     if !(1..=window).contains(&longest) {
         let message = format!("expected 1 to {window}, the tokens of a window, found {longest}");

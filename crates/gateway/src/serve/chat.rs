@@ -1,6 +1,6 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use narthex_spec::{Date, TokenId};
+use narthex_spec::TokenId;
 use narthex_text::{
     grammar::GrammarError,
     prompt::PromptError,
@@ -12,9 +12,10 @@ use narthex_text::{
 use crate::{
     cancel::Cancel,
     error::{Error, TokenCount},
-    load::{loaded_model::LoadedModel, residency::ModelUse},
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
         answer_rules::AnswerRules,
+        date,
         generation::{self, Generation, PromptTokens},
         options::{self, Length},
         request::{
@@ -37,45 +38,100 @@ const MAX_DETOKENIZED: usize = 32 << 20;
 /// Maximum bytes of the id of a tool call.
 const MAX_ID: usize = 256;
 
-/// Starts a chat answer. `date` is today's date, for templates that print it.
-pub(crate) fn chat(
-    model: &ModelUse,
-    request: ChatRequest,
-    date: Date,
-    sink: Box<dyn GenerationSink>,
-) -> Result<Generation, Error> {
-    if sink.is_closed() {
-        return Err(Error::Cancelled);
+/// Requests for text.
+impl ReadyModel {
+    /// Starts a chat answer. Returns once it is queued.
+    pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
+        if sink.is_closed() {
+            return Err(Error::Cancelled);
+        }
+        let model = &*self.loaded;
+        options::check(&request.options, Length::Some)?;
+        tools::check(&request.tools)?;
+        if request.messages.is_empty() {
+            return Err(Error::invalid("messages", "expected at least one message, found none"));
+        }
+        let mut rules = rules(model, &request.tools, &request.options)?;
+        let ChatRequest { messages, tools, reasoning, options } = request;
+        let render = render_options(&reasoning);
+        let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, &|| sink.is_closed())?;
+        rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
+        rules.reasoning_limit = reasoning.limit();
+        let prompt = PromptTokens { tokens, param: "messages", echo: None };
+        generation::start(self, prompt, &options, rules, sink)
     }
-    options::check(&request.options, Length::Some)?;
-    tools::check(&request.tools)?;
-    if request.messages.is_empty() {
-        return Err(Error::invalid("messages", "expected at least one message, found none"));
+
+    /// Returns the prompt of a conversation with its tools. The generation options are ignored. Ends with
+    /// [`Error::Cancelled`] once `cancel` is set.
+    pub fn chat_prompt(&self, request: ChatRequest, cancel: &Cancel) -> Result<ChatPrompt, Error> {
+        cancel.check()?;
+        let ChatRequest { messages, tools, reasoning, .. } = request;
+        prompt(&self.loaded, messages, &tools, render_options(&reasoning), &|| cancel.is_cancelled())
     }
-    let mut rules = rules(model, &request.tools, &request.options)?;
-    let ChatRequest { messages, tools, reasoning, options } = request;
-    let render = render_options(&reasoning, date);
-    let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, &|| sink.is_closed())?;
-    rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
-    rules.reasoning_limit = reasoning.limit();
-    let prompt = PromptTokens { tokens, param: "messages", echo: None };
-    generation::start(model, prompt, &options, rules, sink)
+
+    /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
+    /// [`Error::Cancelled`] if `cancel` is set before it begins.
+    pub fn tokenize(&self, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
+        // A cut could change tokens, so the text is tokenised as a whole, and its length is limited instead.
+        if text.len() > MAX_TOKENIZED {
+            let found = text.len();
+            let message = format!(
+                "expected a text of at most {MAX_TOKENIZED} bytes, found {found} bytes; send it in parts"
+            );
+            return Err(Error::invalid("content", message));
+        }
+        let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| cancel.is_cancelled() };
+        Ok(self.loaded.package.tokenizer.encode_within(text, bounds)?.into_tokens())
+    }
+
+    /// Returns the text of tokens, without special tokens.
+    pub fn detokenize(&self, tokens: &[TokenId]) -> Result<String, Error> {
+        let tokenizer = &self.loaded.package.tokenizer;
+        if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
+            let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
+            return Err(Error::invalid("tokens", message));
+        }
+        let bytes: usize = tokens.iter().map(|&token| tokenizer.token_bytes(token).len()).sum();
+        if bytes > MAX_DETOKENIZED {
+            let message = format!(
+                "expected tokens with a text of at most {MAX_DETOKENIZED} bytes, found {bytes} bytes; send them in parts"
+            );
+            return Err(Error::invalid("tokens", message));
+        }
+        Ok(tokenizer.decode(tokens))
+    }
+
+    /// Starts a text completion. Returns once it is queued.
+    pub fn complete(
+        &self,
+        request: CompletionRequest,
+        sink: Box<dyn GenerationSink>,
+    ) -> Result<Generation, Error> {
+        if sink.is_closed() {
+            return Err(Error::Cancelled);
+        }
+        let model = &*self.loaded;
+        let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
+        options::check(&request.options, length)?;
+        let tokens = match &request.prompt {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &|| sink.is_closed())?),
+        };
+        let echo = match (request.echo, request.prompt) {
+            (Echo::Completion, _) => None,
+            (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
+            (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => {
+                Some(model.package.tokenizer.decode(&tokens))
+            }
+        };
+        let prompt = PromptTokens { tokens, param: "prompt", echo };
+        let rules = rules(model, &ToolSettings::default(), &request.options)?;
+        generation::start(self, prompt, &request.options, rules, sink)
+    }
 }
 
-/// Returns the prompt of a request. The generation options are ignored.
-pub(crate) fn whole_prompt(
-    model: &LoadedModel,
-    request: ChatRequest,
-    date: Date,
-    cancel: &Cancel,
-) -> Result<ChatPrompt, Error> {
-    cancel.check()?;
-    let ChatRequest { messages, tools, reasoning, .. } = request;
-    prompt(model, messages, &tools, render_options(&reasoning, date), &|| cancel.is_cancelled())
-}
-
-fn render_options(reasoning: &ReasoningSettings, date: Date) -> RenderOptions {
-    RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date) }
+fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
+    RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date::today()) }
 }
 
 /// Returns the prompt of a conversation.
@@ -149,41 +205,6 @@ fn check_ids(messages: &[Message]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the tokens of a text. Special tokens in it are recognised. A cut could change tokens, so the text is
-/// tokenised as a whole, and its length is limited instead.
-pub(crate) fn text_tokens(model: &LoadedModel, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
-    check_tokenized(text)?;
-    let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| cancel.is_cancelled() };
-    Ok(model.package.tokenizer.encode_within(text, bounds)?.into_tokens())
-}
-
-fn check_tokenized(text: &str) -> Result<(), Error> {
-    let found = text.len();
-    if found <= MAX_TOKENIZED {
-        return Ok(());
-    }
-    let message =
-        format!("expected a text of at most {MAX_TOKENIZED} bytes, found {found} bytes; send it in parts");
-    Err(Error::invalid("content", message))
-}
-
-/// Returns the text of tokens.
-pub(crate) fn token_text(model: &LoadedModel, tokens: &[TokenId]) -> Result<String, Error> {
-    let tokenizer = &model.package.tokenizer;
-    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
-        let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
-        return Err(Error::invalid("tokens", message));
-    }
-    let bytes: usize = tokens.iter().map(|&token| tokenizer.token_bytes(token).len()).sum();
-    if bytes > MAX_DETOKENIZED {
-        let message = format!(
-            "expected tokens with a text of at most {MAX_DETOKENIZED} bytes, found {bytes} bytes; send them in parts"
-        );
-        return Err(Error::invalid("tokens", message));
-    }
-    Ok(tokenizer.decode(tokens))
-}
-
 /// Returns the rules of an answer with these tools.
 fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -> Result<AnswerRules, Error> {
     let param = if tools.tools.is_empty() { grammar_param(options) } else { "tools" };
@@ -210,31 +231,6 @@ fn grammar_param(options: &GenerateOptions) -> &'static str {
         Some(Grammar::Regex(_)) => "regex",
         Some(Grammar::JsonSchema(_)) | None => "response_format",
     }
-}
-
-/// Starts a text completion.
-pub(crate) fn complete(
-    model: &ModelUse,
-    request: CompletionRequest,
-    sink: Box<dyn GenerationSink>,
-) -> Result<Generation, Error> {
-    if sink.is_closed() {
-        return Err(Error::Cancelled);
-    }
-    let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
-    options::check(&request.options, length)?;
-    let tokens = match &request.prompt {
-        Prompt::Tokens(tokens) => tokens.clone(),
-        Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &|| sink.is_closed())?),
-    };
-    let echo = match (request.echo, request.prompt) {
-        (Echo::Completion, _) => None,
-        (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
-        (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => Some(model.package.tokenizer.decode(&tokens)),
-    };
-    let prompt = PromptTokens { tokens, param: "prompt", echo };
-    let rules = rules(model, &ToolSettings::default(), &request.options)?;
-    generation::start(model, prompt, &request.options, rules, sink)
 }
 
 /// Tokenises a prompt. Refuses a text that cannot fit before it is tokenised completely. Stops when the request is
@@ -277,22 +273,6 @@ mod tests {
 
     use super::*;
 
-    fn check_refused(outcome: Result<(), Error>, expected: &str) {
-        match outcome {
-            Err(Error::Invalid { param, message }) => {
-                assert_eq!(param, expected);
-                assert!(message.contains("found"), "{message}");
-            }
-            other => panic!("{expected}: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn texts_that_are_only_tokenised_have_a_maximum_length() {
-        check_tokenized(&" ".repeat(MAX_TOKENIZED)).unwrap();
-        check_refused(check_tokenized(&" ".repeat(MAX_TOKENIZED + 1)), "content");
-    }
-
     #[test]
     fn ids_of_calls_have_a_maximum_length() {
         let result = |length: usize| {
@@ -300,6 +280,7 @@ mod tests {
             [Message { tool_call_id: Some("x".repeat(length)), ..message }]
         };
         check_ids(&result(MAX_ID)).unwrap();
-        check_refused(check_ids(&result(MAX_ID + 1)), "messages");
+        let error = check_ids(&result(MAX_ID + 1)).unwrap_err();
+        assert!(error.param() == Some("messages") && error.to_string().contains("found"), "{error}");
     }
 }

@@ -8,49 +8,51 @@ use crate::{
     cancel::Cancel,
     encoder_queue::EncoderInput,
     error::{Error, TokenCount},
-    load::loaded_model::LoadedModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
-    serve::request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
+    serve::{
+        options::check_count,
+        request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
+    },
 };
 
 /// Maximum inputs of one request.
 const MAX_INPUTS: usize = 2048;
 
-/// Embeds every input of a request.
-pub(crate) fn embed(
-    model: &LoadedModel,
-    request: &EmbedRequest,
-    cancel: &Cancel,
-) -> Result<Embeddings, Error> {
-    let encoder = model.encoder(ModelKind::Embedding)?;
-    let inputs = request.inputs.len();
-    if inputs == 0 || inputs > MAX_INPUTS {
-        return Err(Error::invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
+impl ReadyModel {
+    /// Embeds texts. Ends with [`Error::Cancelled`] once `cancel` is set.
+    pub fn embed(&self, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
+        let model = &*self.loaded;
+        let encoder = model.encoder(ModelKind::Embedding)?;
+        let inputs = request.inputs.len();
+        if inputs == 0 || inputs > MAX_INPUTS {
+            return Err(Error::invalid(
+                "input",
+                format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}"),
+            ));
+        }
+        let limits = encoder.limits();
+        if let Some(dimensions) = request.dimensions {
+            check_count("dimensions", dimensions, limits.width)?;
+        }
+        let tokenization = Tokenization {
+            model,
+            prompt: select_prompt(&model.package.manifest.prompts, request)?,
+            limit: limits.max_length,
+            overlong: request.overlong,
+            cancel,
+        };
+        let queued = encoder.enter(cancel)?;
+        let texts = request.inputs.iter().enumerate();
+        let texts = texts.map(|(index, input)| tokenization.tokens(index, input));
+        let texts = texts.collect::<Result<Vec<_>, Error>>()?;
+        let prompt_tokens = texts.iter().map(Vec::len).sum();
+        let mut vectors = queued.run(texts.into_iter().map(EncoderInput::from).collect())?;
+        if let Some(dimensions) = request.dimensions {
+            vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+        }
+        Ok(Embeddings { vectors, prompt_tokens, ran_on: model.ran_on() })
     }
-    let limits = encoder.limits();
-    if let Some(dimensions) = request.dimensions
-        && !(1..=limits.width).contains(&dimensions)
-    {
-        let message = format!("expected 1 to {}, found {dimensions}", limits.width);
-        return Err(Error::invalid("dimensions", message));
-    }
-    let tokenization = Tokenization {
-        model,
-        prompt: select_prompt(&model.package.manifest.prompts, request)?,
-        limit: limits.max_length.min(model.package.manifest.max_length),
-        overlong: request.overlong,
-        cancel,
-    };
-    let queued = encoder.enter(cancel)?;
-    let texts = request.inputs.iter().enumerate();
-    let texts = texts.map(|(index, input)| tokenization.tokens(index, input));
-    let texts = texts.collect::<Result<Vec<_>, Error>>()?;
-    let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let mut vectors = queued.run(texts.into_iter().map(EncoderInput::from).collect())?;
-    if let Some(dimensions) = request.dimensions {
-        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
-    }
-    Ok(Embeddings { vectors, prompt_tokens, ran_on: model.ran_on() })
 }
 
 /// Returns the prompt that precedes each input.

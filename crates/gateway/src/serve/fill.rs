@@ -10,9 +10,12 @@ use crate::{
     cancel::Cancel,
     encoder_queue::{EncoderInput, QueuedRequest},
     error::Error,
-    load::loaded_model::LoadedModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
-    serve::request::{Filling, Fillings, MaskRequest},
+    serve::{
+        options::check_count,
+        request::{Filling, Fillings, MaskRequest},
+    },
 };
 
 /// Maximum masks of a text. Each has a row of logits over the vocabulary.
@@ -32,29 +35,25 @@ pub(super) struct MaskedModel<'a> {
     cancel: &'a Cancel,
 }
 
-/// Predicts every mask of the text, while all others are masked.
-pub(crate) fn fill(model: &LoadedModel, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-    let masked = MaskedModel::new(model, cancel)?;
-    check_count("top_k", request.top_k, MAX_FILLINGS)?;
-    let (tokens, masks) = masked.tokenize(&request.text)?;
-    if !(1..=MAX_MASKS).contains(&masks.len()) {
-        let (mask, found) = (masked.mask, masks.len());
-        let message = format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}");
-        return Err(Error::invalid("text", message));
+impl ReadyModel {
+    /// Predicts every mask of a text, while all others are masked. Ends with [`Error::Cancelled`] once `cancel` is set.
+    pub fn fill(&self, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
+        let model = &*self.loaded;
+        let masked = MaskedModel::new(model, cancel)?;
+        check_count("top_k", request.top_k, MAX_FILLINGS)?;
+        let (tokens, masks) = masked.tokenize(&request.text)?;
+        if !(1..=MAX_MASKS).contains(&masks.len()) {
+            let (mask, found) = (masked.mask, masks.len());
+            let message =
+                format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}");
+            return Err(Error::invalid("text", message));
+        }
+        let prompt_tokens = tokens.len();
+        let text = |id| model.package.tokenizer.decode(&[id]);
+        let logits = masked.logits(&tokens, masks)?;
+        let masks = masked.rows(&logits).map(|row| top_tokens(row, request.top_k, text)).collect();
+        Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
     }
-    let prompt_tokens = tokens.len();
-    let text = |id| model.package.tokenizer.decode(&[id]);
-    let logits = masked.logits(&tokens, masks)?;
-    let masks = masked.rows(&logits).map(|row| top_tokens(row, request.top_k, text)).collect();
-    Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
-}
-
-/// Fails unless a number of the request is from 1 to `limit`.
-pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), Error> {
-    if (1..=limit).contains(&found) {
-        return Ok(());
-    }
-    Err(Error::invalid(param, format!("expected 1 to {limit}, found {found}")))
 }
 
 impl<'a> MaskedModel<'a> {
@@ -75,7 +74,7 @@ impl<'a> MaskedModel<'a> {
 
     /// Returns the tokens of a text, and the indices of the masks.
     pub(super) fn tokenize(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
-        let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
+        let limit = self.limits.max_length;
         let bounds = Bounds { limit, is_cancelled: &|| self.cancel.is_cancelled() };
         let tokenizer = &self.model.package.tokenizer;
         let BoundedTokens::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)?
@@ -90,7 +89,7 @@ impl<'a> MaskedModel<'a> {
 
     /// Returns the logits over the vocabulary for the tokens at `indices`; see [`Self::rows`].
     pub(super) fn logits(&self, tokens: &[TokenId], indices: Vec<usize>) -> Result<Vec<f32>, Error> {
-        let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
+        let limit = self.limits.max_length;
         let found = tokens.len();
         if found > limit {
             let message = format!("it has {found} tokens, but this model allows at most {limit}; shorten it");

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{Error, TokenCount},
-    load::residency::ModelUse,
+    load::residency::ReadyModel,
     report::placement::RanOn,
     serve::{
         answer_rules::AnswerRules,
@@ -63,13 +63,14 @@ pub(super) struct PromptTokens {
 
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
-    model: &ModelUse,
+    ready: &ReadyModel,
     prompt: PromptTokens,
     options: &GenerateOptions,
     rules: AnswerRules,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
     let PromptTokens { tokens, param, echo } = prompt;
+    let model = &*ready.loaded;
     let engine = model.engine()?;
     let limits = engine.limits();
     // More choices than the queue's capacity would always be refused.
@@ -89,7 +90,7 @@ pub(super) fn start(
     };
     let stop_strings = StopStrings::new(options.stop.clone());
     let prompt_tokens = tokens.len();
-    let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
+    let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, ready.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
     let mut sequences: Vec<SequenceHandle> = Vec::with_capacity(options.n);
     for choice in 0..options.n {
@@ -146,7 +147,7 @@ fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
 /// State that the choices of a generation share.
 struct GenerationState {
     /// Keeps the model in memory until the generation has ended, even after it was removed.
-    model: ModelUse,
+    model: ReadyModel,
     sink: Box<dyn GenerationSink>,
     started: Instant,
     first_token: Option<Duration>,
@@ -158,7 +159,7 @@ struct GenerationState {
 }
 
 impl GenerationState {
-    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: ModelUse) -> Self {
+    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: ReadyModel) -> Self {
         Self {
             model,
             sink,
@@ -218,7 +219,7 @@ impl GenerationState {
             reasoning_tokens: self.reasoning_tokens,
             accepted_tokens: self.usage.accepted_tokens,
             rejected_tokens: self.usage.rejected_tokens,
-            times: self.model.placement().stand_in().is_none().then_some(times),
+            times: self.model.loaded.placement().stand_in().is_none().then_some(times),
         }
     }
 }
@@ -276,7 +277,8 @@ impl TokenSink for ChoiceSink {
         let (rest, reason) = text.finish(reason);
         Self::send(&mut state, *choice, rest);
         if text.malformed_calls() > 0 {
-            tracing::warn!(model = %state.model.name(), "the model wrote a malformed tool call; its text was sent");
+            let model = state.model.loaded.name();
+            tracing::warn!(%model, "the model wrote a malformed tool call; its text was sent");
         }
         state.reasoning_tokens += text.reasoning_tokens();
         state.finish_choice(*choice, reason, usage);

@@ -100,6 +100,14 @@ fn in_range(param: &'static str, found: f32, low: f32, high: f32) -> Result<(), 
     }
 }
 
+/// Fails unless a number of the request is from 1 to `limit`.
+pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), Error> {
+    if (1..=limit).contains(&found) {
+        return Ok(());
+    }
+    Err(Error::invalid(param, format!("expected 1 to {limit}, found {found}")))
+}
+
 pub(super) fn at_most(param: &'static str, found: usize, limit: usize) -> Result<(), Error> {
     if found <= limit {
         Ok(())

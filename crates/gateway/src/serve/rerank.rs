@@ -6,7 +6,7 @@ use crate::{
     cancel::Cancel,
     encoder_queue::EncoderInput,
     error::Error,
-    load::loaded_model::LoadedModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
     serve::request::{DocumentScore, InputOverflow, Ranking, RerankRequest},
 };
@@ -14,46 +14,47 @@ use crate::{
 /// Maximum documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
-/// Scores every document and sorts them, the best first; of equal ones, the earlier first.
-pub(crate) fn rerank(
-    model: &LoadedModel,
-    request: &RerankRequest,
-    cancel: &Cancel,
-) -> Result<Ranking, Error> {
-    let encoder = model.encoder(ModelKind::Rerank)?;
-    let count = request.documents.len();
-    if !(1..=MAX_DOCUMENTS).contains(&count) {
-        let message = format!("expected 1 to {MAX_DOCUMENTS} documents, found {count}");
-        return Err(Error::invalid("documents", message));
+impl ReadyModel {
+    /// Sorts documents by relevance to a query, the best first; of equal ones, the earlier first. Ends with
+    /// [`Error::Cancelled`] once `cancel` is set.
+    pub fn rerank(&self, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
+        let model = &*self.loaded;
+        let encoder = model.encoder(ModelKind::Rerank)?;
+        let count = request.documents.len();
+        if !(1..=MAX_DOCUMENTS).contains(&count) {
+            let message = format!("expected 1 to {MAX_DOCUMENTS} documents, found {count}");
+            return Err(Error::invalid("documents", message));
+        }
+        if request.top_n == Some(0) {
+            return Err(Error::invalid("top_n", "expected a number above zero, found 0"));
+        }
+        let queued = encoder.enter(cancel)?;
+        let limit = encoder.limits().max_length;
+        let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+        if let BoundedTokens::Beginning(_) =
+            model.package.tokenizer.encode_document_within(&request.query, bounds)?
+        {
+            let message =
+                format!("this model allows at most {limit} tokens for query and document; shorten it");
+            return Err(Error::invalid("query", message));
+        }
+        let pairs = 0..request.documents.len();
+        let pairs: Vec<EncoderInput> =
+            pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
+        let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
+        let rows = queued.run(pairs)?;
+        let mut results: Vec<DocumentScore> = rows
+            .iter()
+            .enumerate()
+            .map(|(index, row)| DocumentScore {
+                index,
+                score: sigmoid(row.first().copied().unwrap_or(f32::NEG_INFINITY)),
+            })
+            .collect();
+        results.sort_by(|a, b| b.score.total_cmp(&a.score));
+        results.truncate(request.top_n.unwrap_or(count));
+        Ok(Ranking { results, prompt_tokens, ran_on: model.ran_on() })
     }
-    if request.top_n == Some(0) {
-        return Err(Error::invalid("top_n", "expected a number above zero, found 0"));
-    }
-    let queued = encoder.enter(cancel)?;
-    let limit = encoder.limits().max_length.min(model.package.manifest.max_length);
-    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-    if let BoundedTokens::Beginning(_) =
-        model.package.tokenizer.encode_document_within(&request.query, bounds)?
-    {
-        let message = format!("this model allows at most {limit} tokens for query and document; shorten it");
-        return Err(Error::invalid("query", message));
-    }
-    let pairs = 0..request.documents.len();
-    let pairs: Vec<EncoderInput> =
-        pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
-    let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
-    let rows = queued.run(pairs)?;
-    let mut results: Vec<DocumentScore> = rows
-        .iter()
-        .enumerate()
-        .map(|(index, row)| DocumentScore {
-            index,
-            score: sigmoid(row.first().copied().unwrap_or(f32::NEG_INFINITY)),
-        })
-        .collect();
-    results.sort_by(|a, b| b.score.total_cmp(&a.score));
-    results.truncate(request.top_n.unwrap_or(count));
-    Ok(Ranking { results, prompt_tokens, ran_on: model.ran_on() })
 }
 
 /// Returns the probability of a logit.

@@ -48,16 +48,8 @@ pub(crate) struct Tiny {
 
 /// Returns the library of ONNX Runtime as the product finds it.
 fn library() -> PathBuf {
-    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-    match runtimes::core_library(&store) {
-        Ok(Some(library)) => library,
-        Ok(None) => {
-            panic!(
-                "no ONNX Runtime: `cargo xtask test` installs it and sets NARTHEX_HOME; or set ORT_DYLIB_PATH"
-            )
-        }
-        Err(error) => panic!("{error}"),
-    }
+    let library = runtimes::core_library(&Store::open(None).unwrap()).unwrap();
+    library.expect("no ONNX Runtime: run `cargo xtask test` once, which installs it, or set ORT_DYLIB_PATH")
 }
 
 impl Tiny {

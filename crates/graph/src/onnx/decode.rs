@@ -230,8 +230,7 @@ mod tests {
             attributes: &attributes,
         });
         b.output(&z, DType::F32, &["batch".into()]);
-        b.metadata("k", "v");
-        b.finish()
+        Graph { metadata: vec![("k".to_owned(), "v".to_owned())], ..b.finish() }
     }
 
     #[test]

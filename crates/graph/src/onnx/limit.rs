@@ -98,7 +98,9 @@ impl Walk {
                 continue;
             }
             match field(message, number) {
-                Field::Message(Message::Small) if !looks_nested(message, inside) => {}
+                // Strings and messages look alike on the wire; inside a small message, only a longer field can contain
+                // a dimension.
+                Field::Message(Message::Small) if matches!(message, Message::Small) && inside.len() <= 1 => {}
                 Field::Message(kind) => pending.push((kind, inside)),
                 Field::Packed => self.packed += length,
                 Field::Plain => {}
@@ -118,12 +120,6 @@ impl Walk {
         }
         Ok(())
     }
-}
-
-/// Returns whether a field must be traversed. Strings and messages look alike on the wire; inside a small message, only
-/// a longer field can contain a dimension.
-fn looks_nested(parent: Message, inside: &[u8]) -> bool {
-    !matches!(parent, Message::Small) || inside.len() > 1
 }
 
 #[cfg(test)]

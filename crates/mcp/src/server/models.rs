@@ -41,13 +41,13 @@ impl CallModel<'_> {
 
     fn newest(&self, gateway: &Gateway) -> Result<String, Error> {
         let newest = gateway.newest_installed(&[self.kind])?;
-        newest.map(|name| name.to_string()).ok_or_else(|| Error::Invalid {
-            param: "model",
-            message: format!(
-                "model: expected the name of {}, found none, and none is installed; `narthex list --available` shows every \
-                 name",
-                self.kind.describe()
-            ),
+        newest.map(|name| name.to_string()).ok_or_else(|| {
+            let expected = self.kind.describe();
+            let message = format!(
+                "expected the name of {expected}, found none, and none is installed; `narthex list --available` shows every \
+                 name"
+            );
+            Error::invalid("model", message)
         })
     }
 }

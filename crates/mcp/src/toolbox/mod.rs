@@ -116,8 +116,8 @@ impl ToolResult {
 enum Origin {
     /// A server, by its index, and the tool's name there.
     Server(usize, String),
-    /// A command, by its index.
-    Command(usize),
+    /// A command.
+    Command(CommandTool),
 }
 
 /// A tool with the name that the model sees.
@@ -129,7 +129,6 @@ struct Entry {
 /// The tools of a conversation. Dropping it ends the servers.
 pub struct Toolbox {
     entries: Vec<Entry>,
-    commands: Vec<CommandTool>,
     servers: Vec<McpClient>,
     /// `None` without servers.
     runtime: Option<Runtime>,
@@ -146,11 +145,9 @@ impl Toolbox {
         files: Vec<ToolFile>,
         is_stopped: Stop<'_>,
     ) -> Result<Self, ToolboxError> {
-        let mut toolbox =
-            Self { entries: Vec::new(), commands: Vec::new(), servers: Vec::new(), runtime: None };
+        let mut toolbox = Self { entries: Vec::new(), servers: Vec::new(), runtime: None };
         for (tool, command) in files.into_iter().flat_map(|file| file.tools) {
-            toolbox.add(tool, Origin::Command(toolbox.commands.len()));
-            toolbox.commands.push(command);
+            toolbox.add(tool, Origin::Command(command));
         }
         if servers.is_empty() {
             return Ok(toolbox);
@@ -175,18 +172,10 @@ impl Toolbox {
         self.entries.iter().map(|entry| entry.tool.clone()).collect()
     }
 
-    /// Returns whether there is no tool.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Calls a tool and waits for its result.
     pub fn call(&self, name: &str, arguments: Map<String, Value>, is_stopped: Stop<'_>) -> ToolResult {
         match self.entries.iter().find(|entry| entry.tool.name == name).map(|entry| &entry.origin) {
-            Some(Origin::Command(index)) => match self.commands.get(*index) {
-                Some(command) => command.call(&Value::Object(arguments), is_stopped),
-                None => self.unknown(name),
-            },
+            Some(Origin::Command(command)) => command.call(&Value::Object(arguments), is_stopped),
             Some(Origin::Server(index, name)) => match (self.servers.get(*index), &self.runtime) {
                 (Some(client), Some(runtime)) => runtime.block_on(client.call(name, arguments, is_stopped)),
                 _ => self.unknown(name),

@@ -23,6 +23,18 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// Returns the layout of a layer in `f32` without a window. Its keys are stored as rows, after rotation.
+    pub const fn plain(heads: usize, head_size: usize) -> Self {
+        Self {
+            heads,
+            head_size,
+            window: None,
+            dtype: DType::F32,
+            keys: KeyRotation::After,
+            order: KeyOrder::Rows,
+        }
+    }
+
     /// Returns the number of bytes of one token's key and value, saturating.
     pub fn bytes_per_token(&self) -> usize {
         (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.head_size)

@@ -48,8 +48,9 @@ fn sample() -> Graph {
         NodeSpec { name: "/c/N", op: "N", domain: "com.microsoft", inputs: &inputs, attributes: &attributes };
     let z = b.node(spec);
     b.output(&z, DType::F32, &["batch".into()]);
-    b.metadata("k", "v");
-    b.finish()
+    let mut graph = b.finish();
+    graph.metadata.push(("k".to_owned(), "v".to_owned()));
+    graph
 }
 
 fn with(change: impl FnOnce(&mut Graph)) -> Vec<u8> {

@@ -273,7 +273,7 @@ fn unreachable(origin: &Origin, source: ureq::Error) -> HubError {
     HubError::Unreachable { host: origin.authority.clone(), source: Box::new(source) }
 }
 
-fn broken(what: &str, source: ureq::Error) -> HubError {
+pub(super) fn broken(what: &str, source: ureq::Error) -> HubError {
     HubError::Broken { what: what.to_owned(), source: Box::new(source) }
 }
 

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use super::{Hub, cache::RepoCache, glob};
+use super::{Hub, cache::RepoCache, client::broken, glob};
 use crate::{
     Cancel, check_cancel,
     error::{Error, HubError},
@@ -100,7 +100,7 @@ impl Hub {
             bytes.clear();
             let reader = response.body_mut().with_config().limit(u64::MAX).reader();
             let read = reader.take(need).read_to_end(&mut bytes);
-            read.map_err(|error| HubError::Broken { what: name.to_owned(), source: Box::new(error.into()) })?;
+            read.map_err(|error| broken(name, error.into()))?;
             if (bytes.len() as u64) < need {
                 let found = bytes.len() as u64;
                 return Err(HubError::Short { name: name.to_owned(), expected: need, found }.into());

@@ -14,17 +14,18 @@ use std::{
 };
 
 use narthex_spec::Sha256;
+use sha2::Digest;
 use ureq::{Body, http::Response};
 
 use super::{
     cache::RepoCache,
-    client::{Client, FileMetadata, header},
+    client::{Client, FileMetadata, broken, header},
     reference::blob_name,
 };
 use crate::{
     Cancel, check_cancel,
     error::{Error, HubError},
-    files::{self, CHUNK, Hasher},
+    files::{self, CHUNK},
 };
 
 /// Maximum number of consecutive attempts without progress.
@@ -168,7 +169,7 @@ impl Transfer<'_> {
             return Err(self.short(remote, partial.bytes).into());
         }
         partial.file.sync_all().map_err(Error::io("flush", &path))?;
-        let found = partial.hasher.finish();
+        let found = Sha256(partial.hasher.finalize().into());
         if let Some(expected) = remote.etag.parse::<Sha256>().ok().filter(|expected| *expected != found) {
             files::remove_all(&path)?;
             return Err(HubError::WrongHash { name: self.name.to_owned(), expected, found, resumed }.into());
@@ -200,10 +201,7 @@ impl Transfer<'_> {
             check_cancel(cancel)?;
             let count = match reader.read(&mut buffer) {
                 Ok(count) => count,
-                Err(error) => {
-                    let source = Box::new(ureq::Error::from(error));
-                    return Err(HubError::Broken { what: self.name.to_owned(), source }.into());
-                }
+                Err(error) => return Err(broken(self.name, error.into()).into()),
             };
             let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { return Ok(()) };
             partial.append(chunk)?;
@@ -227,7 +225,7 @@ impl Transfer<'_> {
 struct PartialFile<'a> {
     path: &'a Path,
     file: File,
-    hasher: Hasher,
+    hasher: sha2::Sha256,
     bytes: u64,
 }
 
@@ -236,7 +234,7 @@ impl<'a> PartialFile<'a> {
     fn open(path: &'a Path, limit: u64, cancel: &Cancel) -> Result<Self, Error> {
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = options.map_err(Error::io("create", path))?;
-        let mut partial = Self { path, file, hasher: Hasher::default(), bytes: 0 };
+        let mut partial = Self { path, file, hasher: sha2::Sha256::new(), bytes: 0 };
         let mut buffer = vec![0; CHUNK];
         loop {
             check_cancel(cancel)?;
@@ -254,7 +252,7 @@ impl<'a> PartialFile<'a> {
     fn restart(&mut self) -> Result<(), Error> {
         self.file.set_len(0).map_err(Error::io("truncate", self.path))?;
         std::io::Seek::rewind(&mut self.file).map_err(Error::io("truncate", self.path))?;
-        self.hasher = Hasher::default();
+        self.hasher = sha2::Sha256::new();
         self.bytes = 0;
         Ok(())
     }

@@ -16,10 +16,7 @@ use super::{
 };
 use crate::{
     cancel::Cancel,
-    compile::{
-        build_places::BuildRight,
-        package_build::{self, ModelSource, PullLimit, RequiredGraphs},
-    },
+    compile::package_build::{self, ModelSource, RequiredGraphs},
     error::Error,
     gateway::Gateway,
     library::{
@@ -65,8 +62,7 @@ impl Gateway {
                 false => RequiredGraphs::Any,
             };
         let reference = library.reference(split_scheme(model).0)?;
-        let source =
-            ModelSource { reference: &reference, limit: PullLimit::None, right: BuildRight::Operator };
+        let source = ModelSource::operator(&reference);
         let steps = JobSteps::new(progress);
         steps.plan(2);
         let folder = package_build::package_for_load(library, &key, graphs, source, &steps, cancel)?;

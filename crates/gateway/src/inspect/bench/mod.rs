@@ -24,10 +24,7 @@ pub use overhead::Overhead;
 
 use crate::{
     cancel::Cancel,
-    compile::{
-        build_places::BuildRight,
-        package_build::{self, ModelSource, PullLimit, RequiredGraphs},
-    },
+    compile::package_build::{self, ModelSource, RequiredGraphs},
     error::Error,
     gateway::Gateway,
     library::package_key::split_scheme,
@@ -127,8 +124,7 @@ impl Gateway {
         choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
         let reference = library.reference(split_scheme(model).0)?;
-        let source =
-            ModelSource { reference: &reference, limit: PullLimit::None, right: BuildRight::Operator };
+        let source = ModelSource::operator(&reference);
         let steps = JobSteps::new(progress);
         steps.plan(2);
         package_build::package_for_load(library, &key, RequiredGraphs::Any, source, &steps, cancel)?;
@@ -137,12 +133,13 @@ impl Gateway {
         let begun = Instant::now();
         let id = self.load(model, progress, cancel)?.id();
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let loaded = self.ready(&id)?.0;
+        let model = self.ready(&id)?;
+        let loaded = &model.loaded;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
         steps.begin(format!("Measuring {}", key.name));
         let rounds = measure(engine, options, progress, cancel)?;
-        let gateway = overhead::measure(self, &id, &loaded, options, cancel)?;
+        let gateway = overhead::measure(self, &id, loaded, options, cancel)?;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
         Ok(BenchReport {
             model: key.name.to_string(),
@@ -163,11 +160,14 @@ impl Gateway {
 }
 
 fn check(options: BenchOptions) -> Result<(), Error> {
-    let wrong = |param, message: &str| Error::Invalid { param, message: format!("{param}: {message}") };
     match options {
-        BenchOptions { prompt_tokens: 0, .. } => Err(wrong("prompt_tokens", "expected at least 1, found 0")),
-        BenchOptions { generate_tokens: 0 | 1, .. } => Err(wrong("generate_tokens", "expected at least 2")),
-        BenchOptions { rounds: 0, .. } => Err(wrong("rounds", "expected at least 1, found 0")),
+        BenchOptions { prompt_tokens: 0, .. } => {
+            Err(Error::invalid("prompt_tokens", "expected at least 1, found 0"))
+        }
+        BenchOptions { generate_tokens: 0 | 1, .. } => {
+            Err(Error::invalid("generate_tokens", "expected at least 2"))
+        }
+        BenchOptions { rounds: 0, .. } => Err(Error::invalid("rounds", "expected at least 1, found 0")),
         _ => Ok(()),
     }
 }
@@ -193,10 +193,9 @@ fn check_room(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
     if found <= longest {
         return Ok(());
     }
-    let message = format!(
-        "prompt_tokens: the context holds {longest} tokens for prompt and answer, found {found}; choose fewer"
-    );
-    Err(Error::Invalid { param: "prompt_tokens", message })
+    let message =
+        format!("the context holds {longest} tokens for prompt and answer, found {found}; choose fewer");
+    Err(Error::invalid("prompt_tokens", message))
 }
 
 fn measure(

@@ -132,16 +132,15 @@ impl TokenSink for TimingSink {
 #[cfg(test)]
 mod tests {
     use narthex_engine::{
-        executor::{KvLimits, Limits, StepError},
+        executor::{Limits, StepError},
         worker::EngineConfig,
     };
-    use narthex_testkit::executor::{FakeExecutor, Fault};
+    use narthex_testkit::executor::{FakeExecutor, Fault, KV};
 
     use super::*;
 
     fn engine(faults: &[Fault]) -> Engine {
-        let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-        let limits = Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 32, kv };
+        let limits = Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 32, kv: KV };
         let mut executor = FakeExecutor::new(limits.clone());
         executor.faults = faults.to_vec().into();
         Engine::start(Box::new(executor), EngineConfig::for_limits(&limits)).unwrap()

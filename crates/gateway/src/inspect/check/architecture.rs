@@ -8,8 +8,6 @@ use narthex_compile::{dry_run::DryRun, package::DATA_FILE};
 use narthex_graph::{Graph, onnx::files::OnnxFile};
 use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
 
-use super::note;
-
 /// Checks the graphs that `narthex compile` would build for NPUs with the default shapes.
 pub(crate) fn check_architecture(
     subject: &str,
@@ -26,7 +24,7 @@ pub(crate) fn check_architecture(
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
         Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
     };
-    report.findings.push(note(Rule::Architecture, described, None));
+    report.findings.push(Finding::new(Rule::Architecture, Severity::Notes, described));
     if dry_run.token_bytes() > 0 {
         report.findings.push(cache(dry_run.token_bytes(), architecture.longest()));
     }
@@ -35,9 +33,9 @@ pub(crate) fn check_architecture(
         && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4)
         && !matches!(check_dry_run(subject, &small, options).verdict, Verdict::Refused { .. })
     {
-        let message = "in w4 the target takes it".to_owned();
+        let message = "in w4 the target takes it";
         let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
-        report.findings.push(note(Rule::PartSize, message, Some(fix)));
+        report.findings.push(Finding::new(Rule::PartSize, Severity::Notes, message).fix(fix));
     }
     report
 }
@@ -58,8 +56,7 @@ pub(crate) fn check_dry_run(subject: &str, dry_run: &DryRun, options: &CheckOpti
 /// Returns the report on a model that Narthex cannot compile.
 pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> Report {
     let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
-    let refusal =
-        Finding { severity: Severity::Refuses, ..note(Rule::Architecture, reason.clone(), Some(fix)) };
+    let refusal = Finding::new(Rule::Architecture, Severity::Refuses, reason.clone()).fix(fix);
     Report {
         subject: subject.to_owned(),
         target: options.target.clone(),
@@ -78,7 +75,7 @@ fn cache(per_token: u64, longest: usize) -> Finding {
         "its cache takes {:.1} MB for 1000 tokens in half precision (longest: {longest} tokens)",
         per_token as f64 / 1e3,
     );
-    note(Rule::DecoderLoop, message, None)
+    Finding::new(Rule::DecoderLoop, Severity::Notes, message)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::{
 };
 
 use narthex_check::{
-    self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, ProcessEnd, Report,
-    Rule, Severity,
+    self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, Finding, ProcessEnd,
+    Report, Rule, Severity,
     bisect::{self, BisectionError},
     qnn_errors::{code_in, relevant_lines},
     write,
@@ -18,7 +18,7 @@ use narthex_device::precompile::LOG;
 use narthex_graph::onnx::files::OnnxFile;
 use narthex_spec::Target;
 
-use super::{CheckRequest, note, trial::Trial};
+use super::{CheckRequest, trial::Trial};
 use crate::{
     cancel::Cancel,
     error::{Error, ErrorKind},
@@ -64,7 +64,7 @@ pub(super) fn add_results(
         } else {
             let message =
                 format!("the vendor's compiler was not tried on {}, which is incomplete", part.name);
-            skipped.push(note(Rule::Compiler, message, None));
+            skipped.push(Finding::new(Rule::Compiler, Severity::Notes, message));
         }
     }
     if !results.is_empty() {

@@ -156,11 +156,9 @@ impl ModelCheck<'_> {
             let scheme = manifest.recipe.scheme;
             let mut report =
                 architecture::check_architecture(&request.subject, architecture, scheme, options);
-            report.findings.push(note(
-                Rule::Architecture,
-                "the installed package has only the graph that CPUs and GPUs run".to_owned(),
-                Some(Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target))),
-            ));
+            let message = "the installed package has only the graph that CPUs and GPUs run";
+            let fix = Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target));
+            report.findings.push(Finding::new(Rule::Architecture, Severity::Notes, message).fix(fix));
             return Ok(report);
         }
         let parts = files::open_files(&files).map_err(CheckError::from)?;
@@ -192,10 +190,6 @@ fn placement_result(placement: &PlacementRecord, target: &Target) -> CompilerRes
     }
 }
 
-fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
-    Finding { rule, severity: Severity::Notes, part: None, places: Vec::new(), message, fix }
-}
-
 /// Refuses extents of unknown dimensions.
 fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Error> {
     let known = check::symbols(parts);
@@ -204,9 +198,8 @@ fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Erro
         Some(name) => {
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
             let has = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message =
-                format!("set: no input has a dimension {name:?}; the model's open dimensions: {has}");
-            Err(Error::Invalid { param: "set", message })
+            let message = format!("no input has a dimension {name:?}; the model's open dimensions: {has}");
+            Err(Error::invalid("set", message))
         }
     }
 }
@@ -219,9 +212,9 @@ fn refuse_unused(request: &CheckRequest) -> Result<(), Error> {
         _ => return Ok(()),
     };
     let message = format!(
-        "{param}: {what} for ONNX files, and {} is a model that Narthex compiles; `narthex compile --target {}` gives it \
+        "{what} for ONNX files, and {} is a model that Narthex compiles; `narthex compile --target {}` gives it \
          fixed shapes",
         request.subject, request.target
     );
-    Err(Error::Invalid { param, message })
+    Err(Error::invalid(param, message))
 }

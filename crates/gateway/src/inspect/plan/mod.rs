@@ -14,7 +14,6 @@ use narthex_catalog::{
     source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
-use narthex_checkpoint::YarnError;
 use narthex_device::inventory;
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{ContextFactor, OpenVinoDevice, QnnChip, Target};
@@ -120,8 +119,8 @@ impl Gateway {
     /// of reading the settings.
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
         let library = self.library();
-        let refused = |message: String| Err(Error::Invalid { param: "model", message });
-        let exports = "model: a plan needs a checkpoint; for ONNX files use `narthex check`";
+        let is_export =
+            || Err(Error::invalid("model", "a plan needs a checkpoint; for ONNX files use `narthex check`"));
         let is_graph = |file: &PathBuf| file.extension().is_some_and(|end| end.eq_ignore_ascii_case("onnx"));
         let found = match model_ref::find(library, &request.subject, cancel) {
             Err(Error::Check(CheckError::Open(OnnxFileError::NoModel { .. }))) => {
@@ -130,19 +129,17 @@ impl Gateway {
             Ok(ResolvedModel::Graphs(files)) if !files.iter().any(is_graph) => return not_a_model(request),
             found => found?,
         };
-        let (architecture, stated) = match found {
+        let (mut architecture, stated) = match found {
             ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
                 Some(architecture) => (architecture, None),
-                None => return refused(exports.to_owned()),
+                None => return is_export(),
             },
             ResolvedModel::Checkpoint(found) => (found.architecture, found.stated),
             ResolvedModel::Unsupported(error) => return Err(*error),
-            ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
+            ResolvedModel::Graphs(_) => return is_export(),
         };
-        let mut architecture = architecture;
         if let Some(factor) = request.yarn {
-            let refused =
-                |error: YarnError| Error::Invalid { param: "yarn", message: format!("yarn: {error}") };
+            let refused = |error| Error::invalid("yarn", error);
             narthex_checkpoint::extend(&mut architecture, factor).map_err(refused)?;
         }
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
@@ -164,11 +161,11 @@ impl Gateway {
 
 fn not_a_model(request: &PlanRequest) -> Result<PlanReport, Error> {
     let message = format!(
-        "model: {} is not a model; expected a name of `narthex list --available`, hf:owner/repo, a folder with \
+        "{} is not a model; expected a name of `narthex list --available`, hf:owner/repo, a folder with \
          config.json, or a GGUF file",
         request.subject
     );
-    Err(Error::Invalid { param: "model", message })
+    Err(Error::invalid("model", message))
 }
 
 impl Gateway {

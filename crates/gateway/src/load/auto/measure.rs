@@ -99,14 +99,13 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use narthex_engine::executor::{KvLimits, Limits};
-    use narthex_testkit::executor::{FakeExecutor, Fault};
+    use narthex_engine::executor::Limits;
+    use narthex_testkit::executor::{FakeExecutor, Fault, KV};
 
     use super::*;
 
     fn executor(chunk: usize, context: usize) -> FakeExecutor {
-        let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-        FakeExecutor::new(Limits { slots: 2, context, chunk, batch: 2, vocab: 32, kv })
+        FakeExecutor::new(Limits { slots: 2, context, chunk, batch: 2, vocab: 32, kv: KV })
     }
 
     /// Clock that advances by one millisecond per reading, and by ten in the warm-up round.

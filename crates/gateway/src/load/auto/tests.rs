@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits, StepError, StepPlan};
+use narthex_engine::executor::{KvBlock, Limits, Logits, StepError, StepPlan};
 use narthex_spec::{DevicePlacement, Ep, NpuPolicy, SlotId};
-use narthex_testkit::executor::{FakeExecutor, Fault};
+use narthex_testkit::executor::{FakeExecutor, Fault, KV};
 
 use super::*;
 use crate::{fixtures::snapdragon, report::fallback::FallbackNodes};
@@ -60,14 +60,13 @@ impl Executor for Timed {
 /// Fake device: an NPU takes 4 ms for a step of up to 64 tokens, a GPU 1 ms per token, and a CPU 3 ms per token.
 /// `handover` is in microseconds per token.
 fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
     let chunk = if device == NPU { 64 } else { 256 };
     let step: fn(usize) -> u64 = match device {
         NPU => |_| 4_000,
         GPU => |tokens| 1_000 * tokens as u64,
         _ => |tokens| 3_000 * tokens as u64,
     };
-    let inner = FakeExecutor::new(Limits { slots: 1, context: 512, chunk, batch: 1, vocab: 32, kv });
+    let inner = FakeExecutor::new(Limits { slots: 1, context: 512, chunk, batch: 1, vocab: 32, kv: KV });
     Timed { inner, step, handover, clock: clock.clone() }
 }
 

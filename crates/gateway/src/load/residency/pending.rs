@@ -5,14 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{LoadRoom, ModelUse, Residence, ResidentModels};
+use super::{LoadRoom, ReadyModel, Residence, ResidentModels};
 use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 
 /// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
-
-/// A model in memory. It is not removed to make room for another model until this value is dropped.
-pub struct ReadyModel(pub(crate) ModelUse);
 
 /// State of a model when a request names it.
 pub enum LoadStart {
@@ -97,7 +94,7 @@ impl PendingLoad {
     /// Returns the model. Fails if it is still loading, if its load waits for room in memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, .. }) => Ok(ReadyModel(ModelUse::new(model, &self.models))),
+            Some(Residence::Ready { model, .. }) => Ok(ReadyModel::new(model, &self.models)),
             Some(Residence::Loading { room: LoadRoom::Awaited, .. }) => Err(self.models.no_room(&self.key)),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),

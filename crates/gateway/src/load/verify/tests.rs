@@ -1,15 +1,12 @@
 //! The numerics check over fake executors.
 
-use std::ops::Range;
-
-use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits};
-use narthex_testkit::executor::FakeExecutor;
+use narthex_engine::executor::{Limits, Logits};
+use narthex_testkit::executor::{FakeExecutor, KV};
 
 use super::*;
 
 fn executor(chunk: usize) -> FakeExecutor {
-    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
-    FakeExecutor::new(Limits { slots: 1, context: 96, chunk, batch: 1, vocab: 50, kv })
+    FakeExecutor::new(Limits { slots: 1, context: 96, chunk, batch: 1, vocab: 50, kv: KV })
 }
 
 /// Returns texts of one, five and seventy tokens.
@@ -47,14 +44,6 @@ impl Executor for Turned {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
-    }
-
-    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
-        self.0.read_kv(slot, range)
-    }
-
-    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        self.0.write_kv(slot, at, block)
     }
 }
 
@@ -122,14 +111,6 @@ impl Executor for Cancelling {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.inner.truncate(slot, len)
-    }
-
-    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
-        self.inner.read_kv(slot, range)
-    }
-
-    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        self.inner.write_kv(slot, at, block)
     }
 }
 

@@ -12,9 +12,10 @@ use narthex_spec::TokenId;
 use crate::{
     cancel::Cancel,
     error::Error,
-    load::loaded_model::LoadedModel,
+    load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
-        fill::{MAX_MASKS, MaskedModel, check_count, softmax},
+        fill::{MAX_MASKS, MaskedModel, softmax},
+        options::check_count,
         request::{Filling, MaskPredictOutput, RefineRequest},
     },
 };
@@ -22,44 +23,45 @@ use crate::{
 /// Maximum rounds. More rounds than tokens have no effect.
 const MAX_ROUNDS: usize = MAX_MASKS;
 
-/// Generates tokens in the place of the text's mask, or at its end.
-pub(crate) fn refine(
-    model: &LoadedModel,
-    request: &RefineRequest,
-    cancel: &Cancel,
-) -> Result<MaskPredictOutput, Error> {
-    let masked = MaskedModel::new(model, cancel)?;
-    check_count("generate", request.tokens, MAX_MASKS)?;
-    check_count("rounds", request.rounds, MAX_ROUNDS)?;
-    let text = match request.text.contains(masked.mask) {
-        true => request.text.clone(),
-        false => format!("{} {}", request.text.trim_end(), masked.mask),
-    };
-    let (mut tokens, masks) = masked.tokenize(&text)?;
-    let &[first] = masks.as_slice() else {
-        let (mask, found) = (masked.mask, masks.len());
-        let message =
-            format!("expected {mask} at most once, found {found}; without it, tokens are added at the end");
-        return Err(Error::invalid("text", message));
-    };
-    tokens.splice(first..=first, std::iter::repeat_n(masked.mask_id, request.tokens));
-    let scores = run_rounds(request, |open| {
-        predict(&masked, &mut tokens, open.iter().map(|index| first + index).collect())
-    })?;
-    let last = first + request.tokens;
-    let generated = decode_after(model, &tokens[..last], first);
-    let fillings = tokens[first..last].iter().zip(scores).map(|(&token, score)| Filling {
-        token,
-        text: model.package.tokenizer.decode(&[token]),
-        score,
-    });
-    Ok(MaskPredictOutput {
-        text: insert(&text, masked.mask, &generated),
-        tokens: fillings.collect(),
-        generated: generated.trim().to_owned(),
-        prompt_tokens: tokens.len(),
-        ran_on: model.ran_on(),
-    })
+impl ReadyModel {
+    /// Generates tokens in the place of the text's mask, or at its end, by mask-predict (arXiv:1904.09324). Ends with
+    /// [`Error::Cancelled`] once `cancel` is set.
+    pub fn refine(&self, request: &RefineRequest, cancel: &Cancel) -> Result<MaskPredictOutput, Error> {
+        let model = &*self.loaded;
+        let masked = MaskedModel::new(model, cancel)?;
+        check_count("generate", request.tokens, MAX_MASKS)?;
+        check_count("rounds", request.rounds, MAX_ROUNDS)?;
+        let text = match request.text.contains(masked.mask) {
+            true => request.text.clone(),
+            false => format!("{} {}", request.text.trim_end(), masked.mask),
+        };
+        let (mut tokens, masks) = masked.tokenize(&text)?;
+        let &[first] = masks.as_slice() else {
+            let (mask, found) = (masked.mask, masks.len());
+            let message = format!(
+                "expected {mask} at most once, found {found}; without it, tokens are added at the end"
+            );
+            return Err(Error::invalid("text", message));
+        };
+        tokens.splice(first..=first, std::iter::repeat_n(masked.mask_id, request.tokens));
+        let scores = run_rounds(request, |open| {
+            predict(&masked, &mut tokens, open.iter().map(|index| first + index).collect())
+        })?;
+        let last = first + request.tokens;
+        let generated = decode_after(model, &tokens[..last], first);
+        let fillings = tokens[first..last].iter().zip(scores).map(|(&token, score)| Filling {
+            token,
+            text: model.package.tokenizer.decode(&[token]),
+            score,
+        });
+        Ok(MaskPredictOutput {
+            text: insert(&text, masked.mask, &generated),
+            tokens: fillings.collect(),
+            generated: generated.trim().to_owned(),
+            prompt_tokens: tokens.len(),
+            ran_on: model.ran_on(),
+        })
+    }
 }
 
 /// Runs the rounds. `predict` fills the masks at these indices of the generated part and returns their probabilities.

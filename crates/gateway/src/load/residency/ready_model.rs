@@ -1,32 +1,22 @@
-//! Uses of models in memory by requests.
+//! Models in memory in the hands of requests.
 
-use std::{
-    ops::Deref,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 use super::ResidentModels;
 use crate::load::loaded_model::LoadedModel;
 
-/// Use of a model. The model is not removed to make room for another one until its uses have ended.
+/// A model in memory. It is not removed to make room for another model until this value and the generations that it
+/// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
 #[derive(Clone)]
-pub(crate) struct ModelUse {
+pub struct ReadyModel {
     // Dropped before `_end`, so that a woken load finds the use ended.
-    model: Arc<LoadedModel>,
+    pub(crate) loaded: Arc<LoadedModel>,
     _end: UseEnd,
 }
 
-impl ModelUse {
+impl ReadyModel {
     pub(super) fn new(model: &Arc<LoadedModel>, models: &Arc<ResidentModels>) -> Self {
-        Self { model: model.clone(), _end: UseEnd(Arc::downgrade(models)) }
-    }
-}
-
-impl Deref for ModelUse {
-    type Target = LoadedModel;
-
-    fn deref(&self) -> &LoadedModel {
-        &self.model
+        Self { loaded: model.clone(), _end: UseEnd(Arc::downgrade(models)) }
     }
 }
 
