@@ -24,11 +24,14 @@ pub(crate) enum AnthropicEvent {
 
 /// Part of a content block. The input of a call comes in parts of its JSON text.
 #[derive(Debug, Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 pub(crate) enum BlockDelta {
-    TextDelta { text: String },
-    ThinkingDelta { thinking: String },
-    InputJsonDelta { partial_json: String },
+    #[serde(rename = "text_delta")]
+    Text { text: String },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: String },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: String },
 }
 
 /// End of a message.
@@ -78,7 +81,7 @@ impl MessageEvents {
                 if self.open != Some(OpenBlock::Text) {
                     self.start(OpenBlock::Text, ContentBlock::text(""), &mut events);
                 }
-                events.push(self.delta(BlockDelta::TextDelta { text }));
+                events.push(self.delta(BlockDelta::Text { text }));
                 events
             }
             GenerationEvent::Reasoning { text: thinking, .. } => {
@@ -86,7 +89,7 @@ impl MessageEvents {
                 if self.open != Some(OpenBlock::Thinking) {
                     self.start(OpenBlock::Thinking, ContentBlock::thinking(""), &mut events);
                 }
-                events.push(self.delta(BlockDelta::ThinkingDelta { thinking }));
+                events.push(self.delta(BlockDelta::Thinking { thinking }));
                 events
             }
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
@@ -106,7 +109,7 @@ impl MessageEvents {
             self.start(OpenBlock::Call, ContentBlock::call(&call, json!({})), &mut events);
         }
         if !delta.arguments.is_empty() {
-            events.push(self.delta(BlockDelta::InputJsonDelta { partial_json: delta.arguments }));
+            events.push(self.delta(BlockDelta::InputJson { partial_json: delta.arguments }));
         }
         events
     }

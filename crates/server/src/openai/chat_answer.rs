@@ -36,6 +36,7 @@ pub(crate) struct ChatCompletion {
     timings: Timings,
 }
 
+/// Choice of a whole answer.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChatChoice {
     index: usize,

@@ -32,18 +32,21 @@ pub(crate) enum ResponseEvent {
     ItemAdded { output_index: usize, item: OutputItem },
     #[serde(rename = "response.output_item.done")]
     ItemDone { output_index: usize, item: OutputItem },
+    /// Start of a part.
     #[serde(rename = "response.content_part.added")]
     PartAdded {
         #[serde(flatten)]
         place: PartPlace,
         part: ContentPart,
     },
+    /// Whole part.
     #[serde(rename = "response.content_part.done")]
     PartDone {
         #[serde(flatten)]
         place: PartPlace,
         part: ContentPart,
     },
+    /// More of a text.
     #[serde(rename = "response.output_text.delta")]
     TextDelta {
         #[serde(flatten)]
@@ -51,6 +54,7 @@ pub(crate) enum ResponseEvent {
         delta: String,
         logprobs: Vec<Value>,
     },
+    /// Whole text.
     #[serde(rename = "response.output_text.done")]
     TextDone {
         #[serde(flatten)]
@@ -58,24 +62,28 @@ pub(crate) enum ResponseEvent {
         text: String,
         logprobs: Vec<Value>,
     },
+    /// More of the reasoning.
     #[serde(rename = "response.reasoning_text.delta")]
     ReasoningDelta {
         #[serde(flatten)]
         place: PartPlace,
         delta: String,
     },
+    /// Whole reasoning.
     #[serde(rename = "response.reasoning_text.done")]
     ReasoningDone {
         #[serde(flatten)]
         place: PartPlace,
         text: String,
     },
+    /// More of the JSON text of a call's arguments.
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta {
         #[serde(flatten)]
         place: ItemPlace,
         delta: String,
     },
+    /// Whole arguments of a call.
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone {
         #[serde(flatten)]
@@ -83,12 +91,14 @@ pub(crate) enum ResponseEvent {
         name: String,
         arguments: String,
     },
+    /// Input of a custom tool, which comes at once.
     #[serde(rename = "response.custom_tool_call_input.delta")]
     InputDelta {
         #[serde(flatten)]
         place: ItemPlace,
         delta: String,
     },
+    /// Whole input of a custom tool.
     #[serde(rename = "response.custom_tool_call_input.done")]
     InputDone {
         #[serde(flatten)]
