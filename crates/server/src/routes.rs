@@ -19,6 +19,7 @@ use crate::{
         messages::{self, InputTokenCount},
         object::AnthropicMessage,
         request::MessagesBody,
+        stream::AnthropicEvent,
     },
     app::App,
     error::ApiError,
@@ -35,20 +36,22 @@ use crate::{
         pull::PullLine,
     },
     openai::{
-        self, answer, chat, completions,
+        self,
+        answer::{self, QuestionAnswers},
+        chat,
+        chat_answer::{ChatCompletion, ChatDelta},
+        completions::{self, TextChoice, TextCompletion},
         embeddings::{self, EmbeddingList},
-        fill,
+        fill::{self, FilledText},
         models::{self, ModelList, ModelObject},
         options::Sampling,
         reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
-        responses::{self, DeletedResponse, ResponseObject, ResponseStore},
+        responses::{self, DeletedResponse, NumberedEvent, ResponseObject, ResponseStore},
+        stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
     },
-    openapi::{
-        self, Operation,
-        answers::{ChatCompletion, FilledText, HealthReport, QuestionAnswers, TextCompletion},
-    },
+    openapi::{self, Operation, answers::HealthReport},
     paths, protocol,
 };
 
@@ -98,15 +101,15 @@ fn of_openai() -> Vec<Operation> {
         .body::<Sampling>()
         .body::<ReasoningOptions>()
         .body::<Hints>()
-        .or_events(),
+        .or_chunks::<Chunk<ChatDelta>>(),
         Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")
             .body::<completions::CompletionBody>()
             .body::<Sampling>()
             .body::<Hints>()
-            .or_events(),
+            .or_chunks::<Chunk<TextChoice>>(),
         Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
             .body::<responses::ResponsesBody>()
-            .or_events(),
+            .or_events::<NumberedEvent>(),
         Op::json::<ResponseObject>(
             "get",
             "/v1/responses/{id}",
@@ -131,7 +134,7 @@ fn of_others() -> Vec<Operation> {
     vec![
         Op::json::<AnthropicMessage>("post", "/v1/messages", post(messages::create), "Answer a conversation")
             .body::<MessagesBody>()
-            .or_events(),
+            .or_events::<AnthropicEvent>(),
         Op::json::<InputTokenCount>(
             "post",
             "/v1/messages/count_tokens",
@@ -186,7 +189,7 @@ fn of_ollama() -> Vec<Operation> {
             "Answer a conversation",
         )
         .body::<ollama::chat::OllamaBody>()
-        .or_lines(),
+        .or_lines::<AnswerLine<ChatContent>>(),
         Op::json::<AnswerLine<GeneratedText>>(
             "post",
             "/api/generate",
@@ -194,7 +197,7 @@ fn of_ollama() -> Vec<Operation> {
             "Answer or continue a prompt",
         )
         .body::<ollama::generate::GenerateBody>()
-        .or_lines(),
+        .or_lines::<AnswerLine<GeneratedText>>(),
         Op::json::<EmbedAnswer>("post", "/api/embed", post(ollama::embed::embed), "Embed texts")
             .body::<EmbedBody>(),
         Op::json::<EmbeddingAnswer>(
@@ -208,7 +211,7 @@ fn of_ollama() -> Vec<Operation> {
             .body::<ollama::models::ShowBody>(),
         Op::json::<PullLine>("post", "/api/pull", post(ollama::pull::create), "Fetch and compile a model")
             .body::<ollama::pull::PullBody>()
-            .or_lines(),
+            .or_lines::<PullLine>(),
         Op::json::<LoadedModels>("get", "/api/ps", get(ollama::models::ps), "List the models in memory"),
         Op::json::<InstalledModels>(
             "get",

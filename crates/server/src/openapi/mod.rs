@@ -13,14 +13,10 @@ use schemars::{
 };
 use serde_json::{Map, Value, json};
 
-use self::answers::part_of_stream;
 use crate::{
     error::OpenAiErrorBody,
     protocol::{AnthropicErrorBody, OllamaErrorBody, Protocol},
 };
-
-/// Media type of server-sent events.
-const EVENTS: &str = "text/event-stream";
 
 /// Returns the schema of a type.
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -38,14 +34,23 @@ pub(crate) struct Operation {
     /// Types that share the body's object.
     bodies: Vec<SchemaOf>,
     answer: AnswerSchema,
-    /// Media type of a streamed answer.
-    stream: Option<&'static str>,
+    stream: Option<StreamSchema>,
 }
 
 /// Answer of an operation.
 enum AnswerSchema {
     Json(SchemaOf),
     Text(&'static str),
+}
+
+/// Streamed answer of an operation, with the type of its parts.
+enum StreamSchema {
+    /// Server-sent events.
+    Events(SchemaOf),
+    /// Server-sent events that end with `[DONE]`.
+    Chunks(SchemaOf),
+    /// Lines of JSON.
+    Lines(SchemaOf),
 }
 
 impl Operation {
@@ -77,14 +82,19 @@ impl Operation {
         self
     }
 
-    /// Adds answers as server-sent events.
-    pub(crate) fn or_events(self) -> Self {
-        Self { stream: Some(EVENTS), ..self }
+    /// Adds answers as server-sent events of this type.
+    pub(crate) fn or_events<T: JsonSchema>(self) -> Self {
+        Self { stream: Some(StreamSchema::Events(schema_of::<T>)), ..self }
     }
 
-    /// Adds answers as lines of JSON.
-    pub(crate) fn or_lines(self) -> Self {
-        Self { stream: Some("application/x-ndjson"), ..self }
+    /// Adds answers as server-sent events of this type, with `[DONE]` at the end.
+    pub(crate) fn or_chunks<T: JsonSchema>(self) -> Self {
+        Self { stream: Some(StreamSchema::Chunks(schema_of::<T>)), ..self }
+    }
+
+    /// Adds answers as lines of JSON of this type.
+    pub(crate) fn or_lines<T: JsonSchema>(self) -> Self {
+        Self { stream: Some(StreamSchema::Lines(schema_of::<T>)), ..self }
     }
 
     /// Returns the operation's entry in the document.
@@ -109,16 +119,14 @@ impl Operation {
         match self.answer {
             AnswerSchema::Json(of) => {
                 content.insert("application/json".to_owned(), json!({"schema": of(&mut schemas.answers)}));
-                if let Some(stream) = self.stream {
-                    let part = part_of_stream(self.path).unwrap_or(of)(&mut schemas.answers);
-                    let part = json!({"anyOf": [part, error]});
-                    let schema = if stream == EVENTS { self.event(&part) } else { part };
-                    content.insert(stream.to_owned(), json!({"schema": schema}));
-                }
             }
             AnswerSchema::Text(media) => {
                 content.insert(media.to_owned(), json!({"schema": {"type": "string"}}));
             }
+        }
+        if let Some(stream) = &self.stream {
+            let (media, schema) = stream.document(&error, &mut schemas.answers);
+            content.insert(media.to_owned(), json!({"schema": schema}));
         }
         let mut responses = Map::new();
         responses.insert("200".to_owned(), json!({"description": "The answer", "content": content}));
@@ -128,21 +136,6 @@ impl Operation {
         }
         operation["responses"] = responses.into();
         operation
-    }
-
-    /// Returns the schema of a server-sent event with this data. It describes the fields of each event, as `itemSchema`
-    /// of OpenAPI 3.2 does.
-    fn event(&self, data: &Value) -> Value {
-        let mut data = json!({"contentMediaType": "application/json", "contentSchema": data});
-        if self.path.ends_with("/completions") {
-            data = json!({"anyOf": [data, {"const": "[DONE]"}]});
-        }
-        data["type"] = "string".into();
-        json!({
-            "type": "object",
-            "properties": {"event": {"type": "string"}, "data": data},
-            "required": ["data"],
-        })
     }
 
     /// Returns the statuses of errors.
@@ -172,6 +165,25 @@ impl Operation {
     fn id(&self) -> String {
         let words = self.path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
         [self.method].into_iter().chain(words).collect::<Vec<_>>().join("_")
+    }
+}
+
+impl StreamSchema {
+    /// Returns the media type, and the schema of a part, which may be an error of this form. The schema of an event
+    /// describes its fields, as `itemSchema` of OpenAPI 3.2 does.
+    fn document(&self, error: &Schema, answers: &mut SchemaGenerator) -> (&'static str, Value) {
+        let (Self::Events(of) | Self::Chunks(of) | Self::Lines(of)) = self;
+        let part = json!({"anyOf": [of(answers), error]});
+        if let Self::Lines(_) = self {
+            return ("application/x-ndjson", part);
+        }
+        let mut data = json!({"contentMediaType": "application/json", "contentSchema": part});
+        if let Self::Chunks(_) = self {
+            data = json!({"anyOf": [data, {"const": "[DONE]"}]});
+        }
+        data["type"] = "string".into();
+        let properties = json!({"event": {"type": "string"}, "data": data});
+        ("text/event-stream", json!({"type": "object", "properties": properties, "required": ["data"]}))
     }
 }
 
