@@ -8,9 +8,9 @@ use serde_json::json;
 
 use super::{
     adapted,
+    examples::{source, tools},
     guarantees::{tokenizer, write_calls},
     markers, tool_format,
-    transcripts::{source, tools},
 };
 use crate::{
     prompt,

@@ -10,6 +10,8 @@
 //! not.
 
 mod adapt;
+#[cfg(test)]
+mod examples;
 mod formats;
 mod grammar;
 #[cfg(test)]

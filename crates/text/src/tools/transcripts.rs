@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     CallReading, ReasoningEvent, ReasoningParser, TextEnd, ToolEvent, ToolParser, adapted,
+    examples::{Examples, Transcript, source, tools},
     formats::{DETECTION_ORDER, definition},
     reasoning_format, tool_format,
 };
@@ -18,58 +19,10 @@ use crate::template::{
     Abilities, ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall,
 };
 
-/// Returns the tools that the answers call.
-pub(super) fn tools() -> Vec<Value> {
-    let tool = |name: &str, properties: Value| {
-        json!({"type": "function", "function": {"name": name, "description": name,
-            "parameters": {"type": "object", "properties": properties}}})
-    };
-    vec![
-        tool("get_weather", json!({"city": {"type": "string"}, "days": {"type": "integer"}})),
-        tool("stop", json!({})),
-    ]
-}
-
-/// Test data of a format.
-pub(super) struct Examples {
-    /// Names of chat templates of the format, in `tests/fixtures/templates`.
-    pub(super) templates: &'static [&'static str],
-    /// Answers of models of the format.
-    pub(super) transcripts: Vec<Transcript>,
-}
-
 /// Returns the test data of a format.
 fn examples(format: ToolFormat) -> Examples {
     (definition(format).examples)()
 }
-
-/// An answer and the result of its parser.
-pub(super) struct Transcript {
-    answer: String,
-    end: TextEnd,
-    /// Events in one line; of an answer that was cut off, the arguments of its first call.
-    expect: String,
-}
-
-/// Creates the transcript of a complete answer to [`tools`].
-pub(super) fn complete(answer: impl Into<String>, events: impl Into<String>) -> Transcript {
-    Transcript { answer: answer.into(), end: TextEnd::Complete, expect: events.into() }
-}
-
-/// Creates the transcript of an answer that was cut off.
-pub(super) fn cut(answer: impl Into<String>, arguments: impl Into<String>) -> Transcript {
-    Transcript { answer: answer.into(), end: TextEnd::Cut, expect: arguments.into() }
-}
-
-/// Events of a call of the first tool.
-pub(super) const WEATHER: &str = r#"get_weather( {"city":"Brno","days":2} )"#;
-
-/// A list of calls of both tools, and its events.
-pub(super) const LIST: &str = concat!(
-    r#"[{"name": "get_weather", "arguments": {"city": "Brno", "days": 2}}, "#,
-    r#"{"name": "stop", "arguments": {}}]"#
-);
-pub(super) const LISTED: &str = r#"get_weather( {"city":"Brno","days":2} ) stop( {} )"#;
 
 /// Joins adjacent events, so that they do not depend on the division of the answer.
 fn joined(events: Vec<ToolEvent>) -> Vec<ToolEvent> {
@@ -171,11 +124,6 @@ fn templates_write_what_they_claim() {
     for name in ["smollm2", "smollm3", "gemma3", "chatglm3"] {
         check(name, false, false, false);
     }
-}
-
-pub(super) fn source(name: &str) -> String {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
-    std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap()
 }
 
 /// Returns the call that a template writes for these arguments, as the parser reads it.

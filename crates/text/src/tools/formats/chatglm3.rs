@@ -180,7 +180,7 @@ impl CallSyntax for ChatGlmCalls {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+    use crate::tools::examples::{Examples, WEATHER, complete, cut};
 
     /// Returns answers after the description of tools in ChatGLM3's repository.
     pub(super) fn examples() -> Examples {

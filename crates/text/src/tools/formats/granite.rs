@@ -30,7 +30,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, LIST, LISTED, complete};
+    use crate::tools::examples::{Examples, LIST, LISTED, complete};
 
     /// Returns an answer after the model card of Granite 3.
     pub(super) fn examples() -> Examples {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::tools::{
         TextEnd, ToolEvent,
-        transcripts::{Examples, Transcript, WEATHER, complete, cut, tools},
+        examples::{Examples, Transcript, WEATHER, complete, cut, tools},
     };
 
     const CALL: &str = r#"{"name": "get_weather", "arguments": {"city": "Brno", "days": 2}}"#;

@@ -30,7 +30,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, WEATHER, complete};
+    use crate::tools::examples::{Examples, WEATHER, complete};
 
     /// Returns answers after Meta's prompt format of Llama 3.1 for JSON calls, with `<|python_tag|>` as of built-in
     /// tools.

@@ -74,7 +74,7 @@ fn short_id(id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::transcripts::{Examples, LIST, LISTED, complete};
+    use crate::tools::examples::{Examples, LIST, LISTED, complete};
 
     /// Returns answers after the chat templates of Mistral: that of Nemo for lists, that of Ministral 3 for names
     /// before arguments.

@@ -17,7 +17,7 @@ use narthex_spec::ToolFormat;
 use serde_json::Value;
 
 #[cfg(test)]
-use super::transcripts::Examples;
+use super::examples::Examples;
 use super::{
     CallReading, CallSyntax,
     lark::{AllowedCalls, FormatRules},

@@ -31,7 +31,7 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, LIST, LISTED, complete};
+    use crate::tools::examples::{Examples, LIST, LISTED, complete};
 
     /// Returns answers after the model card of Phi-4 mini.
     pub(super) fn examples() -> Examples {

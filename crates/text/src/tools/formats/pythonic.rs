@@ -209,7 +209,7 @@ impl CallSyntax for PythonCalls {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+    use crate::tools::examples::{Examples, WEATHER, complete, cut};
 
     /// Returns answers after Meta's prompt format of Llama 3.2 and 4 for calls in Python.
     pub(super) fn examples() -> Examples {

@@ -331,7 +331,7 @@ impl CallSyntax for QwenCoderCalls {
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::transcripts::{Examples, WEATHER, complete, cut};
+    use crate::tools::examples::{Examples, WEATHER, complete, cut};
 
     /// Returns answers after the chat template of Qwen3 Coder, which shows calls to the model.
     pub(super) fn examples() -> Examples {
