@@ -15,6 +15,7 @@ mod load;
 mod masks;
 mod memory;
 mod npu;
+mod package;
 mod peers;
 mod process;
 mod pypi;
@@ -40,6 +41,7 @@ use crate::{
     bfcl::BfclArgs,
     fuzz::FuzzArgs,
     load::LoadArgs,
+    package::PackageArgs,
     peers::PeersArgs,
     record::RecordArgs,
     test::{Selection, Stage, TestArgs},
@@ -73,7 +75,7 @@ enum Command {
     Sanitize(RecordArgs),
     /// Compare exports in onnxruntime-genai with Narthex.
     Genai(RecordArgs),
-    /// Run agent frameworks, OpenAI's client for Node and an API fuzzer against a server. Installs 1 GB of packages.
+    /// Run agent frameworks, OpenAI's client for Node and an API fuzzer against a server. Installs 2 GB of packages.
     Clients(RecordArgs),
     /// Measure the masks of constrained decoding over 2,000 schemas, in minutes.
     Masks(RecordArgs),
@@ -81,6 +83,8 @@ enum Command {
     Bfcl(BfclArgs),
     /// Measure the memory of compiling a generated 7B checkpoint. Needs 14 GB of disk space.
     Memory(RecordArgs),
+    /// Make the packages, install each in a fresh place and ask a model through it. Downloads 1 GB.
+    Package(PackageArgs),
     /// Run a server under load: no request may fail, and no resource may leak.
     Load(LoadArgs),
     /// Compare the speed of Narthex with other runtimes, as bench/README.md describes.
@@ -121,6 +125,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Masks(args) => masks::run(&workspace, args),
         Command::Bfcl(args) => bfcl::run(&workspace, &args),
         Command::Memory(args) => memory::run(&workspace, args),
+        Command::Package(args) => package::run(&workspace, args),
         Command::Load(args) => load::run(&workspace, args),
         Command::Peers(args) => peers::run(&workspace, &args),
         Command::Perplexity(args) => peers::perplexity::run(&workspace, args),
