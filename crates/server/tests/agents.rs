@@ -265,7 +265,11 @@ fn tokens_are_counted_and_paths_may_be_spelled_otherwise() {
     let text = live.post("/detokenize", &json!({"model": model, "tokens": tokens})).json();
     assert_eq!(text["content"], "the cat");
     let long = live.post("/tokenize", &json!({"model": model, "content": " ".repeat((1 << 20) + 1)}));
-    assert!(long.status == 400 && long.text().contains("at most 1048576 bytes, found 1048577"), "{}", long.text());
+    assert!(
+        long.status == 400 && long.text().contains("at most 1048576 bytes, found 1048577"),
+        "{}",
+        long.text()
+    );
     let body = json!({"model": model, "messages": messages()});
     let prompt = live.post("/apply-template", &body).json()["prompt"].clone();
     assert!(prompt.as_str().unwrap().contains("<|im_start|>user\nthe cat<|im_end|>"), "{prompt}");
