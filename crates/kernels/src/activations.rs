@@ -210,8 +210,7 @@ impl QuantizedRows {
             return (integers.collect(), scales.iter().map(|scales| scales[at]).collect());
         }
         let panel = self.panel(&rows, &self.quads);
-        let bias = bias(self.biased);
-        let quads = panel.quads.chunks_exact(len).flat_map(|quads| quads[at].map(|x| x ^ bias));
+        let quads = panel.quads.chunks_exact(len).flat_map(|quads| toggle_bias(quads[at], self.biased));
         let scales = panel.row_scales.or(panel.block_scales).unwrap_or_default();
         (quads.take(self.inputs).collect(), scales.chunks_exact(len).map(|scales| scales[at]).collect())
     }
@@ -233,8 +232,8 @@ impl Operation for Quantize<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { input, weights: WeightFormat { block, bits }, granularity, arrangement, out } = self;
         (out.rows, out.inputs) = (input.rows(), input.columns());
-        out.biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && out.rows >= UNPACK_ROWS;
-        let bias = u32::from_ne_bytes([bias(out.biased) as u8; 4]);
+        let biased = S::CENTERED_BIAS != 0 && bits == Bits::Four && out.rows >= UNPACK_ROWS;
+        out.biased = biased;
         (out.block, out.granularity, out.arrangement) = (block, granularity, arrangement);
         let (blocks, groups) = (out.blocks(), block / 4);
         let places = match arrangement {
@@ -277,9 +276,7 @@ impl Operation for Quantize<'_> {
                     Arrangement::Interleaved => {
                         let quads = &mut out.quads[first * blocks * groups..];
                         for (slots, quad) in quads.chunks_exact_mut(len).zip(&out.row) {
-                            slots[at] = (u32::from_ne_bytes(quad.map(|x| x as u8)) ^ bias)
-                                .to_ne_bytes()
-                                .map(|x| x as i8);
+                            slots[at] = toggle_bias(*quad, biased);
                         }
                     }
                     Arrangement::Tiles => {
@@ -298,9 +295,12 @@ impl Operation for Quantize<'_> {
     }
 }
 
-/// Returns the number that changes activations to biased ones and back by exclusive or.
-pub(crate) fn bias(biased: bool) -> i8 {
-    if biased { i8::MIN } else { 0 }
+/// Changes activations to biased ones or back if `toggle` is set.
+#[inline(always)]
+pub(crate) fn toggle_bias(quad: [i8; 4], toggle: bool) -> [i8; 4] {
+    // One operation on a word is faster than four on bytes.
+    let mask = if toggle { 0x8080_8080 } else { 0 };
+    (u32::from_ne_bytes(quad.map(|x| x as u8)) ^ mask).to_ne_bytes().map(|x| x as i8)
 }
 
 /// Operation that rounds one row.

@@ -8,7 +8,7 @@
 use std::{marker::PhantomData, mem::take, ops::Range};
 
 use crate::{
-    activations::{Panel, QuantizedRows, bias},
+    activations::{Panel, QuantizedRows, toggle_bias},
     aligned::{AlignedBytes, LINE},
     attention::Buffers,
     formats::{Bytes, CenteredNibbles, Format, Nibbles},
@@ -205,9 +205,8 @@ fn with_bias<'a>(input: &'a QuantizedRows, biased: bool, copy: &'a mut Vec<[i8; 
     if input.biased() == biased {
         return input.quads();
     }
-    let bias = bias(true);
     copy.clear();
-    copy.extend(input.quads().iter().map(|quad| quad.map(|x| x ^ bias)));
+    copy.extend(input.quads().iter().map(|quad| toggle_bias(*quad, true)));
     copy
 }
 
@@ -226,8 +225,8 @@ fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut
                 let weights = s.center_nibbles(weights, zeros);
                 s.store_nibbles(weights, line);
                 if S::CENTERED_BIAS != 0 {
-                    // The products with the bias, which are 0 as numbers.
-                    sum = s.dot_centered(sum, weights, s.splat_quad(&[bias(true); 4]));
+                    // The part of the products that comes from the bias.
+                    sum = s.dot_centered(sum, weights, s.splat_quad(&toggle_bias([0; 4], true)));
                 }
             }
         }

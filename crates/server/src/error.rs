@@ -35,10 +35,20 @@ pub(crate) struct ApiError {
     overlong: Option<OverlongPrompt>,
 }
 
+/// Type of errors that are not the client's.
+const SERVER_ERROR: &str = "server_error";
+
 /// An error of OpenAI's protocol.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct OpenAiErrorBody {
     error: OpenAiError,
+}
+
+impl OpenAiErrorBody {
+    /// Creates the error of an answer that failed after its beginning was sent.
+    pub(crate) fn of_stream(message: String) -> Self {
+        Self { error: OpenAiError { message, r#type: SERVER_ERROR, param: None, code: None } }
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -152,7 +162,7 @@ impl ApiError {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable",
             status if status.is_client_error() => "invalid_request_error",
-            _ => "server_error",
+            _ => SERVER_ERROR,
         };
         let param = self.param.as_deref().map(|param| cut(param).into_owned());
         OpenAiErrorBody {

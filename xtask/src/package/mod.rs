@@ -51,17 +51,17 @@ pub(crate) struct PackageArgs {
 pub(crate) enum InstallWay {
     /// The shell installer, from a folder.
     Installer,
-    /// The wheel, by pip into a virtual environment.
+    /// The wheel, installed by pip into a virtual environment.
     Pip,
-    /// The wheel, by `uv tool install`.
+    /// The wheel, installed by `uv tool install`.
     Uv,
-    /// The npm package, by `npm install --global`.
+    /// The npm package, installed by `npm install --global`.
     Npm,
-    /// The npm package, by npx.
+    /// The npm package, installed and run by npx.
     Npx,
-    /// The `.deb`, by apt in a root that debootstrap makes.
+    /// The `.deb`, installed by apt in a root that debootstrap makes.
     Deb,
-    /// The sources, by `cargo install`.
+    /// The sources, installed by `cargo install`.
     Cargo,
 }
 

@@ -46,7 +46,7 @@ pub(super) fn install_with_pip(packages: &Packages<'_>, folder: &Path) -> anyhow
     indexed.installation(took, python.with_file_name("narthex"), folder)
 }
 
-/// Installs the wheel as a tool of uv in the folder.
+/// Installs the wheel into the folder with `uv tool install`.
 pub(super) fn install_with_uv(packages: &Packages<'_>, folder: &Path) -> anyhow::Result<Attempt> {
     let indexed = IndexedWheel::make(packages)?;
     if let Err(error) = indexed.tools.install(&packages.session, "uv", &[UV]) {

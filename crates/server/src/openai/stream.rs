@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{CompletionHeader, CompletionUsage, options::StreamOptions};
-use crate::{sse::EventEncoder, timings::Timings};
+use crate::{error::OpenAiErrorBody, sse::EventEncoder, timings::Timings};
 
 /// Choice of a chunk: a part of an answer, or its end.
 pub(crate) trait ChunkChoice: Serialize + JsonSchema + Send + Sized + 'static {
@@ -96,8 +96,7 @@ impl<C: ChunkChoice> EventEncoder for ChunkEncoder<C> {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
         let data = |value: Value| Event::default().data(value.to_string());
         if let GenerationEvent::Failed { message } = event {
-            let error = json!({"message": message, "type": "server_error", "param": null, "code": null});
-            return vec![data(json!({"error": error}))];
+            return vec![data(json!(OpenAiErrorBody::of_stream(message)))];
         }
         let is_last = matches!(event, GenerationEvent::Done(_));
         let mut encoded: Vec<Event> = self.chunks(event).iter().map(|chunk| data(json!(chunk))).collect();

@@ -126,10 +126,8 @@ pub(super) fn keyword_rules(rule: &str, schema: &Value) -> Result<String, Gramma
 
 /// Returns keyword arguments, or one dictionary if a name is not an identifier of Python.
 pub(super) fn keyword_text(arguments: &Value) -> String {
-    let is_name = |name: &String| {
-        name.starts_with(|c: char| c.is_alphabetic() || c == '_')
-            && name.chars().all(|c| c.is_alphanumeric() || c == '_')
-    };
+    let is_name =
+        |name: &String| is_keyword(name) && name.starts_with(|c: char| c.is_alphabetic() || c == '_');
     match arguments.as_object() {
         Some(fields) if fields.keys().all(is_name) => {
             let fields = fields.iter().map(|(name, value)| format!("{name}={}", python_text(value)));

@@ -1,5 +1,5 @@
-//! Calls in Python of Llama 3.2 and 4: the answer is a list of calls, `[f(a=1), g()]`. A call without a list is
-//! accepted too.
+//! Python calls of Llama 3.2 and 4: the answer is a list, such as `[f(a=1), g()]`. A call without a list is also
+//! accepted.
 
 use std::mem;
 
