@@ -149,10 +149,12 @@ fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
 
 fn bench_quantize(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(3);
-    for granularity in [Granularity::Row, Granularity::Block] {
-        let floats = random.floats(256 * 576, 1.0);
+    for (rows, granularity) in
+        [(256, Granularity::Row), (256, Granularity::Block), (4, Granularity::Block), (1, Granularity::Block)]
+    {
+        let floats = random.floats(rows * 576, 1.0);
         let mut out = QuantizedRows::default();
-        let name = format!("quantize 256x576 {granularity:?}");
+        let name = format!("quantize {rows}x576 {granularity:?}");
         bench(criterion, &name, Work::Bytes(floats.len() as u64 * 4, limits.reads), || {
             let weights = WeightFormat { block: 32, bits: Bits::Four };
             kernels.quantize(MatrixRef::new(&floats, 576), weights, granularity, &mut out);
@@ -188,7 +190,7 @@ fn bench_attention(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits
     let mut random = Random::new(5);
     let (head_size, group) = (64, 3);
     let attention = Attention { head_size, scale: 0.125, soft_cap: None, mask: Mask::Causal };
-    for (past, tokens) in [(0, 256), (3840, 256), (4095, 1)] {
+    for (past, tokens) in [(0, 256), (3840, 256), (127, 1), (4095, 1)] {
         let keys = past + tokens;
         let floats = random.floats(keys * head_size, 1.0);
         let half: Vec<f16> = floats.iter().map(|x| f16::from_f32(*x)).collect();

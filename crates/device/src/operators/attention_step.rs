@@ -15,6 +15,9 @@ const PART_KEYS: usize = AttentionPart::KEYS;
 /// Number of queries in a task. For this many queries, the cost of converting keys and values is small.
 const TASK_QUERIES: usize = 192;
 
+/// Maximum number of new tokens of a task that writes keys or values.
+const TASK_TOKENS: usize = 64;
+
 /// Maximum number of new tokens for which one thread writes all keys and values.
 const FEW_TOKENS: usize = 8;
 
@@ -99,6 +102,19 @@ struct PartJob {
     keys: Range<usize>,
 }
 
+/// Task that writes some of the new keys or values of a head.
+struct WriteTask<'a, T> {
+    /// Index of the sequence and the head.
+    index: usize,
+    part: NewPart,
+    /// Past tokens that are in other memory, and the places to which they are copied.
+    past: Option<(&'a [T], &'a mut [T])>,
+    /// First new token.
+    first: usize,
+    /// Places of the new tokens.
+    places: &'a mut [T],
+}
+
 impl AttentionStep<'_> {
     /// Writes the present keys and values, and the results.
     pub(super) fn run<T: CacheElement>(
@@ -112,19 +128,23 @@ impl AttentionStep<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        let write = |index: usize, present: [&mut [T]; 2]| {
-            for ((present, past), new) in present.into_iter().zip(past).zip([NewPart::Key, NewPart::Value]) {
-                self.write_head(index, present, past.map(|past| self.past_of(past, held, index)), new);
-            }
-        };
-        let heads = keys.chunks_exact_mut(row).zip(values.chunks_exact_mut(row));
-        if self.pasts.count() * self.sequence <= FEW_TOKENS && past.iter().all(Option::is_none) {
-            heads.enumerate().for_each(|(index, (keys, values))| write(index, [keys, values]));
+        let heads = keys.chunks_exact_mut(row).zip(values.chunks_exact_mut(row)).enumerate();
+        let few = self.pasts.count() * self.sequence <= FEW_TOKENS && past.iter().all(Option::is_none);
+        let step = if few { self.sequence } else { TASK_TOKENS };
+        let tasks = heads.flat_map(|(index, (keys, values))| {
+            let parts = [(keys, NewPart::Key, past[0]), (values, NewPart::Value, past[1])];
+            parts.into_iter().flat_map(move |(present, part, past)| {
+                let past = past.map(|past| self.past_of(past, held, index));
+                self.write_tasks(index, part, present, past, step)
+            })
+        });
+        if few {
+            tasks.for_each(|task| self.write(task));
         } else {
-            let parts: Vec<_> = heads.map(|(keys, values)| Part::new([keys, values])).collect();
-            call.parallel(parts.len(), |index| {
-                if let Some(present) = parts.get(index).and_then(Part::take) {
-                    write(index, present);
+            let tasks: Vec<_> = tasks.map(Part::new).collect();
+            call.parallel(tasks.len(), |at| {
+                if let Some(task) = tasks.get(at).and_then(Part::take) {
+                    self.write(task);
                 }
             })?;
         }
@@ -142,27 +162,43 @@ impl AttentionStep<'_> {
         &past[index * held * size..][..tokens * size]
     }
 
-    /// Writes a head's new keys or values after its past, which is copied first if it is in other memory.
-    fn write_head<T: CacheElement>(
+    /// Divides the writing of a head's keys or values into tasks of up to `step` new tokens.
+    fn write_tasks<'t, T>(
         &self,
         index: usize,
-        present: &mut [T],
-        past: Option<&[T]>,
         part: NewPart,
-    ) {
-        let (size, (sequence, head)) = (self.attention.head_size, self.place_of(index));
-        if let Some(past) = past {
-            present[..past.len()].copy_from_slice(past);
+        present: &'t mut [T],
+        past: Option<&'t [T]>,
+        step: usize,
+    ) -> impl Iterator<Item = WriteTask<'t, T>> + use<'t, T> {
+        let size = self.attention.head_size;
+        let (before, new) = present.split_at_mut(self.pasts.of(index / self.heads.kv) * size);
+        let mut past = past.map(|past| (past, before));
+        let chunks = new[..self.sequence * size].chunks_mut(step * size);
+        chunks.enumerate().map(move |(at, places)| WriteTask {
+            index,
+            part,
+            past: past.take(),
+            first: at * step,
+            places,
+        })
+    }
+
+    /// Writes some of a head's new keys or values.
+    fn write<T: CacheElement>(&self, task: WriteTask<'_, T>) {
+        let WriteTask { index, part, past, first, places } = task;
+        if let Some((past, before)) = past {
+            before.copy_from_slice(past);
         }
+        let (size, (sequence, head)) = (self.attention.head_size, self.place_of(index));
         let new = if part == NewPart::Key { self.key } else { self.value };
-        let first = self.pasts.of(sequence);
-        let places = present[first * size..].chunks_exact_mut(size).take(self.sequence);
+        let past = self.pasts.of(sequence);
         self.shared.with_buffers(|Buffers { new_row, .. }| {
             let row = at_least(new_row, size);
-            for (token, place) in places.enumerate() {
+            for (token, place) in (first..).zip(places.chunks_exact_mut(size)) {
                 row.copy_from_slice(&new.row(sequence * self.sequence + token)[head * size..][..size]);
                 if let (NewPart::Key, Some(angles)) = (part, &self.angles) {
-                    self.rotate(angles, row, first + token);
+                    self.rotate(angles, row, past + token);
                 }
                 T::store(row, place);
             }

@@ -60,7 +60,8 @@ impl CacheElement for f16 {
     /// Limits numbers to the range of half precision, because an infinity would turn every later result into NaN.
     fn store(row: &mut [f32], out: &mut [Self]) {
         const MOST: f32 = 65504.0;
-        row.iter_mut().filter(|x| x.is_finite()).for_each(|x| *x = x.clamp(-MOST, MOST));
+        // Without branches, so that the compiler uses vector instructions. NaN stays NaN.
+        row.iter_mut().for_each(|x| *x = if x.is_infinite() { *x } else { x.clamp(-MOST, MOST) });
         out.convert_from_f32_slice(row);
     }
 }

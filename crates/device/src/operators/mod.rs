@@ -147,7 +147,8 @@ struct Shared {
     chains: Vec<Chain>,
     threads: usize,
     /// Buffers that no task uses at present. There are at most as many as tasks that ran concurrently.
-    buffers: Mutex<Vec<Buffers>>,
+    #[expect(clippy::vec_box, reason = "moving them takes longer than a small task")]
+    buffers: Mutex<Vec<Box<Buffers>>>,
 }
 
 /// Buffers of one task.

@@ -1,4 +1,4 @@
-//! Attention of few queries: values are read once from the cache, in the cache's precision.
+//! Attention of few queries: keys and values are read once from the cache, in the cache's precision.
 
 use std::ops::Range;
 
@@ -7,7 +7,6 @@ use half::f16;
 use super::{
     Attend, BLOCK, Buffers,
     cache::{CacheRows, Element},
-    scores::{load_keys, score},
     visible::{load_values, sum_visible},
 };
 use crate::simd::{LANES, Operation, Simd};
@@ -18,7 +17,6 @@ const TILES: usize = 2;
 #[inline(always)]
 pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
     for block in attend.blocks() {
-        load_keys(s, attend, buffers, &block);
         match attend.queries.rows.rows() * attend.group() {
             0 => {}
             1 => s.run(AttendBlock::<1> { attend, buffers, block: &block }),
@@ -48,8 +46,12 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     fn run<S: Simd>(self, s: S) {
         let Self { attend, buffers, block } = self;
         let queries = 0..R;
-        score::<S, R>(s, buffers, &queries, block.len());
-        let factors = buffers.advance(s, attend, queries.clone(), block);
+        match attend.cache.keys {
+            CacheRows::F32(keys) => score::<S, f32, R>(s, keys, block, buffers),
+            CacheRows::F16(keys) => score::<S, f16, R>(s, keys, block, buffers),
+            CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
+        }
+        let factors = buffers.advance(s, attend, queries.clone(), block, block.len());
         let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
         match attend.cache.values {
             _ if !all && !load_values(s, attend, buffers, block) => {
@@ -58,6 +60,33 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
             CacheRows::F32(values) => sum::<S, f32, R>(s, values, block, &factors, buffers),
             CacheRows::F16(values) => sum::<S, f16, R>(s, values, block, &factors, buffers),
             CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
+        }
+    }
+}
+
+/// Computes the products of all queries with the keys of a block, at a distance of 64 for each query. Sixteen keys at a
+/// time are transposed in registers. The products have the bits of [`super::scores`].
+#[inline(always)]
+fn score<S: Simd, T: Element, const R: usize>(s: S, keys: &[T], block: &Range<usize>, buffers: &mut Buffers) {
+    let size = buffers.padded;
+    let (queries, _) = buffers.queries.panel(&(0..R)).as_chunks::<R>();
+    for first in block.clone().step_by(LANES) {
+        let keys = &keys[first * size..block.end.min(first + LANES) * size];
+        let mut sums = [s.splat(0.0); R];
+        for (tile, queries) in queries.as_chunks::<LANES>().0.iter().enumerate() {
+            let mut rows = [s.splat(0.0); LANES];
+            for (key, row) in keys.chunks_exact(size).zip(&mut rows) {
+                *row = T::load(s, &key.as_chunks().0[tile]);
+            }
+            for (elements, query) in s.transpose(rows).into_iter().zip(queries) {
+                for r in 0..R {
+                    sums[r] = s.mul_add(elements, s.splat(query[r]), sums[r]);
+                }
+            }
+        }
+        for r in 0..R {
+            let (scores, _) = buffers.scores[r * BLOCK..][..BLOCK].as_chunks_mut::<LANES>();
+            s.store(sums[r], &mut scores[(first - block.start) / LANES]);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     Attend, BLOCK, Buffers,
-    scores::{StridedRows, load_keys, product, score, store},
+    scores::{StridedRows, load_keys, score, store},
     visible::{load_values, sum_visible},
 };
 use crate::{
@@ -68,22 +68,21 @@ impl<const R: usize> Operation for PanelStep<'_, '_, R> {
 #[inline(always)]
 fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     let PanelStep { attend, buffers, panel, block, keys } = step;
-    score::<S, R>(s, buffers, panel, block.len());
-    let factors = buffers.advance(s, attend, panel.clone(), block);
+    // Later keys are invisible to all queries of the panel.
+    let last = attend.visible((panel.end - 1) / attend.group());
+    let count = last.end.min(block.end) - block.start;
+    score::<S, R>(s, buffers, panel, count);
+    let factors = buffers.advance(s, attend, panel.clone(), block, count);
     if keys == SummedKeys::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
     }
-    for (at, scores) in buffers.scores.chunks_exact(BLOCK).take(R).enumerate() {
-        for (slot, x) in buffers.weights[at..].iter_mut().step_by(R).zip(scores) {
-            *slot = *x;
-        }
-    }
     let padded = buffers.padded;
-    let (weights, _) = buffers.weights[..block.len() * R].as_chunks::<R>();
-    let sums = &mut buffers.part.values[panel.start * padded..];
+    let Some(weights) = buffers.scores.as_chunks().0.first_chunk::<R>() else { return };
+    let (values, sums) =
+        (&buffers.values[..count * padded], &mut buffers.part.values[panel.start * padded..]);
     let mut first = 0;
     while first < padded {
-        let tile = StridedRows { rows: &buffers.values[first..], stride: padded };
+        let tile = StridedRows { rows: &values[first..], stride: padded };
         if S::TILES == 2 && padded - first >= 2 * LANES {
             accumulate::<S, R, 2>(s, weights, tile, &factors, &mut sums[first..]);
             first += 2 * LANES;
@@ -94,11 +93,11 @@ fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     }
 }
 
-/// Multiplies rows by factors, and adds the product of a panel and a tile to them.
+/// Multiplies sums by factors, and adds the rows of a tile, weighted for each query.
 #[inline(always)]
 fn accumulate<S: Simd, const R: usize, const V: usize>(
     s: S,
-    panel: &[[f32; R]],
+    weights: &[[f32; BLOCK]; R],
     tile: StridedRows<'_>,
     factors: &[f32; LANES],
     out: &mut [f32],
@@ -110,6 +109,15 @@ fn accumulate<S: Simd, const R: usize, const V: usize>(
             sums[r][v] = s.mul(s.load(&row[v]), s.splat(factors[r]));
         }
     }
-    let sums = product(s, panel, tile, sums);
+    for (key, row) in tile.rows.chunks(tile.stride).take(BLOCK).enumerate() {
+        let (row, _) = row.as_chunks::<LANES>();
+        let row = &row[..V];
+        for r in 0..R {
+            let weight = s.splat(weights[r][key]);
+            for v in 0..V {
+                sums[r][v] = s.mul_add(s.load(&row[v]), weight, sums[r][v]);
+            }
+        }
+    }
     store::<S, R, V>(s, &sums, tile.stride, out);
 }

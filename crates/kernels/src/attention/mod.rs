@@ -143,7 +143,8 @@ impl Operation for Attend<'_> {
         let size = self.attention.head_size;
         let count = self.queries.rows.rows() * self.group();
         let padded = size.next_multiple_of(LANES);
-        let floats = !matches!(self.cache.values, CacheRows::I8 { .. });
+        let floats =
+            [self.cache.keys, self.cache.values].iter().all(|rows| !matches!(rows, CacheRows::I8 { .. }));
         let few = count <= FEW && padded == size && floats;
         buffers.reset(&self, padded, if few { FEW } else { S::FLOAT_ROWS });
         for keys in self.parts() {

@@ -102,17 +102,7 @@ fn multiply<S: Simd, const R: usize, const V: usize>(
     tile: StridedRows<'_>,
     out: &mut [f32],
 ) {
-    let sums = product(s, panel, tile, [[s.splat(0.0); V]; R]);
-    store::<S, R, V>(s, &sums, BLOCK, out);
-}
-
-#[inline(always)]
-pub(super) fn product<S: Simd, const R: usize, const V: usize>(
-    s: S,
-    panel: &[[f32; R]],
-    tile: StridedRows<'_>,
-    mut sums: [[S::Floats; V]; R],
-) -> [[S::Floats; V]; R] {
+    let mut sums = [[s.splat(0.0); V]; R];
     for (x, row) in panel.iter().zip(tile.rows.chunks(tile.stride)) {
         let (row, _) = row.as_chunks::<LANES>();
         let row = &row[..V];
@@ -123,7 +113,7 @@ pub(super) fn product<S: Simd, const R: usize, const V: usize>(
             }
         }
     }
-    sums
+    store::<S, R, V>(s, &sums, BLOCK, out);
 }
 
 #[inline(always)]

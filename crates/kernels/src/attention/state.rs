@@ -99,8 +99,6 @@ pub(crate) struct Buffers {
     pub(super) values: Vec<f32>,
     /// Scores of a panel, then their exponentials; 64 for each query.
     pub(super) scores: Vec<f32>,
-    /// Exponentials of a panel; for each key, one of each query.
-    pub(super) weights: Vec<f32>,
     /// Sums over the current part of the keys.
     pub(super) part: Sums,
     /// Sums over the earlier parts.
@@ -125,15 +123,18 @@ impl Buffers {
                 self.queries.set_row(&panel, query, attend.query(query), attend.attention.scale);
             }
         }
-        refill(&mut self.keys, padded * BLOCK, 0.0);
-        refill(&mut self.values, padded * BLOCK, 0.0);
-        refill(&mut self.scores, LANES * BLOCK, 0.0);
-        refill(&mut self.weights, LANES * BLOCK, 0.0);
+        if padded != size {
+            // Rows are padded with zeros, and another size of heads may have left other numbers.
+            self.values.clear();
+        }
+        self.keys.resize(padded * BLOCK, 0.0);
+        self.values.resize(padded * BLOCK, 0.0);
+        self.scores.resize(LANES * BLOCK, 0.0);
         self.sums.reset(count, padded);
     }
 
-    /// Replaces the scores of up to sixteen queries for a block of keys by their exponentials. Returns the factors by
-    /// which the queries' sums of values must be multiplied.
+    /// Replaces the scores of up to sixteen queries for the first `count` keys of a block by their exponentials. The
+    /// queries see no later keys. Returns the factors by which the queries' sums of values must be multiplied.
     #[inline(always)]
     pub(super) fn advance<S: Simd>(
         &mut self,
@@ -141,15 +142,16 @@ impl Buffers {
         attend: &Attend<'_>,
         queries: Range<usize>,
         block: &Range<usize>,
+        count: usize,
     ) -> [f32; LANES] {
-        let group = attend.group();
+        let (group, width) = (attend.group(), count.next_multiple_of(LANES));
         // The factor of a query that sees no key of this block is the exponential of 0.
         let mut distances = [0.0; LANES];
         for (at, query) in queries.clone().enumerate() {
             let visible = attend.visible(query / group);
             let start = visible.start.clamp(block.start, block.end) - block.start;
             let end = visible.end.clamp(block.start, block.end) - block.start;
-            let row = &mut self.scores[at * BLOCK..][..BLOCK];
+            let row = &mut self.scores[at * BLOCK..][..width];
             if start >= end {
                 continue;
             }
@@ -165,7 +167,7 @@ impl Buffers {
         let mut factors = [0.0; LANES];
         s.store(exp(s, s.load(&distances)), &mut factors);
         for (at, query) in queries.enumerate() {
-            let row = &mut self.scores[at * BLOCK..][..block.len().next_multiple_of(LANES)];
+            let row = &mut self.scores[at * BLOCK..][..width];
             let visible = attend.visible(query / group);
             if visible.start.max(block.start) < visible.end.min(block.end) {
                 self.part.totals[query] =
