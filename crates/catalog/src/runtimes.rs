@@ -168,7 +168,17 @@ pub fn verify(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(), Error> {
-    let Some(info) = list(store).into_iter().find(|info| info.library == library) else { return Ok(()) };
+    let info = list(store).into_iter().find(|info| info.library == library);
+    info.map_or(Ok(()), |info| verify_files(store, &info, progress, cancel))
+}
+
+/// Verifies the files of an installed runtime that have changed since their last verification.
+fn verify_files(
+    store: &Store,
+    info: &RuntimeInfo,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
     let Some(Receipt { archive, files, .. }) = Receipt::of_intact(&info.dir) else { return Ok(()) };
     let kind = info.kind;
     let stored = StoredFiles {

@@ -152,6 +152,32 @@ fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
     check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
 }
 
+/// A limit of one thread. The administrator is exempt from it, and becomes another user, who can still open every file.
+#[cfg(target_os = "linux")]
+const ONE_THREAD: &str = r#"
+    if [ "$(id -u)" = 0 ]; then
+        exec setpriv --reuid 65534 --inh-caps +dac_override --ambient-caps +dac_override \
+            bash -c 'ulimit -u 1; exec "$0" "$@"' "$0" "$@"
+    fi
+    ulimit -u 1"#;
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_on_threads_is_named_before_a_command_starts() {
+    let home = tempfile::tempdir().unwrap();
+    let limited = |args: &[&str]| narthex(home.path(), ONE_THREAD, args);
+    for args in [
+        &["serve", "--port", "0"][..],
+        &["mcp"],
+        &["pull", "smollm2:135m"],
+        &["compile", "smollm2:135m"],
+        &["list", "--available"],
+    ] {
+        check(&limited(args), 6, "hint: raise the limit on threads");
+    }
+    check(&limited(&["list"]), 0, "No model is installed");
+}
+
 #[test]
 fn a_full_disk_under_standard_output_is_named() {
     let home = tempfile::tempdir().unwrap();

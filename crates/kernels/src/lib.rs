@@ -22,6 +22,8 @@ mod elementwise;
 mod error;
 mod float;
 mod formats;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod kernels;
 mod layer_norm;
 mod limits;

@@ -1,7 +1,11 @@
 //! Limits of the environment that make an operation on a file or a thread fail: space, permissions, sizes, descriptors,
 //! threads.
 
-use std::io::{Error, ErrorKind};
+use std::{
+    io::{Error, ErrorKind},
+    sync::Mutex,
+    thread,
+};
 
 /// System error numbers that the standard library has no kind for.
 #[cfg(unix)]
@@ -41,9 +45,35 @@ pub fn hint(error: &Error) -> Option<&'static str> {
     }
 }
 
+/// Size of the stack of a thread that does nothing.
+const STACK: usize = 64 << 10;
+
+/// Checks that this process can have a number of further threads at once. A library that starts threads of its own
+/// panics if it cannot.
+///
+/// # Errors
+/// The system's error for the first thread that cannot be started.
+pub fn check_threads(count: usize) -> Result<(), Error> {
+    let gate = Mutex::new(());
+    // No thread ends before this guard is dropped.
+    let closed = gate.lock();
+    thread::scope(|scope| {
+        let start = || thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || drop(gate.lock()));
+        let started = (0..count).try_for_each(|_| start().map(drop));
+        drop(closed);
+        started
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_few_threads_can_be_started() {
+        check_threads(0).unwrap();
+        check_threads(3).unwrap();
+    }
 
     #[cfg(unix)]
     #[test]

@@ -61,6 +61,8 @@ pub(crate) enum Target {
     Grammar,
     /// Files of the prefix cache.
     PrefixBlock,
+    /// Operands of CPU kernels.
+    Kernels,
 }
 
 impl Target {
@@ -73,6 +75,8 @@ impl Target {
     pub(crate) fn max_bytes(self) -> usize {
         match self {
             Self::Template | Self::Pieces | Self::Keys | Self::Grammar | Self::PrefixBlock => 16 << 10,
+            // Elements repeat, so a few bytes fill large operands.
+            Self::Kernels => 4 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }

@@ -126,7 +126,14 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
     // For an installed runtime, the wheel is not opened.
     fs::remove_file(&wheel).unwrap();
     assert_eq!(install().unwrap(), info);
-    // A damaged runtime does not count as installed.
+    // A changed byte is found, although the file has its length.
+    let verify = || verify_files(&store, &info, &Quiet, &Cancel::new(false));
+    verify().unwrap();
+    fs::write(&info.library, b"elg").unwrap();
+    let error = verify().unwrap_err();
+    assert!(error.to_string().contains("1.31.1 is damaged: expected SHA-256 "), "{error}");
+    assert!(error.hint().unwrap().contains("`narthex runtime rm cpu`"), "{error}");
+    // A runtime with a file of another length does not count as installed.
     fs::write(&info.library, b"el").unwrap();
     assert!(installed(&info.dir, &pin).is_none());
     remove(&store, Ep::Cpu).unwrap();

@@ -26,10 +26,14 @@ mod tools;
 mod verify;
 mod welcome;
 
+use std::thread;
+
+use anyhow::Context;
 use narthex_gateway::{Config, Drain, Gateway, models::ModelStatus};
+use narthex_mmap::environment;
 
 use crate::{
-    args::{Args, ChatArgs, Command, TryOutArgs},
+    args::{Args, ChatArgs, Command, ListArgs, TryOutArgs},
     bars::Bars,
     interrupt,
     settings::{bench_config, chat_config, config, serve_config},
@@ -55,6 +59,32 @@ fn load(gateway: &Gateway, model: &str, bars: &Bars) -> anyhow::Result<ModelStat
     Ok(status)
 }
 
+/// Number of threads that a command starts in addition to one for each core: those of the server, the engine, a load
+/// and pip. Measuring the machine takes one for each core.
+const THREADS: usize = 6;
+
+/// Checks that a command can start its threads. Without them, libraries panic in the middle of its work.
+fn check_threads(command: &Command) -> anyhow::Result<()> {
+    let starts_few = matches!(
+        command,
+        Command::Service(_)
+            | Command::List(ListArgs { available: false, .. })
+            | Command::Show(_)
+            | Command::Verify(_)
+            | Command::Rm(_)
+            | Command::Ps(_)
+            | Command::Doctor(_)
+            | Command::Key(_)
+            | Command::Completions { .. }
+            | Command::Man { .. }
+    );
+    if starts_few {
+        return Ok(());
+    }
+    let threads = THREADS + thread::available_parallelism().map_or(1, usize::from);
+    environment::check_threads(threads).with_context(|| format!("cannot start {threads} threads"))
+}
+
 /// Runs a vendor's compiler on one graph, as a process of `check`.
 pub(crate) fn try_out(args: &TryOutArgs) -> anyhow::Result<()> {
     check::try_out(&open(config(&args.store, None))?.0, args)
@@ -64,6 +94,7 @@ pub(crate) fn try_out(args: &TryOutArgs) -> anyhow::Result<()> {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Args { store, command, .. } = args;
     let Some(command) = command else { return welcome::run() };
+    check_threads(&command)?;
     let plain = || open(config(&store, None));
     match command {
         Command::Run(run) => {

@@ -37,12 +37,13 @@ fn ask(mut program: Command, patience: Duration) -> Option<String> {
     let answer = running.0.stdout.take()?;
     let (sender, receiver) = mpsc::channel();
     // A read cannot be cancelled, so it runs on a thread of its own, which may last until the process ends.
-    thread::spawn(move || {
+    let read = move || {
         let mut bytes = Vec::new();
         let read = answer.take(MOST_BYTES).read_to_end(&mut bytes);
         // After the time limit there is no receiver.
         let _ = sender.send(read.is_ok().then_some(bytes));
-    });
+    };
+    thread::Builder::new().name("nvidia-smi".to_owned()).spawn(read).ok()?;
     let bytes = receiver.recv_timeout(patience).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -8,6 +8,7 @@ mod checkpoints;
 mod exports;
 mod grammars;
 mod graphs;
+mod kernels;
 mod keys;
 mod pieces;
 mod prefixes;
@@ -78,6 +79,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Keys => Ok(keys::seeds()),
         Target::Grammar => Ok(grammars::seeds()),
         Target::PrefixBlock => Ok(prefixes::seeds()),
+        Target::Kernels => Ok(kernels::seeds()),
     }
 }
 

@@ -210,3 +210,8 @@ fn keys() {
 fn prefix_blocks() {
     check(Target::PrefixBlock, |bytes| narthex_gateway::fuzzing::read_prefix_block(bytes).map(drop));
 }
+
+#[test]
+fn kernels() {
+    check(Target::Kernels, narthex_kernels::fuzzing::compare_with_portable);
+}

@@ -282,6 +282,7 @@ pub(crate) fn of(target: Target) -> String {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
+        Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
     };
     lists.iter().copied().flatten().map(|word| format!("\"{}\"\n", escaped(word))).collect()
