@@ -15,14 +15,15 @@ use crate::error::Error;
 pub enum AutoPull {
     /// None.
     Never,
-    /// Those of catalogue models up to [`Config::auto_pull_limit`](crate::Config::auto_pull_limit).
+    /// Those of catalogue models with pinned files, up to [`Config::auto_pull_limit`](crate::Config::auto_pull_limit).
     #[default]
     Catalogue,
     /// Those of every model of the catalogue and the hub.
     Always,
 }
 
-/// Rights of a caller. The default allows every model, and downloads of the catalogue's small ones.
+/// Rights of a caller. The default allows every model, and downloads of the catalogue's small ones with
+/// pinned files.
 ///
 /// ```
 /// use narthex_gateway::{AutoPull, Rights};

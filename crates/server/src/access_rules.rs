@@ -16,6 +16,8 @@ pub struct AccessRules {
     clients: Clients,
     needs_key: bool,
     auto_pull: AutoPull,
+    /// Maximum bytes of a model that requests may download from the catalogue.
+    pull_limit: u64,
     hosts: Vec<AllowedHost>,
     origins: Vec<AllowedOrigin>,
     is_encrypted: bool,
@@ -38,13 +40,13 @@ impl ServeOptions {
     /// # Errors
     /// [`ServeError::Keys`] for a malformed key file.
     pub fn access_rules(&self, gateway: &Gateway) -> Result<AccessRules, ServeError> {
-        Ok(AccessRules::new(self, self.has_key(gateway)?))
+        Ok(AccessRules::new(self, self.has_key(gateway)?, gateway.config().auto_pull_limit))
     }
 }
 
 impl AccessRules {
     /// Returns the rules of these options; `has_key` is true if the store or the options have a key.
-    fn new(options: &ServeOptions, has_key: bool) -> Self {
+    fn new(options: &ServeOptions, has_key: bool, pull_limit: u64) -> Self {
         let clients = match (&options.unix_socket, options.is_local()) {
             (Some(_), _) => Clients::User,
             (None, true) => Clients::Machine,
@@ -55,6 +57,7 @@ impl AccessRules {
             clients,
             needs_key: has_key && *authentication == Authentication::Standard,
             auto_pull: auto_pull.unwrap_or_else(|| AccessOptions::default_auto_pull(options.is_local())),
+            pull_limit,
             hosts: allowed_hosts.clone(),
             origins: cors_origins.clone(),
             is_encrypted: options.tls.is_some(),
@@ -119,11 +122,14 @@ impl fmt::Display for AccessRules {
             [] => f.write_str("no web pages; ")?,
             origins => write!(f, "web pages of {}; ", origins.join(", "))?,
         }
-        f.write_str(match self.auto_pull {
-            AutoPull::Never => "requests download no models",
-            AutoPull::Catalogue => "requests may download small models of the catalogue",
-            AutoPull::Always => "requests may download any model",
-        })
+        match self.auto_pull {
+            AutoPull::Never => f.write_str("requests download no models"),
+            AutoPull::Catalogue => {
+                let gibibytes = self.pull_limit as f64 / (1u64 << 30) as f64;
+                write!(f, "requests may download catalogue models from pip, up to {gibibytes} GiB")
+            }
+            AutoPull::Always => f.write_str("requests may download any model"),
+        }
     }
 }
 
@@ -134,13 +140,13 @@ mod tests {
     fn rules(has_key: bool, change: impl FnOnce(&mut ServeOptions)) -> AccessRules {
         let mut options = ServeOptions::local(0);
         change(&mut options);
-        AccessRules::new(&options, has_key)
+        AccessRules::new(&options, has_key, 1 << 30)
     }
 
     #[test]
     fn rules_are_a_line_of_words() {
         let check = |rules: AccessRules, expect: &str| assert_eq!(rules.to_string(), expect);
-        let downloads = "requests may download small models of the catalogue";
+        let downloads = "requests may download catalogue models from pip, up to 1 GiB";
         check(
             rules(false, |_| {}),
             &format!("programs of this machine, without a key; web pages of this machine; {downloads}"),

@@ -221,7 +221,10 @@ pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiErro
         let path = error.path().to_string();
         let inner = error.into_inner();
         match missing_field(&inner.to_string()) {
-            Some(field) => ApiError::bad_request(field.clone(), format!("{field} is required")),
+            Some(field) => {
+                let field = if path == "." { field } else { format!("{path}.{field}") };
+                ApiError::bad_request(field.clone(), format!("{field} is required"))
+            }
             None if path != "." => {
                 let problem = negative_count(&path, &inner.to_string()).unwrap_or_else(|| inner.to_string());
                 ApiError::bad_request(path.clone(), format!("{path}: {problem}"))

@@ -39,6 +39,7 @@ mod reply;
 mod routes;
 mod serve;
 mod sse;
+mod text_or_list;
 mod timings;
 mod tls;
 #[cfg(unix)]

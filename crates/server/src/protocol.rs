@@ -64,10 +64,14 @@ impl ErrorMessage {
     }
 }
 
+/// Type of the objects of Anthropic's errors.
+const ERROR: &str = "error";
+
 /// An error of Anthropic's protocol.
 #[derive(Debug, Serialize, JsonSchema)]
-#[serde(tag = "type", rename = "error")]
 pub(crate) struct AnthropicErrorBody<'a> {
+    #[schemars(extend("const" = ERROR))]
+    r#type: &'static str,
     error: AnthropicError<'a>,
 }
 
@@ -90,7 +94,7 @@ impl<'a> AnthropicErrorBody<'a> {
             400..500 => "invalid_request_error",
             _ => "api_error",
         };
-        Self { error: AnthropicError { r#type: kind, message } }
+        Self { r#type: ERROR, error: AnthropicError { r#type: kind, message } }
     }
 }
 

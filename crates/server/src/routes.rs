@@ -10,7 +10,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
-use serde_json::Value;
 
 use crate::{
     access::{self, Access},
@@ -23,7 +22,7 @@ use crate::{
     },
     app::App,
     error::ApiError,
-    health,
+    health::HealthReport,
     held_body::hold,
     hints::Hints,
     keys,
@@ -51,7 +50,7 @@ use crate::{
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
     },
-    openapi::{self, Operation, answers::HealthReport},
+    openapi::{self, Operation},
     paths, protocol,
 };
 
@@ -223,12 +222,12 @@ fn of_ollama() -> Vec<Operation> {
     ]
 }
 
-async fn health(app: App) -> Json<Value> {
+async fn health(app: App) -> Json<HealthReport> {
     if !app.meter.caller.is_known() {
-        return Json(health::alive());
+        return Json(HealthReport::alive());
     }
     let npus = app.shared.npus.current(&app.gateway).await;
-    Json(health::report(&app.gateway.status(), &app.gateway.memory(), &npus))
+    Json(HealthReport::new(&app.gateway.status(), &app.gateway.memory(), &npus))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {

@@ -283,55 +283,6 @@ fn tokens_are_counted_and_paths_may_be_spelled_otherwise() {
 }
 
 #[test]
-fn a_second_request_finds_the_prompt_of_the_first() {
-    let tiny = Tiny::new();
-    let model = tiny.chat();
-    let live = Live::start(tiny.config());
-    let cached = |question: &str| {
-        let system = "the cat and the dog ".repeat(4);
-        let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": question}]);
-        let answer = live
-            .post("/v1/chat/completions", &json!({"model": model, "messages": messages, "max_tokens": 1}));
-        let usage = answer.json()["usage"].clone();
-        let count = |value: &Value| value.as_u64().unwrap();
-        (count(&usage["prompt_tokens_details"]["cached_tokens"]), count(&usage["prompt_tokens"]))
-    };
-    assert_eq!(cached("who").0, 0);
-    let (found, all) = cached("where");
-    assert!(found > all / 2 && found < all, "{found} of {all}");
-}
-
-#[test]
-fn the_last_token_of_a_repeated_prompt_is_not_cached() {
-    let tiny = Tiny::new();
-    let model = tiny.chat();
-    let live = Live::start(tiny.config());
-    let text = "the cat and the dog ".repeat(4);
-    let messages = json!([{"role": "user", "content": text}]);
-    let chat = json!({"model": model, "messages": messages, "max_tokens": 1});
-    let usage = |path: &str, body: &Value| live.post(path, body).json()["usage"].clone();
-    // The second choice finds the prompt that the first one read.
-    let first = usage("/v1/chat/completions", &with(chat.clone(), json!({"n": 2})));
-    assert_eq!(first["prompt_tokens_details"]["cached_tokens"], 0, "{first}");
-
-    let completion = json!({"model": model, "prompt": text, "max_tokens": 1});
-    let response = json!({"model": model, "input": text, "max_output_tokens": 1});
-    for (path, body, prompt, cached) in [
-        ("/v1/chat/completions", &chat, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
-        ("/v1/completions", &completion, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
-        ("/v1/responses", &response, "/input_tokens", "/input_tokens_details/cached_tokens"),
-    ] {
-        usage(path, body);
-        let again = usage(path, body);
-        let count = |pointer: &str| again.pointer(pointer).and_then(Value::as_u64).unwrap();
-        assert_eq!(count(cached), count(prompt) - 1, "{path}: {again}");
-    }
-    let read = usage("/v1/messages", &chat);
-    assert_eq!(read["input_tokens"], 1, "{read}");
-    assert_eq!(read["cache_read_input_tokens"], first["prompt_tokens"].as_u64().unwrap() - 1, "{read}");
-}
-
-#[test]
 fn responses_are_stored_continued_and_removed() {
     let tiny = Tiny::new();
     let model = tiny.chat();
@@ -646,34 +597,6 @@ fn an_answer_has_its_minimum_of_tokens() {
     };
     assert_eq!(count(request.clone()), 1);
     assert_eq!(count(with(request, json!({"min_tokens": 5, "typical_p": 0.9}))), 6);
-}
-
-#[test]
-fn growing_and_interleaved_conversations_read_only_what_is_new() {
-    let tiny = Tiny::new();
-    let model = tiny.chat();
-    let live = Live::start(tiny.config());
-    let system = json!({"role": "system", "content": "the cat and the dog ".repeat(4)});
-    let turns = ["who", "where", "when"];
-    let mut conversations: Vec<Vec<Value>> = (0..3).map(|_| vec![system.clone()]).collect();
-    let mut lengths = [0; 3];
-    for (turn, question) in turns.iter().enumerate() {
-        for (number, messages) in conversations.iter_mut().enumerate() {
-            messages.push(json!({"role": "user", "content": format!("{question} {number}")}));
-            let request = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
-            let answer = live.post("/v1/chat/completions", &request).json();
-            let count = |value: &Value| value.as_u64().unwrap() as usize;
-            let usage = &answer["usage"];
-            let (prompt, cached) =
-                (count(&usage["prompt_tokens"]), count(&usage["prompt_tokens_details"]["cached_tokens"]));
-            // In its first turn, every conversation but the first one reuses the system prompt. Later turns reuse the
-            // turn before.
-            let least = if turn > 0 { lengths[number] } else { usize::from(number > 0) * prompt / 2 };
-            assert!(cached >= least && cached < prompt, "turn {turn} of {number}: {cached} of {prompt}");
-            lengths[number] = prompt;
-            messages.push(answer["choices"][0]["message"].clone());
-        }
-    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod support;
 
 use jsonschema::Validator;
+use narthex_gateway::Config;
 use serde_json::{Map, Value, json};
 use support::{Head, Live, Tiny, chat, with};
 
@@ -155,6 +156,129 @@ fn parts_of_streams_are_those_of_the_document() {
             assert!(errors.is_empty(), "{path}: {body}: {errors:?} in {part}");
         }
     }
+}
+
+/// Checks that an object is valid, and that it is not if one of its fields at these pointers is missing.
+fn check_required(validator: &Validator, value: &Value, required: &[&str]) {
+    let errors: Vec<String> = validator.iter_errors(value).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?} in {value}");
+    for pointer in required {
+        let mut changed = value.clone();
+        let (parent, name) = pointer.rsplit_once('/').unwrap();
+        let object = changed.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        assert!(object.remove(name).is_some() && !validator.is_valid(&changed), "{pointer}: {value}");
+    }
+}
+
+#[test]
+fn errors_are_those_of_the_document_in_every_protocol() {
+    let tiny = Tiny::new();
+    let live = Live::start(tiny.config());
+    let document = live.get("/openapi.json").json();
+    let messages = json!([{"role": "user", "content": "the cat"}]);
+    let openai = ["/error", "/error/message", "/error/type", "/error/param", "/error/code"];
+    let anthropic = ["/type", "/error", "/error/type", "/error/message"];
+    for (path, required) in [
+        ("/v1/chat/completions", openai.as_slice()),
+        ("/v1/messages", &anthropic),
+        ("/v1/messages/count_tokens", &anthropic),
+        ("/api/chat", &["/error"]),
+    ] {
+        let unknown = json!({"model": "nothing", "messages": messages});
+        for (status, body) in [(400, json!({"model": 5})), (404, unknown)] {
+            let answer = live.post(path, &with(body, json!({"stream": false})));
+            assert_eq!(answer.status, status, "{path}: {}", answer.text());
+            let response = &document["paths"][path]["post"]["responses"][status.to_string()];
+            let schema = &response["content"]["application/json"]["schema"];
+            check_required(&validator(&document, schema), &answer.json(), required);
+        }
+    }
+}
+
+#[test]
+fn ranges_are_those_of_the_document() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let document = live.get("/openapi.json").json();
+    let messages = json!([{"role": "user", "content": "the cat"}]);
+    let sampling = [
+        ("temperature", json!([-0.1, 0, 2, 2.1])),
+        ("top_p", json!([-0.1, 0, 1, 1.1])),
+        ("min_p", json!([-0.1, 0, 1, 1.1])),
+        ("typical_p", json!([-0.1, 0, 1, 1.1])),
+        ("repetition_penalty", json!([0, 0.02, 100, 101])),
+        ("presence_penalty", json!([-2.1, -2, 2, 2.1])),
+        ("frequency_penalty", json!([-2.1, -2, 2, 2.1])),
+        ("n", json!([0, 1, 2, 129])),
+    ];
+    let common = [("temperature", json!([-0.1, 0, 2, 2.1])), ("top_p", json!([-0.1, 0, 1, 1.1]))];
+    let of_chat = [("top_logprobs", json!([-1, 0, 20, 21]))];
+    let of_text = [("logprobs", json!([-1, 0, 5, 6]))];
+    let limit = |name| [(name, json!([0, 1, 2, -1]))];
+    for (path, body, fields) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": 1, "logprobs": true}),
+            [sampling.as_slice(), &of_chat].concat(),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "max_tokens": 1}),
+            [sampling.as_slice(), &of_text].concat(),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 1}),
+            [common.as_slice(), &limit("max_tokens")].concat(),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "max_output_tokens": 1}),
+            [common.as_slice(), &limit("max_output_tokens")].concat(),
+        ),
+    ] {
+        let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let validator = validator(&document, schema);
+        for (name, values) in fields {
+            for (value, is_valid) in values.as_array().unwrap().iter().zip([false, true, true, false]) {
+                let body = with(with(body.clone(), json!({"model": model})), json!({name: value}));
+                let status = live.post(path, &body).status;
+                assert_eq!(
+                    [status != 400, validator.is_valid(&body)],
+                    [is_valid; 2],
+                    "{path} {name} {value}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_health_report_is_that_of_the_document() {
+    let tiny = Tiny::new();
+    let (model, broken) = (tiny.chat(), tiny.embedding());
+    std::fs::remove_file(tiny.package(&broken).join("model.onnx.data")).unwrap();
+    let live = Live::start(Config { providers: "qnn,cpu".parse().unwrap(), ..tiny.config() });
+    let response = &live.get("/openapi.json").json();
+    let content = &response["paths"]["/health"]["get"]["responses"]["200"]["content"];
+    let validator = validator(response, &content["application/json"]["schema"]);
+    check_required(&validator, &live.get("/health").json(), &["/status", "/memory/low", "/npu/devices"]);
+    assert_eq!(live.post("/v1/chat/completions", &chat(&model, 2)).status, 200);
+    assert_eq!(live.post("/v1/embeddings", &json!({"model": broken, "input": "x"})).status, 503);
+    let mut health = live.get("/health").json();
+    health["models"].as_array_mut().unwrap().sort_by_key(|entry| entry["state"]["state"] == "failed");
+    let required = [
+        "/models/0/id",
+        "/models/0/state/state",
+        "/models/0/draft_model",
+        "/models/0/engine/cached_tokens",
+        "/models/0/placement/0/compute_share",
+        "/models/0/passed_over/0/reason",
+        "/models/1/state/reason",
+        "/models/1/fallen",
+    ];
+    check_required(&validator, &health, &required);
 }
 
 #[test]

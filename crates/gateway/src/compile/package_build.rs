@@ -42,7 +42,7 @@ pub(crate) enum PullLimit {
     None,
     /// No download and no compile.
     Installed,
-    /// Catalogue entries up to this many bytes, for a request.
+    /// Catalogue entries with pinned files, up to this many bytes, for a request.
     Bytes(u64),
 }
 

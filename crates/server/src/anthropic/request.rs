@@ -12,6 +12,7 @@ use crate::{
     error::ApiError,
     ignored::IgnoredParameters,
     openai::{reasoning::Effort, tools::no_parameters},
+    text_or_list::{ListElement, TextOrList},
 };
 
 /// Names of the fields, without the hints.
@@ -36,8 +37,11 @@ pub(crate) struct MessagesBody {
     pub(super) model: String,
     messages: Vec<WireTurn>,
     system: Option<Blocks>,
+    #[schemars(range(min = 1))]
     max_tokens: Option<usize>,
+    #[schemars(range(min = 0.0, max = 2.0))]
     temperature: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f32>,
     top_k: Option<usize>,
     stop_sequences: Option<Vec<String>>,
@@ -88,11 +92,11 @@ enum TurnRole {
     System,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of content blocks")]
-enum Blocks {
-    Text(String),
-    List(Vec<Block>),
+/// A text or a list of content blocks.
+type Blocks = TextOrList<Block>;
+
+impl ListElement for Block {
+    const EXPECTED: &'static str = "a string or a list of content blocks";
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -6,9 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    error::ApiError,
-    ignored::IgnoredParameters,
-    openai::{options::OneOrMany, reasoning::Effort},
+    error::ApiError, ignored::IgnoredParameters, openai::reasoning::Effort, text_or_list::TextOrList,
 };
 
 /// `think`: a switch or a level.
@@ -47,7 +45,7 @@ struct AnswerOptions {
     min_p: Option<f32>,
     typical_p: Option<f32>,
     seed: Option<i64>,
-    stop: Option<OneOrMany>,
+    stop: Option<TextOrList<String>>,
     repeat_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
@@ -165,11 +163,7 @@ impl AnswerOptions {
             min_p: self.min_p.unwrap_or(standard.min_p),
             typical_p: self.typical_p.unwrap_or(standard.typical_p),
             seed: self.seed.map(|seed| seed as u64),
-            stop: match self.stop {
-                None => Vec::new(),
-                Some(OneOrMany::One(stop)) => vec![stop],
-                Some(OneOrMany::Many(stops)) => stops,
-            },
+            stop: self.stop.map(TextOrList::into_texts).unwrap_or_default(),
             repetition_penalty: self.repeat_penalty.unwrap_or(standard.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),

@@ -52,6 +52,7 @@ pub(crate) struct ChatBody {
     model: String,
     messages: Vec<WireMessage>,
     logprobs: Option<bool>,
+    #[schemars(range(max = 20))]
     top_logprobs: Option<usize>,
     tools: Option<Vec<WireTool>>,
     tool_choice: Option<WireToolChoice>,

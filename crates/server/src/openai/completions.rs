@@ -48,6 +48,7 @@ const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo"];
 pub(crate) struct CompletionBody {
     model: String,
     prompt: Prompts<MAX_PROMPTS>,
+    #[schemars(range(max = 5))]
     logprobs: Option<usize>,
     echo: Option<bool>,
 }

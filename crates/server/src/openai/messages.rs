@@ -1,16 +1,15 @@
 //! Messages of a conversation in OpenAI's JSON, including tool calls and their results.
 
-use std::{borrow::Cow, fmt};
-
 use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{
-    Deserialize, Deserializer,
-    de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
-};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{error::ApiError, outline::json_or_text};
+use crate::{
+    error::ApiError,
+    outline::json_or_text,
+    text_or_list::{ListElement, TextOrList},
+};
 
 /// A message.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -54,47 +53,7 @@ struct WireFunctionCall {
 }
 
 /// A text or a list of parts.
-#[derive(Debug)]
-pub(crate) enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(ContentVisitor)
-    }
-}
-
-impl JsonSchema for Content {
-    fn schema_name() -> Cow<'static, str> {
-        "Content".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let parts = generator.subschema_for::<Vec<Part>>();
-        json_schema!({"anyOf": [{"type": "string"}, parts]})
-    }
-}
-
-/// Reads a text without the copy that serde's untagged enums would make.
-struct ContentVisitor;
-
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(r#"a string or a list of parts such as {"type": "text", "text": …}"#)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
-    }
-}
+pub(crate) type Content = TextOrList<Part>;
 
 /// Part of a text.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -104,12 +63,16 @@ pub(crate) struct Part {
     refusal: Option<String>,
 }
 
+impl ListElement for Part {
+    const EXPECTED: &'static str = r#"a string or a list of parts such as {"type": "text", "text": …}"#;
+}
+
 impl Content {
     /// Returns the text. `path` is the path of the content for errors.
     pub(crate) fn into_text(self, path: &str) -> Result<String, ApiError> {
         match self {
             Self::Text(text) => Ok(text),
-            Self::Parts(parts) => {
+            Self::List(parts) => {
                 let parts = parts.into_iter().enumerate();
                 parts.map(|(index, part)| part.into_text(&format!("{path}[{index}]"))).collect()
             }
@@ -120,7 +83,7 @@ impl Content {
     pub(crate) fn into_reasoning(self) -> String {
         match self {
             Self::Text(text) => text,
-            Self::Parts(parts) => {
+            Self::List(parts) => {
                 let texts = parts.into_iter().filter_map(|part| part.text);
                 texts.collect::<Vec<_>>().join("\n")
             }

@@ -7,15 +7,7 @@ use narthex_spec::Speculation;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::error::ApiError;
-
-/// One string or several.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
-pub(crate) enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
+use crate::{error::ApiError, text_or_list::TextOrList};
 
 /// `stream_options`.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
@@ -31,21 +23,29 @@ pub(crate) struct Sampling {
     max_completion_tokens: Option<usize>,
     n_predict: Option<i64>,
     ignore_eos: Option<bool>,
+    #[schemars(range(min = 0.0, max = 2.0))]
     temperature: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f32>,
     top_k: Option<i64>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     min_p: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     #[serde(alias = "typ_p")]
     typical_p: Option<f32>,
     min_tokens: Option<usize>,
+    #[schemars(range(min = 0.01, max = 100.0))]
     #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
+    #[schemars(range(min = -2.0, max = 2.0))]
     presence_penalty: Option<f32>,
+    #[schemars(range(min = -2.0, max = 2.0))]
     frequency_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
     seed: Option<i64>,
     draft: Option<bool>,
-    stop: Option<OneOrMany>,
+    stop: Option<TextOrList<String>>,
+    #[schemars(range(min = 1, max = 128))]
     n: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -107,11 +107,7 @@ impl Sampling {
             logit_bias: self.logit_bias()?,
             // Negative seeds are valid; the bits are used.
             seed: self.seed.map(|seed| seed as u64),
-            stop: match &self.stop {
-                None => Vec::new(),
-                Some(OneOrMany::One(stop)) => vec![stop.clone()],
-                Some(OneOrMany::Many(stops)) => stops.clone(),
-            },
+            stop: self.stop.clone().map(TextOrList::into_texts).unwrap_or_default(),
             n: self.n.unwrap_or(1),
             logprobs,
             grammar: None,

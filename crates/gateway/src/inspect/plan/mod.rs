@@ -68,7 +68,7 @@ pub struct Origin {
     pub yarn: Option<ContextFactor>,
     /// Devices whose answers were found to differ from the CPU's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub canary: Vec<KnownDivergence>,
+    pub divergences: Vec<KnownDivergence>,
 }
 
 impl Origin {
@@ -85,7 +85,7 @@ impl Origin {
             download_bytes: stated.map_or_else(|| entry?.checkpoint_bytes(), |stated| stated.bytes),
             notes: entry.and_then(|entry| entry.notes.clone()),
             yarn: entry.and_then(|entry| entry.yarn),
-            canary: entry.map(|entry| entry.canary.clone()).unwrap_or_default(),
+            divergences: entry.map(|entry| entry.divergences.clone()).unwrap_or_default(),
             source: Some(resolved.provenance),
         }
     }
@@ -147,7 +147,7 @@ impl Gateway {
         let machine = fit::machine(&estimate, &fit::memories());
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
-        estimate.weigh(memory, &origin.canary);
+        estimate.weigh(memory, &origin.divergences);
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin,

@@ -127,7 +127,7 @@ impl ModelEstimate {
 
     /// Adjusts the scores: a target whose weights exceed `memory` is refused, scores are multiplied by the quality that
     /// the scheme keeps, and a device with a known divergence of its answers scores 0.
-    pub(super) fn weigh(&mut self, memory: u64, canary: &[KnownDivergence]) {
+    pub(super) fn weigh(&mut self, memory: u64, known: &[KnownDivergence]) {
         for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
             let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
             for TargetEstimate { target, verdict, score, .. } in targets {
@@ -147,7 +147,7 @@ impl ModelEstimate {
                         format!("share of quality that {scheme} keeps, by perplexity of smollm2:135m");
                     score.scale(Factor { name: "quality", value: quality, detail });
                 }
-                if let Some(known) = canary.iter().find(|known| known.provider == target.ep()) {
+                if let Some(known) = known.iter().find(|known| known.provider == target.ep()) {
                     let KnownDivergence { divergence, measured, .. } = known;
                     let detail =
                         format!("its answers differ from the CPU's by {divergence} nats ({measured})");
@@ -273,17 +273,17 @@ mod tests {
     #[test]
     fn scores_count_room_quality_and_known_divergence() {
         let found = [(Scheme::F16, "openvino:npu", 100.0, true), (Scheme::W4, "qnn:x-elite", 100.0, true)];
-        let weighed = |memory, canary: &[KnownDivergence]| {
+        let weighed = |memory, known: &[KnownDivergence]| {
             let mut estimate = estimate(&found);
             estimate.schemes[0].bytes = 142_000_000_000;
-            estimate.weigh(memory, canary);
+            estimate.weigh(memory, known);
             estimate.schemes.iter().map(|scheme| scheme.targets[0].score.total).collect::<Vec<_>>()
         };
         assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.7]);
         assert_eq!(weighed(256_000_000_000, &[]), [100.0, 87.7]);
         let measured = "HTP emulation".to_owned();
-        let canary = [KnownDivergence { provider: narthex_spec::Ep::Qnn, divergence: 0.126, measured }];
-        assert_eq!(weighed(256_000_000_000, &canary), [100.0, 0.0]);
+        let known = [KnownDivergence { provider: narthex_spec::Ep::Qnn, divergence: 0.126, measured }];
+        assert_eq!(weighed(256_000_000_000, &known), [100.0, 0.0]);
     }
 
     #[test]

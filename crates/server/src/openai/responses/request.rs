@@ -16,7 +16,11 @@ use super::{
     },
     history::{HistoryItem, InputItem, arguments_value, custom_arguments, custom_parameters, within},
 };
-use crate::{error::ApiError, ignored::IgnoredParameters};
+use crate::{
+    error::ApiError,
+    ignored::IgnoredParameters,
+    text_or_list::{ListElement, TextOrList},
+};
 
 /// Names of the fields, without the hints.
 pub(super) const FIELDS: &[&str] = &[
@@ -40,10 +44,13 @@ pub(super) const FIELDS: &[&str] = &[
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ResponsesBody {
     pub(super) model: String,
-    input: Input,
+    input: TextOrList<Item>,
     instructions: Option<String>,
+    #[schemars(range(min = 1))]
     max_output_tokens: Option<usize>,
+    #[schemars(range(min = 0.0, max = 2.0))]
     temperature: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f32>,
     pub(super) stream: Option<bool>,
     tools: Option<Vec<ResponseTool>>,
@@ -59,13 +66,6 @@ pub(crate) struct ResponsesBody {
 struct ReasoningEffort {
     effort: Option<Effort>,
     summary: Option<Value>,
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of items")]
-enum Input {
-    Text(String),
-    Items(Vec<Item>),
 }
 
 /// An item of the conversation; without a type it is a message.
@@ -87,6 +87,10 @@ struct Item {
     /// Input of a custom tool.
     input: Option<String>,
     output: Option<Content>,
+}
+
+impl ListElement for Item {
+    const EXPECTED: &'static str = "a string or a list of items";
 }
 
 fn message_type() -> String {
@@ -172,7 +176,7 @@ impl Item {
             // The model's template keeps or drops earlier reasoning. Some clients return only the summary.
             "reasoning" => {
                 let content = self.content.map(Content::into_reasoning).filter(|text| !text.is_empty());
-                let summary = self.summary.map(|parts| Content::Parts(parts).into_reasoning());
+                let summary = self.summary.map(|parts| Content::List(parts).into_reasoning());
                 HistoryItem::Reasoning(content.or(summary).unwrap_or_default())
             }
             other => {
@@ -257,10 +261,10 @@ impl ResponsesBody {
     pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {
-            Input::Text(text) => {
+            TextOrList::Text(text) => {
                 input.push(InputItem::Given(HistoryItem::Message(Message::new(Role::User, text))));
             }
-            Input::Items(items) => {
+            TextOrList::List(items) => {
                 for (index, item) in items.into_iter().enumerate() {
                     input.push(item.into_input(index)?);
                 }

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -208,7 +209,24 @@ pub(super) fn memory_of(turns: &Turns) -> usize {
 
 /// Returns the length of a value as JSON.
 pub(super) fn json_length(value: &impl serde::Serialize) -> usize {
-    serde_json::to_vec(value).map_or(0, |json| json.len())
+    let mut length = JsonLength(0);
+    // The writes do not fail. A value that is not JSON counts up to its error.
+    let _ = serde_json::to_writer(&mut length, value);
+    length.0
+}
+
+/// Number of bytes that were written. The bytes are not stored.
+struct JsonLength(usize);
+
+impl io::Write for JsonLength {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Returns the messages of turns.

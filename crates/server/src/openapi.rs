@@ -3,8 +3,6 @@
 //! An [`Operation`] is a route with its types. The router and the document are built from the same list, so that every
 //! route is documented.
 
-pub(crate) mod answers;
-
 use std::collections::BTreeMap;
 
 use axum::routing::MethodRouter;

@@ -1,0 +1,367 @@
+//! State, devices and counters of a model in the report at `/health`.
+
+use std::collections::BTreeMap;
+
+use narthex_gateway::{
+    FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
+    models::{DraftModelStatus, EngineCounters, ModelState, ModelStatus, PassedOver},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// State of a model. Fields about its devices are null until it is loaded.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ModelHealth {
+    /// Name of the model.
+    id: String,
+    /// Weight scheme.
+    scheme: String,
+    state: LoadState,
+    /// Device, or both as `prefill=qnn,decode=cpu`.
+    device: Option<String>,
+    /// Reason for the choice of devices, if measurements decided it.
+    why: Option<String>,
+    /// Share of the multiply-accumulates that run on an NPU, 0 to 1.
+    npu_share: Option<f64>,
+    /// That share in each phase, if the phases differ.
+    npu_phases: Option<NpuPhases>,
+    /// An entry for each graph and provider.
+    placement: Option<Vec<GraphPlacement>>,
+    /// Nodes on another device than intended.
+    fallen: Option<FallbackReport>,
+    /// Events of the load that a user should know of.
+    notes: Option<Vec<String>>,
+    /// Preferred devices that refused the model.
+    passed_over: Vec<RefusedDevice>,
+    /// Maximum sequence length in tokens.
+    max_length: Option<usize>,
+    /// Bytes of the packages of the model and of its draft model.
+    package_bytes: Option<u64>,
+    draft_model: Option<DraftModelHealth>,
+    engine: Option<EngineHealth>,
+}
+
+/// Loading state.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "state", rename_all = "snake_case")]
+enum LoadState {
+    Loading,
+    Ready,
+    Failed {
+        reason: String,
+        /// The next step.
+        hint: Option<String>,
+    },
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct NpuPhases {
+    prefill: f64,
+    decode: f64,
+}
+
+/// Part of a graph that one provider runs.
+#[derive(Debug, Serialize, JsonSchema)]
+struct GraphPlacement {
+    /// File name of the graph.
+    graph: String,
+    /// Execution provider.
+    ep: String,
+    /// Number of subgraphs that the provider runs as a whole.
+    subgraphs: usize,
+    /// Number of nodes.
+    nodes: usize,
+    /// Number of nodes of each operator.
+    ops: BTreeMap<String, usize>,
+    /// Bytes of the constants that these nodes read.
+    weight_bytes: u64,
+    /// Share of the graph's multiply-accumulates, 0 to 1.
+    compute_share: f64,
+}
+
+/// Nodes on another device than intended.
+#[derive(Debug, Serialize, JsonSchema)]
+struct FallbackReport {
+    /// Number of nodes, listed or not.
+    count: usize,
+    /// The first nodes.
+    nodes: Vec<FallbackEntry>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct FallbackEntry {
+    /// File name of the graph.
+    graph: String,
+    /// Path of the node.
+    path: String,
+    /// Operator.
+    op: String,
+    /// Reason.
+    why: String,
+    /// The next step.
+    fix: Option<String>,
+}
+
+/// A preferred device that refused a model.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RefusedDevice {
+    device: String,
+    reason: String,
+    /// The next step.
+    fix: Option<String>,
+    /// True if the device is present or was named.
+    announced: bool,
+    /// Nodes that the device refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fallen: Option<FallbackReport>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DraftModelHealth {
+    name: String,
+    /// Weight scheme.
+    scheme: String,
+    /// Bytes of the package.
+    bytes: u64,
+}
+
+/// Counters of an engine, or of the queue of an encoder.
+#[derive(Debug, Serialize, JsonSchema)]
+struct EngineHealth {
+    /// Sequences in slots.
+    running: usize,
+    /// Sequences in the queue.
+    waiting: usize,
+    slots: usize,
+    /// Bytes of the KV cache in use.
+    kv_used_bytes: usize,
+    /// Maximum bytes of the KV cache.
+    kv_budget_bytes: usize,
+    /// Bytes of one token in the KV cache.
+    kv_token_bytes: usize,
+    /// Prompt tokens since the load.
+    prompt_tokens: u64,
+    /// Prompt tokens that were in the KV cache.
+    cached_tokens: u64,
+    generated_tokens: u64,
+    /// Draft tokens that the model accepted.
+    accepted_tokens: u64,
+    /// Draft tokens that the model rejected.
+    rejected_tokens: u64,
+}
+
+impl From<&ModelStatus> for ModelHealth {
+    fn from(model: &ModelStatus) -> Self {
+        let placement = model.placement.as_ref();
+        let lines = |report: &PlacementReport| report.lines.iter().map(GraphPlacement::from).collect();
+        Self {
+            id: model.name.to_string(),
+            scheme: model.scheme.to_string(),
+            state: LoadState::from(&model.state),
+            device: placement.map(PlacementReport::name),
+            why: placement.and_then(|report| report.why.clone()),
+            npu_share: placement.map(|report| report.npu_share),
+            npu_phases: placement.and_then(|report| report.phases).map(NpuPhases::from),
+            placement: placement.map(lines),
+            fallen: placement.map(|report| FallbackReport::from(&report.fallback)),
+            notes: placement.map(|report| report.notes.clone()),
+            passed_over: model.passed_over.iter().map(RefusedDevice::from).collect(),
+            max_length: model.max_length,
+            package_bytes: model.package_bytes,
+            draft_model: model.draft_model.as_ref().map(DraftModelHealth::from),
+            engine: model.engine.map(EngineHealth::from),
+        }
+    }
+}
+
+impl From<&ModelState> for LoadState {
+    fn from(state: &ModelState) -> Self {
+        match state.clone() {
+            ModelState::Loading => Self::Loading,
+            ModelState::Ready => Self::Ready,
+            ModelState::Failed { reason, hint } => Self::Failed { reason, hint },
+        }
+    }
+}
+
+impl From<PhaseShares> for NpuPhases {
+    fn from(PhaseShares { prefill, decode }: PhaseShares) -> Self {
+        Self { prefill, decode }
+    }
+}
+
+impl From<&PlacementLine> for GraphPlacement {
+    fn from(line: &PlacementLine) -> Self {
+        let PlacementLine { graph, ep, subgraphs, nodes, ops, weight_bytes, compute_share } = line.clone();
+        Self { graph, ep: ep.to_string(), subgraphs, nodes, ops, weight_bytes, compute_share }
+    }
+}
+
+impl From<&FallbackNodes> for FallbackReport {
+    fn from(nodes: &FallbackNodes) -> Self {
+        Self { count: nodes.count, nodes: nodes.nodes.iter().map(FallbackEntry::from).collect() }
+    }
+}
+
+impl From<&FallbackNode> for FallbackEntry {
+    fn from(node: &FallbackNode) -> Self {
+        let FallbackNode { graph, path, op, why, fix } = node.clone();
+        Self { graph, path, op, why, fix }
+    }
+}
+
+impl From<&PassedOver> for RefusedDevice {
+    fn from(passed: &PassedOver) -> Self {
+        Self {
+            device: passed.device.to_string(),
+            reason: passed.reason.clone(),
+            fix: passed.fix.clone(),
+            announced: passed.announced,
+            fallen: (!passed.fallback.is_empty()).then(|| FallbackReport::from(&passed.fallback)),
+        }
+    }
+}
+
+impl From<&DraftModelStatus> for DraftModelHealth {
+    fn from(draft: &DraftModelStatus) -> Self {
+        Self { name: draft.name.to_string(), scheme: draft.scheme.to_string(), bytes: draft.bytes }
+    }
+}
+
+impl From<EngineCounters> for EngineHealth {
+    fn from(counters: EngineCounters) -> Self {
+        let EngineCounters {
+            running,
+            waiting,
+            slots,
+            kv_used_bytes,
+            kv_budget_bytes,
+            kv_token_bytes,
+            prompt_tokens,
+            cached_tokens,
+            generated_tokens,
+            accepted_tokens,
+            rejected_tokens,
+        } = counters;
+        Self {
+            running,
+            waiting,
+            slots,
+            kv_used_bytes,
+            kv_budget_bytes,
+            kv_token_bytes,
+            prompt_tokens,
+            cached_tokens,
+            generated_tokens,
+            accepted_tokens,
+            rejected_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod samples {
+    use narthex_gateway::models::ModelKind;
+    use narthex_spec::Scheme;
+
+    use super::*;
+
+    /// Returns the status of a model in this state and with this placement.
+    pub(in super::super) fn status(state: ModelState, placement: Option<PlacementReport>) -> ModelStatus {
+        ModelStatus {
+            name: "tiny".parse().unwrap(),
+            kind: Some(ModelKind::Chat),
+            scheme: Scheme::W8,
+            state,
+            placement,
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+            package_bytes: None,
+            draft_model: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::{DeviceName, Ep};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Validates a value against the schema of its type, as `/openapi.json` states it.
+    fn check_schema(value: &Value) {
+        let settings = schemars::generate::SchemaSettings::draft2020_12().for_serialize();
+        let schema = settings.into_generator().into_root_schema_for::<ModelHealth>();
+        let validator = jsonschema::validator_for(schema.as_value()).unwrap();
+        let errors: Vec<String> = validator.iter_errors(value).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?} in {value}");
+    }
+
+    #[test]
+    fn the_chosen_devices_are_reported_with_reasons_and_notes() {
+        let node = FallbackNode {
+            graph: "decode.onnx".to_owned(),
+            path: "/layers.0".to_owned(),
+            op: "Gather".to_owned(),
+            why: "dynamic".to_owned(),
+            fix: None,
+        };
+        let fallback = FallbackNodes { count: 2, nodes: vec![node] };
+        let line = PlacementLine {
+            graph: "prefill.onnx".to_owned(),
+            ep: Ep::Qnn,
+            subgraphs: 1,
+            nodes: 3,
+            ops: BTreeMap::from([("MatMul".to_owned(), 3)]),
+            weight_bytes: 7,
+            compute_share: 0.5,
+        };
+        let placement = PlacementReport {
+            device: DeviceName::Qnn,
+            decode: Some(DeviceName::Cpu),
+            head: None,
+            multiply_accumulates: 8,
+            npu_share: 0.5,
+            phases: Some(PhaseShares { prefill: 1.0, decode: 0.5 }),
+            lines: vec![line],
+            fallback: fallback.clone(),
+            why: Some("measured on this machine".to_owned()),
+            notes: vec!["the kept contexts were refused".to_owned()],
+        };
+        let mut status = samples::status(ModelState::Ready, Some(placement));
+        let passed = |fallback| PassedOver {
+            device: DeviceName::Qnn,
+            reason: "refused".to_owned(),
+            fix: None,
+            announced: true,
+            fallback,
+        };
+        status.passed_over = vec![passed(fallback), passed(FallbackNodes::default())];
+        status.engine = Some(EngineCounters { cached_tokens: 5, ..EngineCounters::default() });
+        status.draft_model =
+            Some(DraftModelStatus { name: "small".parse().unwrap(), scheme: status.scheme, bytes: 9 });
+        let found = json!(ModelHealth::from(&status));
+        check_schema(&found);
+        assert_eq!((&found["id"], &found["scheme"]), (&json!("tiny"), &json!("w8")));
+        assert_eq!(found["device"], "prefill=qnn,decode=cpu");
+        assert_eq!(found["why"], "measured on this machine");
+        assert_eq!(found["notes"], json!(["the kept contexts were refused"]));
+        assert_eq!(found["npu_phases"], json!({"prefill": 1.0, "decode": 0.5}));
+        let node = json!({
+            "graph": "decode.onnx", "path": "/layers.0", "op": "Gather", "why": "dynamic", "fix": null,
+        });
+        assert_eq!(found["fallen"], json!({"count": 2, "nodes": [node]}));
+        assert_eq!(found["passed_over"][0]["fallen"], found["fallen"]);
+        assert_eq!(found["passed_over"][1].get("fallen"), None);
+        assert_eq!(found["placement"][0]["ep"], "qnn");
+        assert_eq!(found["engine"]["cached_tokens"], 5);
+        assert_eq!(found["draft_model"], json!({"name": "small", "scheme": "w8", "bytes": 9}));
+
+        let loading = json!(ModelHealth::from(&samples::status(ModelState::Loading, None)));
+        check_schema(&loading);
+        assert_eq!((&loading["state"], &loading["fallen"]), (&json!({"state": "loading"}), &Value::Null));
+        assert_eq!((&loading["placement"], &loading["notes"]), (&Value::Null, &Value::Null));
+    }
+}

@@ -1,0 +1,154 @@
+//! The prefix cache over HTTP: prompts that share a prefix with an earlier one read only the rest, and the answer counts
+//! it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Live, Tiny, with};
+
+/// Tokens of a prompt, and those of them that were cached.
+#[derive(Debug, Clone, Copy)]
+struct PromptTokens {
+    all: u64,
+    cached: u64,
+}
+
+impl PromptTokens {
+    fn of(answer: &Value) -> Self {
+        let usage = &answer["usage"];
+        let count = |value: &Value| value.as_u64().unwrap();
+        Self {
+            all: count(&usage["prompt_tokens"]),
+            cached: count(&usage["prompt_tokens_details"]["cached_tokens"]),
+        }
+    }
+}
+
+#[test]
+fn a_second_request_finds_the_prompt_of_the_first() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let ask = |question: &str| {
+        let system = "the cat and the dog ".repeat(4);
+        let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": question}]);
+        let answer = live
+            .post("/v1/chat/completions", &json!({"model": model, "messages": messages, "max_tokens": 1}));
+        PromptTokens::of(&answer.json())
+    };
+    assert_eq!(ask("who").cached, 0);
+    let PromptTokens { all, cached } = ask("where");
+    assert!(cached > all / 2 && cached < all, "{cached} of {all}");
+}
+
+#[test]
+fn the_last_token_of_a_repeated_prompt_is_not_cached() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let text = "the cat and the dog ".repeat(4);
+    let messages = json!([{"role": "user", "content": text}]);
+    let chat = json!({"model": model, "messages": messages, "max_tokens": 1});
+    let usage = |path: &str, body: &Value| live.post(path, body).json()["usage"].clone();
+    // The second choice finds the prompt that the first one read.
+    let first = usage("/v1/chat/completions", &with(chat.clone(), json!({"n": 2})));
+    assert_eq!(first["prompt_tokens_details"]["cached_tokens"], 0, "{first}");
+
+    let completion = json!({"model": model, "prompt": text, "max_tokens": 1});
+    let response = json!({"model": model, "input": text, "max_output_tokens": 1});
+    for (path, body, prompt, cached) in [
+        ("/v1/chat/completions", &chat, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
+        ("/v1/completions", &completion, "/prompt_tokens", "/prompt_tokens_details/cached_tokens"),
+        ("/v1/responses", &response, "/input_tokens", "/input_tokens_details/cached_tokens"),
+    ] {
+        usage(path, body);
+        let again = usage(path, body);
+        let count = |pointer: &str| again.pointer(pointer).and_then(Value::as_u64).unwrap();
+        assert_eq!(count(cached), count(prompt) - 1, "{path}: {again}");
+    }
+    let read = usage("/v1/messages", &chat);
+    assert_eq!(read["input_tokens"], 1, "{read}");
+    assert_eq!(read["cache_read_input_tokens"], first["prompt_tokens"].as_u64().unwrap() - 1, "{read}");
+}
+
+#[test]
+fn a_header_that_differs_in_each_request_leaves_the_prefix_cached() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let usage = |header: &str| {
+        let header = json!({"type": "text", "text": format!("x-anthropic-billing-header: {header};")});
+        let system = json!([header, {"type": "text", "text": "the cat and the dog ".repeat(4)}]);
+        let messages = json!([{"role": "user", "content": "who"}]);
+        let body = json!({"model": model, "system": system, "messages": messages, "max_tokens": 1});
+        live.post("/v1/messages", &body).json()["usage"].clone()
+    };
+    let first = usage("cc_version=2.1.1; cch=0a1b2");
+    let second = usage("cc_version=2.1.1; cch=9f8e7");
+    assert_eq!(first["cache_read_input_tokens"], 0, "{first}");
+    let cached = first["input_tokens"].as_u64().unwrap() - 1;
+    assert_eq!(second["cache_read_input_tokens"], cached, "{second}");
+}
+
+/// Conversation of an agent, with the sums over its turns after the first one.
+struct Transcript {
+    messages: Vec<Value>,
+    /// Length of the last prompt.
+    prompt: u64,
+    /// Tokens by which the prompts grew.
+    new: u64,
+    /// Tokens that were not cached.
+    read: u64,
+}
+
+#[test]
+fn interleaved_agents_read_little_more_than_what_is_new() {
+    const AGENTS: usize = 4;
+    const TURNS: usize = 20;
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let parameters = json!({
+        "type": "object", "properties": {"file": {"enum": ["a", "b"]}}, "required": ["file"],
+        "additionalProperties": false,
+    });
+    let function = json!({"name": "read", "description": "Reads a file.", "parameters": parameters});
+    let request = json!({
+        "model": model, "tools": [{"type": "function", "function": function}], "tool_choice": "required",
+        "parallel_tool_calls": false, "max_tokens": 100, "temperature": 0,
+    });
+    let system = json!({"role": "system", "content": "the cat and the dog ".repeat(10)});
+    let start = |agent: usize| {
+        let question = json!({"role": "user", "content": format!("{agent}: which file has the cat")});
+        Transcript { messages: vec![system.clone(), question], prompt: 0, new: 0, read: 0 }
+    };
+    let mut agents: Vec<Transcript> = (0..AGENTS).map(start).collect();
+    for turn in 0..TURNS {
+        for (number, agent) in agents.iter_mut().enumerate() {
+            let body = with(request.clone(), json!({"messages": agent.messages}));
+            let answer = live.post("/v1/chat/completions", &body);
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let answer = answer.json();
+            let PromptTokens { all, cached } = PromptTokens::of(&answer);
+            // In its first turn, an agent shares the instructions and the tools with the first one.
+            let least = if turn == 0 && number > 0 { all / 2 } else { agent.prompt };
+            assert!(cached >= least && cached < all, "turn {turn} of {number}: {cached} of {all}");
+            if turn > 0 {
+                agent.new += all - agent.prompt;
+                agent.read += all - cached;
+            }
+            agent.prompt = all;
+            let message = answer["choices"][0]["message"].clone();
+            let call = &message["tool_calls"][0];
+            let content = format!("file {}, line {turn} of {number}", call["function"]["arguments"]);
+            let result = json!({"role": "tool", "tool_call_id": call["id"], "content": content});
+            assert!(call["id"].is_string(), "{answer}");
+            agent.messages.extend([message, result]);
+        }
+    }
+    for Transcript { new, read, .. } in agents {
+        assert!(new > TURNS as u64 * 10 && read * 10 <= new * 11, "{read} read, {new} new");
+    }
+}
