@@ -20,7 +20,7 @@ def main():
     config = onnxruntime_genai.Config(options.model)
     session = {"intra_op_num_threads": options.threads, "inter_op_num_threads": 1}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
-    model = onnxruntime_genai.Model(config)
+    model, load_ms = rounds.timed_load(lambda: onnxruntime_genai.Model(config))
     length = options.prompt + options.decode
 
     def once(number: int):
@@ -36,7 +36,7 @@ def main():
             clock.token()
         return clock.rates(options.prompt)
 
-    rounds.measure(options, once, {"onnxruntime-genai": onnxruntime_genai.__version__})
+    rounds.measure(options, once, load_ms, {"onnxruntime-genai": onnxruntime_genai.__version__})
 
 
 if __name__ == "__main__":

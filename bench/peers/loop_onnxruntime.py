@@ -98,7 +98,8 @@ class Loop:
 
 def main():
     options = rounds.arguments("the folder of a package", __doc__)
-    loop = Loop(Path(options.model), options.threads, options.prompt + options.decode)
+    capacity = options.prompt + options.decode
+    loop, load_ms = rounds.timed_load(lambda: Loop(Path(options.model), options.threads, capacity))
     prefill, decode = Shape(loop, options.prompt, 1), Shape(loop, 1, 1)
 
     def once(number: int):
@@ -111,7 +112,7 @@ def main():
             clock.token()
         return clock.rates(options.prompt)
 
-    rounds.measure(options, once, {"onnxruntime": onnxruntime.__version__})
+    rounds.measure(options, once, load_ms, {"onnxruntime": onnxruntime.__version__})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ def read(checkpoint: str):
 
 def main():
     options = rounds.arguments("a folder with openvino_model.xml", __doc__)
-    pipeline = openvino_genai.LLMPipeline(options.model, "CPU", INFERENCE_NUM_THREADS=options.threads)
+    pipeline, load_ms = rounds.timed_load(
+        lambda: openvino_genai.LLMPipeline(options.model, "CPU", INFERENCE_NUM_THREADS=options.threads)
+    )
     generation = openvino_genai.GenerationConfig()
     generation.max_new_tokens = generation.min_new_tokens = options.decode
     generation.ignore_eos = True
@@ -38,7 +40,7 @@ def main():
         return options.prompt * 1e3 / metrics.get_ttft().mean, 1e3 / metrics.get_tpot().mean
 
     versions = {"openvino": openvino.__version__, "openvino-genai": openvino_genai.__version__}
-    rounds.measure(options, once, versions)
+    rounds.measure(options, once, load_ms, versions)
 
 
 if __name__ == "__main__":

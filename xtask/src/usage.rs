@@ -21,13 +21,20 @@ impl Usage {
         let unsupported = "the memory of a process cannot be read on this system; run this on Linux";
         let status = fs::read_to_string(format!("/proc/{process}/status")).context(unsupported)?;
         let files = fs::read_dir(format!("/proc/{process}/fd")).context(unsupported)?.count() as u64;
-        let number = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-        };
-        let anonymous = number("RssAnon:").context(unsupported)? * 1024;
-        Ok(Self { anonymous, threads: number("Threads:").context(unsupported)?, files })
+        let number = |key: &str| number(&status, key).context(unsupported);
+        Ok(Self { anonymous: number("RssAnon:")? * 1024, threads: number("Threads:")?, files })
     }
+}
+
+/// Returns the peak of the resident memory of a process in bytes (`VmHWM`), if the system reports it.
+pub(crate) fn peak_resident(process: u32) -> Option<u64> {
+    Some(number(&fs::read_to_string(format!("/proc/{process}/status")).ok()?, "VmHWM:")? * 1024)
+}
+
+/// Returns the number after a key in Linux's status of a process.
+fn number(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
 }
 
 /// Returns the medians of each quarter of a series. They increase if a resource leaks.
@@ -68,5 +75,7 @@ mod tests {
         let usage = Usage::of(std::process::id()).unwrap();
         assert!(usage.anonymous > 0 && usage.threads > 0 && usage.files > 0, "{usage:?}");
         assert!(Usage::of(u32::MAX).is_err());
+        assert!(peak_resident(std::process::id()).unwrap() >= usage.anonymous);
+        assert_eq!(peak_resident(u32::MAX), None);
     }
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::{
     peers::{
-        measurement::Measurement,
+        measurement::{Measurement, Rates},
         setup::Setup,
         workload::{WINDOW, Workload},
     },
@@ -112,21 +112,37 @@ impl<'a> Llama<'a> {
         fs::rename(&part, file).with_context(|| file.display().to_string())
     }
 
-    /// Measures prefill from an empty cache and decode after a prompt, as for the other sides.
+    /// Measures prefill from an empty cache and decode after a prompt, as for the other sides. The peak of memory is that
+    /// of prefill, because llama-bench copies the cache before it measures decode at a depth.
     pub(super) fn measure(&self, file: &Path, work: Workload) -> anyhow::Result<Measurement> {
-        let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
-        let prefill = self.rates(file, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
-        let decode = self.rates(file, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
+        let (prompt, decode, repeat) =
+            (work.prompt.to_string(), work.decode.to_string(), work.repeat.to_string());
+        // A repetition that is not counted takes as long as the one that is, and a long prompt hardly gains by it.
+        let warm: &[&str] = if work.is_deep() { &["--no-warmup"] } else { &[] };
+        let bench = |what: [&str; 6]| {
+            let mut bench = self.bench(file);
+            process::output_with_peak(bench.args(what).args(warm).args(["-r", &repeat, "-o", "json"]))
+        };
+        let (printed, peak_bytes) = bench(["-p", &prompt, "-n", "0", "-d", "0"])?;
+        let prefill = rates(&printed.stdout)?;
+        let decode = rates(&bench(["-p", "0", "-n", &decode, "-d", &prompt])?.0.stdout)?;
         let without = if has_amx() { " without AMX" } else { "" };
         let versions = [("llama.cpp".to_owned(), format!("{}{without}", LLAMA_CPP.version))].into();
-        Measurement::new(&prefill, &decode, versions)
+        let measurement = Measurement::new(&Rates { prefill, decode }, self.load_ms(file)?, versions)?;
+        Ok(Measurement { peak_bytes, ..measurement })
     }
 
-    fn rates(&self, file: &Path, work: Workload, what: [&str; 6]) -> anyhow::Result<Vec<f64>> {
+    /// Measures the time until a model is loaded and has computed its first token.
+    fn load_ms(&self, file: &Path) -> anyhow::Result<f64> {
+        let mut bench = self.bench(file);
+        let printed = process::output(bench.args(["-p", "0", "-n", "1", "-r", "1", "-o", "json", "-v"]))?;
+        load_time(&printed.stderr)
+    }
+
+    fn bench(&self, file: &Path) -> Command {
         let mut bench = self.command("llama-bench");
-        bench.arg("-m").arg(file).args(what);
-        bench.args(["-t", &self.setup.threads.to_string(), "-r", &work.repeat.to_string(), "-o", "json"]);
-        rates(&process::output(&mut bench)?.stdout)
+        bench.arg("-m").arg(file).args(["-t", &self.setup.threads.to_string()]);
+        bench
     }
 
     /// Measures the perplexity of a text with a GGUF file, and writes the text's tokens to `tokens`.
@@ -151,6 +167,13 @@ fn rates(json: &str) -> anyhow::Result<Vec<f64>> {
     Ok(test.context("llama-bench measured nothing")?.samples_ts)
 }
 
+/// Returns the milliseconds in llama.cpp's line about the load time.
+fn load_time(printed: &str) -> anyhow::Result<f64> {
+    let line = printed.lines().find(|line| line.contains(" load time = "));
+    let figure = line.and_then(|line| line.split_once('=')?.1.split_whitespace().next()?.parse().ok());
+    figure.context("llama-bench printed no load time")
+}
+
 /// Parses the perplexity from the output of llama-perplexity.
 fn estimate(printed: &str) -> anyhow::Result<f64> {
     let figure =
@@ -167,6 +190,10 @@ mod tests {
         let json = r#"[{"n_prompt": 256, "n_gen": 0, "n_depth": 0, "avg_ts": 1.0, "samples_ts": [ 510.5, 498.25 ]}]"#;
         assert_eq!(rates(json).unwrap(), [510.5, 498.25]);
         assert!(rates("[]").unwrap_err().to_string().contains("measured nothing"));
+        let printed =
+            "load: x = 1\nllama_perf_context_print:        load time =      61.25 ms\nllama_perf: 7 ms\n";
+        assert_eq!(load_time(printed).unwrap(), 61.25);
+        assert!(load_time("load time\n").unwrap_err().to_string().contains("no load time"));
         let output = "[1]20.1,[2]21.9\nFinal estimate: PPL = 21.9876 +/- 1.25\n";
         assert_eq!(estimate(output).unwrap(), 21.9876);
         assert!(estimate("Final estimate: PPL = nothing").is_err());

@@ -13,6 +13,10 @@ pub(super) struct Measurement {
     pub(super) prefill: f64,
     /// Generated tokens per second after the first.
     pub(super) decode: f64,
+    /// Milliseconds until the model is loaded.
+    pub(super) load_ms: f64,
+    /// Peak of the process's resident memory in bytes, if the system reports it.
+    pub(super) peak_bytes: Option<u64>,
     /// Versions of the libraries.
     pub(super) versions: BTreeMap<String, String>,
     /// Overhead of the gateway. Only Narthex has one.
@@ -28,18 +32,25 @@ pub(super) struct Overhead {
     pub(super) request_ms: f64,
 }
 
+/// Speeds of the repetitions in a process, in tokens per second.
+#[derive(Debug)]
+pub(super) struct Rates {
+    pub(super) prefill: Vec<f64>,
+    pub(super) decode: Vec<f64>,
+}
+
 impl Measurement {
     /// Computes the medians of at least one repetition each.
     pub(super) fn new(
-        prefill: &[f64],
-        decode: &[f64],
+        rates: &Rates,
+        load_ms: f64,
         versions: BTreeMap<String, String>,
     ) -> anyhow::Result<Self> {
-        let (prefill, decode) = (median(prefill), median(decode));
+        let (prefill, decode) = (median(&rates.prefill), median(&rates.decode));
         let (prefill, decode) = prefill.zip(decode).context("nothing was measured")?;
         if !(prefill > 0.0 && decode > 0.0) {
             bail!("expected tokens per second, found {prefill} in prefill and {decode} in decode");
         }
-        Ok(Self { prefill, decode, versions, gateway: None })
+        Ok(Self { prefill, decode, load_ms, peak_bytes: None, versions, gateway: None })
     }
 }

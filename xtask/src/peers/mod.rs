@@ -5,7 +5,12 @@
 //! shown with the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
 //! measurement. `bench/README.md` explains the results.
 
+mod completions;
+mod cost;
+mod drafts;
 mod embeddings;
+mod footprint;
+mod limits;
 mod llama;
 mod measurement;
 pub(crate) mod perplexity;
@@ -13,36 +18,49 @@ mod plot;
 mod quality;
 mod report;
 mod runner;
+mod server_side;
 mod servers;
 mod setup;
 mod side;
 mod spread;
 mod table;
+mod turns;
+mod verdict;
 mod weights;
 mod workload;
 
 use clap::{Args, ValueEnum, value_parser};
+use narthex_kernels::Kernels;
 
 use crate::{record::RecordArgs, session::Session, terminal, workspace::Workspace};
 
+use cost::ModelCost;
+use footprint::Footprint;
+use limits::{LimitSpreads, MachineLimits};
 use measurement::Measurement;
 use report::{Report, SideResult, SpeedRun};
 use runner::Runner;
 use setup::Setup;
-use side::{PEERS, Side, TargetRatios};
+use side::{AT_DEPTH, PEERS, Side, TargetRatios};
 use spread::Spread;
 use strum::{IntoStaticStr, VariantArray};
 use weights::Weights;
-use workload::{SHAPES, STANDARD, Workload};
+use workload::{DEPTHS, SHAPES, STANDARD, Workload};
 
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub(crate) enum Part {
-    /// All sides with prompts of 256 tokens, cold start and perplexity.
+    /// All sides with prompts of 256 tokens, cold start, memory of a server and perplexity.
     Standard,
     /// Short prompts, long prompts, long answers.
     Shapes,
+    /// Prompts of 128 to 8160 tokens, and answers after them.
+    Depths,
+    /// Conversations of growing turns.
+    Turns,
+    /// Decode with drafts from earlier text.
+    Drafts,
     /// Larger models with random weights.
     Models,
     /// Servers with 1, 4 and 16 clients.
@@ -54,7 +72,7 @@ pub(crate) enum Part {
 /// Arguments of `cargo xtask peers`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct PeersArgs {
-    /// Sides to measure in the parts standard, shapes and models, separated by commas [default: all].
+    /// Sides to measure in the parts standard, shapes, depths and models, separated by commas [default: all].
     #[arg(long, value_name = "SIDES", value_delimiter = ',')]
     only: Vec<Side>,
     /// Parts to measure, separated by commas [default: all].
@@ -94,6 +112,15 @@ impl PeersArgs {
         self.parts.is_empty() || self.parts.contains(&part)
     }
 }
+
+/// Minimum ratios to the peers with SmolLM2.
+const STANDARD_WANTED: TargetRatios = TargetRatios { prefill: 1.7, decode: 2.0 };
+
+/// Minimum ratios to llama.cpp at depth.
+const DEEP_WANTED: TargetRatios = TargetRatios { prefill: 2.5, decode: 1.5 };
+
+/// Minimum ratios to the peers with larger models.
+const MODELS_WANTED: TargetRatios = TargetRatios { prefill: 1.5, decode: 1.25 };
 
 /// A side, its runner and its measurements so far, or the reason why it cannot be measured.
 struct SideRun<'a> {
@@ -136,36 +163,53 @@ fn measure_parts(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) -> an
 fn measure_decoders(setup: &Setup<'_>, args: &PeersArgs, report: &mut Report) -> anyhow::Result<()> {
     let published = Weights::published(setup)?;
     if args.has(Part::Standard) {
-        let wanted = TargetRatios { prefill: 1.7, decode: 2.0 };
-        let plan = SpeedPlan { weights: &published, work: STANDARD, sides: Side::VARIANTS, wanted };
-        report.speeds.push(plan.measure(setup, args));
-        report.cold_start_ms = cold_starts(setup, args)?;
-        for pair in
-            quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs))
-        {
-            report.perplexity.push(quality::compare(*pair, setup, &published));
+        measure_standard(setup, args, &published, report)?;
+    }
+    let mut measure = |work, sides, wanted| {
+        report.speeds.push(SpeedPlan { weights: &published, work, sides, wanted }.measure(setup, args));
+    };
+    if args.has(Part::Shapes) {
+        SHAPES.into_iter().for_each(|work| measure(work, &PEERS, STANDARD_WANTED));
+    }
+    if args.has(Part::Depths) {
+        for work in DEPTHS {
+            let wanted = if work.is_deep() { DEEP_WANTED } else { STANDARD_WANTED };
+            measure(work, &AT_DEPTH, wanted);
         }
     }
-    if args.has(Part::Shapes) {
-        for work in SHAPES {
-            let wanted = match work.prompt {
-                4096 => TargetRatios { prefill: 2.5, decode: 1.5 },
-                _ => TargetRatios { prefill: 1.7, decode: 2.0 },
-            };
-            let plan = SpeedPlan { weights: &published, work, sides: &PEERS, wanted };
-            report.speeds.push(plan.measure(setup, args));
-        }
+    if args.has(Part::Turns) {
+        report.turns = Some(turns::measure(setup, &published, args.rounds)?);
+    }
+    if args.has(Part::Drafts) {
+        report.drafts = drafts::measure(setup, &published, args.rounds)?;
     }
     if args.has(Part::Models) {
         for shape in weights::SHAPES {
             let weights = Weights::random(setup, shape)?;
-            let wanted = TargetRatios { prefill: 1.5, decode: 1.25 };
-            let plan = SpeedPlan { weights: &weights, work: STANDARD, sides: &PEERS, wanted };
+            let work = Workload { repeat: 1, ..STANDARD };
+            let plan = SpeedPlan { weights: &weights, work, sides: &PEERS, wanted: MODELS_WANTED };
             report.speeds.push(plan.measure(setup, args));
         }
     }
     if args.has(Part::Servers) {
         report.servers = servers::measure(setup, &published, args.rounds)?;
+    }
+    Ok(())
+}
+
+/// Measures the standard workload, cold start, memory of a server and perplexity.
+fn measure_standard(
+    setup: &Setup<'_>,
+    args: &PeersArgs,
+    weights: &Weights,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let plan = SpeedPlan { weights, work: STANDARD, sides: Side::VARIANTS, wanted: STANDARD_WANTED };
+    report.speeds.push(plan.measure(setup, args));
+    report.cold_start_ms = cold_starts(setup, args)?;
+    report.footprints = footprints(setup, args, weights)?;
+    for pair in quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs)) {
+        report.perplexity.push(quality::compare(*pair, setup, weights));
     }
     Ok(())
 }
@@ -176,16 +220,31 @@ impl SpeedPlan<'_> {
         let Self { weights, work, sides, wanted } = self;
         let sides = sides.iter().filter(|side| args.includes(**side));
         let mut runs: Vec<SideRun<'_>> = sides.map(|&side| SideRun::prepare(side, setup, weights)).collect();
+        let (kernels, mut limits) = (Kernels::measured(), Vec::new());
         for round in 1..=args.rounds {
             terminal::line(format!(
                 "\n== {}, {work} tokens, round {round} of {}",
                 weights.model, args.rounds
             ));
+            let machine = MachineLimits::measure(&kernels, setup.threads);
+            terminal::line(machine);
+            limits.push(machine);
             runs.iter_mut().for_each(|run| run.measure(setup, *work));
         }
-        let results = runs.into_iter().map(SideRun::into_result).collect();
-        SpeedRun::new(setup, weights.model, *work, *wanted, results)
+        let limits = LimitSpreads::of(&limits);
+        let results = runs.into_iter().map(|run| run.into_result(setup, weights, limits.as_ref())).collect();
+        SpeedRun { limits, ..SpeedRun::new(setup, weights.model, *work, *wanted, results) }
     }
+}
+
+/// Measures the memory of servers of the selected schemes.
+fn footprints(setup: &Setup<'_>, args: &PeersArgs, weights: &Weights) -> anyhow::Result<Vec<Footprint>> {
+    let mut all = Vec::new();
+    for side in [Side::NarthexW8, Side::NarthexW4].into_iter().filter(|side| args.includes(*side)) {
+        let Some(scheme) = side.scheme() else { continue };
+        all.extend(footprint::measure(setup, weights, scheme, args.rounds)?);
+    }
+    Ok(all)
 }
 
 /// Measures the cold start of the default scheme once in every round.
@@ -226,8 +285,16 @@ impl<'a> SideRun<'a> {
         }
     }
 
-    fn into_result(self) -> SideResult {
-        SideResult::of(self.side, self.runner.and(self.measurements))
+    /// Summarises the measurements, with shares of the limits if the costs of the model are known.
+    fn into_result(self, setup: &Setup<'_>, weights: &Weights, limits: Option<&LimitSpreads>) -> SideResult {
+        let Self { side, runner, measurements } = self;
+        let cost = ModelCost::of_package(&setup.package(weights.model, "w8")).ok();
+        let bytes = runner.as_ref().ok().and_then(|runner| runner.weight_bytes(setup).ok());
+        let result = SideResult::of(side, runner.and(measurements));
+        match cost.zip(bytes) {
+            Some((cost, bytes)) => result.with_shares(limits, cost.multiply_accumulates, bytes),
+            None => result,
+        }
     }
 }
 

@@ -34,11 +34,13 @@ struct Chart<'a> {
     bars: Vec<Bar<'a>>,
 }
 
-/// Draws prefill and decode of the first run of the report; `None` if no side was measured.
+/// Draws prefill and decode of every run of the report; `None` if no side was measured.
 pub(super) fn draw(report: &Report) -> Option<String> {
-    let run = report.speeds.first()?;
-    let charts = [chart(run, "Prefill", |speed| &speed.prefill), chart(run, "Decode", |speed| &speed.decode)];
-    if charts.iter().all(|chart| chart.bars.is_empty()) {
+    let charts = report.speeds.iter().flat_map(|run| {
+        [chart(run, "Prefill", |speed| &speed.prefill), chart(run, "Decode", |speed| &speed.decode)]
+    });
+    let charts: Vec<Chart<'_>> = charts.filter(|chart| !chart.bars.is_empty()).collect();
+    if charts.is_empty() {
         return None;
     }
     let height: f64 = charts.iter().map(|chart| TITLE + ROW * chart.bars.len() as f64).sum::<f64>() + ROW;

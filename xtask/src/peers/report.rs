@@ -7,35 +7,21 @@ use serde::Serialize;
 use crate::{
     peers::{
         Part, PeersArgs,
-        embeddings::{EmbeddingRatio, Embeddings},
+        drafts::DraftResult,
+        embeddings::Embeddings,
+        footprint::Footprint,
+        limits::LimitSpreads,
         measurement::Measurement,
         quality::Comparison,
         servers::Servers,
         setup::{MODEL, Setup},
         side::{PAIRS, Side, SpeedPair, TargetRatios},
         spread::Spread,
+        turns::Turns,
         workload::{STANDARD, Workload},
     },
     record,
 };
-
-/// Minimum share of a bare loop's speed that Narthex should reach.
-const LOOP_WANTED: TargetRatios = TargetRatios { prefill: 0.95, decode: 0.95 };
-
-/// Maximum of the gateway's time per token divided by that of the engine.
-const TOKEN_BOUND: f64 = 1.03;
-
-/// Maximum overhead of the gateway per request, in milliseconds.
-const REQUEST_BOUND_MS: f64 = 1.0;
-
-/// Maximum cold start, in milliseconds.
-const COLD_BOUND_MS: f64 = 1500.0;
-
-/// Minimum ratios of Narthex's embeddings to those of the fastest peer, in a batch and one by one.
-const EMBEDDINGS_WANTED: (f64, f64) = (1.5, 1.2);
-
-/// Minimum cosine of Narthex's embeddings to those of ONNX Runtime in f32.
-const COSINE_BOUND: f64 = 0.999;
 
 /// One run.
 #[derive(Debug, Serialize)]
@@ -52,8 +38,16 @@ pub(super) struct Report {
     pub(super) speeds: Vec<SpeedRun>,
     /// Time from the start of `narthex chat` to its first byte, with its files in the system's file cache.
     pub(super) cold_start_ms: Option<Spread>,
+    /// Memory of servers with one request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) footprints: Vec<Footprint>,
     pub(super) perplexity: Vec<Comparison>,
     pub(super) servers: Servers,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) turns: Option<Turns>,
+    /// Effect of drafts from earlier text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) drafts: Vec<DraftResult>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) embeddings: Option<Embeddings>,
 }
@@ -67,6 +61,9 @@ pub(super) struct SpeedRun {
     /// Number of repetitions within a measurement. The result is their median.
     pub(super) repeat: usize,
     pub(super) wanted: TargetRatios,
+    /// The machine's limits, measured in each round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) limits: Option<LimitSpreads>,
     pub(super) sides: Vec<SideResult>,
     pub(super) ratios: Vec<Ratio>,
 }
@@ -96,13 +93,23 @@ pub(super) struct SideResult {
     pub(super) versions: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) speed: Option<Speed>,
+    /// Shares of the machine's limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) shares: Option<Speed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) weight_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) load_ms: Option<Spread>,
+    /// Peak of the process's resident memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peak_bytes: Option<Spread>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gateway: Option<GatewayOverhead>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) failed: Option<String>,
 }
 
-/// Tokens per second.
+/// Tokens per second, or their shares of the machine's limits.
 #[derive(Debug, Serialize)]
 pub(super) struct Speed {
     pub(super) prefill: Spread,
@@ -125,15 +132,6 @@ pub(super) struct Ratio {
     pub(super) decode: Spread,
 }
 
-/// A bound and the result.
-#[derive(Debug)]
-pub(super) struct Verdict {
-    pub(super) what: String,
-    pub(super) wanted: String,
-    pub(super) found: String,
-    pub(super) met: bool,
-}
-
 impl SideResult {
     /// Summarises the measurements of a side.
     pub(super) fn of(side: Side, measurements: anyhow::Result<Vec<Measurement>>) -> Self {
@@ -143,6 +141,7 @@ impl SideResult {
         };
         let spread = |figure: fn(&Measurement) -> f64| Spread::of(measurements.iter().map(figure).collect());
         let speed = spread(|measurement| measurement.prefill).zip(spread(|measurement| measurement.decode));
+        let peaks = measurements.iter().filter_map(|measurement| measurement.peak_bytes);
         let added: Vec<_> = measurements.iter().filter_map(|measurement| measurement.gateway).collect();
         let ratios = Spread::of(added.iter().map(|added| added.token_ratio).collect());
         let requests = Spread::of(added.iter().map(|added| added.request_ms).collect());
@@ -154,16 +153,39 @@ impl SideResult {
                 .map(|measurement| measurement.versions.clone())
                 .unwrap_or_default(),
             speed: speed.map(|(prefill, decode)| Speed { prefill, decode }),
+            shares: None,
+            weight_bytes: None,
+            load_ms: spread(|measurement| measurement.load_ms),
+            peak_bytes: Spread::of(peaks.map(|bytes| bytes as f64).collect()),
             gateway: ratios
                 .zip(requests)
                 .map(|(token_ratio, request_ms)| GatewayOverhead { token_ratio, request_ms }),
             failed,
         }
     }
+
+    /// Computes the shares of the limits from the multiply-accumulates of a prompt's token and the bytes of the weights,
+    /// which are read for each generated token. Attention is not included.
+    pub(super) fn with_shares(
+        self,
+        limits: Option<&LimitSpreads>,
+        multiply_accumulates: u64,
+        weight_bytes: u64,
+    ) -> Self {
+        let shares = limits.zip(self.speed.as_ref()).and_then(|(limits, speed)| {
+            let prefill = speed.prefill.times(multiply_accumulates as f64);
+            let decode = speed.decode.times(weight_bytes as f64);
+            Some(Speed {
+                prefill: prefill.over(&limits.multiply_accumulates_per_second)?,
+                decode: decode.over(&limits.bytes_per_second)?,
+            })
+        });
+        Self { shares, weight_bytes: Some(weight_bytes), ..self }
+    }
 }
 
 impl SpeedRun {
-    /// Computes the ratios of measured sides.
+    /// Computes the ratios of measured sides. There are no limits yet.
     pub(super) fn new(
         setup: &Setup<'_>,
         model: &'static str,
@@ -176,45 +198,21 @@ impl SpeedRun {
         }
         let Workload { prompt, decode, repeat } = work;
         let ratios = ratios(&sides);
-        Self { model, prompt_tokens: prompt, decode_tokens: decode, repeat, wanted, sides, ratios }
+        let (prompt_tokens, decode_tokens, limits) = (prompt, decode, None);
+        Self { model, prompt_tokens, decode_tokens, repeat, wanted, limits, sides, ratios }
+    }
+
+    /// Returns true for the standard model and workload.
+    pub(super) fn is_standard(&self) -> bool {
+        self.model == MODEL && (self.prompt_tokens, self.decode_tokens) == (STANDARD.prompt, STANDARD.decode)
     }
 
     /// Returns the model and the workload, as in `, random-1b, 256 + 64`. Nothing is returned for the standard ones.
     pub(super) fn suffix(&self) -> String {
-        if self.model == MODEL
-            && (self.prompt_tokens, self.decode_tokens) == (STANDARD.prompt, STANDARD.decode)
-        {
+        if self.is_standard() {
             return String::new();
         }
         format!(", {}, {} + {}", self.model, self.prompt_tokens, self.decode_tokens)
-    }
-
-    fn verdicts(&self, suffix: &str) -> Vec<Verdict> {
-        let mut verdicts = Vec::new();
-        // At depth, only llama.cpp is a reference.
-        let is_deep = self.prompt_tokens >= 4096;
-        for ratio in self.ratios.iter().filter(|ratio| !is_deep || ratio.to.starts_with("llama")) {
-            let wanted = if ratio.to.starts_with("loop") { LOOP_WANTED } else { self.wanted };
-            let phases =
-                [("prefill", &ratio.prefill, wanted.prefill), ("decode", &ratio.decode, wanted.decode)];
-            for (phase, spread, wanted) in phases {
-                verdicts.push(Verdict {
-                    what: format!("{} over {}, {phase}{suffix}", ratio.of, ratio.to),
-                    wanted: format!("at least {wanted:.2}"),
-                    found: spread.format(3),
-                    met: spread.median >= wanted,
-                });
-            }
-        }
-        for side in &self.sides {
-            let Some(gateway) = &side.gateway else { continue };
-            let what = |what: &str| format!("{}: {what}{suffix}", side.side);
-            let ratio = &gateway.token_ratio;
-            verdicts.push(at_most(what("gateway's time per token over the engine's"), ratio, TOKEN_BOUND, 3));
-            let request = &gateway.request_ms;
-            verdicts.push(at_most(what("gateway's part of a request, ms"), request, REQUEST_BOUND_MS, 2));
-        }
-        verdicts
     }
 }
 
@@ -230,75 +228,13 @@ impl Report {
             rounds: args.rounds,
             speeds: Vec::new(),
             cold_start_ms: None,
+            footprints: Vec::new(),
             perplexity: Vec::new(),
             servers: Servers::default(),
+            turns: None,
+            drafts: Vec::new(),
             embeddings: None,
         })
-    }
-
-    /// Compares the results with the bounds.
-    pub(super) fn verdicts(&self) -> Vec<Verdict> {
-        let mut verdicts = Vec::new();
-        verdicts.extend(self.speeds.iter().flat_map(|run| run.verdicts(&run.suffix())));
-        for ratio in &self.servers.ratios {
-            let Some(wanted) = ratio.wanted else { continue };
-            verdicts.push(Verdict {
-                what: format!("{} over {}, {} clients", ratio.of, ratio.to, ratio.clients),
-                wanted: format!("at least {wanted:.2}"),
-                found: ratio.ratio.format(3),
-                met: ratio.ratio.median >= wanted,
-            });
-        }
-        verdicts.extend(self.embeddings.iter().flat_map(embedding_verdicts));
-        if let Some(cold) = &self.cold_start_ms {
-            verdicts.push(at_most("narthex-w8: cold start, ms".to_owned(), cold, COLD_BOUND_MS, 0));
-        }
-        for comparison in &self.perplexity {
-            let (Some(bound), Some(found)) = (comparison.bound, &comparison.found) else { continue };
-            verdicts.push(Verdict {
-                what: format!("perplexity of {} over {}", comparison.ours, comparison.theirs),
-                wanted: format!("at most {bound:.2}"),
-                found: format!("{:.4}", found.ratio),
-                met: found.ratio <= bound,
-            });
-        }
-        verdicts
-    }
-}
-
-/// Compares Narthex's embeddings with the bounds.
-fn embedding_verdicts(embeddings: &Embeddings) -> Vec<Verdict> {
-    let (batch, single) = EMBEDDINGS_WANTED;
-    let mut verdicts = Vec::new();
-    let mut add = |name: &str, wanted: f64, speed: fn(&EmbeddingRatio) -> &Spread| {
-        let Some(ratio) = embeddings.over_best(speed) else { return };
-        verdicts.push(Verdict {
-            what: format!("{} over {}, the fastest peer, embeddings, {name}", ratio.of, ratio.to),
-            wanted: format!("at least {wanted:.2}"),
-            found: speed(ratio).format(3),
-            met: speed(ratio).median >= wanted,
-        });
-    };
-    add("batch", batch, |ratio| &ratio.batch);
-    add("one by one", single, |ratio| &ratio.single);
-    for side in embeddings.sides.iter().filter(|side| side.side.starts_with("narthex")) {
-        let Some(cosine) = side.cosine else { continue };
-        verdicts.push(Verdict {
-            what: format!("{}: minimum cosine of an embedding to that in f32", side.side),
-            wanted: format!("at least {COSINE_BOUND}"),
-            found: format!("{cosine:.5}"),
-            met: cosine >= COSINE_BOUND,
-        });
-    }
-    verdicts
-}
-
-fn at_most(what: String, spread: &Spread, bound: f64, digits: usize) -> Verdict {
-    Verdict {
-        what,
-        wanted: format!("at most {bound}"),
-        found: spread.format(digits),
-        met: spread.median <= bound,
     }
 }
 
@@ -322,21 +258,26 @@ pub(super) mod tests {
     use anyhow::anyhow;
 
     use super::*;
-    use crate::peers::{measurement::Overhead, quality::Perplexities};
+    use crate::peers::{limits::MachineLimits, measurement::Overhead, quality::Perplexities};
 
     fn measurement(prefill: f64, decode: f64, gateway: Option<Overhead>) -> Measurement {
         let versions = [("onnxruntime".to_owned(), "1.31.1".to_owned())].into();
-        Measurement { prefill, decode, versions, gateway }
+        Measurement { prefill, decode, load_ms: 80.0, peak_bytes: Some(300_000_000), versions, gateway }
     }
 
     /// Returns a run of three sides, one of which failed.
     pub(in crate::peers) fn report() -> Report {
         let added = Some(Overhead { token_ratio: 1.01, request_ms: 1.5 });
+        let limits = [(1e9, 1e10), (5e8, 1e10)];
+        let limits =
+            limits.map(|(multiply_accumulates, bytes)| MachineLimits { multiply_accumulates, bytes });
+        let limits = LimitSpreads::of(&limits);
+        let narthex = SideResult::of(
+            Side::NarthexW8,
+            Ok(vec![measurement(96.0, 47.0, added), measurement(48.0, 47.0, added)]),
+        );
         let sides = vec![
-            SideResult::of(
-                Side::NarthexW8,
-                Ok(vec![measurement(96.0, 47.0, added), measurement(48.0, 47.0, added)]),
-            ),
+            narthex.with_shares(limits.as_ref(), 2_500_000, 150_000_000),
             SideResult::of(
                 Side::LoopW8,
                 Ok(vec![measurement(100.0, 50.0, None), measurement(50.0, 50.0, None)]),
@@ -369,10 +310,14 @@ pub(super) mod tests {
                 decode_tokens: 64,
                 repeat: 2,
                 wanted: TargetRatios { prefill: 1.7, decode: 2.0 },
+                limits,
                 ratios: ratios(&sides),
                 sides,
             }],
+            footprints: crate::peers::footprint::tests::footprints(),
             servers: Servers::default(),
+            turns: Some(crate::peers::turns::tests::turns()),
+            drafts: crate::peers::drafts::tests::results(),
             embeddings: Some(crate::peers::embeddings::embeddings()),
             cold_start_ms: Spread::of(vec![900.0]),
             perplexity: vec![Comparison {
@@ -386,29 +331,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn bounds_are_held_against_medians() {
-        let verdicts = report().verdicts();
-        let met: Vec<(&str, bool)> = verdicts.iter().map(|v| (v.what.as_str(), v.met)).collect();
-        let expect = [
-            ("narthex-w8 over loop-w8, prefill", true),
-            ("narthex-w8 over loop-w8, decode", false),
-            ("narthex-w8: gateway's time per token over the engine's", true),
-            ("narthex-w8: gateway's part of a request, ms", false),
-            ("narthex-w8 over openvino, the fastest peer, embeddings, batch", false),
-            ("narthex-w8 over onnxruntime-f32, the fastest peer, embeddings, one by one", false),
-            ("narthex-w8: minimum cosine of an embedding to that in f32", true),
-            ("narthex-w8: cold start, ms", true),
-            ("perplexity of package w4 over llama.cpp Q4_0", true),
-        ];
-        assert_eq!(met, expect);
-        assert_eq!(verdicts[0].found, "0.960 (0.960 to 0.960)");
-    }
-
-    #[test]
     fn only_measured_sides_have_ratios() {
         let report = &report().speeds[0];
         let pairs: Vec<_> = report.ratios.iter().map(|ratio| (ratio.of, ratio.to)).collect();
         assert_eq!(pairs, [("narthex-w8", "loop-w8")]);
         assert!(report.sides[2].failed.is_some() && report.sides[2].speed.is_none());
+    }
+
+    #[test]
+    fn shares_are_computed_round_by_round() {
+        let report = &report().speeds[0];
+        let shares = report.sides[0].shares.as_ref().unwrap();
+        // The machine is half as fast in the second round, which does not change the share.
+        assert_eq!((&shares.prefill.rounds[..], shares.decode.median), (&[0.24, 0.24][..], 0.705));
+        assert!(report.sides[1].shares.is_none());
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::Read,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -14,8 +14,9 @@ use serde::Deserialize;
 
 use crate::{
     peers::{
+        cost::ModelCost,
         llama::Llama,
-        measurement::{Measurement, Overhead},
+        measurement::{Measurement, Overhead, Rates},
         setup::{MODEL, Setup},
         side::Side,
         weights::Weights,
@@ -35,6 +36,7 @@ pub(super) const OPENVINO: &[&str] = &["openvino==2026.4.1", "openvino-genai==20
 struct LoopAnswer {
     prefill: Vec<f64>,
     decode: Vec<f64>,
+    load_ms: f64,
     versions: BTreeMap<String, String>,
 }
 
@@ -45,6 +47,7 @@ struct BenchAnswer {
     prefill_tokens_per_second: Middle,
     decode_tokens_per_second: Middle,
     gateway: Option<GatewayAnswer>,
+    load_ms: f64,
 }
 
 #[derive(Deserialize)]
@@ -69,7 +72,8 @@ impl BenchAnswer {
         let versions = [("narthex", self.machine.narthex), ("onnxruntime", self.machine.onnxruntime)];
         let versions = versions.map(|(name, version)| (name.to_owned(), version)).into();
         let (prefill, decode) = (self.prefill_tokens_per_second, self.decode_tokens_per_second);
-        let measurement = Measurement::new(&[prefill.median], &[decode.median], versions)?;
+        let rates = Rates { prefill: vec![prefill.median], decode: vec![decode.median] };
+        let measurement = Measurement::new(&rates, self.load_ms, versions)?;
         let gateway = self.gateway.map(|gateway| Overhead {
             token_ratio: gateway.token_ratio.median,
             request_ms: gateway.request_ms.median,
@@ -92,7 +96,16 @@ pub(super) enum Runner<'a> {
     Script {
         name: &'static str,
         model: PathBuf,
+        weights: ScriptWeights,
     },
+}
+
+/// Place of the weights in a loop's folder.
+pub(super) enum ScriptWeights {
+    /// The folder is a package.
+    Package,
+    /// One file.
+    File(&'static str),
 }
 
 impl<'a> Runner<'a> {
@@ -108,16 +121,34 @@ impl<'a> Runner<'a> {
             (Side::NarthexW8 | Side::NarthexW4, Some(scheme)) => Ok(Self::Narthex { model, scheme }),
             (Side::GenaiW4, Some(scheme)) => {
                 setup.install("genai", GENAI)?;
-                Ok(Self::Script { name: "loop_genai.py", model: genai_folder(setup, weights, scheme)? })
+                let (name, model) = ("loop_genai.py", genai_folder(setup, weights, scheme)?);
+                Ok(Self::Script { name, model, weights: ScriptWeights::File("model.onnx.data") })
             }
             (_, Some(scheme)) => {
-                Ok(Self::Script { name: "loop_onnxruntime.py", model: setup.package(model, scheme) })
+                let (name, model) = ("loop_onnxruntime.py", setup.package(model, scheme));
+                Ok(Self::Script { name, model, weights: ScriptWeights::Package })
             }
             (Side::LlamaQ8, None) => llama("Q8_0"),
             (Side::LlamaQ4, None) => llama("Q4_0"),
             (_, None) => {
-                Ok(Self::Script { name: "loop_openvino.py", model: openvino_folder(setup, weights)? })
+                let (name, model) = ("loop_openvino.py", openvino_folder(setup, weights)?);
+                Ok(Self::Script { name, model, weights: ScriptWeights::File("openvino_model.bin") })
             }
+        }
+    }
+
+    /// Returns the size of the weights that it reads, in bytes.
+    pub(super) fn weight_bytes(&self, setup: &Setup<'_>) -> anyhow::Result<u64> {
+        let size = |file: &Path| Ok(fs::metadata(file).with_context(|| file.display().to_string())?.len());
+        match self {
+            Self::Narthex { model, scheme } => {
+                Ok(ModelCost::of_package(&setup.package(model, scheme))?.weight_bytes)
+            }
+            Self::Llama { file, .. } => size(file),
+            Self::Script { model, weights, .. } => match weights {
+                ScriptWeights::Package => Ok(ModelCost::of_package(model)?.weight_bytes),
+                ScriptWeights::File(name) => size(&model.join(name)),
+            },
         }
     }
 
@@ -132,18 +163,21 @@ impl<'a> Runner<'a> {
                 let mut bench = setup.session.command(&setup.narthex);
                 bench.args(["bench", "--json", "--model", model, "--scheme", scheme, "--threads", &threads]);
                 bench.args(["--prompt-tokens", &prompt, "--generate-tokens", &decode, "--rounds", &repeat]);
-                let json = process::output(&mut bench)?.stdout;
-                let answer = serde_json::from_str(&json);
+                let (printed, peak_bytes) = process::output_with_peak(&mut bench)?;
+                let answer = serde_json::from_str(&printed.stdout);
                 let answer: BenchAnswer =
                     answer.context("`narthex bench --json` printed something unexpected")?;
-                answer.into_measurement()
+                Ok(Measurement { peak_bytes, ..answer.into_measurement()? })
             }
-            Self::Script { name, model } => {
+            Self::Script { name, model, .. } => {
                 let mut command = setup.script(name);
                 command.arg(model).args(["--threads", &threads, "--repeat", &repeat]);
                 command.args(["--prompt", &prompt, "--decode", &decode]);
-                let answer: LoopAnswer = serde_json::from_value(process::output(&mut command)?.answer()?)?;
-                Measurement::new(&answer.prefill, &answer.decode, answer.versions)
+                let (printed, peak_bytes) = process::output_with_peak(&mut command)?;
+                let answer: LoopAnswer = serde_json::from_value(printed.answer()?)?;
+                let rates = Rates { prefill: answer.prefill, decode: answer.decode };
+                let measurement = Measurement::new(&rates, answer.load_ms, answer.versions)?;
+                Ok(Measurement { peak_bytes, ..measurement })
             }
         }
     }
@@ -197,13 +231,19 @@ mod tests {
         let json = r#"{"machine": {"narthex": "0.1.0", "onnxruntime": "1.31.1", "cpu": "x"},
             "prefill_tokens_per_second": {"min": 1.0, "median": 400.0, "max": 500.0},
             "decode_tokens_per_second": {"min": 1.0, "median": 60.0, "max": 61.0},
-            "gateway": {"prompt_tokens": 280, "token_ratio": {"median": 1.01}, "request_ms": {"median": 0.4}}}"#;
+            "gateway": {"prompt_tokens": 280, "token_ratio": {"median": 1.01}, "request_ms": {"median": 0.4}},
+            "load_ms": 80.5}"#;
         let answer: BenchAnswer = serde_json::from_str(json).unwrap();
         let measurement = answer.into_measurement().unwrap();
         assert_eq!((measurement.prefill, measurement.decode), (400.0, 60.0));
         assert_eq!(measurement.gateway, Some(Overhead { token_ratio: 1.01, request_ms: 0.4 }));
         assert_eq!(measurement.versions["onnxruntime"], "1.31.1");
-        assert!(Measurement::new(&[], &[1.0], BTreeMap::new()).is_err());
-        assert!(Measurement::new(&[f64::NAN], &[1.0], BTreeMap::new()).is_err());
+        assert_eq!(measurement.load_ms, 80.5);
+        let check_refused = |prefill| {
+            let rates = Rates { prefill, decode: vec![1.0] };
+            assert!(Measurement::new(&rates, 1.0, BTreeMap::new()).is_err(), "{rates:?}");
+        };
+        check_refused(vec![]);
+        check_refused(vec![f64::NAN]);
     }
 }

@@ -4,33 +4,33 @@
 //! without HTTP. All prompts differ from the first word, so that no server can use a prefix cache.
 
 use std::{
-    fs,
-    net::TcpListener,
-    process::Command,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use strum::{IntoStaticStr, VariantArray};
+use strum::VariantArray;
 
 use crate::{
-    http::{self, Disconnect, Request},
     peers::{
-        llama::Llama, runner::openvino_folder, setup::Setup, spread::Spread, weights::Weights, workload::TEXT,
+        completions::{CompletionClient, CompletionRequest},
+        runner::openvino_folder,
+        server_side::{PAIRS, ServerFailure, ServerPair, ServerSide, ServerSize},
+        setup::Setup,
+        spread::Spread,
+        weights::Weights,
+        workload::TEXT,
     },
-    process,
-    server::Server,
-    terminal,
+    process, terminal,
 };
 
 /// Numbers of concurrent clients.
 const CLIENTS: [usize; 3] = [1, 4, 16];
 
-/// Number of slots of each server.
-const SLOTS: usize = 16;
+/// Slots of each server, and the number of tokens that one can hold.
+const SIZE: ServerSize = ServerSize { slots: 16, context: 512 };
 
 /// Number of words in a prompt, which are about 220 tokens.
 const WORDS: usize = 170;
@@ -38,33 +38,8 @@ const WORDS: usize = 170;
 /// Number of tokens in an answer.
 const ANSWER: usize = 64;
 
-/// Number of tokens that a slot can hold.
-const CONTEXT: usize = 512;
-
 /// Minimum ratios to the peers that Narthex should reach, by number of clients.
 const WANTED: [(usize, f64); 2] = [(4, 2.0), (16, 2.5)];
-
-/// A server with one form of the weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
-enum ServerSide {
-    #[strum(serialize = "narthex serve, w8")]
-    NarthexW8,
-    #[strum(serialize = "llama-server, Q8_0")]
-    LlamaQ8,
-    #[strum(serialize = "narthex serve, w4")]
-    NarthexW4,
-    #[strum(serialize = "llama-server, Q4_0")]
-    LlamaQ4,
-    #[strum(serialize = "OpenVINO GenAI's continuous batching, Q4_1")]
-    OpenVino,
-}
-
-/// Pairs of servers that are compared.
-const PAIRS: [(ServerSide, ServerSide); 3] = [
-    (ServerSide::NarthexW8, ServerSide::LlamaQ8),
-    (ServerSide::NarthexW4, ServerSide::LlamaQ4),
-    (ServerSide::NarthexW4, ServerSide::OpenVino),
-];
 
 /// Result of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -98,13 +73,6 @@ pub(super) struct Servers {
     /// Servers that could not be measured in some round, which have no later rounds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) failures: Vec<ServerFailure>,
-}
-
-/// Reason why a server was not measured to the end.
-#[derive(Debug, Serialize)]
-pub(super) struct ServerFailure {
-    pub(super) server: &'static str,
-    pub(super) reason: String,
 }
 
 /// Speed and fairness of one server with one number of clients.
@@ -143,11 +111,11 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
         terminal::line(format!("\n== servers, round {round} of {rounds}"));
         for measured in all.chunks_mut(CLIENTS.len()) {
             let Some(side) = measured.first().map(|measured| measured.side) else { continue };
-            let name: &'static str = side.into();
+            let name = side.name();
             if failures.iter().any(|failure| failure.server == name) {
                 continue;
             }
-            let throughputs = match side.measure(setup, weights, &mut next_prompt) {
+            let throughputs = match measure_side(side, setup, weights, &mut next_prompt) {
                 Ok(throughputs) => throughputs,
                 Err(error) => {
                     terminal::problem(format!("{name} failed: {error:#}"));
@@ -175,7 +143,7 @@ fn summary(all: &[ServerMeasurements]) -> Servers {
     };
     let results = all.iter().filter_map(|measured| {
         Some(ServerResult {
-            server: measured.side.into(),
+            server: measured.side.name(),
             clients: measured.clients,
             tokens_per_second: spread(measured, |throughput| throughput.tokens_per_second)?,
             slowest_share: spread(measured, |throughput| throughput.slowest_share)?,
@@ -186,114 +154,54 @@ fn summary(all: &[ServerMeasurements]) -> Servers {
         spread(measured, |throughput| throughput.tokens_per_second)
     };
     let mut ratios = Vec::new();
-    for (of, to) in PAIRS {
+    for ServerPair { of, to } in PAIRS {
         for clients in CLIENTS {
             let speeds = speed(of, clients).zip(speed(to, clients));
             let Some(ratio) = speeds.and_then(|(of, to)| of.over(&to)) else { continue };
             let wanted = WANTED.iter().find(|(with, _)| *with == clients).map(|(_, wanted)| *wanted);
-            ratios.push(ServerRatio { of: of.into(), to: to.into(), clients, ratio, wanted });
+            ratios.push(ServerRatio { of: of.name(), to: to.name(), clients, ratio, wanted });
         }
     }
     Servers { results: results.collect(), ratios, failures: Vec::new() }
 }
 
-impl ServerSide {
-    /// Measures the side with each number of clients, in one process.
-    fn measure(
-        self,
-        setup: &Setup<'_>,
-        weights: &Weights,
-        prompt: &mut dyn FnMut() -> String,
-    ) -> anyhow::Result<Vec<Throughput>> {
-        if self == Self::OpenVino {
-            return measure_openvino(setup, weights, prompt);
-        }
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-        let command = self.command(setup, weights, &port)?;
-        let address = format!("127.0.0.1:{port}");
-        let health = Request { method: "GET", path: "/health", body: b"" };
-        let server = Server::spawn(command, &setup.folder.join("server.log"), || {
-            let answer = http::send(&address, health, Disconnect::AfterAnswer);
-            answer.is_ok_and(|answer| answer.status == 200).then(|| address.clone())
-        })?;
-        let client = CompletionClient { server: &server, model: weights.model };
-        client.ask(&prompt(), 4)?;
-        CLIENTS
-            .iter()
-            .map(|&clients| {
-                let prompts = (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect());
-                client.run_concurrently(prompts.collect())
-            })
-            .collect()
+/// Measures a side with each number of clients, in one process.
+fn measure_side(
+    side: ServerSide,
+    setup: &Setup<'_>,
+    weights: &Weights,
+    prompt: &mut dyn FnMut() -> String,
+) -> anyhow::Result<Vec<Throughput>> {
+    if side == ServerSide::OpenVino {
+        return measure_openvino(setup, weights, prompt);
     }
-
-    /// Returns the command that starts the server.
-    fn command(self, setup: &Setup<'_>, weights: &Weights, port: &str) -> anyhow::Result<Command> {
-        let (threads, slots) = (setup.threads.to_string(), SLOTS.to_string());
-        let narthex = |scheme| {
-            let mut command = setup.session.command(&setup.narthex);
-            command.args(["serve", "--port", port, "--model", weights.model, "--scheme", scheme]);
-            // A peer's server has no drafts, so Narthex's are measured elsewhere.
-            command.args(["--slots", &slots, "--threads", &threads, "--speculation", "off"]);
-            Ok(command)
-        };
-        let llama = |kind| {
-            let llama = Llama::prepare(setup)?;
-            let mut command = llama.command("llama-server");
-            command
-                .arg("-m")
-                .arg(weights.quantized(&llama, setup, kind)?)
-                .args(["--port", port, "-np", &slots]);
-            command.args(["-c", &(SLOTS * CONTEXT).to_string(), "-t", &threads]);
-            Ok(command)
-        };
-        match self {
-            Self::NarthexW8 => narthex("w8"),
-            Self::NarthexW4 => narthex("w4"),
-            Self::LlamaQ8 => llama("Q8_0"),
-            Self::LlamaQ4 => llama("Q4_0"),
-            Self::OpenVino => bail!("OpenVINO GenAI has no server"),
-        }
-    }
+    let server = side.start(setup, weights, SIZE)?;
+    let client = CompletionClient { server: &server, model: weights.model };
+    client.complete(CompletionRequest::greedy(&prompt(), 4))?;
+    CLIENTS
+        .iter()
+        .map(|&clients| {
+            let prompts = (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect());
+            run_concurrently(&client, &prompts.collect::<Vec<_>>())
+        })
+        .collect()
 }
 
-/// Sender of completions to one model of a server.
-struct CompletionClient<'a> {
-    server: &'a Server,
-    model: &'a str,
-}
-
-impl CompletionClient<'_> {
-    /// Completes a prompt. Returns the number of generated tokens.
-    fn ask(&self, prompt: &str, tokens: usize) -> anyhow::Result<f64> {
-        let body = json!({
-            "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
-        });
-        let body = body.to_string();
-        let request = Request { method: "POST", path: "/v1/completions", body: body.as_bytes() };
-        let answer = http::send(&self.server.address, request, Disconnect::AfterAnswer)?;
-        let generated = answer.json()?["usage"]["completion_tokens"].as_f64();
-        match generated {
-            Some(generated) if answer.status == 200 => Ok(generated),
-            _ => bail!("expected an answer, found {} {}", answer.status, answer.body),
-        }
-    }
-
-    /// Sends the prompts of each client one after another. All clients run concurrently.
-    fn run_concurrently(&self, clients: Vec<Vec<String>>) -> anyhow::Result<Throughput> {
-        let started = Instant::now();
-        let run = |prompts: &[String]| {
-            let tokens =
-                prompts.iter().map(|prompt| self.ask(prompt, ANSWER)).sum::<anyhow::Result<f64>>()?;
-            Ok(ReceivedTokens { tokens, time: started.elapsed() })
-        };
-        let received: anyhow::Result<Vec<ReceivedTokens>> = thread::scope(|scope| {
-            let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| run(prompts))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
-        });
-        throughput(&received?)
-    }
+/// Sends the prompts of each client one after another. All clients run concurrently.
+fn run_concurrently(client: &CompletionClient<'_>, clients: &[Vec<String>]) -> anyhow::Result<Throughput> {
+    let started = Instant::now();
+    let run = |prompts: &[String]| {
+        let complete = |prompt| client.complete(CompletionRequest::greedy(prompt, ANSWER));
+        let tokens = prompts.iter().map(|prompt| Ok(complete(prompt)?.tokens as f64));
+        let tokens = tokens.sum::<anyhow::Result<f64>>()?;
+        Ok(ReceivedTokens { tokens, time: started.elapsed() })
+    };
+    let received: anyhow::Result<Vec<ReceivedTokens>> = thread::scope(|scope| {
+        let threads: Vec<_> = clients.iter().map(|prompts| scope.spawn(|| run(prompts))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|joined| joined.unwrap_or_else(|_| bail!("a client panicked"))).collect()
+    });
+    throughput(&received?)
 }
 
 /// Computes the throughput of all clients.

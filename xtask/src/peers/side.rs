@@ -62,6 +62,9 @@ pub(super) const PAIRS: [SpeedPair; 6] = [
 pub(super) const PEERS: [Side; 5] =
     [Side::NarthexW8, Side::LlamaQ8, Side::NarthexW4, Side::LlamaQ4, Side::OpenVino];
 
+/// Sides of the measurements at depth.
+pub(super) const AT_DEPTH: [Side; 4] = [Side::NarthexW8, Side::LlamaQ8, Side::NarthexW4, Side::LlamaQ4];
+
 /// Minimum ratios to a peer that Narthex should reach.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct TargetRatios {

@@ -35,6 +35,13 @@ impl Spread {
         Self::of(self.rounds.iter().zip(&other.rounds).map(|(a, b)| a / b).collect())
     }
 
+    /// Returns the spread of all values multiplied by a factor.
+    pub(super) fn times(&self, factor: f64) -> Self {
+        let Self { median, min, max, rounds } = self;
+        let rounds = rounds.iter().map(|value| value * factor).collect();
+        Self { median: median * factor, min: min * factor, max: max * factor, rounds }
+    }
+
     /// Formats as `12.3 (11.9 to 12.5)`, with `digits` decimals.
     pub(super) fn format(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$} to {:.digits$})", self.median, self.min, self.max)
@@ -52,6 +59,7 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         let (a, b) = (Spread::of(vec![90.0, 50.0, 99.0]).unwrap(), Spread::of(vec![100.0; 3]).unwrap());
         assert_eq!((a.median, a.min, a.max), (90.0, 50.0, 99.0));
+        assert_eq!(a.times(2.0), Spread::of(vec![180.0, 100.0, 198.0]).unwrap());
         // The second round was slow for both sides, which does not change the ratio.
         let slow = Spread::of(vec![100.0, 50.0, 100.0]).unwrap();
         assert_eq!(a.over(&slow).unwrap().rounds, [0.9, 1.0, 0.99]);

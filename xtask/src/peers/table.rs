@@ -7,10 +7,15 @@ use anyhow::Context;
 use crate::{
     peers::{
         Part,
+        drafts::DraftResult,
         embeddings::Embeddings,
         plot,
         report::{Report, SpeedRun},
+        server_side::ServerFailure,
         servers::Servers,
+        spread::Spread,
+        turns::Turns,
+        verdict::verdicts,
     },
     record::{BENCH, RecordArgs},
     terminal,
@@ -77,8 +82,13 @@ fn page(report: &Report) -> anyhow::Result<String> {
         )?;
         sides(&mut text, run)?;
         ratios(&mut text, run, &run.suffix())?;
+        resources(&mut text, run)?;
     }
     servers(&mut text, &report.servers)?;
+    if let Some(found) = &report.turns {
+        turns(&mut text, found)?;
+    }
+    drafts(&mut text, &report.drafts)?;
     if let Some(found) = &report.embeddings {
         embeddings(&mut text, found)?;
     }
@@ -117,6 +127,93 @@ fn ratios(text: &mut String, run: &SpeedRun, suffix: &str) -> anyhow::Result<()>
     Ok(())
 }
 
+/// Writes the machine's limits, and shares of them, load times and memory of the sides.
+fn resources(text: &mut String, run: &SpeedRun) -> anyhow::Result<()> {
+    if let Some(limits) = &run.limits {
+        writeln!(
+            text,
+            "\nLimits of the machine: {} G int8 multiply-accumulates/s, {} GB/s.",
+            limits.multiply_accumulates_per_second.times(1e-9).format(0),
+            limits.bytes_per_second.times(1e-9).format(1)
+        )?;
+    }
+    text.push_str(
+        "\n| Side | Prefill, % of the limit | Decode, % of the limit | Weights, MB | Load, ms | Peak memory, MB |\n\
+         |---|---:|---:|---:|---:|---:|\n",
+    );
+    let scaled = |spread: Option<&Spread>, factor: f64| {
+        spread.map_or_else(|| "unknown".to_owned(), |spread| spread.times(factor).format(0))
+    };
+    for side in run.sides.iter().filter(|side| side.speed.is_some()) {
+        let shares = side.shares.as_ref();
+        let weights = side.weight_bytes;
+        let weights =
+            weights.map_or_else(|| "unknown".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6));
+        writeln!(
+            text,
+            "| {} | {} | {} | {weights} | {} | {} |",
+            side.side,
+            scaled(shares.map(|shares| &shares.prefill), 100.0),
+            scaled(shares.map(|shares| &shares.decode), 100.0),
+            scaled(side.load_ms.as_ref(), 1.0),
+            scaled(side.peak_bytes.as_ref(), 1e-6)
+        )?;
+    }
+    Ok(())
+}
+
+fn turns(text: &mut String, found: &Turns) -> anyhow::Result<()> {
+    writeln!(
+        text,
+        "\n## Growing turns\n\nA conversation of {} turns, each with about 75 new tokens and an answer of {}. Sides may \
+         keep the keys and values of earlier turns.\n\n| Server | First turn, ms | Last turn, ms | All turns, ms |\n\
+         |---|---:|---:|---:|",
+        found.turns, found.answer_tokens
+    )?;
+    for result in &found.results {
+        let times = [&result.first_turn_ms, &result.last_turn_ms, &result.conversation_ms];
+        let [first, last, all] = times.map(|spread| spread.format(0));
+        writeln!(text, "| {} | {first} | {last} | {all} |", result.server)?;
+    }
+    text.push_str("\n| Speed over speed, round by round | Last turn | All turns |\n|---|---:|---:|\n");
+    for ratio in &found.ratios {
+        let (last, all) = (ratio.last_turn.format(3), ratio.conversation.format(3));
+        writeln!(text, "| {} over {} | {last} | {all} |", ratio.of, ratio.to)?;
+    }
+    failures(text, &found.failures)
+}
+
+fn drafts(text: &mut String, results: &[DraftResult]) -> anyhow::Result<()> {
+    if results.is_empty() {
+        return Ok(());
+    }
+    text.push_str(
+        "\n## Drafts from earlier text\n\nDecode of `narthex serve`, answers of 160 tokens: quotes from a text of about \
+         300 tokens, and new text with a temperature of 1.\n\n| Scheme | Text | Without drafts, tokens/s | With drafts, \
+         tokens/s | Ratio | Accepted, % of the tokens |\n|---|---|---:|---:|---:|---:|\n",
+    );
+    for result in results {
+        writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} |",
+            result.scheme,
+            result.text,
+            result.without.format(1),
+            result.with.format(1),
+            result.ratio.format(3),
+            result.accepted.times(100.0).format(0)
+        )?;
+    }
+    Ok(())
+}
+
+fn failures(text: &mut String, failures: &[ServerFailure]) -> anyhow::Result<()> {
+    for failure in failures {
+        writeln!(text, "\n{} failed: {}", failure.server, failure.reason.replace('\n', " "))?;
+    }
+    Ok(())
+}
+
 fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
     if servers.results.is_empty() && servers.failures.is_empty() {
         return Ok(());
@@ -133,10 +230,7 @@ fn servers(text: &mut String, servers: &Servers) -> anyhow::Result<()> {
     for ratio in &servers.ratios {
         writeln!(text, "| {} over {} | {} | {} |", ratio.of, ratio.to, ratio.clients, ratio.ratio.format(3))?;
     }
-    for failure in &servers.failures {
-        writeln!(text, "\n{} failed: {}", failure.server, failure.reason.replace('\n', " "))?;
-    }
-    Ok(())
+    failures(text, &servers.failures)
 }
 
 fn embeddings(text: &mut String, found: &Embeddings) -> anyhow::Result<()> {
@@ -182,6 +276,9 @@ fn about(about: &str, versions: &BTreeMap<String, String>) -> String {
 }
 
 fn quality(text: &mut String, report: &Report) -> anyhow::Result<()> {
+    for footprint in &report.footprints {
+        writeln!(text, "\n{}", footprint.describe())?;
+    }
     for comparison in &report.perplexity {
         let (ours, theirs) = (&comparison.ours, &comparison.theirs);
         match (&comparison.found, &comparison.failed) {
@@ -206,7 +303,7 @@ fn quality(text: &mut String, report: &Report) -> anyhow::Result<()> {
 }
 
 fn bounds(text: &mut String, report: &Report) -> anyhow::Result<()> {
-    let verdicts = report.verdicts();
+    let verdicts = verdicts(report);
     if verdicts.is_empty() {
         return Ok(());
     }
@@ -244,6 +341,16 @@ mod tests {
         check("`openvino-q4_1` did not run: no wheel | for this machine");
         check("| narthex-w8 over loop-w8 | 0.960 (0.960 to 0.960) | 0.940 (0.940 to 0.940) |");
         check("| narthex-w8 over loop-w8, decode | at least 0.95 | 0.940 (0.940 to 0.940) | **no** |");
+        check("Limits of the machine: 1 (0 to 1) G int8 multiply-accumulates/s, 10.0 (10.0 to 10.0) GB/s.");
+        check("| narthex-w8 | 24 (24 to 24) | 70 (70 to 70) | 150 | 80 (80 to 80) | 300 (300 to 300) |");
+        check("| loop-w8 | unknown | unknown | unknown | 80 (80 to 80) | 300 (300 to 300) |");
+        check("| narthex serve, w4 | 150 (100 to 200) | 75 (50 to 100) | 225 (150 to 300) |");
+        check(
+            "| narthex serve, w4 over llama-server, Q4_0 | 2.000 (2.000 to 2.000) | 2.000 (2.000 to 2.000) |",
+        );
+        check(
+            "| w4 | quotes | 75.0 (50.0 to 100.0) | 145.0 (90.0 to 200.0) | 1.900 (1.800 to 2.000) | 62 (50 to 75) |",
+        );
         check("## Embeddings of tiny");
         check(
             "| openvino | OpenVINO in its default precision, groups of 32; runtime 1.2 | 5625 (3750 to 7500) | 64.0 \

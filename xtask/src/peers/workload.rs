@@ -16,11 +16,16 @@ pub(super) struct Workload {
 /// Workload of every run, so that runs can be compared.
 pub(super) const STANDARD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
 
-/// A short question with a long answer, a document with a short answer, and a long conversation.
-pub(super) const SHAPES: [Workload; 3] = [
-    Workload { prompt: 31, decode: 200, repeat: 1 },
-    Workload { prompt: 1000, decode: 16, repeat: 1 },
+/// A short question with a long answer, and a document with a short answer.
+pub(super) const SHAPES: [Workload; 2] =
+    [Workload { prompt: 31, decode: 200, repeat: 1 }, Workload { prompt: 1000, decode: 16, repeat: 1 }];
+
+/// Prompts of increasing length. The last one and its answer fill the context of 8192 tokens.
+pub(super) const DEPTHS: [Workload; 4] = [
+    Workload { prompt: 128, decode: 32, repeat: 1 },
+    Workload { prompt: 1024, decode: 32, repeat: 1 },
     Workload { prompt: 4096, decode: 32, repeat: 1 },
+    Workload { prompt: 8160, decode: 32, repeat: 1 },
 ];
 
 /// Text whose words and perplexity are used, relative to the root.
@@ -28,6 +33,13 @@ pub(super) const TEXT: &str = "bench/text/ferry.txt";
 
 /// Number of tokens in a window of the perplexity text.
 pub(super) const WINDOW: &str = "256";
+
+impl Workload {
+    /// Returns true if attention to the prompt takes much of the time.
+    pub(super) fn is_deep(self) -> bool {
+        self.prompt >= 4096
+    }
+}
 
 impl fmt::Display for Workload {
     /// Formats the numbers of tokens of a prompt and of its answer, as in `256 + 64`.

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""A conversation of growing turns in OpenVINO GenAI's continuous batching, which keeps the prefixes of its prompts.
+
+    python turns_openvino.py FOLDER PLAN.json --threads 2
+
+The plan has the tokens of an answer and, for each conversation, the texts of its turns. A prompt is the conversation so
+far, answers included, and the next text. Prints one line of JSON: the seconds of each turn of the last conversation.
+"""
+
+import argparse
+import json
+import time
+
+import openvino_genai
+
+
+def converse(pipeline, generation, texts: list[str]) -> list[float]:
+    conversation, seconds = "", []
+    for text in texts:
+        conversation += text
+        begun = time.perf_counter()
+        answer = pipeline.generate([conversation], [generation])[0]
+        seconds.append(time.perf_counter() - begun)
+        conversation += answer.m_generation_ids[0]
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("plan")
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    with open(options.plan, encoding="utf-8") as file:
+        plan = json.load(file)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = 1
+    scheduler.enable_prefix_caching = True
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
+        options.folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": options.threads}
+    )
+    generation = openvino_genai.GenerationConfig()
+    generation.max_new_tokens = generation.min_new_tokens = plan["tokens"]
+    generation.ignore_eos = True
+    generation.do_sample = False
+    generation.apply_chat_template = False
+    times = [converse(pipeline, generation, texts) for texts in plan["conversations"]]
+    print(json.dumps(times[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
