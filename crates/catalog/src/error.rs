@@ -286,7 +286,11 @@ pub fn near_names(near: &[ModelName]) -> String {
         return String::new();
     }
     let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
-    format!("; did you mean {}?", names.join(" or "))
+    let choice = match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    };
+    format!("; did you mean {choice}?")
 }
 
 impl Error {
@@ -399,8 +403,15 @@ mod tests {
     #[test]
     fn unknown_models_name_the_near_ones() {
         let name: ModelName = "smolm2".parse().unwrap();
-        let near = vec!["smollm2:135m".parse().unwrap(), "smollm3:3b".parse().unwrap()];
-        let text = Error::UnknownModel { name, near }.to_string();
-        assert_eq!(text, "no model is called \"smolm2\"; did you mean smollm2:135m or smollm3:3b?");
+        let text = |near: &[&str]| {
+            let near = near.iter().map(|name| name.parse().unwrap()).collect();
+            Error::UnknownModel { name: name.clone(), near }.to_string()
+        };
+        assert_eq!(text(&[]), "no model is called \"smolm2\"");
+        assert_eq!(text(&["smollm2:135m"]), "no model is called \"smolm2\"; did you mean smollm2:135m?");
+        assert_eq!(
+            text(&["smollm2:135m", "smollm2:360m", "smollm3:3b"]),
+            "no model is called \"smolm2\"; did you mean smollm2:135m, smollm2:360m or smollm3:3b?"
+        );
     }
 }

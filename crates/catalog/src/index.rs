@@ -9,7 +9,7 @@ mod near;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{
-    ContextFactor, DType, Ep, ModelName, Sha256,
+    ContextFactor, DType, Ep, ModelName, Scheme, Sha256,
     arch::{Family, Pooling},
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -88,9 +88,39 @@ pub struct Entry {
     /// State of the published weights: `true` once a test or a recorded run has had answers from them.
     #[serde(default)]
     pub tested: bool,
+    /// Perplexities of the published weights, if they were measured.
+    pub perplexity: Option<MeasuredPerplexity>,
     /// Devices whose answers were found to differ from the CPU's, so that a load quarantines them.
     #[serde(default)]
-    pub canary: Vec<KnownDivergence>,
+    pub divergences: Vec<KnownDivergence>,
+}
+
+/// Perplexities of a model over the fixed text of the benchmarks, on the CPU.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredPerplexity {
+    /// Perplexity in `f32`.
+    pub f32: f64,
+    /// Perplexity in `w8`.
+    pub w8: f64,
+    /// Perplexity in `w4`.
+    pub w4: f64,
+    /// Records with these figures, relative to the root of the repository.
+    pub records: Vec<String>,
+}
+
+impl MeasuredPerplexity {
+    /// Returns the share of quality that a scheme keeps: the perplexity in `f32` divided by that in the scheme, at most
+    /// 1; `None` for a scheme without a measurement.
+    pub fn kept_quality(&self, scheme: Scheme) -> Option<f64> {
+        let found = match scheme {
+            Scheme::F32 => self.f32,
+            Scheme::W8 => self.w8,
+            Scheme::W4 => self.w4,
+            Scheme::F16 => return None,
+        };
+        Some((self.f32 / found).min(1.0))
+    }
 }
 
 /// A device whose answers differ from the CPU's for a model.
@@ -308,9 +338,10 @@ impl Catalog {
 
     /// Returns up to five similar names, the nearest first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
-        let candidates =
-            self.by_name.iter().filter_map(|(name, &number)| Some((name, self.entries.get(number)?)));
-        near::nearest(text, candidates.map(|(typed, entry)| (typed.as_str(), &entry.name)))
+        let spellings = self.entries.iter().flat_map(|entry| {
+            entry.aliases.iter().chain([&entry.name]).map(move |spelling| (spelling.as_str(), &entry.name))
+        });
+        near::nearest(text, spellings)
     }
 }
 
@@ -403,6 +434,30 @@ mod tests {
     }
 
     #[test]
+    fn perplexities_are_those_of_their_records() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let catalog = catalog();
+        let measured = catalog.entries().iter().filter_map(|entry| Some((entry, entry.perplexity.as_ref()?)));
+        for (Entry { name, tested, .. }, found) in measured {
+            let read = |record: &String| std::fs::read_to_string(root.join(record)).unwrap();
+            let records: String = found.records.iter().map(read).collect();
+            for figure in [
+                format!("| {name} | "),
+                format!("| {:.4} | ", found.f32),
+                format!("package w8 {:.3},", found.w8),
+                format!("package w4 {:.3},", found.w4),
+            ] {
+                assert!(records.contains(&figure), "{name}: no record has {figure:?}");
+            }
+            assert!(*tested, "{name}: weights with a measurement have answered");
+            let kept = |scheme| found.kept_quality(scheme);
+            assert_eq!((kept(Scheme::F32), kept(Scheme::F16)), (Some(1.0), None));
+            assert!(kept(Scheme::W4) < kept(Scheme::W8), "{name}");
+        }
+        assert!(catalog.get(&"smollm2:135m".parse().unwrap()).unwrap().perplexity.is_some());
+    }
+
+    #[test]
     fn every_repository_occurs_once() {
         let mut seen = BTreeSet::new();
         for entry in catalog().entries() {
@@ -431,6 +486,10 @@ mod tests {
         check("minilm", "all-minilm-l6-v2");
         check("ALL-MINILM-L6", "all-minilm-l6-v2");
         check("llama3.2", "llama3.2:1b");
+        let listed = |typed: &str| catalog.suggest(typed).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let sizes = ["0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"].map(|size| format!("qwen2.5:{size}"));
+        assert_eq!(listed("qwen2.5"), sizes, "every size of the family, the smallest first");
+        assert_eq!(listed("qwen2.5:8b").len(), sizes.len());
         assert_eq!(catalog.suggest("zzzzzzzzzzzz"), []);
     }
 

@@ -222,8 +222,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) insecure_no_auth: bool,
 
-    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its models of at
-    /// most 1 GiB) or always [default: catalogue, and never if other machines can connect]
+    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its models that come
+    /// through pip, up to 1 GiB) or always [default: catalogue, and never if other machines can connect]
     #[arg(long, value_name = "POLICY")]
     pub(crate) auto_pull: Option<AutoPull>,
 

@@ -3,7 +3,7 @@
 //! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this.
 
 use std::{
-    io::{BufRead, stdin},
+    io::{BufRead, IsTerminal, stderr, stdin},
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,6 +15,8 @@ use std::{
 use anyhow::Context;
 use narthex_gateway::Cancel;
 use tokio::sync::oneshot;
+
+use crate::output;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static SIGNALS: SignalCount = SignalCount::new();
@@ -146,9 +148,23 @@ pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     input
 }
 
-/// Reads the lines of standard input before a job starts.
-pub(crate) fn lines() -> anyhow::Result<Vec<String>> {
-    input(|| stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
+/// Key that ends the input in a terminal.
+const END_OF_INPUT: &str = if cfg!(windows) { "Ctrl-Z and Enter" } else { "Ctrl-D" };
+
+/// Reads standard input until its end, as [`input`] does. A terminal first shows `request`, which names the text to
+/// type, and the key that ends it.
+pub(crate) fn typed<T>(request: &str, read: impl FnOnce() -> T) -> T {
+    input(|| {
+        if stdin().is_terminal() && stderr().is_terminal() {
+            output::note(format!("{request}, then press {END_OF_INPUT} on an empty line."));
+        }
+        read()
+    })
+}
+
+/// Reads the lines of standard input before a job starts, as [`typed`] does.
+pub(crate) fn lines(request: &str) -> anyhow::Result<Vec<String>> {
+    typed(request, || stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
 }
 
 /// Resets a Ctrl-C that stopped one answer, so that the conversation continues. Returns true if there was one.

@@ -93,7 +93,7 @@ fn refused_imports_state_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     check(&["import", "/no/such/folder"], 3, "/no/such/folder");
-    check(&["import", path, "--name", "empty"], 10, "choose a graph with --file");
+    check(&["import", path, "--name", "empty"], 3, "contains no .onnx file");
     let checkpoint = folder.path().join("checkpoint");
     std::fs::create_dir(&checkpoint).unwrap();
     std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();

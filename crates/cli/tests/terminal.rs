@@ -1,4 +1,4 @@
-//! Every command as a user sees it: in terminals of 80 and 200 columns, through pipes, as JSON, and after Ctrl-C.
+//! Every command as a user sees it: in terminals of 80 and 200 columns, through pipes and as JSON.
 //!
 //! [`cases`] lists the commands. Models are tiny imports, so that a start takes a fraction of a second.
 
@@ -10,22 +10,18 @@ mod support;
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
-    fs::{self, File},
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
+    fs,
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use narthex_testkit::checkpoint::{Meta, tiny_llama};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use support::{
-    copy, offline,
-    terminal::{CTRL_D, ENTERED, PROMPT, Terminal},
-    with_pip, with_runtime, write_pip,
+    home::Home,
+    offline,
+    terminal::{CTRL_D, PROMPT, Terminal},
 };
 
 /// Maximum time from Ctrl-C to the end of the program.
@@ -36,6 +32,8 @@ struct Case {
     /// The command with its subcommand, as in `key add`.
     command: &'static str,
     arguments: &'static str,
+    /// Name of the case, if the command has several.
+    name: &'static str,
     /// Exit code.
     code: i32,
     /// Texts that are waited for in a terminal, with the keys that follow.
@@ -63,6 +61,14 @@ enum Shown {
     Subjects,
     /// The text before "this machine".
     BeforeThisMachine,
+    /// The header of the catalogue's table, and the name, the kind and the state of a model.
+    Catalogue,
+    /// The first lines of a long text.
+    FirstLines,
+    /// The text without the secret of a key.
+    Key,
+    /// The start of a server, without its port and the devices of the machine.
+    ServerStart,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,7 +86,7 @@ enum Json {
 impl Case {
     const fn new(command: &'static str, arguments: &'static str) -> Self {
         let (typed, shown, wide, json) = (&[], Shown::All, Wide::None, Json::None);
-        Self { command, arguments, code: 0, typed, shown, wide, json }
+        Self { command, arguments, name: "", code: 0, typed, shown, wide, json }
     }
 
     const fn json(command: &'static str, arguments: &'static str) -> Self {
@@ -90,6 +96,10 @@ impl Case {
     /// A command that is refused with this exit code.
     const fn refused(command: &'static str, arguments: &'static str, code: i32) -> Self {
         Self { code, ..Self::new(command, arguments) }
+    }
+
+    const fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     const fn shown(self, shown: Shown) -> Self {
@@ -102,6 +112,15 @@ impl Case {
 
     const fn typed(self, typed: &'static [(&'static str, &'static str)]) -> Self {
         Self { typed, ..self }
+    }
+
+    /// Returns the name of the snapshot.
+    fn snapshot(&self) -> String {
+        match (self.command, self.name) {
+            ("", _) => "welcome".to_owned(),
+            (command, "") => command.replace(' ', "-"),
+            (command, name) => format!("{}-{name}", command.replace(' ', "-")),
+        }
     }
 
     fn words(&self) -> Vec<&'static str> {
@@ -128,6 +147,7 @@ fn cases() -> Vec<Case> {
         Case::refused("service uninstall", "", 3),
         Case::refused("pull", "smollm2:135m", 4),
         Case::json("list", ""),
+        Case::new("list", "--available").named("available").shown(Shown::Catalogue),
         Case::json("show", "tiny"),
         Case::refused("rm", "no-such-model", 3),
         Case::json("verify", "tiny"),
@@ -147,85 +167,28 @@ fn cases() -> Vec<Case> {
         Case::json("key list", ""),
         Case::refused("key rm", "nobody", 3),
         Case::refused("completions", "cmd", 2),
+        Case::new("completions", "bash").named("bash").shown(Shown::FirstLines).wide(),
         Case::new("man", "man"),
     ]
 }
 
-/// A folder with models, and a store that has their imports.
-struct Home {
-    folder: TempDir,
-}
-
-impl Home {
-    fn new() -> Self {
-        // The length of the path is part of the snapshots.
-        let folder = tempfile::Builder::new().prefix("nx").tempdir_in("/tmp").unwrap();
-        let home = Self { folder };
-        let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import");
-        for name in ["genai-dml", "sentence", "masked", "answers", "reranker"] {
-            copy(&exports.join(name), &home.path(name));
-        }
-        fs::write(home.path("context.txt"), "w1 w2 w3 w4").unwrap();
-        fs::write(home.path("tiny.gguf"), tiny_llama(7).to_bytes()).unwrap();
-        for arguments in
-            ["genai-dml", "sentence --name tiny --file onnx/model.onnx", "masked", "answers", "reranker"]
-        {
-            // Without ONNX Runtime, an import is accepted without its run.
-            home.run(
-                &mut home.offline(&["import"].into_iter().chain(arguments.split(' ')).collect::<Vec<_>>()),
-            );
-        }
-        home
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn offline(&self, words: &[&str]) -> Command {
-        self.prepared(offline(&self.path("store"), words))
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        self.prepared(with_runtime(&self.path("store"), words))
-    }
-
-    fn prepared(&self, mut command: Command) -> Command {
-        command.current_dir(self.folder.path()).env("HOME", self.folder.path());
-        for name in ["XDG_CONFIG_HOME", "NARTHEX_API_KEY", "RUST_LOG", "HF_TOKEN"] {
-            command.env_remove(name);
-        }
-        command
-    }
-
-    /// Runs a command with network, whose pip notes its start in the file `started` and never ends.
-    fn online(&self, words: &[&str]) -> Command {
-        let program = "import os, sys, time\nif '--version' not in sys.argv or 'doctor' in os.environ:\n    \
-                       open('started', 'w').close()\n    time.sleep(120)\n";
-        write_pip(self.folder.path(), program);
-        self.prepared(with_pip(&self.path("store"), self.folder.path(), words))
-    }
-
-    #[track_caller]
-    fn run(&self, command: &mut Command) {
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// Returns output without what depends on the folder and the version.
-    fn masked(&self, case: &Case, text: &str) -> String {
-        let text = text.replace(self.folder.path().to_str().unwrap(), "/home");
-        let text = text.replace(env!("CARGO_BIN_EXE_narthex"), "/bin/narthex");
-        let text = text.replace(env!("CARGO_PKG_VERSION"), "VERSION");
-        match case.shown {
-            Shown::All => text,
-            Shown::WithoutNumbers => without_numbers(&text),
-            Shown::Measurement => measurement(&text),
-            Shown::AnswerLine => answer_line(&text),
-            Shown::Vector => vector(&text),
-            Shown::Subjects => subjects(&text),
-            Shown::BeforeThisMachine => text.split("\nthis machine").next().unwrap().to_owned(),
-        }
+/// Returns output without what depends on the folder and the version.
+fn masked(home: &Home, shown: Shown, text: &str) -> String {
+    let text = text.replace(home.path("").to_str().unwrap().trim_end_matches('/'), "/home");
+    let text = text.replace(env!("CARGO_BIN_EXE_narthex"), "/bin/narthex");
+    let text = text.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    match shown {
+        Shown::All => text,
+        Shown::WithoutNumbers => without_numbers(&text),
+        Shown::Measurement => measurement(&text),
+        Shown::AnswerLine => answer_line(&text),
+        Shown::Vector => vector(&text),
+        Shown::Subjects => subjects(&text),
+        Shown::BeforeThisMachine => text.split("\nthis machine").next().unwrap().to_owned(),
+        Shown::Catalogue => catalogue(&text),
+        Shown::FirstLines => text.lines().take(11).collect::<Vec<_>>().join("\n"),
+        Shown::Key => without_key(&text),
+        Shown::ServerStart => server_start(&text),
     }
 }
 
@@ -273,6 +236,35 @@ fn subjects(text: &str) -> String {
     let is_finding = |line: &&str| ["ok  ", "note", "FIX "].iter().any(|mark| line.starts_with(mark));
     let findings = text.lines().filter(is_finding);
     findings.filter_map(subject).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the header of the catalogue's table, and the name, the kind and the state of a model, which do not depend on
+/// the machine.
+fn catalogue(text: &str) -> String {
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let header = words(text.lines().next().unwrap_or_default());
+    let row = text.lines().map(words).find(|row| row.first().is_some_and(|name| name == "smollm2:135m"));
+    let row = row.unwrap_or_else(|| panic!("no row of smollm2:135m:\n{text}"));
+    format!("{}\n{} {} … {}", header.join(" "), row[0], row[1], row[row.len() - 1])
+}
+
+/// Replaces the secret of a key, which is the only long word.
+fn without_key(text: &str) -> String {
+    let secret = text.split_whitespace().find(|word| word.len() > 30);
+    let secret = secret.unwrap_or_else(|| panic!("no key was shown:\n{text}"));
+    text.replace(secret, "KEY")
+}
+
+/// Replaces the port of a server and the devices of the machine.
+fn server_start(text: &str) -> String {
+    let line = |line: &str| match line.split_once("//127.0.0.1:") {
+        _ if line.starts_with("devices: ") => "devices: …".to_owned(),
+        Some((before, after)) => {
+            format!("{before}//127.0.0.1:PORT{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
+        }
+        None => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the keys of a JSON value with the types of their values. An array has the type of its first element.
@@ -369,18 +361,63 @@ fn every_command_is_listed() {
 fn every_command_looks_as_it_should() {
     let home = Home::new();
     for case in cases() {
-        let mut text = format!("$ narthex {}\n", case.words().join(" "));
-        let narrow = home.masked(&case, &in_terminal(&home, &case, 80));
-        let wide = home.masked(&case, &in_terminal(&home, &case, 200));
-        let pipes = home.masked(&case, &piped(&home, &case));
-        let wide = if wide == narrow { "the same".to_owned() } else { wide };
-        write!(text, "\n=== 80 columns\n{narrow}\n\n=== 200 columns\n{wide}\n\n=== pipes\n{pipes}").unwrap();
+        let terminals = [80, 200].map(|columns| in_terminal(&home, &case, columns));
+        let mut text = page(&home, &case, terminals, &piped(&home, &case));
         if case.json == Json::Same {
             write!(text, "\n=== json\n{}", json_shape(&home, &case)).unwrap();
         }
-        let name = if case.command.is_empty() { "welcome" } else { case.command };
-        insta::assert_snapshot!(name.replace(' ', "-"), text);
+        insta::assert_snapshot!(case.snapshot(), text);
     }
+}
+
+/// Returns a command with its output in narrow and wide terminals and to pipes.
+fn page(home: &Home, case: &Case, terminals: [String; 2], pipes: &str) -> String {
+    let [narrow, wide] = terminals.map(|screen| masked(home, case.shown, &screen));
+    let wide = if wide == narrow { "the same".to_owned() } else { wide };
+    let pipes = masked(home, case.shown, pipes);
+    format!(
+        "$ narthex {}\n\n=== 80 columns\n{narrow}\n\n=== 200 columns\n{wide}\n\n=== pipes\n{pipes}",
+        case.words().join(" ")
+    )
+}
+
+#[test]
+fn a_new_key_is_shown_once() {
+    let home = Home::new();
+    let arguments = "app --model tiny --requests-per-minute 60";
+    let case = Case::new("key add", arguments).named("app").shown(Shown::Key);
+    let remove = || home.run(&mut home.command(&["key", "rm", "app"]));
+    let terminals = [80, 200].map(|columns| {
+        let screen = in_terminal(&home, &case, columns);
+        remove();
+        screen
+    });
+    insta::assert_snapshot!(case.snapshot(), page(&home, &case, terminals, &piped(&home, &case)));
+}
+
+/// End of the last line at the start of a server.
+const LISTENING: &str = "(OpenAI API under /v1)";
+
+#[test]
+fn a_server_states_its_models_and_access_rules() {
+    let home = Home::new();
+    let case = Case::new("serve", "--port 0 -m tiny").named("start").shown(Shown::ServerStart);
+    let stopped = Case { typed: &[("(OpenAI API under /v1)\r\n", "\x03")], ..case };
+    let terminals = [80, 200].map(|columns| in_terminal(&home, &stopped, columns));
+    let mut command = home.command(&stopped.words());
+    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut error = BufReader::new(server.stderr.take().unwrap());
+    let mut log = String::new();
+    while !log.trim_end().ends_with(LISTENING) {
+        assert!(error.read_line(&mut log).unwrap() > 0, "the server ended: {log}");
+    }
+    let stop = Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap();
+    error.read_to_string(&mut log).unwrap();
+    let mut out = String::new();
+    server.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(stop.success() && server.wait().unwrap().success(), "{log}");
+    let pipes = format!("{out}--- standard error\n{log}");
+    insta::assert_snapshot!(stopped.snapshot(), page(&home, &stopped, terminals, &pipes));
 }
 
 #[test]
@@ -431,136 +468,4 @@ fn a_removal_is_confirmed() {
     let (code, screen) = answer("y\r");
     assert!(code == 0 && screen.contains("removed masked (f32), freed "), "{code} {screen}");
     assert!(!is_installed("masked") && is_installed("tiny"));
-}
-
-/// Presses Ctrl-C, and checks the exit code and the time until the end.
-#[track_caller]
-fn check_interrupt(mut terminal: Terminal, words: &[&str], code: i32) {
-    let (found, took) = terminal.interrupt();
-    let words = &words[..words.len().min(9)];
-    assert_eq!(found, code, "{words:?}\n{}", terminal.screen());
-    assert!(took < STOP, "{words:?} took {took:?}");
-    let written = terminal.written();
-    assert!(!written.contains("error:") && !written.contains("panicked"), "{words:?}: {}", terminal.screen());
-}
-
-#[test]
-fn a_download_stops_at_ctrl_c() {
-    let home = Home::new();
-    let started = home.path("started");
-    for words in [
-        "run smollm2:135m hi",
-        "chat hi",
-        "complete -m smollm2:135m hi",
-        "embed hi",
-        "rerank -m smollm2:135m a b",
-        "answer -m smollm2:135m a --context context.txt",
-        "fill -m smollm2:135m a",
-        "serve -m smollm2:135m",
-        "pull smollm2:135m",
-        "compile smollm2:135m",
-        "export smollm2:135m out --format quark",
-        "bench -m smollm2:135m",
-        "runtime install",
-        "import sentence --name other --file onnx/model.onnx",
-        "doctor",
-    ] {
-        let _ = fs::remove_file(&started);
-        let words: Vec<&str> = words.split(' ').collect();
-        let mut command = home.online(&words);
-        if words == ["doctor"] {
-            command.env("doctor", "1");
-        }
-        let terminal = Terminal::start(&command, 80);
-        let began = Instant::now();
-        while !started.exists() {
-            assert!(began.elapsed() < Duration::from_secs(30), "{words:?}: pip was not started");
-            thread::sleep(Duration::from_millis(5));
-        }
-        check_interrupt(terminal, &words, 130);
-    }
-    assert!(!home.path("store/packages/other").exists(), "an interrupted import leaves nothing behind");
-}
-
-#[test]
-fn a_silent_hub_is_left_at_ctrl_c() {
-    let home = Home::new();
-    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", hub.local_addr().unwrap());
-    for words in [["plan", "hf:owner/repo"], ["check", "hf:owner/repo"], ["pull", "hf:owner/repo"]] {
-        let mut command = home.online(&words);
-        command.env("HF_ENDPOINT", &endpoint);
-        let terminal = Terminal::start(&command, 80);
-        // The connection stays open without an answer.
-        let _connection = hub.accept().unwrap();
-        check_interrupt(terminal, &words, 130);
-    }
-}
-
-/// Compiles a model whose greedy answers take a long time.
-fn long_model(home: &Home) {
-    let mut gguf = tiny_llama(7);
-    gguf.set("llama.context_length", Meta::U32(32_768));
-    fs::write(home.path("long.gguf"), gguf.to_bytes()).unwrap();
-    home.run(&mut home.command(&["compile", "long.gguf", "--scheme", "f32", "--calibrate", "none"]));
-}
-
-#[test]
-fn work_stops_at_ctrl_c() {
-    let home = Home::new();
-    let texts = "w1 w2 w3 w4 w5 w6 w7 w8 ".repeat(40_000 / 8);
-    let texts: Vec<&str> = texts.split_whitespace().collect();
-    let check = |words: &[&str], text: &str, code| {
-        let mut terminal = Terminal::start(&home.command(words), 80);
-        terminal.wait_for(text);
-        check_interrupt(terminal, words, code);
-    };
-    check(&[&["embed", "-m", "tiny"], &texts[..]].concat(), "]", 130);
-    let bench = "bench -m genai-dml --rounds 1000000 --prompt-tokens 8 --generate-tokens 4";
-    check(&bench.split(' ').collect::<Vec<_>>(), "Measuring", 130);
-    check(&bench.split(' ').chain(["--devices", "cpu"]).collect::<Vec<_>>(), "Measuring", 130);
-    check(&["serve", "--port", "0", "-m", "tiny"], "listening on", 0);
-    verify_stops(&home);
-}
-
-/// Checks `verify` over a file that takes long to read: a hole, of the size that the manifest states.
-fn verify_stops(home: &Home) {
-    const HOLE: u64 = 64 << 30;
-    let package = home.path("store/packages/masked/f32");
-    let manifest = package.join("manifest.json");
-    let mut keys: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
-    keys["files"]["model.onnx.data"]["bytes"] = HOLE.into();
-    fs::write(&manifest, keys.to_string()).unwrap();
-    File::options().write(true).open(package.join("model.onnx.data")).unwrap().set_len(HOLE).unwrap();
-    let words = ["verify", "masked"];
-    let mut terminal = Terminal::start(&home.command(&words), 80);
-    terminal.wait_for("Verifying");
-    check_interrupt(terminal, &words, 130);
-}
-
-#[test]
-fn a_conversation_goes_on_after_every_ctrl_c() {
-    let home = Home::new();
-    long_model(&home);
-    let words = ["run", "local/long", "--max-tokens", "30000"];
-    let mut terminal = Terminal::start(&home.command(&words), 80);
-    terminal.wait_for(PROMPT);
-    // The second Ctrl-C comes within the grace of the first.
-    for _ in 0..3 {
-        terminal.press("the cat\r");
-        terminal.wait_for(ENTERED);
-        terminal.wait_for_more(40);
-        terminal.press("\x03");
-        terminal.wait_for(PROMPT);
-    }
-    terminal.press(CTRL_D);
-    assert_eq!(terminal.end(), 0);
-    let screen = terminal.screen();
-    assert!(!screen.contains("tokens/s"), "an answer was not interrupted: {screen}");
-    for command in ["chat", "complete"] {
-        let words = [command, "-m", "local/long", "--max-tokens", "30000", "the cat"];
-        let mut terminal = Terminal::start(&home.command(&words), 80);
-        terminal.wait_for_more(40);
-        check_interrupt(terminal, &words, 130);
-    }
 }

@@ -6,7 +6,7 @@
 //! `vk_swiftshader_icd.json`; `cargo xtask npu` sets this up.
 //!
 //! Prompts run on the CPU or token by token. SwiftShader has subgroups of four threads, with which the attention of
-//! 1.27.0 over more than four tokens is wrong unless there is a single new token; the canary would detect that.
+//! 1.27.0 over more than four tokens is wrong unless there is a single new token; the numerics check would detect that.
 
 #![allow(
     clippy::expect_used,

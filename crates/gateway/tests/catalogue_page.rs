@@ -23,27 +23,28 @@ const MEMORIES: [u64; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
 
 /// Returns the page.
 fn page(catalog: &Catalog) -> String {
-    let rise = (1.0 / kept_quality(Scheme::W4) - 1.0) * 100.0;
-    let mut page = format!(
+    let mut page = String::from(
         "# Models of the catalogue\n\n<!-- Written by `cargo xtask docs` from the catalogue. -->\n\n\
          `narthex list --available` ranks these models for your machine; this page lists them with figures that are the same\n\
          everywhere.\n\n\
-         - **`w8`, `w4`**: size of the weights in this scheme. On smollm2:135m, `w8` does not measurably increase\n  \
-         the perplexity, and `w4` increases it by {rise:.0} %; the loss of larger models is smaller.\n\
+         - **`w8`, `w4`**: size of the weights in this scheme.\n\
+         - **Quality**: share of the quality that `w8` and `w4` keep: the perplexity in `f32` divided by that in the scheme,\n  \
+         over the text in `bench/text` of the repository. A dash means that we have not measured the model. Larger models\n  \
+         usually keep more in `w4` than smollm2:135m; `narthex list --available` assumes its figures for every model.\n\
          - **Memory**: the smallest usual machine with room for the weights in `w8`, and in `w4` if that is smaller. Long\n  \
          conversations need more, see `narthex plan`.\n\
          - **Snapdragon X**: the scheme in which every graph satisfies the rules of its NPU, or the reason why no scheme does.\n  \
          The rules were measured with Qualcomm's compiler; [nothing has run on a real NPU](devices/snapdragon.md).\n\
          - **Status**: *tested* means that the published weights have answered in our tests or recorded runs. *Family tested*\n  \
          means that a small model of the same structure agrees with the reference implementation, and that we have not run\n  \
-         these weights. *Gated* means that the publisher asks you to accept a licence before the download.\n"
+         these weights. *Gated* means that the publisher asks you to accept a licence before the download.\n",
     );
     for (kind, title) in KINDS {
         let mut entries: Vec<&Entry> = catalog.entries().iter().filter(|entry| entry.kind == kind).collect();
         entries.sort_by(|a, b| a.parameters.cmp(&b.parameters).then_with(|| a.name.cmp(&b.name)));
         page.push_str(&format!(
-            "\n## {title}\n\n| Model | Parameters | Download | `w8` | `w4` | Memory | Snapdragon X | Status |\n\
-             |---|---:|---:|---:|---:|---|---|---|\n"
+            "\n## {title}\n\n| Model | Parameters | Download | `w8` | `w4` | Quality | Memory | Snapdragon X | Status |\n\
+             |---|---:|---:|---:|---:|---|---|---|---|\n"
         ));
         entries.into_iter().for_each(|entry| page.push_str(&row(catalog, entry)));
     }
@@ -61,16 +62,21 @@ fn row(catalog: &Catalog, entry: &Entry) -> String {
     let figures = catalog.figures(entry).unwrap();
     let (large, small) = (memory(figures.w8), memory(figures.w4));
     let memory = if large == small { large } else { format!("{large}; `w4`: {small}") };
-    let diverging = entry.canary.iter().find(|known| known.provider == Ep::Qnn);
+    let diverging = entry.divergences.iter().find(|known| known.provider == Ep::Qnn);
     let npu = match diverging {
         Some(known) => format!("quarantined: {} nats under HTP emulation", known.divergence),
         None if figures.runs => format!("`{}`", figures.scheme),
         None => "not whole".to_owned(),
     };
+    let quality = entry.perplexity.as_ref().and_then(|found| {
+        let [w8, w4] = [Scheme::W8, Scheme::W4].map(|scheme| found.kept_quality(scheme));
+        Some(format!("`w8`: {:.0} %; `w4`: {:.0} %", w8? * 100.0, w4? * 100.0))
+    });
+    let quality = quality.unwrap_or_else(|| "–".to_owned());
     let status = if entry.tested { "tested" } else { "family tested" };
     let gated = if entry.access == Access::Gated { ", gated" } else { "" };
     format!(
-        "| `{}` | {} | {} | {} | {} | {memory} | {npu} | {status}{gated} |\n",
+        "| `{}` | {} | {} | {} | {} | {quality} | {memory} | {npu} | {status}{gated} |\n",
         entry.name,
         parameters(entry.parameters),
         size(entry.checkpoint_bytes().unwrap()),
@@ -113,6 +119,16 @@ fn the_page_about_the_catalogue_is_current() {
     );
     for entry in catalog.entries() {
         assert!(KINDS.iter().any(|(kind, _)| *kind == entry.kind), "{} is in no table", entry.name);
+    }
+}
+
+#[test]
+fn the_quality_of_a_scheme_is_the_recorded_one() {
+    let catalog = Catalog::builtin().unwrap();
+    let measured = catalog.get(&"smollm2:135m".parse().unwrap()).unwrap().perplexity.clone().unwrap();
+    for scheme in [Scheme::W8, Scheme::W4] {
+        let (assumed, found) = (kept_quality(scheme), measured.kept_quality(scheme).unwrap());
+        assert!((assumed - found).abs() < 0.001, "{scheme}: {assumed}, recorded {found}");
     }
 }
 

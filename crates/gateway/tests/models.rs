@@ -158,6 +158,9 @@ fn requests_without_the_right_pull_nothing() {
     };
     let counts = [AutoPull::Never, AutoPull::Catalogue, AutoPull::Always].map(listed);
     assert!(counts[0] == 0 && 0 < counts[1] && counts[1] < counts[2], "{counts:?}");
+    // The files of a hub repository are not pinned, so a request cannot start their download, however small they are.
+    let error = refused(&rights(AutoPull::Catalogue), "smollm2:135m-hub");
+    assert!(error.kind() == ErrorKind::NotFound && error.hint().unwrap().contains("narthex pull"), "{error}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ const LIMIT: usize = 5;
 const LONGEST: usize = 80;
 
 /// Returns the names nearest to `text`, each once. `known` has pairs of a spelling and the name that it stands for.
+/// Equally near names, and the sizes of a family, keep the order of `known`.
 pub(super) fn nearest<'a>(
     text: &str,
     known: impl Iterator<Item = (&'a str, &'a ModelName)>,
@@ -21,7 +22,7 @@ pub(super) fn nearest<'a>(
     let all: Vec<(&str, &ModelName)> = known.collect();
     let mut scored: Vec<(usize, &ModelName)> =
         all.iter().filter_map(|&(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
-    scored.sort_by_key(|&(score, name)| (score, name.as_str().len(), name));
+    scored.sort_by_key(|&(score, _)| score);
     let mut names: Vec<ModelName> = Vec::new();
     for (_, name) in &scored {
         if !names.contains(name) && names.len() < LIMIT {
@@ -32,7 +33,7 @@ pub(super) fn nearest<'a>(
     let nearest = names.first().map(family).map(str::to_owned);
     let same_family = |name: &&ModelName| nearest.as_deref() == Some(family(name));
     let mut sizes: Vec<ModelName> = Vec::new();
-    for name in names.iter().chain(all.iter().map(|(_, name)| *name)).filter(same_family) {
+    for name in names.iter().take(1).chain(all.iter().map(|(_, name)| *name)).filter(same_family) {
         if !sizes.contains(name) {
             sizes.push(name.clone());
         }

@@ -20,8 +20,8 @@ pub(crate) struct McpArgs {
     #[arg(long, value_name = "MODEL")]
     pub(crate) rerank_model: Option<String>,
 
-    /// Downloads and compiles that calls may start for other models: never, catalogue (its models of at most 1 GiB) or
-    /// always
+    /// Downloads and compiles that calls may start for other models: never, catalogue (its models that come through
+    /// pip, up to 1 GiB) or always
     #[arg(long, value_name = "POLICY", default_value_t = AutoPull::default())]
     pub(crate) auto_pull: AutoPull,
 

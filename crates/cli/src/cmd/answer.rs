@@ -36,8 +36,10 @@ struct Span<'a> {
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
         let mut text = String::new();
-        interrupt::input(|| stdin().lock().take(MAX_CONTEXT_BYTES + 1).read_to_string(&mut text))
-            .context("cannot read standard input")?;
+        interrupt::typed("Type the text that has the answer", || {
+            stdin().lock().take(MAX_CONTEXT_BYTES + 1).read_to_string(&mut text)
+        })
+        .context("cannot read standard input")?;
         text
     } else {
         let what = format!("cannot read the context {}", args.context.display());

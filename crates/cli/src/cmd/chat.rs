@@ -88,7 +88,7 @@ fn finish(args: &GenerateArgs, status: &ModelStatus, end: AnswerEnd) -> anyhow::
 fn prompt(given: Option<&str>) -> anyhow::Result<String> {
     let prompt = match given {
         Some(prompt) => prompt.to_owned(),
-        None => interrupt::input(read_stdin)?,
+        None => interrupt::typed("Type the text", read_stdin)?,
     };
     if prompt.trim().is_empty() {
         return Err(Error::invalid("prompt", "expected a text, found an empty one").into());

@@ -26,7 +26,11 @@ struct Item<'a> {
 
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
-    let texts = if args.texts.is_empty() { interrupt::lines()? } else { args.texts.clone() };
+    let texts = if args.texts.is_empty() {
+        interrupt::lines("Type the texts, one per line")?
+    } else {
+        args.texts.clone()
+    };
     let status = super::load(gateway, &args.model, &Bars::new())?;
     let mut report = EmbedOutput { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {

@@ -1,10 +1,12 @@
 //! `narthex mcp`.
 
+use std::io::{IsTerminal, stderr, stdin};
+
 use narthex_gateway::{Gateway, check::VendorCompiler};
 use narthex_mcp::server::{self, McpOptions};
 
 use super::check;
-use crate::{args::McpArgs, interrupt};
+use crate::{args::McpArgs, interrupt, output};
 
 /// Serves tools until standard input ends, or a signal.
 pub(crate) fn run(gateway: &Gateway, args: McpArgs) -> anyhow::Result<()> {
@@ -15,5 +17,11 @@ pub(crate) fn run(gateway: &Gateway, args: McpArgs) -> anyhow::Result<()> {
         auto_pull: args.auto_pull,
         compiler: VendorCompiler::Subprocess(check::compiler_process(gateway)?),
     };
-    Ok(server::serve(gateway, options, interrupt::leave_to_server())?)
+    let stopped = interrupt::leave_to_server();
+    if stdin().is_terminal() && stderr().is_terminal() {
+        output::note(
+            "This command answers MCP messages on standard input, so an MCP client has to start it. Ctrl-C stops it.",
+        );
+    }
+    Ok(server::serve(gateway, options, stopped)?)
 }

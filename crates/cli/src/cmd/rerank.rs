@@ -25,7 +25,11 @@ struct RankedDocument<'a> {
 
 /// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
-    let documents = if args.documents.is_empty() { interrupt::lines()? } else { args.documents.clone() };
+    let documents = if args.documents.is_empty() {
+        interrupt::lines("Type the documents, one per line")?
+    } else {
+        args.documents.clone()
+    };
     let status = super::load(gateway, &args.model, &Bars::new())?;
     let request = RerankRequest {
         query: args.query.clone(),

@@ -82,3 +82,49 @@ pub(super) fn access(access: Access) -> Option<&'static str> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::models::{Figures, ModelKind};
+    use narthex_spec::Scheme;
+
+    use super::*;
+
+    fn ranked(name: &str, here: Option<Suitability>, access: Access) -> RankedModel {
+        let figures = Figures { w8: 0, w4: 0, score: 100.0, scheme: Scheme::W8, runs: true };
+        let model = ModelListing {
+            name: name.parse().unwrap(),
+            kind: ModelKind::Chat,
+            title: String::new(),
+            parameters: None,
+            download_bytes: None,
+            figures: Some(figures),
+            license: None,
+            access,
+            notes: None,
+            source: String::new(),
+            installed: Vec::new(),
+            auto_pull: false,
+        };
+        RankedModel { model, here }
+    }
+
+    #[test]
+    fn the_catalogue_shows_fit_speed_and_quality_within_80_columns() {
+        let here = |scheme, bytes, fits, quality| {
+            Some(Suitability { scheme, bytes, fits, speed: SpeedClass::Medium, quality, score: 0.0 })
+        };
+        let models = [
+            ranked("qwen3:4b", here(Scheme::W4, 2_500_000_000, true, 0.877), Access::Open),
+            ranked("llama3.3:70b", here(Scheme::W4, 43_000_000_000, false, 0.877), Access::Gated),
+            ranked("a-very-long-name-of-a-model-in-several-parts", None, Access::Open),
+        ];
+        let text = catalogue(&models);
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS.into()), "{text}");
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
+        assert_eq!(rows[1], ["qwen3:4b", "chat", "2.5", "GB", "w4", "medium", "88", "%", "available"]);
+        assert_eq!(rows[2], ["llama3.3:70b", "chat", "43", "GB", "no", "-", "88", "%", "gated"]);
+        assert_eq!(rows[3][1..], ["chat", "-", "-", "-", "-", "available"]);
+    }
+}

@@ -27,7 +27,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     origin.access.and_then(super::models::access).iter().for_each(|text| fact("access", (*text).to_owned()));
     origin.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
     origin.notes.iter().for_each(|notes| fact("note", notes.clone()));
-    for known in &origin.canary {
+    for known in &origin.divergences {
         let answers = format!("its answers differ from the CPU's by {} nats", known.divergence);
         fact("numerics", format!("{}: {answers} ({})", known.provider, known.measured));
     }

@@ -6,6 +6,7 @@ use narthex_gateway::{
     models::{ModelListing, ModelStatus},
 };
 use narthex_server::AccessRules;
+use narthex_spec::DeviceOrder;
 
 /// Renders the start of a server.
 pub(crate) fn startup(gateway: &Gateway, rules: &AccessRules) -> String {
@@ -26,14 +27,18 @@ fn models(loaded: &[ModelStatus], known: &[ModelListing]) -> String {
     format!("{loaded}; {installed} installed, loaded on request")
 }
 
-/// Renders the devices that are usable, and those that are present without being usable.
+/// Renders the devices that are usable, and those that the default order would use if they were. The others, such as
+/// emulation, are used only if they are named.
 fn devices(devices: &[DeviceStatus]) -> String {
+    let tried = DeviceOrder::auto();
     let usable = devices.iter().filter(|found| found.usable).map(|found| found.device.to_string());
     let mut text = usable.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
         text.push_str("none; `narthex doctor` states the reasons");
     }
-    for found in devices.iter().filter(|found| found.present && !found.usable) {
+    let is_missing =
+        |found: &&DeviceStatus| found.present && !found.usable && tried.devices().contains(&found.device);
+    for found in devices.iter().filter(is_missing) {
         let reason = found.reason.as_deref().unwrap_or("unknown reason");
         text.push_str(&format!("; {} not usable: {reason}", found.device));
     }
@@ -58,6 +63,7 @@ mod tests {
         };
         let found = [
             status(DeviceName::Qnn, false, true),
+            status(DeviceName::QnnEmulation, false, true),
             status(DeviceName::CoreMl, false, false),
             status(DeviceName::Cpu, true, true),
         ];

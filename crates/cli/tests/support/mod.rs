@@ -1,9 +1,11 @@
 //! The program as these tests start it: over a store of its own and without a network, also in a terminal.
 //!
-//! [`terminal`] is a pseudo-terminal with what a user sees and types.
+//! [`terminal`] is a pseudo-terminal with what a user sees and types, and [`home`] a folder with models.
 
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 
+#[cfg(unix)]
+pub(crate) mod home;
 #[cfg(unix)]
 pub(crate) mod terminal;
 

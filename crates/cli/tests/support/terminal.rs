@@ -3,15 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::{
+    fs,
     io::{Read, Write},
+    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
 use indicatif::{InMemoryTerm, TermLike};
 
 /// Rows of the terminal. No output of a test scrolls.
-const ROWS: u16 = 400;
+const ROWS: u16 = 4000;
 
 /// Python program that connects its own standard streams with a terminal of some rows and columns, in which a program
 /// runs.
@@ -103,6 +106,29 @@ impl Terminal {
             assert!(self.read(), "the program ended:\n{}", self.screen());
         }
         self.seen = self.written.len();
+    }
+
+    /// Waits until the program handles Ctrl-C, as the kernel reports it. Only for Linux.
+    pub(crate) fn wait_until_interruptible(&self) {
+        let began = Instant::now();
+        while !self.handles_interrupts().unwrap_or(false) {
+            assert!(began.elapsed() < Duration::from_secs(30), "no handler was installed");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn handles_interrupts(&self) -> Option<bool> {
+        const SIGINT_BIT: u64 = 1 << 1;
+        let driver = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{driver}/task/{driver}/children")).ok()?;
+        let process = Path::new("/proc").join(children.split_whitespace().next()?);
+        // Before it starts the program, the process has the handler of Python.
+        if fs::read_link(process.join("exe")).ok()? != Path::new(env!("CARGO_BIN_EXE_narthex")) {
+            return Some(false);
+        }
+        let status = fs::read_to_string(process.join("status")).ok()?;
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+        Some(u64::from_str_radix(caught.trim(), 16).ok()? & SIGINT_BIT != 0)
     }
 
     /// Returns everything that the program wrote, with escape sequences.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{pipeline::Stage, refused};
 use crate::error::Result;
 use narthex_checkpoint::hf::folder::{Folder, inside};
-use narthex_graph::onnx::files::graph_files;
+use narthex_graph::onnx::files::{OnnxFileError, graph_files};
 
 /// The graphs of one model, in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,9 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelecti
     // The other graph of a pair is in the same folder.
     let named = file.filter(|file| inside(file)).map(|file| folder.file(file)).filter(|path| path.is_file());
     let files = graph_files(named.as_deref().and_then(Path::parent).unwrap_or(folder.path()))?;
+    if files.is_empty() {
+        return Err(OnnxFileError::NoModel { path: folder.path().to_owned() }.into());
+    }
     let stem =
         |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let stems: Vec<String> = files.iter().map(|path| stem(path)).collect();
@@ -108,7 +111,7 @@ fn listed(stems: &[String]) -> String {
     if stems.len() > MOST {
         names.push(format!("{} more", stems.len() - MOST));
     }
-    if names.is_empty() { "no .onnx file".to_owned() } else { names.join(", ") }
+    names.join(", ")
 }
 
 #[cfg(test)]
@@ -161,5 +164,6 @@ mod tests {
         check(&["model.onnx"], Some("../model.onnx"), Err("../model.onnx"));
         check(&["model.onnx"], Some("other.onnx"), Err("other.onnx"));
         check(&["encoder_model.onnx", "decoder_model_merged.onnx"], None, Err("encoder-decoder"));
+        check(&["config.json"], None, Err("contains no .onnx file"));
     }
 }

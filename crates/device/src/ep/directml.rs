@@ -44,7 +44,10 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     }
     if facts.arch != "x86_64" && !facts.libraries.contains_key(&Ep::DirectMl) {
         let platform = facts.platform();
-        return Err(Refusal::absent(format!("no directml runtime is published for {platform}")));
+        let reason = format!("the directml runtime is made for Windows on x86-64, and this is {platform}");
+        let fix =
+            "use webgpu, or set ORT_DYLIB_PATH to an onnxruntime.dll with DirectML.dll beside it".to_owned();
+        return Err(Refusal { fix: Some(fix), ..Refusal::absent(reason) });
     }
     facts.library(Ep::DirectMl)?;
     Ok(Device::DirectMl(DirectMlOptions::default()))

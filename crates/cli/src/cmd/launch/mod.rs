@@ -5,11 +5,11 @@ mod agent;
 mod program;
 mod server;
 
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, bail};
 use narthex_gateway::{
-    Gateway, RunningServer,
+    Error, Gateway, RunningServer,
     models::{ModelKind, ModelState},
 };
 
@@ -27,6 +27,10 @@ const DEFAULT_ORIGIN: &str = "http://127.0.0.1:8000";
 
 /// Key for servers without keys, because agents require one.
 const ANY_KEY: &str = "narthex";
+
+/// Windows' exit code of a program that Ctrl-C ended (`STATUS_CONTROL_C_EXIT`).
+#[cfg(not(unix))]
+const CONTROL_C_EXIT: i32 = 0xC000_013A_u32.cast_signed();
 
 /// Runs the agent, or prints its environment and command.
 pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> anyhow::Result<()> {
@@ -68,7 +72,22 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         .status()
         .with_context(|| format!("{program} cannot be started"))?;
     drop(server);
-    if status.success() { Ok(()) } else { bail!("{program} ended with {status}") }
+    if status.success() {
+        return Ok(());
+    }
+    if is_interrupted(status) {
+        bail!(Error::Cancelled);
+    }
+    bail!("{program} ended with {status}")
+}
+
+/// Returns true if Ctrl-C ended a program: by the signal, or with the exit code of shells for it.
+fn is_interrupted(status: ExitStatus) -> bool {
+    #[cfg(unix)]
+    let by_signal = std::os::unix::process::ExitStatusExt::signal(&status) == Some(libc::SIGINT);
+    #[cfg(not(unix))]
+    let by_signal = status.code() == Some(CONTROL_C_EXIT);
+    by_signal || status.code() == Some(130)
 }
 
 /// Returns the maximum number of tokens of a conversation with a model: that of a server, else that of the newest
