@@ -14,8 +14,11 @@ mod rows;
 
 use input::{Input, TooShort};
 
+/// Comparison of one kind of kernel on an input.
+type Comparison = fn(&mut Input<'_>) -> Result<(), TooShort>;
+
 /// Kind of kernel, the first byte of an input. `xtask/src/fuzz/seeds/kernels.rs` writes it.
-const KINDS: [fn(&mut Input<'_>) -> Result<(), TooShort>; 5] =
+const KINDS: [Comparison; 5] =
     [quantized::compare, float::compare, attention::compare, rows::compare, packed_bytes::compare];
 
 /// Makes the operands of a kernel from bytes, and runs the kernel on every instruction set of this processor.
