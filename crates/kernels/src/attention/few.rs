@@ -8,6 +8,7 @@ use super::{
     Attend, BLOCK, Buffers,
     cache::{CacheRows, Element},
     visible::{load_values, sum_visible},
+    weighted::add_values,
 };
 use crate::simd::{LANES, Operation, Simd};
 
@@ -102,48 +103,5 @@ fn sum<S: Simd, T: Element, const R: usize>(
 ) {
     let size = buffers.padded;
     let values = &values[block.start * size..block.end * size];
-    let mut first = 0;
-    while first < size {
-        if size - first >= TILES * LANES {
-            sum_tiles::<S, T, R, TILES>(s, values, first, factors, buffers);
-            first += TILES * LANES;
-        } else {
-            sum_tiles::<S, T, R, 1>(s, values, first, factors, buffers);
-            first += LANES;
-        }
-    }
-}
-
-#[inline(always)]
-fn sum_tiles<S: Simd, T: Element, const R: usize, const V: usize>(
-    s: S,
-    values: &[T],
-    first: usize,
-    factors: &[f32; LANES],
-    buffers: &mut Buffers,
-) {
-    let size = buffers.padded;
-    let mut sums = [[s.splat(0.0); V]; R];
-    for r in 0..R {
-        let (row, _) = buffers.part.values[r * size + first..].as_chunks::<LANES>();
-        for v in 0..V {
-            sums[r][v] = s.mul(s.load(&row[v]), s.splat(factors[r]));
-        }
-    }
-    for (at, row) in values.chunks_exact(size).enumerate() {
-        let (row, _) = row[first..].as_chunks::<LANES>();
-        let row = &row[..V];
-        for v in 0..V {
-            let value = T::load(s, &row[v]);
-            for r in 0..R {
-                sums[r][v] = s.mul_add(value, s.splat(buffers.scores[r * BLOCK + at]), sums[r][v]);
-            }
-        }
-    }
-    for r in 0..R {
-        let (row, _) = buffers.part.values[r * size + first..].as_chunks_mut::<LANES>();
-        for v in 0..V {
-            s.store(sums[r][v], &mut row[v]);
-        }
-    }
+    add_values::<S, T, R, TILES>(s, values, size, &buffers.scores, factors, &mut buffers.part.values);
 }

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use super::{
-    Attend, BLOCK, Buffers,
-    scores::{StridedRows, load_keys, score, store},
+    Attend, Buffers,
+    scores::{load_keys, score},
     visible::{load_values, sum_visible},
+    weighted::add_values,
 };
 use crate::{
     float::with_rows,
-    simd::{LANES, Operation, Simd},
+    simd::{Operation, Simd},
 };
 
 #[inline(always)]
@@ -76,48 +77,12 @@ fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     if keys == SummedKeys::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
     }
-    let padded = buffers.padded;
-    let Some(weights) = buffers.scores.as_chunks().0.first_chunk::<R>() else { return };
-    let (values, sums) =
-        (&buffers.values[..count * padded], &mut buffers.part.values[panel.start * padded..]);
-    let mut first = 0;
-    while first < padded {
-        let tile = StridedRows { rows: &values[first..], stride: padded };
-        if S::TILES == 2 && padded - first >= 2 * LANES {
-            accumulate::<S, R, 2>(s, weights, tile, &factors, &mut sums[first..]);
-            first += 2 * LANES;
-        } else {
-            accumulate::<S, R, 1>(s, weights, tile, &factors, &mut sums[first..]);
-            first += LANES;
-        }
+    let size = buffers.padded;
+    let (values, scores) = (&buffers.values[..count * size], &buffers.scores);
+    let sums = &mut buffers.part.values[panel.start * size..];
+    if S::TILES == 2 {
+        add_values::<S, f32, R, 2>(s, values, size, scores, &factors, sums);
+    } else {
+        add_values::<S, f32, R, 1>(s, values, size, scores, &factors, sums);
     }
-}
-
-/// Multiplies sums by factors, and adds the rows of a tile, weighted for each query.
-#[inline(always)]
-fn accumulate<S: Simd, const R: usize, const V: usize>(
-    s: S,
-    weights: &[[f32; BLOCK]; R],
-    tile: StridedRows<'_>,
-    factors: &[f32; LANES],
-    out: &mut [f32],
-) {
-    let mut sums = [[s.splat(0.0); V]; R];
-    for r in 0..R {
-        let (row, _) = out[r * tile.stride..].as_chunks::<LANES>();
-        for v in 0..V {
-            sums[r][v] = s.mul(s.load(&row[v]), s.splat(factors[r]));
-        }
-    }
-    for (key, row) in tile.rows.chunks(tile.stride).take(BLOCK).enumerate() {
-        let (row, _) = row.as_chunks::<LANES>();
-        let row = &row[..V];
-        for r in 0..R {
-            let weight = s.splat(weights[r][key]);
-            for v in 0..V {
-                sums[r][v] = s.mul_add(s.load(&row[v]), weight, sums[r][v]);
-            }
-        }
-    }
-    store::<S, R, V>(s, &sums, tile.stride, out);
 }

@@ -15,6 +15,7 @@ mod part;
 mod scores;
 mod state;
 mod visible;
+mod weighted;
 
 use std::ops::Range;
 

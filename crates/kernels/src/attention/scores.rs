@@ -80,30 +80,24 @@ pub(super) fn score<S: Simd, const R: usize>(
     for first in (0..count).step_by(LANES * S::TILES) {
         let (keys, scores) = (&buffers.keys[first..], &mut buffers.scores[first..]);
         if S::TILES == 2 {
-            multiply::<S, R, 2>(s, queries, StridedRows { rows: keys, stride: BLOCK }, scores);
+            multiply::<S, R, 2>(s, queries, keys, scores);
         } else {
-            multiply::<S, R, 1>(s, queries, StridedRows { rows: keys, stride: BLOCK }, scores);
+            multiply::<S, R, 1>(s, queries, keys, scores);
         }
     }
 }
 
-/// Rows at a distance of `stride` numbers. The tile consists of the first numbers of each row.
-#[derive(Clone, Copy)]
-pub(super) struct StridedRows<'a> {
-    pub(super) rows: &'a [f32],
-    pub(super) stride: usize,
-}
-
-/// Writes the product of a panel and a tile to rows of 64 numbers.
+/// Writes the products of a panel with the first `V` tiles of keys to rows of 64 numbers. `keys` has 64 numbers for each
+/// element.
 #[inline(always)]
 fn multiply<S: Simd, const R: usize, const V: usize>(
     s: S,
     panel: &[[f32; R]],
-    tile: StridedRows<'_>,
+    keys: &[f32],
     out: &mut [f32],
 ) {
     let mut sums = [[s.splat(0.0); V]; R];
-    for (x, row) in panel.iter().zip(tile.rows.chunks(tile.stride)) {
+    for (x, row) in panel.iter().zip(keys.chunks(BLOCK)) {
         let (row, _) = row.as_chunks::<LANES>();
         let row = &row[..V];
         for r in 0..R {
@@ -116,6 +110,7 @@ fn multiply<S: Simd, const R: usize, const V: usize>(
     store::<S, R, V>(s, &sums, BLOCK, out);
 }
 
+/// Stores a register tile in rows at a distance of `stride` numbers.
 #[inline(always)]
 pub(super) fn store<S: Simd, const R: usize, const V: usize>(
     s: S,
