@@ -8,12 +8,13 @@ when its last answer is complete. Prints one line of JSON: for each measurement 
 the slowest client's rate divided by the median rate.
 """
 
-import argparse
 import json
 import statistics
 import time
 
 import openvino_genai
+
+from batching import prepare
 
 
 class Client:
@@ -47,23 +48,7 @@ def run(pipeline, generation, clients: list[Client], numbers) -> dict[str, float
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
-    parser.add_argument("plan")
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
-    with open(options.plan, encoding="utf-8") as file:
-        plan = json.load(file)
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = 1
-    scheduler.max_num_seqs = 16
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        options.folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": options.threads}
-    )
-    generation = openvino_genai.GenerationConfig()
-    generation.max_new_tokens = generation.min_new_tokens = plan["tokens"]
-    generation.ignore_eos = True
-    generation.do_sample = False
+    plan, pipeline, generation = prepare(__doc__, max_num_seqs=16)
     numbers = iter(range(1 << 30))
     run(pipeline, generation, [Client(["Warm up."])], numbers)
     measurements = [[Client(prompts) for prompts in clients] for clients in plan["measurements"]]

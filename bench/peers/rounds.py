@@ -1,7 +1,8 @@
 """What every timed loop here has in common: its arguments, its prompts, its clock and its answer.
 
 A loop is a program that loads a model, runs one repetition that is not counted and `--repeat` ones that are, and prints
-one line of JSON: tokens a second of each repetition, the time of the load, and the versions that ran. `cargo xtask peers` calls them in turn.
+one line of JSON: tokens a second of each repetition, the time of the load, and the versions that ran. `cargo xtask peers`
+calls them in turn.
 """
 
 import argparse

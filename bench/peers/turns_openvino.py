@@ -7,11 +7,10 @@ The plan has the tokens of an answer and, for each conversation, the texts of it
 far, answers included, and the next text. Prints one line of JSON: the seconds of each turn of the last conversation.
 """
 
-import argparse
 import json
 import time
 
-import openvino_genai
+from batching import prepare
 
 
 def converse(pipeline, generation, texts: list[str]) -> list[float]:
@@ -26,23 +25,7 @@ def converse(pipeline, generation, texts: list[str]) -> list[float]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
-    parser.add_argument("plan")
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
-    with open(options.plan, encoding="utf-8") as file:
-        plan = json.load(file)
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = 1
-    scheduler.enable_prefix_caching = True
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        options.folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": options.threads}
-    )
-    generation = openvino_genai.GenerationConfig()
-    generation.max_new_tokens = generation.min_new_tokens = plan["tokens"]
-    generation.ignore_eos = True
-    generation.do_sample = False
+    plan, pipeline, generation = prepare(__doc__, enable_prefix_caching=True)
     generation.apply_chat_template = False
     times = [converse(pipeline, generation, texts) for texts in plan["conversations"]]
     print(json.dumps(times[-1]), flush=True)

@@ -3,8 +3,6 @@
 //! One text is summarised and quoted. The other is continued with a temperature of 1, so that it hardly repeats itself.
 //! Each prompt is completed with drafts and without, in alternating order.
 
-use std::fs;
-
 use anyhow::Context;
 use serde::Serialize;
 
@@ -14,7 +12,6 @@ use crate::{
         setup::Setup,
         spread::Spread,
         weights::Weights,
-        workload::TEXT,
     },
     server::Server,
     terminal,
@@ -74,14 +71,12 @@ struct DraftRound {
 
 /// Measures every scheme and text in rounds.
 pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Vec<DraftResult>> {
-    let text = setup.session.workspace.root.join(TEXT);
-    let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+    let text = setup.text()?;
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut results = Vec::new();
     for scheme in SCHEMES {
-        let mut command = setup.session.command(&setup.narthex);
-        command.args(["serve", "--port", "0", "--model", weights.model, "--scheme", scheme]);
-        command.args(["--threads", &setup.threads.to_string(), "--speculation", "auto"]);
+        let mut command = setup.serve(weights.model, scheme, "0");
+        command.args(["--speculation", "auto"]);
         let server = Server::listen(command, &setup.folder.join("server.log"))?;
         let client = CompletionClient { server: &server, model: weights.model };
         for kind in KINDS {

@@ -30,7 +30,7 @@ pub(super) struct Footprint {
     /// Size of the keys and values of one prompt and answer, in bytes.
     pub(super) kv_bytes: u64,
     pub(super) base_bytes: u64,
-    /// Peak of the resident memory in bytes.
+    /// Peak resident memory in bytes.
     pub(super) peak_bytes: Spread,
     /// The peak divided by the sum of weights, KV cache and base.
     pub(super) ratio: Spread,
@@ -48,9 +48,7 @@ pub(super) fn measure(
     let mut peaks = Vec::new();
     let mut kv_bytes = 0;
     for _ in 0..rounds {
-        let mut command = setup.session.command(&setup.narthex);
-        command.args(["serve", "--port", "0", "--model", weights.model, "--scheme", scheme]);
-        command.args(["--threads", &setup.threads.to_string()]);
+        let command = setup.serve(weights.model, scheme, "0");
         let server = Server::listen(command, &setup.folder.join("server.log"))?;
         let client = CompletionClient { server: &server, model: weights.model };
         let prompt = "the river ".repeat(STANDARD.prompt / 2);

@@ -1,15 +1,17 @@
 //! The servers that are compared.
 
-use std::{net::TcpListener, process::Command};
+use std::{fs, net::TcpListener, process::Command};
 
-use anyhow::bail;
-use serde::Serialize;
+use anyhow::{Context, bail};
+use serde::{Serialize, de::DeserializeOwned};
 use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
     http::{self, Disconnect, Request},
-    peers::{llama::Llama, setup::Setup, weights::Weights},
+    peers::{llama::Llama, runner::openvino_folder, setup::Setup, weights::Weights},
+    process,
     server::Server,
+    terminal,
 };
 
 /// A server with one form of the weights.
@@ -55,6 +57,29 @@ pub(super) struct ServerFailure {
     pub(super) reason: String,
 }
 
+impl ServerFailure {
+    /// Shows and returns the failure of a side.
+    pub(super) fn new(side: ServerSide, setup: &Setup<'_>, error: &anyhow::Error) -> Self {
+        terminal::problem(format!("{} failed: {error:#}", side.name()));
+        Self { server: side.name(), reason: setup.without_folders(&format!("{error:#}")) }
+    }
+}
+
+/// Runs a script with OpenVINO GenAI's continuous batching over a plan, and returns its answer.
+pub(super) fn run_batching<T: DeserializeOwned>(
+    setup: &Setup<'_>,
+    weights: &Weights,
+    script: &str,
+    plan: &serde_json::Value,
+) -> anyhow::Result<T> {
+    let folder = openvino_folder(setup, weights)?;
+    let path = setup.folder.join("plan.json");
+    fs::write(&path, plan.to_string()).with_context(|| path.display().to_string())?;
+    let mut script = setup.script(script);
+    script.arg(folder).arg(&path).args(["--threads", &setup.threads.to_string()]);
+    Ok(serde_json::from_value(process::output(&mut script)?.answer()?)?)
+}
+
 impl ServerSide {
     /// Returns its name in the record.
     pub(super) fn name(self) -> &'static str {
@@ -88,10 +113,9 @@ impl ServerSide {
     ) -> anyhow::Result<Command> {
         let (threads, slots) = (setup.threads.to_string(), size.slots.to_string());
         let narthex = |scheme| {
-            let mut command = setup.session.command(&setup.narthex);
-            command.args(["serve", "--port", port, "--model", weights.model, "--scheme", scheme]);
+            let mut command = setup.serve(weights.model, scheme, port);
             // A peer's server has no drafts, so Narthex's are measured elsewhere.
-            command.args(["--slots", &slots, "--threads", &threads, "--speculation", "off"]);
+            command.args(["--slots", &slots, "--speculation", "off"]);
             Ok(command)
         };
         let llama = |kind| {

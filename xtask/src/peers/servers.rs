@@ -4,7 +4,7 @@
 //! without HTTP. All prompts differ from the first word, so that no server can use a prefix cache.
 
 use std::{
-    fs, thread,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,14 +16,12 @@ use strum::VariantArray;
 use crate::{
     peers::{
         completions::{CompletionClient, CompletionRequest},
-        runner::openvino_folder,
-        server_side::{PAIRS, ServerFailure, ServerPair, ServerSide, ServerSize},
+        server_side::{PAIRS, ServerFailure, ServerPair, ServerSide, ServerSize, run_batching},
         setup::Setup,
         spread::Spread,
         weights::Weights,
-        workload::TEXT,
     },
-    process, terminal,
+    terminal,
 };
 
 /// Numbers of concurrent clients.
@@ -97,8 +95,7 @@ pub(super) struct ServerRatio {
 
 /// Measures every server with each number of clients, in rounds.
 pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Servers> {
-    let text = setup.session.workspace.root.join(TEXT);
-    let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+    let text = setup.text()?;
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut all: Vec<ServerMeasurements> = Vec::new();
     for &side in ServerSide::VARIANTS {
@@ -118,9 +115,7 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
             let throughputs = match measure_side(side, setup, weights, &mut next_prompt) {
                 Ok(throughputs) => throughputs,
                 Err(error) => {
-                    terminal::problem(format!("{name} failed: {error:#}"));
-                    let reason = setup.without_folders(&format!("{error:#}"));
-                    failures.push(ServerFailure { server: name, reason });
+                    failures.push(ServerFailure::new(side, setup, &error));
                     continue;
                 }
             };
@@ -219,16 +214,11 @@ fn measure_openvino(
     weights: &Weights,
     prompt: &mut dyn FnMut() -> String,
 ) -> anyhow::Result<Vec<Throughput>> {
-    let folder = openvino_folder(setup, weights)?;
     let mut measurement = |clients: usize| -> Vec<Vec<String>> {
         (0..clients).map(|_| (0..requests(clients)).map(|_| prompt()).collect()).collect()
     };
     let plan = json!({"measurements": CLIENTS.map(&mut measurement), "tokens": ANSWER});
-    let path = setup.folder.join("batches.json");
-    fs::write(&path, plan.to_string()).with_context(|| path.display().to_string())?;
-    let mut script = setup.script("batch_openvino.py");
-    script.arg(folder).arg(&path).args(["--threads", &setup.threads.to_string()]);
-    Ok(serde_json::from_value(process::output(&mut script)?.answer()?)?)
+    run_batching(setup, weights, "batch_openvino.py", &plan)
 }
 
 /// Returns the number of requests that each client sends.

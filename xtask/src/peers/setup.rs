@@ -6,7 +6,7 @@ use std::{env, fs, path::PathBuf, process::Command, thread};
 
 use anyhow::Context;
 
-use crate::{process, python::VirtualEnvironment, session::Session};
+use crate::{peers::workload::TEXT, process, python::VirtualEnvironment, session::Session};
 
 /// Model of every side, by its name in the catalogue.
 pub(super) const MODEL: &str = "smollm2:135m";
@@ -77,6 +77,20 @@ impl<'a> Setup<'a> {
     pub(super) fn without_folders(&self, reason: &str) -> String {
         let (root, home) = (self.session.workspace.root.display(), self.session.home.display());
         reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".")
+    }
+
+    /// Returns the text whose words are used in prompts.
+    pub(super) fn text(&self) -> anyhow::Result<String> {
+        let path = self.session.workspace.root.join(TEXT);
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+
+    /// Returns the command of `narthex serve` with a model, with the threads of all sides.
+    pub(super) fn serve(&self, model: &str, scheme: &str, port: &str) -> Command {
+        let mut command = self.session.command(&self.narthex);
+        command.args(["serve", "--port", port, "--model", model, "--scheme", scheme]);
+        command.args(["--threads", &self.threads.to_string()]);
+        command
     }
 
     /// Returns the path of a program that the environment installed.

@@ -1,14 +1,11 @@
-//! Conversations of growing turns: each prompt is the whole conversation so far and a new text.
+//! Conversations with growing prompts: each prompt contains the whole conversation and one new text.
 //!
-//! A side may keep the keys and values of the earlier turns. Narthex and `llama-server` do so by default, OpenVINO
-//! GenAI's continuous batching with `enable_prefix_caching`. No two conversations share their first word.
+//! Servers may reuse the keys and values of earlier turns. Narthex and `llama-server` do so by default, and OpenVINO
+//! GenAI's continuous batching does so with `enable_prefix_caching`. Each conversation starts with another word, so no
+//! other conversation is reused.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use serde::Serialize;
 use serde_json::json;
 use strum::VariantArray;
@@ -16,14 +13,12 @@ use strum::VariantArray;
 use crate::{
     peers::{
         completions::{CompletionClient, CompletionRequest},
-        runner::openvino_folder,
-        server_side::{PAIRS, ServerFailure, ServerPair, ServerSide, ServerSize},
+        server_side::{PAIRS, ServerFailure, ServerPair, ServerSide, ServerSize, run_batching},
         setup::Setup,
         spread::Spread,
         weights::Weights,
-        workload::TEXT,
     },
-    process, terminal,
+    terminal,
 };
 
 /// Number of turns of a conversation.
@@ -83,8 +78,7 @@ type Conversations = [Vec<String>; 2];
 
 /// Measures every server in rounds.
 pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyhow::Result<Turns> {
-    let text = setup.session.workspace.root.join(TEXT);
-    let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+    let text = setup.text()?;
     let words: Vec<&str> = text.split_whitespace().collect();
     let sides = ServerSide::VARIANTS.iter();
     let mut runs: Vec<TurnRun> = sides.map(|&side| TurnRun { side, rounds: Vec::new() }).collect();
@@ -105,11 +99,7 @@ pub(super) fn measure(setup: &Setup<'_>, weights: &Weights, rounds: u64) -> anyh
                     terminal::line(format!("{name:<44} {TURNS} turns {:7.2} s", total.as_secs_f64()));
                     run.rounds.push(times);
                 }
-                Err(error) => {
-                    terminal::problem(format!("{name} failed: {error:#}"));
-                    let reason = setup.without_folders(&format!("{error:#}"));
-                    failures.push(ServerFailure { server: name, reason });
-                }
+                Err(error) => failures.push(ServerFailure::new(run.side, setup, &error)),
             }
         }
     }
@@ -184,13 +174,8 @@ fn converse_openvino(
     weights: &Weights,
     texts: &Conversations,
 ) -> anyhow::Result<Vec<Duration>> {
-    let folder = openvino_folder(setup, weights)?;
-    let path = setup.folder.join("turns.json");
-    let plan = json!({"conversations": texts, "tokens": ANSWER}).to_string();
-    fs::write(&path, plan).with_context(|| path.display().to_string())?;
-    let mut script = setup.script("turns_openvino.py");
-    script.arg(folder).arg(&path).args(["--threads", &setup.threads.to_string()]);
-    let seconds: Vec<f64> = serde_json::from_value(process::output(&mut script)?.answer()?)?;
+    let plan = json!({"conversations": texts, "tokens": ANSWER});
+    let seconds: Vec<f64> = run_batching(setup, weights, "turns_openvino.py", &plan)?;
     Ok(seconds.into_iter().map(Duration::from_secs_f64).collect())
 }
 

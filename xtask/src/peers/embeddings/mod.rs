@@ -22,7 +22,7 @@ use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
     http::{self, Disconnect, Request},
-    peers::{runner::OPENVINO, setup::Setup, workload::TEXT},
+    peers::{runner::OPENVINO, setup::Setup},
     process,
     pypi::PinnedPackage,
     server::Server,
@@ -79,8 +79,7 @@ struct PeerFiles {
 
 /// Measures every side in rounds.
 pub(super) fn measure(setup: &Setup<'_>, rounds: u64) -> anyhow::Result<Embeddings> {
-    let text = setup.session.workspace.root.join(TEXT);
-    let text = fs::read_to_string(&text).with_context(|| text.display().to_string())?;
+    let text = setup.text()?;
     let words: Vec<&str> = text.split_whitespace().collect();
     let files = PeerFiles::prepare(setup)?;
     let sides = EmbeddingSide::VARIANTS.iter();
@@ -228,10 +227,7 @@ struct EmbeddedTexts {
 
 /// Starts Narthex's server and measures it once.
 fn run_narthex(setup: &Setup<'_>, plan: &TextPlan) -> anyhow::Result<EmbeddingOutput> {
-    let mut command = setup.session.command(&setup.narthex);
-    command.args(["serve", "--port", "0", "--model", MODEL, "--scheme", SCHEME]);
-    command.args(["--threads", &setup.threads.to_string()]);
-    let server = Server::listen(command, &setup.folder.join("server.log"))?;
+    let server = Server::listen(setup.serve(MODEL, SCHEME, "0"), &setup.folder.join("server.log"))?;
     embed_set(&server, &plan.warmup)?;
     embed_set(&server, &plan.measured)
 }
