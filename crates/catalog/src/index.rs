@@ -95,7 +95,7 @@ pub struct Entry {
     pub divergences: Vec<KnownDivergence>,
 }
 
-/// Perplexities of a model over the fixed text of the benchmarks, on the CPU.
+/// Perplexities of a model on the text of the benchmarks, measured on the CPU.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredPerplexity {
@@ -105,7 +105,7 @@ pub struct MeasuredPerplexity {
     pub w8: f64,
     /// Perplexity in `w4`.
     pub w4: f64,
-    /// Records with these figures, relative to the root of the repository.
+    /// Benchmark records that contain these figures, as paths from the root of the repository.
     pub records: Vec<String>,
 }
 

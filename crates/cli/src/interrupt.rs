@@ -151,8 +151,8 @@ pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
 /// Key that ends the input in a terminal.
 const END_OF_INPUT: &str = if cfg!(windows) { "Ctrl-Z and Enter" } else { "Ctrl-D" };
 
-/// Reads standard input until its end, as [`input`] does. A terminal first shows `request`, which names the text to
-/// type, and the key that ends it.
+/// Reads standard input to its end, like [`input`]. On a terminal, it first prints `request`, which asks for the text,
+/// and the key that ends the input.
 pub(crate) fn typed<T>(request: &str, read: impl FnOnce() -> T) -> T {
     input(|| {
         if stdin().is_terminal() && stderr().is_terminal() {

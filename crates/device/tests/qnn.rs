@@ -40,7 +40,7 @@ use support::{
 /// Maximum relative L2 distance between HTP emulation and the CPU.
 const EMULATED: f32 = 0.01;
 
-/// Maximum mean divergence of HTP emulation from the CPU in nats, which is that of the numerics check.
+/// Maximum mean KL divergence between HTP emulation and the CPU, in nats. The numerics check has the same limit.
 const NATS: f64 = 0.02;
 
 fn emulation(chips: &[QnnChip]) -> Device {

@@ -15,15 +15,16 @@ use crate::error::Error;
 pub enum AutoPull {
     /// None.
     Never,
-    /// Those of catalogue models with pinned files, up to [`Config::auto_pull_limit`](crate::Config::auto_pull_limit).
+    /// Those of catalogue models whose files are pinned and have at most
+    /// [`Config::auto_pull_limit`](crate::Config::auto_pull_limit) bytes.
     #[default]
     Catalogue,
     /// Those of every model of the catalogue and the hub.
     Always,
 }
 
-/// Rights of a caller. The default allows every model, and downloads of the catalogue's small ones with
-/// pinned files.
+/// Rights of a caller. By default, a caller may use every model, and its requests may download small catalogue models
+/// whose files are pinned.
 ///
 /// ```
 /// use narthex_gateway::{AutoPull, Rights};

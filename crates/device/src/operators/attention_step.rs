@@ -184,7 +184,7 @@ impl AttentionStep<'_> {
         })
     }
 
-    /// Writes some of a head's new keys or values.
+    /// Writes the keys or values of a task.
     fn write<T: CacheElement>(&self, task: WriteTask<'_, T>) {
         let WriteTask { index, part, past, first, places } = task;
         if let Some((past, before)) = past {

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-/// Error for inputs that end before the shapes of their operands.
+/// Error for inputs that end before all shapes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the input is too short for the shapes of its operands: use a longer one")]
 pub(super) struct TooShort;
@@ -54,7 +54,7 @@ impl<'a> Input<'a> {
         Ok(least + self.short()? % (most - least + 1))
     }
 
-    /// Reads a choice, a single byte.
+    /// Reads one byte, and returns the element that it selects.
     pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> Result<T, TooShort> {
         let (byte, rest) = self.rest.split_first().ok_or(TooShort)?;
         self.rest = rest;

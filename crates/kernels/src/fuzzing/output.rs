@@ -5,7 +5,7 @@ use crate::{kernels::Kernels, view::MatrixMut};
 /// Number of columns on each side of a result that no kernel may change.
 const MARGIN: usize = 5;
 
-/// Initial value of all elements: NaN with bits that no kernel computes.
+/// Initial value of all elements: a NaN with bits that no kernel produces.
 const UNTOUCHED: u32 = 0x7fc0_dead;
 
 /// Runs a kernel that writes `rows` by `columns` numbers, and returns them.

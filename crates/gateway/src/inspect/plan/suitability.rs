@@ -87,8 +87,8 @@ impl MachineSpeed {
     }
 }
 
-/// Returns the share of quality that a scheme keeps, for every model that of smollm2:135m: its perplexity in f32 divided
-/// by that in the scheme, as the catalogue records them. Larger models usually lose less in w4.
+/// Returns the share of quality that a scheme keeps. It is that of smollm2:135m for every model: the perplexity in f32
+/// divided by that in the scheme, which the catalogue has. Larger models usually lose less in w4.
 pub fn kept_quality(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
@@ -142,6 +142,8 @@ pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<Ran
 
 #[cfg(test)]
 mod tests {
+    use narthex_catalog::index::Catalog;
+
     use super::*;
     use crate::report::models::{Access, Figures, ModelKind};
 
@@ -168,6 +170,17 @@ mod tests {
         let models = models.into_iter().map(|(name, billions)| model(name, billions)).collect();
         let ranked = rank(models, &MachineSpeed { memory: Some(memory), bandwidth });
         ranked.into_iter().map(|ranked| (ranked.model.name.to_string(), ranked.here.unwrap())).collect()
+    }
+
+    #[test]
+    fn the_kept_quality_is_that_of_the_measured_model() {
+        let catalog = Catalog::builtin().unwrap();
+        let entry = catalog.get(&"smollm2:135m".parse().unwrap()).unwrap();
+        let measured = entry.perplexity.as_ref().unwrap();
+        for scheme in [Scheme::F32, Scheme::W8, Scheme::W4] {
+            let kept = measured.kept_quality(scheme).unwrap();
+            assert!((kept - kept_quality(scheme)).abs() < 0.001, "{scheme}: {kept}");
+        }
     }
 
     #[test]
