@@ -1,15 +1,17 @@
-//! Entry point for fuzz targets: reads the parts of a package that executors read before ONNX Runtime does. Not part of
-//! the product.
+//! Entry points for fuzz targets: reads the parts of a package that executors read before ONNX Runtime does, and traces
+//! of providers. Not part of the product.
 
 use std::path::Path;
 
-use narthex_spec::{KvPrecision, arch::Structure, manifest::Manifest};
+use narthex_spec::{KvPrecision, TokenId, arch::Structure, manifest::Manifest};
 
 use crate::{
     DeviceError,
     dynamic::{self, ExecutorOptions},
     encoder,
     table::Table,
+    trace,
+    vocab_subset::VocabSubset,
 };
 
 /// Options of an executor that are similar to the product's. No thread is started.
@@ -19,7 +21,7 @@ const OPTIONS: ExecutorOptions<'_> = ExecutorOptions {
     kv_budget: 2 << 30,
     kv_step: 256,
     chunk: 256,
-    kv_precision: KvPrecision::Single,
+    kv_precision: KvPrecision::F32,
     packed_weights: None,
 };
 
@@ -48,6 +50,26 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
         }
     }
     Ok(())
+}
+
+/// Reads a provider's trace. Returns the number of nodes that it refused.
+pub fn read_trace(bytes: &[u8]) -> usize {
+    trace::parse(bytes).len()
+}
+
+/// Number of tokens in the vocabulary of [`read_kept_tokens`].
+const VOCAB: usize = 1000;
+
+/// Reads the list of the tokens that a package's head keeps, and moves two rows of their logits. Returns the number of
+/// tokens.
+///
+/// # Errors
+/// The reason if the list cannot belong to a vocabulary of 1000 tokens.
+pub fn read_kept_tokens(bytes: &[u8]) -> Result<usize, String> {
+    let tokens: Vec<TokenId> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let subset = VocabSubset::new(VOCAB, tokens).ok_or("the tokens are not a subset")?;
+    subset.scatter(&mut [0.0; 2 * VOCAB]);
+    Ok(subset.width())
 }
 
 fn read_rows(table: &Table) {

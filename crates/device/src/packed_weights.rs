@@ -61,6 +61,11 @@ impl PackedWeights {
         self.is_stored
     }
 
+    /// Returns whether a folder has a file with the same bytes.
+    pub fn are_in(&self, folder: &Path) -> bool {
+        map(&folder.join(&self.file)).is_ok_and(|stored| *stored == *(*self.bytes).as_ref())
+    }
+
     /// Writes them to a file in a folder.
     ///
     /// # Errors
@@ -117,7 +122,9 @@ mod tests {
             |graph: &Path, header: &[u8]| PackedWeights::open(folder.path(), graph, header, bytes.len());
         assert!(open(graph, &header).is_none());
         let packed = PackedWeights::new(graph, Arc::new(bytes.clone()));
+        assert!(!packed.are_in(folder.path()));
         packed.write(folder.path()).unwrap();
+        assert!(packed.are_in(folder.path()));
         let stored = open(graph, &header).unwrap();
         assert!(stored.is_stored() && !packed.is_stored());
         assert!((**stored.bytes()).as_ref() == bytes);
@@ -127,6 +134,7 @@ mod tests {
         let longer = [&bytes[..], &[0]].concat();
         for damaged in [&bytes[..bytes.len() - 1], &longer[..], &[]] {
             fs::write(&path, damaged).unwrap();
+            assert!(!packed.are_in(folder.path()), "{} bytes", damaged.len());
             assert!(open(graph, &header).is_none(), "{} bytes", damaged.len());
         }
         fs::remove_file(&path).unwrap();

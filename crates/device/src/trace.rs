@@ -43,7 +43,7 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
 }
 
 /// Returns the reasons in a trace.
-fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
+pub(crate) fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
     let trace: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let nodes = trace["unsupported_nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let reason = |node: &Value| {

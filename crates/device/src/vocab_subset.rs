@@ -39,13 +39,17 @@ impl VocabSubset {
             .and_then(|file| file.take(most).read_to_end(&mut bytes))
             .map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
+        let found = format!("{} in {}", tokens.len(), path.display());
+        Self::new(vocab, tokens)
+            .filter(|subset| subset.width() == count)
+            .ok_or_else(|| DeviceError::package(format!("{count} tokens below {vocab}, rising"), found))
+    }
+
+    /// Returns these tokens of a vocabulary, or `None` if there are none or they are not rising numbers below its size.
+    pub(crate) fn new(vocab: usize, tokens: Vec<TokenId>) -> Option<Self> {
         let rising = tokens.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = tokens.last().is_some_and(|&last| (last as usize) < vocab);
-        if !(rising && inside && tokens.len() == count) {
-            let expected = format!("{count} tokens below {vocab}, rising");
-            return Err(DeviceError::package(expected, format!("{} in {}", tokens.len(), path.display())));
-        }
-        Ok(Self { vocab, tokens: Some(tokens) })
+        (rising && inside).then_some(Self { vocab, tokens: Some(tokens) })
     }
 
     /// Returns the number of logits in a row of the head's output.

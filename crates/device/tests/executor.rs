@@ -6,9 +6,12 @@ mod support;
 
 use narthex_device::dynamic::ExecutorOptions;
 use narthex_engine::executor::{Executor, LogitRows, StepError, StepPlan};
-use narthex_spec::{DType, Ep, Scheme, SlotId, TokenId};
+use narthex_spec::{DType, Ep, KvPrecision, Scheme, SlotId, TokenId};
 use narthex_testkit::checkpoint::LAYERS;
 use support::{OPTIONS, Package, alone, distance, prompt, relative, step};
+
+/// Precisions of a cache that is not in single precision.
+const ROUNDED: [KvPrecision; 2] = [KvPrecision::F16, KvPrecision::I8];
 
 const SCHEMES: [Scheme; 4] = [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4];
 
@@ -29,8 +32,8 @@ fn expected(package: &Package, slot: u32, length: usize, token: TokenId) -> Vec<
 #[test]
 fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
     let single = SCHEMES.map(|scheme| (scheme, Package::llama(scheme)));
-    let half = [(Scheme::W8, Package::llama(Scheme::W8).with_half_cache())];
-    for (scheme, package) in single.into_iter().chain(half) {
+    let rounded = ROUNDED.map(|precision| (Scheme::W8, Package::llama(Scheme::W8).with_cache(precision)));
+    for (scheme, package) in single.into_iter().chain(rounded) {
         let mut executor = package.executor();
         let lengths = [(0, 5), (1, 11), (2, 40), (3, 1)];
         fill(&mut executor, &lengths);
@@ -52,9 +55,9 @@ fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
 
 #[test]
 fn a_prompt_in_chunks_equals_a_whole_one() {
-    let half = Package::llama(Scheme::W8).with_half_cache();
+    let rounded = ROUNDED.map(|precision| (Scheme::W8, Package::llama(Scheme::W8).with_cache(precision)));
     let single = [Scheme::F32, Scheme::W8, Scheme::W4].map(|scheme| (scheme, Package::llama(scheme)));
-    for (scheme, package) in single.into_iter().chain([(Scheme::W8, half)]) {
+    for (scheme, package) in single.into_iter().chain(rounded) {
         let tokens = prompt(9, 50);
         let whole = alone(&package, &tokens, 50);
         let check = |cuts: &[usize], wanted| {
@@ -119,7 +122,9 @@ fn prompts_and_single_tokens_share_a_step() {
 #[test]
 fn growing_keeps_what_slots_hold() {
     check_growth(&Package::llama(Scheme::F32));
-    check_growth(&Package::llama(Scheme::F32).with_half_cache());
+    for precision in ROUNDED {
+        check_growth(&Package::llama(Scheme::F32).with_cache(precision));
+    }
 }
 
 fn check_growth(package: &Package) {
@@ -144,7 +149,9 @@ fn check_growth(package: &Package) {
 #[test]
 fn any_set_of_slots_may_decode() {
     check_sets_of_slots(&Package::llama(Scheme::W8));
-    check_sets_of_slots(&Package::llama(Scheme::W8).with_half_cache());
+    for precision in ROUNDED {
+        check_sets_of_slots(&Package::llama(Scheme::W8).with_cache(precision));
+    }
 }
 
 fn check_sets_of_slots(package: &Package) {
@@ -171,7 +178,9 @@ fn check_sets_of_slots(package: &Package) {
 #[test]
 fn a_shortened_slot_goes_on_from_there() {
     check_shortening(&Package::llama(Scheme::F32));
-    check_shortening(&Package::llama(Scheme::F32).with_half_cache());
+    for precision in ROUNDED {
+        check_shortening(&Package::llama(Scheme::F32).with_cache(precision));
+    }
 }
 
 fn check_shortening(package: &Package) {
@@ -271,27 +280,34 @@ fn answer(
 }
 
 #[test]
-fn a_cache_in_half_precision_takes_half_the_memory_and_keeps_the_answers() {
+fn a_cache_of_fewer_bits_takes_less_memory_and_keeps_the_answers() {
+    // Heads have 16 elements. Activations that are rounded to eight bits may round the other way.
+    check_rounded_cache(KvPrecision::F16, DType::F16, [2 * 16, 4 * 16], 2e-3);
+    check_rounded_cache(KvPrecision::I8, DType::I8, [16 + 4, 4 * 16], 2e-2);
+}
+
+/// Compares a cache with one in single precision. `sizes` are the bytes of a row in both.
+fn check_rounded_cache(precision: KvPrecision, dtype: DType, sizes: [usize; 2], bound: f32) {
     for scheme in SCHEMES {
         let single = Package::llama(scheme);
         let (tokens, per_token) = (prompt(6, 40), single.executor().limits().kv.bytes_per_token);
         let expected = answer(&mut single.executor(), &tokens, None);
-        let half = single.with_half_cache();
-        let mut executor = half.executor();
-        assert!(executor.cache_layouts().iter().all(|layer| layer.dtype == DType::F16), "{scheme}");
-        assert_eq!(executor.limits().kv.bytes_per_token * 2, per_token, "{scheme}");
+        let rounded = single.with_cache(precision);
+        let mut executor = rounded.executor();
+        assert!(executor.cache_layouts().iter().all(|layer| layer.dtype == dtype), "{scheme}");
+        assert_eq!(executor.limits().kv.bytes_per_token * sizes[1], per_token * sizes[0], "{scheme}");
         let found = answer(&mut executor, &tokens, Some(&expected.0));
         assert_ne!(found.1, expected.1, "{scheme}: nothing was rounded");
-        // Activations that are rounded to eight bits may round the other way.
         let quantised = [Scheme::W8, Scheme::W4].contains(&scheme);
-        let bound = if quantised { 0.05 } else { 2e-3 };
+        let bound = if quantised { 0.05 } else { bound };
         assert!(quantised || found.0 == expected.0, "{scheme}: {:?}", found.0);
         for (found, expected) in found.1.iter().zip(&expected.1) {
             assert!(relative(found, expected) <= bound, "{scheme}: {}", relative(found, expected));
         }
-        // A budget holds twice as many tokens.
+        // A budget holds more tokens.
         let options = ExecutorOptions { kv_budget: 64 * per_token, kv_step: 16, ..OPTIONS };
-        assert_eq!(half.executor_with(&options).limits().kv.tokens_alone(256), 128, "{scheme}");
+        let tokens = (64 * sizes[1] / sizes[0] / 16 * 16).min(256);
+        assert_eq!(rounded.executor_with(&options).limits().kv.tokens_alone(256), tokens, "{scheme}");
     }
 }
 

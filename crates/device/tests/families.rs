@@ -14,7 +14,7 @@ use narthex_device::{
 };
 use narthex_engine::executor::{Executor, KvCopy, LogitRows};
 use narthex_spec::{
-    Calibration, DType, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme, SlotId,
+    Calibration, DType, Feed, Fetch, KvPrecision, LayerList, MatFormer, Recipe, Scheme, SlotId,
     manifest::{GraphEntry, Part},
 };
 use support::{
@@ -28,6 +28,9 @@ const SINGLE: f32 = 1e-3;
 
 /// Maximum relative L2 distance between half and single precision.
 const HALF: f32 = 0.01;
+
+/// Maximum relative L2 distance between a cache of integers and single precision.
+const INTEGERS: f32 = 0.05;
 
 /// Maximum relative L2 distance between 8 bits and the reference, whose random weights amplify small errors. A
 /// forgotten bias or a wrongly scaled channel is far above it.
@@ -91,13 +94,16 @@ fn single_precision_gives_the_reference_s_logits() {
 }
 
 #[test]
-fn a_cache_in_half_precision_loses_next_to_nothing() {
-    for family in FAMILIES {
-        let package = package(family, Format::Safetensors, Recipe::new(Scheme::F32), None).with_half_cache();
+fn a_cache_of_fewer_bits_loses_next_to_nothing() {
+    let types = [(KvPrecision::F16, DType::F16, HALF), (KvPrecision::I8, DType::I8, INTEGERS)];
+    for (family, (precision, dtype, limits)) in
+        FAMILIES.into_iter().flat_map(|family| types.map(|one| (family, one)))
+    {
+        let package =
+            package(family, Format::Safetensors, Recipe::new(Scheme::F32), None).with_cache(precision);
         let executor = package.executor();
-        let is_half = executor.cache_layouts().iter().all(|layer| layer.dtype == DType::F16);
-        assert!(is_half, "{family}");
-        check(family, &package, "with a cache in half precision", HALF);
+        assert!(executor.cache_layouts().iter().all(|layer| layer.dtype == dtype), "{family}");
+        check(family, &package, &format!("with a cache of {dtype:?}"), limits);
     }
 }
 

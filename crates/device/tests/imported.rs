@@ -18,7 +18,7 @@ use narthex_engine::{
     encoder::{Encoder, Text},
     executor::{Executor, LogitRows},
 };
-use narthex_spec::{DType, Scheme, SlotId, TokenId, arch::Pooling};
+use narthex_spec::{DType, KvPrecision, Scheme, SlotId, TokenId, arch::Pooling};
 use serde_json::Value;
 use support::{
     OPTIONS, Package,
@@ -76,7 +76,7 @@ fn a_decoder_gives_the_source_s_logits_however_its_tokens_are_cut() {
         let package = Package::imported(&exports(name));
         assert_eq!(package.manifest.recipe.scheme, scheme, "{name}");
         check_golden(name, &package, bound);
-        let package = package.with_half_cache();
+        let package = package.with_cache(KvPrecision::F16);
         let is_half = package.executor().cache_layouts().iter().all(|layer| layer.dtype == DType::F16);
         // The others attend in another way, or their caches are copied. Activations that are rounded to eight bits may
         // round the other way.
@@ -104,8 +104,8 @@ fn check_golden(name: &str, package: &Package, bound: f32) {
 
 #[test]
 fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
-    let packages =
-        |name| [Package::imported(&exports(name)), Package::imported(&exports(name)).with_half_cache()];
+    let precisions = [KvPrecision::F32, KvPrecision::F16, KvPrecision::I8];
+    let packages = |name| precisions.map(|precision| Package::imported(&exports(name)).with_cache(precision));
     for (name, package) in
         DECODERS.iter().flat_map(|(name, ..)| packages(name).map(|package| (name, package)))
     {

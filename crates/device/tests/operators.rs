@@ -9,7 +9,7 @@ use std::fs;
 use half::f16;
 use narthex_device::single_run::{CpuOperators, CpuRun, run_with};
 use narthex_graph::{Attribute, Builder, Bytes, Graph, Initializer, InitializerData, Node, graph::MICROSOFT};
-use narthex_spec::{DType, Elements, Feed, Fetch, Scheme};
+use narthex_spec::{DType, Elements, Feed, Fetch, KvPrecision, Scheme};
 use support::{Package, runtime};
 
 /// A generator of pseudo-random numbers.
@@ -623,8 +623,11 @@ fn decoders_run_on_operators_of_narthex() {
         assert_eq!((count("MatMulNBits"), count("Sigmoid")), (0, 0), "{scheme:?}");
         assert_eq!((count("Attention"), count("GroupQueryAttention")), (layers, 0), "{scheme:?}");
         assert_eq!(count("SkipSimplifiedLayerNormalization"), 0, "{scheme:?}");
-        let placements = package.with_half_cache().executor().placements();
-        let mut nodes = placements.iter().flat_map(|graph| &graph.placement.nodes);
-        assert!(nodes.all(|node| node.op != "Attention"), "{scheme:?}");
+        let others = [(KvPrecision::F16, "HalfCacheAttention"), (KvPrecision::I8, "IntegerCacheAttention")];
+        for (precision, attention) in others {
+            let placements = Package::llama(scheme).with_cache(precision).executor().placements();
+            let nodes = placements.iter().flat_map(|graph| &graph.placement.nodes);
+            assert_eq!(nodes.filter(|node| node.op == attention).count(), layers, "{scheme:?}");
+        }
     }
 }

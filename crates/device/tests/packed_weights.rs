@@ -13,7 +13,7 @@ use narthex_device::{
     packed_weights::PackedWeights,
 };
 use narthex_engine::{encoder::Encoder, executor::LogitRows};
-use narthex_spec::Scheme;
+use narthex_spec::{KvPrecision, Scheme};
 use support::{OPTIONS, Package, prompt, runtime, step};
 
 /// Returns the logits of a prompt and of a token after it.
@@ -36,7 +36,7 @@ fn are_stored(weights: &[PackedWeights]) -> bool {
 #[test]
 fn decoders_with_stored_weights_return_the_same_logits() {
     let folder = tempfile::tempdir().unwrap();
-    let half = Package::llama(Scheme::W8).with_half_cache();
+    let half = Package::llama(Scheme::W8).with_cache(KvPrecision::F16);
     for package in [Package::llama(Scheme::W8), Package::llama(Scheme::W4), half] {
         // The weights of the previous package are in the folder, and are not used.
         let mut packing = open(&package, folder.path());

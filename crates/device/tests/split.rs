@@ -18,7 +18,7 @@ use narthex_engine::{
     executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, LogitRows, StepError, StepPlan},
     request::{Request, Sampling},
 };
-use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
+use narthex_spec::{KvPrecision, Scheme, SlotId, TokenId, recipe::FixedShapes};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
     invariant,
@@ -26,9 +26,10 @@ use narthex_testkit::{
 };
 use support::{Package, fixed::open, prompt, relative};
 
-/// Maximum relative L2 distances: between half and single precision, and within single precision for another division
-/// into steps.
+/// Maximum relative L2 distances: between half and single precision, between a cache of integers and single precision,
+/// and within single precision for another division into steps.
 const HALF: f32 = 0.01;
+const INTEGERS: f32 = 0.05;
 const SINGLE: f32 = 1e-5;
 
 fn limits() -> Limits {
@@ -282,11 +283,17 @@ fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
     check(split(package.executor(), fixed(&package), 0), HALF, "dynamic to fixed");
     check(split(fixed(&package), package.executor(), 0), HALF, "fixed to dynamic");
     check(split(fixed(&package), fixed(&package), 0), HALF, "fixed to fixed");
-    let half = tiny().with_half_cache();
+    let half = tiny().with_cache(KvPrecision::F16);
     check(split(half.executor(), half.executor(), 0), HALF, "half to half");
     check(split(half.executor(), package.executor(), 0), HALF, "half to single");
     check(split(package.executor(), half.executor(), 0), HALF, "single to half");
     check(split(fixed(&package), half.executor(), 0), HALF, "fixed to half");
+    let integers = tiny().with_cache(KvPrecision::I8);
+    check(split(integers.executor(), integers.executor(), 0), INTEGERS, "integers to integers");
+    check(split(integers.executor(), package.executor(), 0), INTEGERS, "integers to single");
+    check(split(package.executor(), integers.executor(), 0), INTEGERS, "single to integers");
+    check(split(fixed(&package), integers.executor(), 0), INTEGERS, "fixed to integers");
+    check(split(integers.executor(), fixed(&package), 0), INTEGERS, "integers to fixed");
 }
 
 #[test]
@@ -315,12 +322,18 @@ fn blocks_that_do_not_fit_are_refused_by_both_kinds() {
         let expected = from.read_kv(SlotId(0), 3..10).unwrap();
         for (found, expected) in read.layers().iter().zip(expected.layers()) {
             for (found, expected) in [(&found.keys, &expected.keys), (&found.values, &expected.values)] {
-                let half = matches!(found, KvRows::F16(_));
-                assert!(relative(&found.to_f32(), &expected.to_f32()) <= if half { 1e-3 } else { 0.0 });
+                let limit = match found {
+                    KvRows::F32(_) => 0.0,
+                    KvRows::F16(_) => 1e-3,
+                    KvRows::I8 { .. } => 1e-2,
+                };
+                assert!(relative(&found.to_f32(), &expected.to_f32()) <= limit);
             }
         }
     };
     check(&mut package.executor());
     check(&mut fixed(&package));
-    check(&mut package.with_half_cache().executor());
+    let package = package.with_cache(KvPrecision::F16);
+    check(&mut package.executor());
+    check(&mut package.with_cache(KvPrecision::I8).executor());
 }

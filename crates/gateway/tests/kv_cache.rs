@@ -14,8 +14,10 @@ use narthex_spec::KvCacheDtype;
 use serde_json::Value;
 use support::{Tiny, ask, greedy, question};
 
-/// Bytes of a token in single precision: 2 layers, keys and values, 2 heads of 16 elements.
+/// Bytes of a token: 2 layers, keys and values, 2 heads of 16 elements, and in integers a scale for each head.
 const SINGLE: usize = 2 * 2 * 2 * 16 * 4;
+const HALF: usize = SINGLE / 2;
+const INTEGERS: usize = 2 * 2 * 2 * (16 + 4);
 
 /// A greedy answer, the bytes of a token in the cache, and the notes of the load.
 fn run(tiny: &Tiny, model: &str, kv_cache_dtype: KvCacheDtype) -> (String, usize, Vec<String>) {
@@ -34,28 +36,36 @@ fn record(folder: &Path) -> Option<PathBuf> {
 }
 
 #[test]
-fn half_precision_is_chosen_once_where_answers_stay_the_same() {
+fn the_smallest_type_is_chosen_once_where_answers_stay_the_same() {
     let tiny = Tiny::new();
     let model = tiny.chat();
     let (expected, bytes, notes) = run(&tiny, &model, KvCacheDtype::F32);
     assert_eq!((bytes, notes.len(), record(&tiny.home())), (SINGLE, 0, None));
-    assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), SINGLE / 2, Vec::new()));
+    assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), INTEGERS, Vec::new()));
 
-    // A stored refusal is used, and the reason is reported.
+    // Stored refusals are used, and the reasons are reported if no smaller type is left.
     let path = record(&tiny.home()).unwrap();
     let mut stored: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    assert!(stored["refused"].is_null() && stored["positions"].as_array().unwrap().len() > 4, "{stored}");
-    stored["refused"] = "its best token differs".into();
+    let integers = &stored["i8"];
+    assert!(integers["refused"].is_null() && integers["positions"].as_array().unwrap().len() > 4, "{stored}");
+    assert!(stored["f16"].is_null(), "half precision need not be compared: {stored}");
+    stored["f16"] = integers.clone();
+    stored["i8"]["refused"] = "its best token differs".into();
+    fs::write(&path, stored.to_string()).unwrap();
+    assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), HALF, Vec::new()));
+    stored["f16"]["refused"] = "it overflows".into();
     fs::write(&path, stored.to_string()).unwrap();
     let (text, bytes, notes) = run(&tiny, &model, KvCacheDtype::Auto);
     assert_eq!((text, bytes), (expected.clone(), SINGLE));
-    assert!(notes[0].contains("in f32 and not in f16, because with f16 its best token differs"), "{notes:?}");
-    assert_eq!(run(&tiny, &model, KvCacheDtype::F16), (expected.clone(), SINGLE / 2, Vec::new()));
+    let reasons = "in f32, because with f16 it overflows, and with i8 its best token differs";
+    assert!(notes[0].contains(reasons), "{notes:?}");
+    assert_eq!(run(&tiny, &model, KvCacheDtype::F16), (expected.clone(), HALF, Vec::new()));
+    assert_eq!(run(&tiny, &model, KvCacheDtype::I8), (expected.clone(), INTEGERS, Vec::new()));
 
     // A record that cannot be read, or that belongs to another kind of comparison, is replaced by a new comparison.
     stored["edition"] = 0.into();
     for unknown in ["{", &stored.to_string()] {
         fs::write(&path, unknown).unwrap();
-        assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), SINGLE / 2, Vec::new()));
+        assert_eq!(run(&tiny, &model, KvCacheDtype::Auto), (expected.clone(), INTEGERS, Vec::new()));
     }
 }

@@ -194,13 +194,14 @@ fn bench_attention(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits
         let keys = past + tokens;
         let floats = random.floats(keys * head_size, 1.0);
         let half: Vec<f16> = floats.iter().map(|x| f16::from_f32(*x)).collect();
-        let mut integers = vec![0; floats.len()];
-        let rows = floats.chunks(head_size).zip(integers.chunks_mut(head_size));
-        let scales: Vec<f32> = rows.map(|(row, out)| kernels.quantize_cache_row(row, out)).collect();
+        let width = head_size + CacheRows::SCALE_BYTES;
+        let mut integers = vec![0; keys * width];
+        let rows = floats.chunks(head_size).zip(integers.chunks_mut(width));
+        rows.for_each(|(row, out)| kernels.quantize_cache_row(row, out));
         let caches = [
             ("f32", 4 * head_size, CacheRows::F32(&floats)),
             ("f16", 2 * head_size, CacheRows::F16(&half)),
-            ("i8", head_size + 4, CacheRows::I8 { integers: &integers, scales: &scales }),
+            ("i8", width, CacheRows::I8(&integers)),
         ];
         let queries = random.floats(tokens * group * head_size, 1.0);
         let (mut out, mut scratch) = (vec![0.0; queries.len()], Scratch::default());

@@ -7,8 +7,10 @@ use std::ops::Range;
 
 use crate::{
     aligned::AlignedBytes,
+    float::with_rows,
     packed::{Bits, WeightFormat},
-    simd::{LANES, Operation, Simd, amx::TILE_ROWS},
+    rounding::{RoundBlocks, round},
+    simd::{Operation, Simd, amx::TILE_ROWS},
     view::MatrixRef,
 };
 
@@ -18,12 +20,6 @@ pub(crate) const MAX_PANEL: usize = 6;
 /// Minimum number of rows for which four-bit weights are unpacked to memory. With fewer rows, they are unpacked in
 /// registers.
 pub(crate) const UNPACK_ROWS: usize = 13;
-
-/// Largest magnitude of a rounded activation. -128 is excluded because its negation does not fit into eight bits.
-const TOP: f32 = 127.0;
-
-/// Magnitudes below this are treated as 0, because the inverse of their scale would not be finite.
-const LEAST: f32 = 1e-36;
 
 /// Activations that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +61,8 @@ pub struct QuantizedRows {
     sums: Vec<i32>,
     /// Scales: for each panel, and for each block if blocks have scales, one scale of each row.
     scales: Vec<f32>,
-    /// Buffer for one row before it is interleaved.
-    row: Vec<[i8; 4]>,
+    /// Buffer for the rows of a panel before they are interleaved.
+    panel: Vec<[i8; 4]>,
 }
 
 /// Data of one interleaved panel.
@@ -110,7 +106,7 @@ impl Default for QuantizedRows {
             bytes: AlignedBytes::default(),
             sums: Vec::new(),
             scales: Vec::new(),
-            row: Vec::new(),
+            panel: Vec::new(),
         }
     }
 }
@@ -249,48 +245,66 @@ impl Operation for Quantize<'_> {
                 places
             }
         };
+        let scales_per_row = out.scales_per_row();
         out.sums.resize(places * blocks, 0);
-        out.scales.resize(places * out.scales_per_row(), 0.0);
-        out.row.clear();
-        out.row.resize(blocks * groups, [0; 4]);
+        out.scales.resize(places * scales_per_row, 0.0);
+        let width = blocks * groups;
+        out.panel.resize(out.panel_rows.min(out.rows) * width, [0; 4]);
         for (index, rows) in out.panels().enumerate() {
             // First place of the panel, and the number of its places.
             let (first, len) = match arrangement {
                 Arrangement::Interleaved => (rows.start, rows.len()),
                 Arrangement::Tiles => (index * TILE_ROWS, TILE_ROWS),
             };
-            for (at, row) in rows.enumerate() {
-                let scales = out.scales_per_row();
-                let scales = &mut out.scales[first * scales + at..];
+            for (at, row) in rows.clone().enumerate() {
                 let values = input.row(row);
-                match granularity {
-                    Granularity::Row => scales[0] = round(s, values, out.row.as_flattened_mut()),
-                    Granularity::Block => {
-                        let integers = out.row.as_flattened_mut().chunks_exact_mut(block);
-                        for (index, (values, integers)) in values.chunks(block).zip(integers).enumerate() {
-                            scales[index * len] = round(s, values, integers);
+                let integers = out.panel[at * width..(at + 1) * width].as_flattened_mut();
+                integers[values.len()..].fill(0);
+                let scales = out.scales[first * scales_per_row + at..].iter_mut().step_by(len);
+                let scales = scales.take(scales_per_row);
+                match (granularity, block) {
+                    (Granularity::Row, _) => {
+                        for scale in scales {
+                            *scale = round(s, values, integers);
                         }
                     }
-                }
-                match arrangement {
-                    Arrangement::Interleaved => {
-                        let quads = &mut out.quads[first * blocks * groups..];
-                        for (slots, quad) in quads.chunks_exact_mut(len).zip(&out.row) {
-                            slots[at] = toggle_bias(*quad, biased);
-                        }
-                    }
-                    Arrangement::Tiles => {
-                        let bytes = &mut out.bytes.as_mut_slice()[(first + at) * blocks * block..];
-                        for (slot, integer) in bytes.iter_mut().zip(out.row.as_flattened()) {
-                            *slot = *integer as u8;
-                        }
-                    }
+                    (Granularity::Block, 16) => s.run(RoundBlocks::<_, 1> { values, integers, scales }),
+                    (Granularity::Block, 32) => s.run(RoundBlocks::<_, 2> { values, integers, scales }),
+                    (Granularity::Block, 64) => s.run(RoundBlocks::<_, 4> { values, integers, scales }),
+                    (Granularity::Block, 128) => s.run(RoundBlocks::<_, 8> { values, integers, scales }),
+                    (_, other) => unreachable!("weights in blocks of {other} cannot be packed"),
                 }
                 let sums = &mut out.sums[first * blocks + at..];
-                for (slot, block) in sums.iter_mut().step_by(len).zip(out.row.chunks_exact(groups)) {
-                    *slot = block.as_flattened().iter().map(|x| -i32::from(*x)).sum();
+                for (slot, block) in sums.iter_mut().step_by(len).zip(integers.chunks_exact(block)) {
+                    *slot = block.iter().map(|x| -i32::from(*x)).sum();
                 }
             }
+            let panel = &out.panel[..rows.len() * width];
+            match arrangement {
+                Arrangement::Interleaved => {
+                    let quads = &mut out.quads[first * width..(first + len) * width];
+                    with_rows!(len, R => interleave::<R>(panel, biased, quads));
+                }
+                Arrangement::Tiles => {
+                    let bytes = &mut out.bytes.as_mut_slice()[first * blocks * block..];
+                    for (slot, integer) in bytes.iter_mut().zip(panel.as_flattened()) {
+                        *slot = *integer as u8;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Interleaves `R` rows in groups of four activations.
+#[inline(always)]
+fn interleave<const R: usize>(rows: &[[i8; 4]], biased: bool, out: &mut [[i8; 4]]) {
+    let width = rows.len() / R;
+    let rows: [&[[i8; 4]]; R] = std::array::from_fn(|row| &rows[row * width..(row + 1) * width]);
+    // Separate loads and stores are faster than the scattered stores that a loop over one row compiles to.
+    for (group, slots) in out.as_chunks_mut::<R>().0.iter_mut().take(width).enumerate() {
+        for row in 0..R {
+            slots[row] = toggle_bias(rows[row][group], biased);
         }
     }
 }
@@ -301,52 +315,4 @@ pub(crate) fn toggle_bias(quad: [i8; 4], toggle: bool) -> [i8; 4] {
     // One operation on a word is faster than four on bytes.
     let mask = if toggle { 0x8080_8080 } else { 0 };
     (u32::from_ne_bytes(quad.map(|x| x as u8)) ^ mask).to_ne_bytes().map(|x| x as i8)
-}
-
-/// Operation that rounds one row.
-pub(crate) struct RoundRow<'a> {
-    pub(crate) row: &'a [f32],
-    pub(crate) out: &'a mut [i8],
-}
-
-impl Operation for RoundRow<'_> {
-    type Output = f32;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> f32 {
-        round(s, self.row, self.out)
-    }
-}
-
-/// Rounds numbers that share one scale, and returns the scale. Elements of `out` after the last number are not changed.
-#[inline(always)]
-fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
-    let (whole, rest) = values.as_chunks::<LANES>();
-    let mut peak = s.splat_int(0);
-    let mut tail = [0.0; LANES];
-    if !rest.is_empty() {
-        tail[..rest.len()].copy_from_slice(rest);
-        peak = s.max_magnitude(peak, s.load(&tail));
-    }
-    for x in whole {
-        peak = s.max_magnitude(peak, s.load(x));
-    }
-    let mut lanes = [0; LANES];
-    s.store_ints(peak, &mut lanes);
-    let peak = f32::from_bits(lanes.into_iter().fold(0, i32::max) as u32);
-    if !peak.is_finite() || peak < LEAST {
-        out[..values.len()].fill(0);
-        return if peak.is_finite() { 0.0 } else { f32::NAN };
-    }
-    let inverse = s.splat(TOP / peak);
-    let (whole_out, rest_out) = out[..values.len()].as_chunks_mut::<LANES>();
-    for (x, out) in whole.iter().zip(whole_out) {
-        s.round_to_i8(s.mul(s.load(x), inverse), out);
-    }
-    if !rest.is_empty() {
-        let mut integers = [0; LANES];
-        s.round_to_i8(s.mul(s.load(&tail), inverse), &mut integers);
-        rest_out.copy_from_slice(&integers[..rest_out.len()]);
-    }
-    peak / TOP
 }

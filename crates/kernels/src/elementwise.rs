@@ -6,11 +6,27 @@ use crate::{
     view::{MatrixMut, MatrixRef},
 };
 
+/// Addition of a branch to a residual stream.
+#[derive(Debug)]
+pub struct ResidualSum<'a> {
+    /// Residual stream.
+    pub stream: MatrixRef<'a>,
+    /// Rows that are added to it.
+    pub branch: MatrixRef<'a>,
+    /// Place of the sum.
+    pub sum: MatrixMut<'a>,
+}
+
+/// Rows that are normalised.
+pub(crate) enum NormInput<'a> {
+    Rows(MatrixRef<'a>),
+    /// Sum of two matrices, which is computed first.
+    Sum(ResidualSum<'a>),
+}
+
 /// Operation that divides each row by its root mean square and multiplies it by a gain.
 pub(crate) struct RmsNorm<'a> {
-    pub(crate) input: MatrixRef<'a>,
-    /// Residual stream, to which the input is added first.
-    pub(crate) stream: Option<MatrixMut<'a>>,
+    pub(crate) input: NormInput<'a>,
     pub(crate) gain: &'a [f32],
     pub(crate) epsilon: f32,
     pub(crate) out: MatrixMut<'a>,
@@ -21,25 +37,24 @@ impl Operation for RmsNorm<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        for row in 0..self.input.rows() {
+        for row in 0..self.out.rows() {
             let out = self.out.row_mut(row);
-            match &mut self.stream {
-                Some(stream) => {
-                    let stream = stream.row_mut(row);
-                    add(s, self.input.row(row), stream);
-                    normalize(s, stream, self.gain, self.epsilon, out);
+            match &mut self.input {
+                NormInput::Sum(ResidualSum { stream, branch, sum }) => {
+                    let sum = sum.row_mut(row);
+                    add(s, stream.row(row), branch.row(row), sum);
+                    normalize(s, sum, self.gain, self.epsilon, out);
                 }
-                None => normalize(s, self.input.row(row), self.gain, self.epsilon, out),
+                NormInput::Rows(rows) => normalize(s, rows.row(row), self.gain, self.epsilon, out),
             }
         }
     }
 }
 
 #[inline(always)]
-fn add<S: Simd>(s: S, input: &[f32], stream: &mut [f32]) {
-    for (x, y) in input.chunks(LANES).zip(stream.chunks_mut(LANES)) {
-        let sum = s.add(load_part(s, x, 0.0), load_part(s, y, 0.0));
-        store_part(s, sum, y);
+fn add<S: Simd>(s: S, a: &[f32], b: &[f32], sum: &mut [f32]) {
+    for ((a, b), sum) in a.chunks(LANES).zip(b.chunks(LANES)).zip(sum.chunks_mut(LANES)) {
+        store_part(s, s.add(load_part(s, a, 0.0), load_part(s, b, 0.0)), sum);
     }
 }
 

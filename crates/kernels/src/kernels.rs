@@ -7,13 +7,16 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Arrangement, Granularity, Quantize, QuantizedRows, RoundRow, UNPACK_ROWS},
-    attention::{Attend, Attention, AttentionOutput, AttentionPart, Join, KeyValues, Mask, Queries},
-    elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
+    activations::{Arrangement, Granularity, Quantize, QuantizedRows, UNPACK_ROWS},
+    attention::{
+        Attend, Attention, AttentionOutput, AttentionPart, CacheRows, Join, KeyValues, Mask, Queries,
+    },
+    elementwise::{NormInput, ResidualSum, RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
     matmul::{FourBit, MatMul, Scratch},
     packed::{PackedMatrix, WeightFormat},
+    rounding::RoundRow,
     simd::{LANES, Operation, Simd, amx::Amx, portable::Portable},
     tile_matmul::TileMatMul,
     view::{MatrixMut, MatrixRef},
@@ -220,26 +223,21 @@ impl Kernels {
         let shape = (input.rows(), input.columns());
         assert_eq!(gain.len(), input.columns(), "length of the gain");
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
-        self.floats.run(RmsNorm { input, stream: None, gain, epsilon, out });
+        self.floats.run(RmsNorm { input: NormInput::Rows(input), gain, epsilon, out });
     }
 
-    /// Adds `input` to the residual stream, and writes the [`Self::rms_norm`] of the sum to `out`.
+    /// Adds a branch to the residual stream, and writes the [`Self::rms_norm`] of the sum to `out`.
     ///
     /// # Panics
     /// Panics if the shapes do not match.
-    pub fn add_rms_norm(
-        &self,
-        input: MatrixRef<'_>,
-        stream: MatrixMut<'_>,
-        gain: &[f32],
-        epsilon: f32,
-        out: MatrixMut<'_>,
-    ) {
-        let shape = (input.rows(), input.columns());
-        assert_eq!(gain.len(), input.columns(), "length of the gain");
-        assert_eq!((stream.rows(), stream.columns()), shape, "shape of the residual stream");
+    pub fn add_rms_norm(&self, residual: ResidualSum<'_>, gain: &[f32], epsilon: f32, out: MatrixMut<'_>) {
+        let ResidualSum { stream, branch, sum } = &residual;
+        let shape = (stream.rows(), stream.columns());
+        assert_eq!(gain.len(), stream.columns(), "length of the gain");
+        assert_eq!((branch.rows(), branch.columns()), shape, "shape of the branch");
+        assert_eq!((sum.rows(), sum.columns()), shape, "shape of the sum");
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
-        self.floats.run(RmsNorm { input, stream: Some(stream), gain, epsilon, out });
+        self.floats.run(RmsNorm { input: NormInput::Sum(residual), gain, epsilon, out });
     }
 
     /// Writes `silu(gate) * up`.
@@ -289,9 +287,9 @@ impl Kernels {
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
     }
 
-    /// Computes the attention of the heads that share one key and value head over up to [`AttentionPart::KEYS`] keys,
-    /// which start at a multiple of that number. [`Self::join_attention`] joins the parts to the results of
-    /// [`Self::attend`], with the same bits.
+    /// Computes the attention of the heads that share one key and value head over the keys of a part, at most
+    /// [`AttentionPart::KEYS`]. [`Self::join_attention`] joins the parts to the results of [`Self::attend`], with the
+    /// same bits. The memory of an earlier part is used again.
     ///
     /// # Panics
     /// The conditions of [`Self::attend`] apply. Also panics if there are no such keys, or they are not a part.
@@ -300,25 +298,23 @@ impl Kernels {
         attention: &Attention,
         queries: Queries<'_>,
         cache: KeyValues<'_>,
-        keys: Range<usize>,
         scratch: &mut Scratch,
-    ) -> AttentionPart {
-        let count = check_attention(attention, queries, cache);
+        part: &mut AttentionPart,
+    ) {
+        let (count, keys) = (check_attention(attention, queries, cache), part.keys.clone());
         let exist = keys.start <= keys.end && keys.end <= count;
         let whole = keys.start.is_multiple_of(AttentionPart::KEYS) && keys.len() <= AttentionPart::KEYS;
         assert!(exist && whole, "keys {keys:?} of {count}");
-        let mut part = AttentionPart::default();
-        let (buffers, out) = (&mut scratch.attention, AttentionOutput::Part(&mut part));
+        let (buffers, out) = (&mut scratch.attention, AttentionOutput::Part(part));
         self.attention.run(Attend { attention, queries, cache, keys, buffers, out });
-        part
     }
 
     /// Computes the results of queries from the parts of their attention, in the order of their keys. `out` has the
-    /// queries' shape.
+    /// queries' shape. The contents of the parts are unspecified afterwards.
     ///
     /// # Panics
     /// Panics if the shapes do not match.
-    pub fn join_attention(&self, parts: &[AttentionPart], out: MatrixMut<'_>) {
+    pub fn join_attention(&self, parts: &mut [AttentionPart], out: MatrixMut<'_>) {
         let Some((queries, size)) = parts.first().map(AttentionPart::shape) else { return };
         assert!(parts.iter().all(|part| part.shape() == (queries, size)), "shapes of the parts");
         let fits = out.columns().is_multiple_of(size) && out.rows() * out.columns() == queries * size;
@@ -326,13 +322,16 @@ impl Kernels {
         self.attention.run(Join { parts, out });
     }
 
-    /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
+    /// Rounds a row of keys or values to eight bits for a cache ([`CacheRows::I8`]), and writes its scale after it. The
+    /// scale of a row that is not finite is NaN.
     ///
     /// # Panics
-    /// Panics if lengths differ.
-    pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
-        assert_eq!(row.len(), out.len(), "length of the row");
-        self.floats.run(RoundRow { row, out })
+    /// Panics if `out` does not have room for exactly the row and its scale.
+    pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) {
+        assert_eq!(row.len() + CacheRows::SCALE_BYTES, out.len(), "length of the row");
+        let (out, after) = out.split_at_mut(row.len());
+        let scale = self.floats.run(RoundRow { row, out });
+        after.copy_from_slice(&scale.to_ne_bytes().map(u8::cast_signed));
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of

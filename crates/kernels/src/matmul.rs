@@ -218,6 +218,8 @@ fn unpack<S: Simd>(s: S, tile: &Tile<'_>, lines: &mut [[u8; LINE]], starts: &mut
     let blocks = tile.quants.chunks_exact(count).zip(lines.chunks_exact_mut(2 * count));
     for (block, ((packed, lines), start)) in blocks.zip(starts).enumerate() {
         let zeros = tile.zeros.map_or(&[Nibbles::MIDDLE as u8; LANES], |zeros| &zeros[block]);
+        // It is outside the loop because the compiler must assume that the stores change the zero points.
+        let zeros = s.repeat_zero_points(zeros);
         let mut sum = s.splat_int(0);
         for (packed, lines) in packed.iter().zip(lines.as_chunks_mut::<2>().0) {
             s.prefetch(packed);

@@ -4,7 +4,9 @@
 mod support;
 
 use half::f16;
-use narthex_kernels::{FloatMatrix, FloatRows, FloatWeights, KernelError, Kernels, MatrixMut, MatrixRef};
+use narthex_kernels::{
+    FloatMatrix, FloatRows, FloatWeights, KernelError, Kernels, MatrixMut, MatrixRef, ResidualSum,
+};
 use support::{Random, accelerated, same};
 
 /// Numbers such as NaN and infinity, which kernels must process too.
@@ -130,15 +132,14 @@ fn norms_agree() {
             };
             check(plain, |index| define(&|i| f64::from(input[i]), index), 1e-5);
             let fused = |kernels: &Kernels| {
-                let (mut stream, mut out) = (stream.clone(), vec![f32::NAN; input.len()]);
-                kernels.add_rms_norm(
-                    MatrixRef::new(&input, columns),
-                    MatrixMut::new(&mut stream, columns),
-                    &gain,
-                    1e-5,
-                    MatrixMut::new(&mut out, columns),
-                );
-                out.extend(stream);
+                let [mut sum, mut out] = [(), ()].map(|()| vec![f32::NAN; input.len()]);
+                let residual = ResidualSum {
+                    stream: MatrixRef::new(&stream, columns),
+                    branch: MatrixRef::new(&input, columns),
+                    sum: MatrixMut::new(&mut sum, columns),
+                };
+                kernels.add_rms_norm(residual, &gain, 1e-5, MatrixMut::new(&mut out, columns));
+                out.extend(sum);
                 out
             };
             let sum = |i: usize| f64::from(input[i] + stream[i]);

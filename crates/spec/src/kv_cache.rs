@@ -8,9 +8,11 @@ use crate::name::named_set;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Display, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum KvCacheDtype {
-    /// Half precision where a comparison with single precision finds the same answers, else single precision.
+    /// The smallest type with which a comparison with single precision finds the same answers.
     #[default]
     Auto,
+    /// Integers of eight bits with a scale for each key and value.
+    I8,
     /// Half precision.
     F16,
     /// Single precision.
@@ -19,14 +21,15 @@ pub enum KvCacheDtype {
 
 impl KvCacheDtype {
     /// Every setting.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::F16, Self::F32];
+    pub const ALL: [Self; 4] = [Self::Auto, Self::I8, Self::F16, Self::F32];
 
     /// Returns the precision, if the setting names one.
     pub fn precision(self) -> Option<KvPrecision> {
         match self {
             Self::Auto => None,
-            Self::F16 => Some(KvPrecision::Half),
-            Self::F32 => Some(KvPrecision::Single),
+            Self::I8 => Some(KvPrecision::I8),
+            Self::F16 => Some(KvPrecision::F16),
+            Self::F32 => Some(KvPrecision::F32),
         }
     }
 }
@@ -36,10 +39,22 @@ named_set!(KvCacheDtype, "element type of the KV cache");
 /// Precision in which attention on the CPU keeps keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvPrecision {
+    /// Integers of eight bits with a scale for each key and value.
+    I8,
     /// Half precision.
-    Half,
+    F16,
     /// Single precision.
-    Single,
+    F32,
+}
+
+impl From<KvPrecision> for KvCacheDtype {
+    fn from(precision: KvPrecision) -> Self {
+        match precision {
+            KvPrecision::I8 => Self::I8,
+            KvPrecision::F16 => Self::F16,
+            KvPrecision::F32 => Self::F32,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -48,15 +63,19 @@ mod tests {
 
     #[test]
     fn names_are_those_of_element_types() {
-        for (text, expected) in
-            [("auto", None), ("f16", Some(KvPrecision::Half)), (" F32", Some(KvPrecision::Single))]
-        {
+        for (text, expected) in [
+            ("auto", None),
+            ("i8", Some(KvPrecision::I8)),
+            ("f16", Some(KvPrecision::F16)),
+            (" F32", Some(KvPrecision::F32)),
+        ] {
             assert_eq!(text.parse::<KvCacheDtype>().unwrap().precision(), expected, "{text}");
         }
         let error = "q4_0".parse::<KvCacheDtype>().unwrap_err().to_string();
-        assert!(error.ends_with("expected auto, f16 or f32"), "{error}");
+        assert!(error.ends_with("expected auto, i8, f16 or f32"), "{error}");
         for setting in KvCacheDtype::ALL {
             assert_eq!(setting.to_string().parse(), Ok(setting));
+            assert_eq!(setting.precision().map_or(KvCacheDtype::Auto, KvCacheDtype::from), setting);
         }
     }
 }

@@ -42,7 +42,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
 
-    /// Element type of the KV cache on the CPU: f16, f32, or auto, which is f16 if the model's answers stay the same
+    /// Element type of the KV cache on the CPU: i8, f16, f32, or auto, which is the smallest with which the model's
+    /// answers stay the same
     #[arg(long, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: KvCacheDtype,
 

@@ -1,5 +1,5 @@
-//! The KV cache in the host's memory. Each layer has two buffers `[rows, heads, capacity, head_size]` in single or half
-//! precision, which hold both the past and the present.
+//! The KV cache in the host's memory. Each layer has two buffers `[rows, heads, capacity, head_size]` in single
+//! precision, half precision or integers, which hold both the past and the present. Integers are followed by their scale.
 //!
 //! A slot has a row from its first token until it is emptied. All rows have the same capacity. When it grows, the rows
 //! are moved to larger buffers, without gaps from emptied slots. Pages of unused rows are never touched and take no
@@ -10,6 +10,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 use half::f16;
 use narthex_engine::executor::{KvCopy, KvRows, Limits, StepError};
+use narthex_kernels::Kernels;
 use narthex_spec::{DType, SlotId, manifest::KvLayout};
 
 use super::{
@@ -48,7 +49,7 @@ struct Layer {
 impl Layer {
     /// Returns the shape of a row in elements.
     fn row(&self, capacity: usize) -> RowShape {
-        RowShape { heads: self.layout.heads, capacity, head_size: self.layout.head_size }
+        RowShape { heads: self.layout.heads, capacity, head_size: self.layout.row_elements() }
     }
 
     /// Returns the shape of a row in bytes.
@@ -142,9 +143,12 @@ impl HostKvCache {
     /// Returns some of a slot's tokens in a tensor, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> KvRows {
         let (layer, row) = (&self.layers[tensor.layer], self.row(slot));
-        let shape = layer.row(self.capacity);
+        let (shape, size) = (layer.row(self.capacity), layer.layout.head_size);
         match layer.layout.dtype {
             DType::F16 => KvRows::F16(shape.read(layer.elements(tensor.part, row, self.capacity), range)),
+            DType::I8 => {
+                split_scales(&shape.read(layer.elements(tensor.part, row, self.capacity), range), size)
+            }
             _ => KvRows::F32(shape.read(layer.elements(tensor.part, row, self.capacity), range)),
         }
     }
@@ -167,6 +171,10 @@ impl HostKvCache {
             DType::F16 => {
                 let place: &mut [f16] = layer.elements_mut(tensor.part, row, capacity);
                 shape.write(place, at, rows.to_f16()?);
+            }
+            DType::I8 => {
+                let size = layer.layout.head_size;
+                shape.write(layer.elements_mut(tensor.part, row, capacity), at, with_scales(rows, size));
             }
             _ => shape.write(layer.elements_mut(tensor.part, row, capacity), at, rows.f32s()),
         }
@@ -321,6 +329,32 @@ impl HostKvCache {
     }
 }
 
+/// Separates rows of `size` integers from the scales after them.
+fn split_scales(rows: &[i8], size: usize) -> KvRows {
+    let rows = || rows.chunks_exact(size + KvLayout::SCALE_BYTES);
+    let scale = |row: &[i8]| row.last_chunk().map(|&bytes| f32::from_ne_bytes(bytes.map(i8::cast_unsigned)));
+    KvRows::I8 {
+        integers: rows().flat_map(|row| &row[..size]).copied().collect(),
+        scales: rows().filter_map(scale).collect(),
+    }
+}
+
+/// Returns rows of `size` integers, each followed by its scale. Other numbers are rounded to integers.
+fn with_scales(rows: &KvRows, size: usize) -> Vec<i8> {
+    if let KvRows::I8 { integers, scales } = rows {
+        let rows = integers.chunks_exact(size).zip(scales);
+        let bytes = |scale: &f32| scale.to_ne_bytes().map(u8::cast_signed);
+        return rows.flat_map(|(row, scale)| row.iter().copied().chain(bytes(scale))).collect();
+    }
+    let (values, kernels) = (rows.to_f32(), Kernels::portable());
+    let width = size + KvLayout::SCALE_BYTES;
+    let mut out = vec![0; values.len() / size * width];
+    for (row, out) in values.chunks_exact(size).zip(out.chunks_exact_mut(width)) {
+        kernels.quantize_cache_row(row, out);
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use narthex_engine::executor::KvLimits;
@@ -340,13 +374,17 @@ mod tests {
         cache.reserve([(id, length)].into_iter()).unwrap();
         let (row, capacity) = (cache.row(id), cache.capacity());
         for part in [KvPart::Key, KvPart::Value] {
-            let dtype = cache.layout(0).dtype;
+            let (dtype, width) = (cache.layout(0).dtype, cache.layout(0).row_elements());
             let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
-                    let (at, x) = ((head * capacity + position) * 3, content(slot, part, head, position));
+                    let (at, x) = ((head * capacity + position) * width, content(slot, part, head, position));
                     match dtype {
                         DType::F16 => bytemuck::cast_slice_mut(data)[at] = f16::from_f32(x),
+                        DType::I8 => {
+                            data[at] = 1;
+                            data[at + 3..at + width].copy_from_slice(&x.to_ne_bytes());
+                        }
                         _ => bytemuck::cast_slice_mut(data)[at] = x,
                     }
                 }
@@ -364,13 +402,17 @@ mod tests {
         let id = SlotId(slot);
         let (row, capacity, length) = (cache.row(id), cache.capacity(), cache.length(id));
         for part in [KvPart::Key, KvPart::Value] {
-            let dtype = cache.layout(0).dtype;
+            let (dtype, width) = (cache.layout(0).dtype, cache.layout(0).row_elements());
             let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
-                    let at = (head * capacity + position) * 3;
+                    let at = (head * capacity + position) * width;
                     let found = match dtype {
                         DType::F16 => bytemuck::cast_slice::<u8, f16>(data)[at].to_f32(),
+                        DType::I8 => {
+                            let scale = f32::from_ne_bytes(*data[at + 3..].first_chunk().unwrap());
+                            f32::from(data[at].cast_signed()) * scale
+                        }
                         _ => bytemuck::cast_slice(data)[at],
                     };
                     assert_eq!(
@@ -384,7 +426,7 @@ mod tests {
     }
 
     /// The element types of a cache.
-    const DTYPES: [DType; 2] = [DType::F32, DType::F16];
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::I8];
 
     #[test]
     fn growth_and_gathering_keep_what_slots_hold() {
@@ -413,27 +455,37 @@ mod tests {
             fill(&mut c, 1, 6);
             for part in [KvPart::Key, KvPart::Value] {
                 let block = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
-                assert_eq!((block.len(), matches!(block, KvRows::F16(_))), (3 * 2 * 3, dtype == DType::F16));
+                let found = match block {
+                    KvRows::F32(_) => DType::F32,
+                    KvRows::F16(_) => DType::F16,
+                    KvRows::I8 { .. } => DType::I8,
+                };
+                assert_eq!((block.len(), found), (3 * 2 * 3, dtype));
                 assert_eq!(block.to_f32()[(2 * 2 + 1) * 3], content(1, part, 1, 4));
-                // The cache accepts blocks of either type.
-                for rows in [KvRows::F32(block.to_f32()), KvRows::F16(block.to_f16().unwrap())] {
+                // The cache accepts blocks of every type. Integers and their scales are kept, other numbers are rounded.
+                let others = [KvRows::F32(block.to_f32()), KvRows::F16(block.to_f16().unwrap())];
+                for rows in others.into_iter().chain([block.clone()]) {
                     c.write(KvTensor { layer: 0, part }, SlotId(1), 2, &rows).unwrap();
-                    assert_eq!(c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5), block);
+                    let read = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
+                    let pairs = read.f32s().zip(block.f32s());
+                    let near = pairs.into_iter().all(|(x, y)| (x - y).abs() <= 1e-6 * y.abs());
+                    assert!(near && (read == block || dtype == DType::I8), "{read:?}");
                 }
+                assert_eq!(c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5), block);
             }
             // The slot's other tokens and the other slots are unchanged.
             check(&mut c, 0);
             check(&mut c, 1);
             let value = KvTensor { layer: 0, part: KvPart::Value };
             c.write(value, SlotId(1), 4, &KvRows::F32(vec![7.0; 6])).unwrap();
-            assert_eq!(c.read(value, SlotId(1), 4..5).to_f32(), [7.0; 6]);
+            assert!(c.read(value, SlotId(1), 4..5).f32s().all(|x| (x - 7.0).abs() <= 1e-6), "{dtype:?}");
             assert_eq!(c.read(value, SlotId(1), 5..6).to_f32()[3], content(1, KvPart::Value, 1, 5));
         }
     }
 
     #[test]
     fn half_precision_refuses_what_it_cannot_hold() {
-        for (dtype, fits) in [(DType::F32, true), (DType::F16, false)] {
+        for (dtype, fits) in [(DType::F32, true), (DType::F16, false), (DType::I8, true)] {
             let mut c = cache(dtype, 1, 1 << 20);
             fill(&mut c, 0, 2);
             let value = KvTensor { layer: 0, part: KvPart::Value };
@@ -442,14 +494,14 @@ mod tests {
     }
 
     #[test]
-    fn half_precision_takes_half_the_memory() {
+    fn types_of_fewer_bits_take_less_memory() {
         let bytes = DTYPES.map(|dtype| {
             let mut c = cache(dtype, 2, 1 << 20);
             fill(&mut c, 0, 9);
             let key = KvTensor { layer: 0, part: KvPart::Key };
             c.rows_mut(key, 0..1).len()
         });
-        assert_eq!(bytes, [2 * 12 * 3 * 4, 2 * 12 * 3 * 2]);
+        assert_eq!(bytes, [2 * 12 * 3 * 4, 2 * 12 * 3 * 2, 2 * 12 * (3 + 4)]);
     }
 
     #[test]

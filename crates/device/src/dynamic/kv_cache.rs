@@ -163,8 +163,10 @@ impl KvCache {
                         continue;
                     }
                 };
-                let KvLayout { heads, head_size, dtype, .. } = *cache.layout(layer);
-                let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
+                let layout = cache.layout(layer);
+                let KvLayout { heads, head_size, dtype, .. } = *layout;
+                let row = layout.row_elements();
+                let shape = [batch, heads, cache.capacity(), row].map(|extent| extent as i64);
                 let past = cache.rows_mut(KvTensor { layer, part }, rows.clone());
                 let past = Tensor::of_bytes(past, dtype, &shape);
                 // SAFETY: the memory does not move until the generation changes.

@@ -102,7 +102,7 @@ impl DynamicExecutor {
         let prompt = package::prompt_graph(manifest);
         let context = static_shapes::shared_by(package, [Some(entry), prompt])?;
         // The graph for prompts uses the same cache, and its attention may not have been replaced.
-        let kv_precision = if prompt.is_some() { KvPrecision::Single } else { options.kv_precision };
+        let kv_precision = if prompt.is_some() { KvPrecision::F32 } else { options.kv_precision };
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let packed_weights = options.packed_weights;
         let session = SessionOptions { context, kv_precision, packed_weights, ..session };

@@ -8,6 +8,7 @@ use narthex_spec::{
     arch::{ImportedDecoder, Steps, Structure},
     manifest::{GraphEntry, KvLayout, Manifest},
 };
+use ort::value::TensorElementType;
 
 use super::{
     DecoderInput, ExecutorOptions,
@@ -48,8 +49,12 @@ impl LoadedGraph {
     /// attention was replaced when the graph was loaded.
     pub(super) fn cache_layouts(&self, layouts: &[KvLayout]) -> Vec<KvLayout> {
         let loaded = |(layout, [keys, _]): (&KvLayout, &[CacheNames; 2])| {
-            let half = self.session.takes_half(&keys.past);
-            KvLayout { dtype: if half { DType::F16 } else { layout.dtype }, ..layout.clone() }
+            let dtype = match self.session.input_type(&keys.past) {
+                Some(TensorElementType::Float16) => DType::F16,
+                Some(TensorElementType::Int8) => DType::I8,
+                _ => layout.dtype,
+            };
+            KvLayout { dtype, ..layout.clone() }
         };
         layouts.iter().zip(&self.names.cache).map(loaded).collect()
     }

@@ -109,7 +109,8 @@ impl<T: CacheElement> AttentionKernel<T> {
         let (step, shape) = self.step(call)?;
         let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
         let out = call.output(0, &rows.map(|extent| extent as i64))?;
-        let present = [shape.batch, self.heads.kv, step.capacity, shape.size].map(|extent| extent as i64);
+        let row = shape.size + T::AFTER_ROW;
+        let present = [shape.batch, self.heads.kv, step.capacity, row].map(|extent| extent as i64);
         let keys: &mut [T] = call.output(1, &present)?;
         let values: &mut [T] = call.output(2, &present)?;
         let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
@@ -139,7 +140,7 @@ struct CallShape {
     size: usize,
 }
 
-impl<T> AttentionKernel<T> {
+impl<T: CacheElement> AttentionKernel<T> {
     /// Returns a call's inputs except the past, after checking that they match.
     fn step<'a>(&'a self, call: &Call<'a>) -> ort::Result<(AttentionStep<'a>, CallShape)> {
         let query: Input<'a, f32> = call.input(0)?;
@@ -170,9 +171,10 @@ impl<T> AttentionKernel<T> {
 
     fn shape(&self, call: &Call<'_>, query: &Input<'_, f32>) -> ort::Result<CallShape> {
         let (keys, values) = (call.shape(3)?, call.shape(4)?);
-        let (&[batch, sequence, _], &[_, kv_heads, held, size]) = (query.shape, keys) else {
+        let (&[batch, sequence, _], &[_, kv_heads, held, row]) = (query.shape, keys) else {
             return Err(unexpected("queries of three axes and keys of four", [query.shape, keys]));
         };
+        let size = row - T::AFTER_ROW as i64;
         let fits = keys == values && keys[0] == batch && kv_heads as usize == self.heads.kv && size > 0;
         if !fits || keys.iter().any(|&extent| extent < 0) {
             let expected = format!("past keys and values [{batch}, {}, tokens, size]", self.heads.kv);

@@ -3,7 +3,7 @@
 //! New keys and values are first written after the past. The work is then divided into tasks by key and value heads and
 //! by tokens. For single tokens, the keys are also divided between tasks.
 
-use std::{ops::Range, sync::OnceLock};
+use std::ops::Range;
 
 use narthex_kernels::{Attention, AttentionPart, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch};
 
@@ -95,13 +95,6 @@ pub(super) struct AttentionStep<'a> {
     pub(super) capacity: usize,
 }
 
-/// Task for one token, one head of keys and values, and some of the keys.
-struct PartJob {
-    /// Index of the sequence and the head.
-    index: usize,
-    keys: Range<usize>,
-}
-
 /// Task that writes some of the new keys or values of a head.
 struct WriteTask<'a, T> {
     /// Index of the sequence and the head.
@@ -124,7 +117,7 @@ impl AttentionStep<'_> {
         out: &mut [f32],
     ) -> ort::Result<()> {
         let Present { keys, values, past, held } = present;
-        let row = self.capacity * self.attention.head_size;
+        let row = self.capacity * self.row_elements::<T>();
         if out.is_empty() {
             return Ok(());
         }
@@ -156,14 +149,19 @@ impl AttentionStep<'_> {
         }
     }
 
+    /// Returns the number of elements of a row of the cache.
+    fn row_elements<T: CacheElement>(&self) -> usize {
+        self.attention.head_size + T::AFTER_ROW
+    }
+
     /// Returns the past tokens of one head.
-    fn past_of<'p, T>(&self, past: &'p [T], held: usize, index: usize) -> &'p [T] {
-        let (size, tokens) = (self.attention.head_size, self.pasts.of(index / self.heads.kv));
-        &past[index * held * size..][..tokens * size]
+    fn past_of<'p, T: CacheElement>(&self, past: &'p [T], held: usize, index: usize) -> &'p [T] {
+        let (row, tokens) = (self.row_elements::<T>(), self.pasts.of(index / self.heads.kv));
+        &past[index * held * row..][..tokens * row]
     }
 
     /// Divides the writing of a head's keys or values into tasks of up to `step` new tokens.
-    fn write_tasks<'t, T>(
+    fn write_tasks<'t, T: CacheElement>(
         &self,
         index: usize,
         part: NewPart,
@@ -171,10 +169,10 @@ impl AttentionStep<'_> {
         past: Option<&'t [T]>,
         step: usize,
     ) -> impl Iterator<Item = WriteTask<'t, T>> + use<'t, T> {
-        let size = self.attention.head_size;
-        let (before, new) = present.split_at_mut(self.pasts.of(index / self.heads.kv) * size);
+        let row = self.row_elements::<T>();
+        let (before, new) = present.split_at_mut(self.pasts.of(index / self.heads.kv) * row);
         let mut past = past.map(|past| (past, before));
-        let chunks = new[..self.sequence * size].chunks_mut(step * size);
+        let chunks = new[..self.sequence * row].chunks_mut(step * row);
         chunks.enumerate().map(move |(at, places)| WriteTask {
             index,
             part,
@@ -195,12 +193,12 @@ impl AttentionStep<'_> {
         let past = self.pasts.of(sequence);
         self.shared.with_buffers(|Buffers { new_row, .. }| {
             let row = at_least(new_row, size);
-            for (token, place) in (first..).zip(places.chunks_exact_mut(size)) {
+            for (token, place) in (first..).zip(places.chunks_exact_mut(self.row_elements::<T>())) {
                 row.copy_from_slice(&new.row(sequence * self.sequence + token)[head * size..][..size]);
                 if let (NewPart::Key, Some(angles)) = (part, &self.angles) {
                     self.rotate(angles, row, past + token);
                 }
-                T::store(row, place);
+                T::store(&self.shared.kernels, row, place);
             }
         });
     }
@@ -259,24 +257,30 @@ impl AttentionStep<'_> {
             };
             (start..end).step_by(PART_KEYS).map(move |start| start..end.min(start + PART_KEYS))
         };
-        let jobs = (0..heads).flat_map(|index| keys(index).map(move |keys| PartJob { index, keys }));
-        let jobs: Vec<_> = jobs.collect();
-        let parts: Vec<_> = jobs.iter().map(|_| OnceLock::new()).collect();
-        call.parallel(jobs.len(), |at| {
-            let PartJob { index, keys } = &jobs[at];
-            let part = self.with_queries(*index, 0..1, |queries, scratch| {
-                let (attention, cache) =
-                    (&self.attention, cache.head(*index, queries.first_position + 1, self));
-                self.shared.kernels.attend_part(attention, queries, cache, keys.clone(), scratch)
+        let all_keys = (0..heads).flat_map(|index| keys(index).map(move |keys| (index, keys)));
+        self.shared.with_buffers(|Buffers { parts, .. }| {
+            let count = all_keys.clone().count();
+            parts.resize_with(count.max(parts.len()), AttentionPart::default);
+            let tasks = all_keys.zip(&mut *parts).map(|((index, keys), part)| {
+                part.keys = keys;
+                Part::new((index, part))
             });
-            let _ = parts[at].set(part);
-        })?;
-        let mut parts = parts.into_iter().filter_map(OnceLock::into_inner);
-        for (index, out) in out.chunks_exact_mut(width).enumerate() {
-            let parts: Vec<AttentionPart> = parts.by_ref().take(keys(index).count()).collect();
-            self.shared.kernels.join_attention(&parts, MatrixMut::new(out, width));
-        }
-        Ok(())
+            let tasks: Vec<_> = tasks.collect();
+            call.parallel(count, |at| {
+                let Some((index, part)) = tasks.get(at).and_then(Part::take) else { return };
+                self.with_queries(index, 0..1, |queries, scratch| {
+                    let cache = cache.head(index, queries.first_position + 1, self);
+                    self.shared.kernels.attend_part(&self.attention, queries, cache, scratch, part);
+                });
+            })?;
+            let mut rest = &mut parts[..];
+            for (index, out) in out.chunks_exact_mut(width).enumerate() {
+                let (parts, others) = rest.split_at_mut(keys(index).count());
+                self.shared.kernels.join_attention(parts, MatrixMut::new(out, width));
+                rest = others;
+            }
+            Ok(())
+        })
     }
 
     /// Computes the attention of one new token of each sequence over few keys. A single thread does not allocate
@@ -363,7 +367,7 @@ impl<T: CacheElement> Cache<'_, T> {
     /// Returns the first `tokens` keys and values of a head.
     fn head(&self, index: usize, tokens: usize, step: &AttentionStep<'_>) -> KeyValues<'_> {
         let [keys, values] = [self.keys, self.values]
-            .map(|all| T::rows(&all[index * self.row..][..tokens * step.attention.head_size]));
+            .map(|all| T::rows(&all[index * self.row..][..tokens * step.row_elements::<T>()]));
         KeyValues { keys, values }
     }
 }

@@ -60,6 +60,11 @@ impl Element for f16 {
         ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 }
 
+impl Element for i8 {
+    const KIND: ort_sys::ONNXTensorElementDataType =
+        ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+}
+
 impl Element for i32 {
     const KIND: ort_sys::ONNXTensorElementDataType =
         ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;

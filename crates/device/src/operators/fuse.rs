@@ -6,12 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use half::f16;
 use narthex_graph::{Attribute, Graph, Node};
 
 use super::{
     DOMAIN,
-    cache::{CacheElement, PRESENT},
+    cache::{CacheElement, PRESENT, chain_of},
     chain::{CHAIN, Chain, ChainLink},
     encoder::{BIDIRECTIONAL_ATTENTION, POOL_ROWS, PROJECTIONS, RESIDUAL_MLP},
     gated::GATED_MLP,
@@ -55,7 +54,7 @@ fn is_member(node: &Node) -> bool {
 }
 
 fn attends(node: &Node) -> bool {
-    node.domain == DOMAIN && (node.op == f32::ATTENTION || node.op == f16::ATTENTION)
+    node.domain == DOMAIN && chain_of(&node.op).is_some()
 }
 
 /// Returns whether the output with this index is a cache.
@@ -210,14 +209,14 @@ impl<'a> Uses<'a> {
             ChainLink { node: node.clone(), inputs, outputs }
         });
         let links: Vec<ChainLink> = links.collect();
-        let halved = links.iter().any(|link| link.node.op == f16::ATTENTION);
+        let op = links.iter().find_map(|link| chain_of(&link.node.op)).unwrap_or(f32::CHAIN);
         let name = format!("{DOMAIN}.chain.{index}");
         let mut outputs = layout.rows;
         outputs.resize(MAX_ROWS, String::new());
         outputs.append(&mut layout.caches);
         let node = Node {
             name: name.clone(),
-            op: if halved { f16::CHAIN } else { f32::CHAIN }.to_owned(),
+            op: op.to_owned(),
             domain: DOMAIN.to_owned(),
             inputs: layout.inputs,
             outputs,
@@ -421,6 +420,8 @@ mod tests {
         let nodes = ["Linear x > a", "Attention a > b", "HalfCacheAttention b > c", "Linear c > d"];
         let (graph, _) = check(&nodes, &["d"], "[a b] [c d]");
         assert_eq!([&graph.nodes[0].op, &graph.nodes[1].op], ["Chain", "HalfCacheChain"]);
+        let (graph, _) = check(&["IntegerCacheAttention x > a", "Linear a > b"], &["b"], "[a b]");
+        assert_eq!(graph.nodes[0].op, "IntegerCacheChain");
     }
 
     #[test]

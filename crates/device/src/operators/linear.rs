@@ -36,6 +36,9 @@ const MAX_ROWS: usize = 96;
 /// Number of tasks per thread. With several tasks, a slow thread can process fewer of them.
 const TASKS_PER_THREAD: usize = 2;
 
+/// Maximum number of tasks per thread. More than usual are started if tasks of one size are then possible.
+const MAX_TASKS_PER_THREAD: usize = 4;
+
 /// Number of rows of a register tile. Tasks have a multiple of it.
 const PANEL: usize = 6;
 
@@ -96,10 +99,17 @@ pub(super) fn row_block(rows: usize, threads: usize) -> Option<usize> {
     (rows >= threads * MIN_ROWS).then_some(block)
 }
 
-/// Returns the number of columns of a task, for a product that reads `bytes` bytes in total.
+/// Returns the number of columns of a task, for a product that reads `bytes` bytes in total. If possible, every thread
+/// has the same number of tasks, and these have the same number of columns.
 pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize {
-    let most = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-    columns.div_ceil(most.min(bytes / MIN_TASK_BYTES).max(1)).next_multiple_of(COLUMN_STEP)
+    if threads == 1 {
+        return columns.next_multiple_of(COLUMN_STEP);
+    }
+    let (steps, most) = (columns.div_ceil(COLUMN_STEP), (bytes / MIN_TASK_BYTES).max(1));
+    let mut counts = (TASKS_PER_THREAD..=MAX_TASKS_PER_THREAD).map(|each| each * threads);
+    let even = counts.find(|&count| count <= most && steps.is_multiple_of(count));
+    let count = even.unwrap_or(MAX_TASKS_PER_THREAD * threads).min(most);
+    steps.div_ceil(count) * COLUMN_STEP
 }
 
 /// The operator as the kernel of one node.
@@ -234,4 +244,28 @@ pub(super) fn for_columns(
             task(index * step, out);
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_get_tasks_of_one_size_if_possible() {
+        let check = |columns, bytes, threads, expected| {
+            assert_eq!(
+                column_step(columns, bytes, threads),
+                expected,
+                "{columns} columns, {threads} threads"
+            );
+        };
+        check(1536, 1 << 20, 2, 384);
+        check(576, 1 << 20, 2, 96);
+        check(960, 1 << 20, 2, 160);
+        check(608, 1 << 20, 2, 96);
+        check(576, 3 * MIN_TASK_BYTES, 2, 192);
+        check(576, 0, 2, 576);
+        check(570, 1 << 20, 1, 576);
+        check(4096, 1 << 20, 3, 352);
+    }
 }

@@ -26,12 +26,15 @@ mod weights;
 
 use std::{
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use half::f16;
 use narthex_graph::{Bytes, Graph};
-use narthex_kernels::{Kernels, QuantizedRows, Scratch};
+use narthex_kernels::{AttentionPart, Kernels, QuantizedRows, Scratch};
 use narthex_mmap::map;
 use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
@@ -102,7 +105,7 @@ impl OwnOperators {
         let LinearLayers { linears, packed } = weights::load(&sources, model, stored, threads)?;
         let chains = fuse::fuse(&mut graph);
         let placed = chains.iter().map(placed_chain).collect();
-        let buffers = Mutex::default();
+        let buffers = BufferPool::new(threads);
         let shared = Arc::new(Shared { kernels: kernels(), linears, chains, threads, buffers });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
@@ -113,8 +116,10 @@ impl OwnOperators {
             .and_then(|domain| domain.add(PoolRowsOperator))
             .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(AttentionOperator::<f16>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(AttentionOperator::<i8>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<f32>::new(Arc::clone(&shared))))
-            .and_then(|domain| domain.add(ChainOperator::<f16>::new(shared)));
+            .and_then(|domain| domain.add(ChainOperator::<f16>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(ChainOperator::<i8>::new(shared)));
         Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed, packs_rows })
     }
 }
@@ -146,9 +151,33 @@ struct Shared {
     linears: Vec<Linear>,
     chains: Vec<Chain>,
     threads: usize,
-    /// Buffers that no task uses at present. There are at most as many as tasks that ran concurrently.
+    buffers: BufferPool,
+}
+
+/// Buffers that no task uses at present, in slots that threads prefer. A thread usually finds the buffers that it used
+/// last, and waits for no other thread.
+struct BufferPool(Vec<BufferSlot>);
+
+/// Buffers on cache lines of their own.
+#[repr(align(64))]
+#[derive(Default)]
+struct BufferSlot(
     #[expect(clippy::vec_box, reason = "moving them takes longer than a small task")]
-    buffers: Mutex<Vec<Box<Buffers>>>,
+    Mutex<Vec<Box<Buffers>>>,
+);
+
+impl BufferPool {
+    fn new(threads: usize) -> Self {
+        // Threads have consecutive numbers if no other model's threads started between them.
+        Self((0..2 * threads.max(1)).map(|_| BufferSlot::default()).collect())
+    }
+
+    /// Returns the slot of the current thread.
+    fn slot(&self) -> &BufferSlot {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local!(static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed));
+        &self.0[NUMBER.with(|number| number % self.0.len())]
+    }
 }
 
 /// Buffers of one task.
@@ -164,6 +193,8 @@ struct Buffers {
     new_row: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Parts of the attention of single tokens.
+    parts: Vec<AttentionPart>,
 }
 
 /// Returns the first `length` elements of a buffer, which is extended if necessary. Their values are unspecified.
@@ -177,10 +208,11 @@ fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
 impl Shared {
     /// Calls `use_buffers` with buffers that no other task uses.
     fn with_buffers<T>(&self, use_buffers: impl FnOnce(&mut Buffers) -> T) -> T {
-        let free = || self.buffers.lock();
-        let mut buffers = free().pop().unwrap_or_default();
+        let BufferSlot(free) = self.buffers.slot();
+        let unused = free.lock().pop();
+        let mut buffers = unused.unwrap_or_default();
         let result = use_buffers(&mut buffers);
-        free().push(buffers);
+        free.lock().push(buffers);
         result
     }
 }

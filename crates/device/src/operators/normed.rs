@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use narthex_kernels::{MatrixMut, MatrixRef};
+use narthex_kernels::{MatrixMut, MatrixRef, ResidualSum};
 
 use super::{
     Shared, at_least,
@@ -94,11 +94,9 @@ impl<'a> InputRows<'a> {
         let (x, width) = (self.x.rows_in(rows.clone()), self.x.columns());
         let Some(StreamNorm { branch, gain, epsilon }) = &self.norm else { return x };
         let normed = at_least(normed, rows.len() * width);
-        for (row, sum) in sum.chunks_exact_mut(width).enumerate() {
-            sum.copy_from_slice(x.row(row));
-        }
-        let (stream, out) = (MatrixMut::new(sum, width), MatrixMut::new(normed, width));
-        shared.kernels.add_rms_norm(branch.rows_in(rows), stream, gain, *epsilon, out);
+        let residual =
+            ResidualSum { stream: x, branch: branch.rows_in(rows), sum: MatrixMut::new(sum, width) };
+        shared.kernels.add_rms_norm(residual, gain, *epsilon, MatrixMut::new(normed, width));
         MatrixRef::new(normed, width)
     }
 }

@@ -6,7 +6,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use half::f16;
 use narthex_graph::{
     Attribute, Element, Graph, Initializer, Node, graph::MICROSOFT, patch::Patch, replacement::Replacement,
 };
@@ -16,7 +15,7 @@ use narthex_spec::{DType, KvPrecision};
 use super::{
     DOMAIN,
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
-    cache::{CacheElement, PAST, cache_values, halve},
+    cache::{PAST, attention_of, cache_values, convert},
     gated::{DOWN, GATE, GATED_MLP, UP},
     linear::{LINEAR, WEIGHTS},
     links::{Links, is_plain},
@@ -56,19 +55,17 @@ pub(super) fn rewrite(graph: &mut Graph, precision: KvPrecision) -> Option<Vec<L
     let single =
         single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
     let attention: Vec<&Node> = graph.nodes.iter().filter(|node| is_attention(graph, node)).collect();
-    let halved = match precision {
-        KvPrecision::Half => cache_values(graph, &attention, &links.reads),
-        KvPrecision::Single => None,
-    };
-    let attend = if halved.is_some() { f16::ATTENTION } else { f32::ATTENTION };
+    let cache = cache_values(graph, &attention, &links.reads);
+    let precision = if cache.is_some() { precision } else { KvPrecision::F32 };
+    let attend = attention_of(precision);
     let patches: Vec<Patch> = single
         .filter_map(|(node, index)| linear_patch(node, index, links.norm_of(node, 1)))
         .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
         .chain(attention.iter().filter_map(|node| attention_patch(node, attend)))
         .collect();
-    let halved: HashSet<String> = halved.into_iter().flatten().map(str::to_owned).collect();
+    let cache: HashSet<String> = cache.into_iter().flatten().map(str::to_owned).collect();
     graph.apply(&patches).ok().filter(|()| !patches.is_empty())?;
-    halve(graph, &halved);
+    convert(graph, &cache, precision);
     remove_unread(graph);
     Some(sources)
 }

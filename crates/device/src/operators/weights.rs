@@ -190,7 +190,9 @@ fn pack(sources: &[LinearSource], folder: &Path, layout: &FileLayout, threads: u
         }
     };
     thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        // If the system starts no more threads, this one packs all that is left.
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..threads).filter_map(start).collect();
         let own = work();
         others.into_iter().fold(own, |all, other| all.and(other.join().ok().flatten()))
     })?;

@@ -90,7 +90,7 @@ impl<'a> SessionOptions<'a> {
             context: Context::Own,
             writes: Writes::Nothing,
             operators: CpuOperators::Narthex,
-            kv_precision: KvPrecision::Single,
+            kv_precision: KvPrecision::F32,
             packed_weights: None,
             padded: None,
         }
@@ -325,11 +325,11 @@ impl Session {
         self.inner.inputs().iter().map(|input| input.name()).collect()
     }
 
-    /// Returns whether an input has elements of half precision.
-    pub(crate) fn takes_half(&self, name: &CStr) -> bool {
+    /// Returns the element type of an input, if it is a tensor.
+    pub(crate) fn input_type(&self, name: &CStr) -> Option<TensorElementType> {
         let mut inputs = self.inner.inputs().iter();
         let input = inputs.find(|input| input.name().as_bytes() == name.to_bytes());
-        input.and_then(|input| input.dtype().tensor_type()) == Some(TensorElementType::Float16)
+        input.and_then(|input| input.dtype().tensor_type())
     }
 
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {

@@ -86,7 +86,7 @@ impl Package {
         let found =
             import::open(export, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
         let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
-        Self { folder, manifest, kv_precision: KvPrecision::Single }
+        Self { folder, manifest, kv_precision: KvPrecision::F32 }
     }
 
     /// Compiles the tiny Llama.
@@ -167,12 +167,12 @@ impl Package {
         };
         let manifest =
             compile(job, &Quiet, &AtomicBool::new(false)).unwrap_or_else(|error| panic!("{error}"));
-        Self { folder, manifest, kv_precision: KvPrecision::Single }
+        Self { folder, manifest, kv_precision: KvPrecision::F32 }
     }
 
-    /// Returns the package with executors whose caches have half precision.
-    pub(crate) fn with_half_cache(self) -> Self {
-        Self { kv_precision: KvPrecision::Half, ..self }
+    /// Returns the package with executors whose caches have this precision.
+    pub(crate) fn with_cache(self, kv_precision: KvPrecision) -> Self {
+        Self { kv_precision, ..self }
     }
 
     /// Opens an executor with enough room for all tests.
@@ -195,7 +195,7 @@ pub(crate) const OPTIONS: ExecutorOptions<'_> = ExecutorOptions {
     kv_budget: 1 << 30,
     kv_step: 32,
     chunk: 64,
-    kv_precision: KvPrecision::Single,
+    kv_precision: KvPrecision::F32,
     packed_weights: None,
 };
 

@@ -36,6 +36,13 @@ pub enum KvRows {
     F32(Vec<f32>),
     /// Half precision.
     F16(Vec<f16>),
+    /// Integers with a scale for each key or value of each head.
+    I8 {
+        /// Integers.
+        integers: Vec<i8>,
+        /// Scales `[tokens, heads]`.
+        scales: Vec<f32>,
+    },
 }
 
 impl KvRows {
@@ -44,6 +51,7 @@ impl KvRows {
         match self {
             Self::F32(values) => values.len(),
             Self::F16(values) => values.len(),
+            Self::I8 { integers, .. } => integers.len(),
         }
     }
 
@@ -52,13 +60,21 @@ impl KvRows {
         self.len() == 0
     }
 
-    /// Returns the elements in single precision, which represents all of them exactly.
+    /// Returns the elements in single precision. They are exact, except that products of integers and scales are
+    /// rounded.
     pub fn f32s(&self) -> impl Iterator<Item = f32> {
-        let (single, half): (&[f32], &[f16]) = match self {
-            Self::F32(values) => (values, &[]),
-            Self::F16(values) => (&[], values),
-        };
-        single.iter().copied().chain(half.iter().map(|value| value.to_f32()))
+        let (mut single, mut half, mut rows, mut row_scales): (&[f32], &[f16], &[i8], &[f32]) =
+            Default::default();
+        match self {
+            Self::F32(values) => single = values,
+            Self::F16(values) => half = values,
+            Self::I8 { integers, scales } => (rows, row_scales) = (integers, scales),
+        }
+        let row = rows.len().checked_div(row_scales.len()).unwrap_or(0).max(1);
+        let scaled = rows.chunks(row).zip(row_scales);
+        let scaled =
+            scaled.flat_map(|(row, scale)| row.iter().map(move |&integer| f32::from(integer) * scale));
+        single.iter().copied().chain(half.iter().map(|value| value.to_f32())).chain(scaled)
     }
 
     /// Returns the elements in single precision.
@@ -66,19 +82,30 @@ impl KvRows {
         self.f32s().collect()
     }
 
+    /// Returns whether these are `rows` rows of `elements` elements in total.
+    fn fits(&self, rows: usize, elements: usize) -> bool {
+        let scales = match self {
+            Self::F32(_) | Self::F16(_) => rows,
+            Self::I8 { scales, .. } => scales.len(),
+        };
+        (scales, self.len()) == (rows, elements)
+    }
+
     /// Returns the elements in half precision, rounded to nearest.
     ///
     /// # Errors
     /// [`StepError::Device`] for a finite element that is too large for half precision.
     pub fn to_f16(&self) -> Result<Vec<f16>, StepError> {
-        let Self::F32(values) = self else { return Ok(self.f32s().map(f16::from_f32).collect()) };
-        let narrow = |&value: &f32| {
+        if let Self::F16(values) = self {
+            return Ok(values.clone());
+        }
+        let narrow = |value: f32| {
             let half = f16::from_f32(value);
             let lost = value.is_finite() && !half.is_finite();
             let message = || format!("expected keys and values within half precision, found {value}");
             if lost { Err(StepError::Device { message: message() }) } else { Ok(half) }
         };
-        values.iter().map(narrow).collect()
+        self.f32s().map(narrow).collect()
     }
 }
 
@@ -86,11 +113,14 @@ impl KvBlock {
     /// Creates a block of `tokens` tokens.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for a layer whose keys or values do not have `tokens × heads × head_size` elements.
+    /// [`StepError::BadPlan`] for a layer whose keys or values do not have `tokens × heads × head_size` elements, or
+    /// whose integers do not have `tokens × heads` scales.
     pub fn new(tokens: usize, layers: Vec<KvLayer>) -> Result<Self, StepError> {
         for (index, layer) in layers.iter().enumerate() {
-            let elements = tokens.checked_mul(layer.heads).and_then(|n| n.checked_mul(layer.head_size));
-            if elements != Some(layer.keys.len()) || elements != Some(layer.values.len()) {
+            let rows = tokens.checked_mul(layer.heads);
+            let shape = rows.and_then(|rows| Some((rows, rows.checked_mul(layer.head_size)?)));
+            let fits = |part: &KvRows| shape.is_some_and(|(rows, elements)| part.fits(rows, elements));
+            if !fits(&layer.keys) || !fits(&layer.values) {
                 let found = format!("{} keys and {} values", layer.keys.len(), layer.values.len());
                 let shape = format!("{tokens} x {} x {}", layer.heads, layer.head_size);
                 return Err(StepError::bad_plan(format!(
@@ -218,5 +248,21 @@ mod tests {
         );
         check(vec![layer(2, 3, KeyRotation::Before, 24)], (0, 0), "found before their rotation");
         check(vec![layer(2, 3, KeyRotation::After, 23)], (0, 0), "found 23 keys");
+    }
+
+    #[test]
+    fn integers_have_a_scale_for_each_row() {
+        let integers = vec![1, -2, 3, 4, 5, 6];
+        let rows = |scales| KvRows::I8 { integers: integers.clone(), scales };
+        assert_eq!(rows(vec![0.5, 2.0]).to_f32(), [0.5, -1.0, 1.5, 8.0, 10.0, 12.0]);
+        let block = |scales| {
+            let (keys, values) = (rows(scales), rows(vec![1.0, 1.0]));
+            KvBlock::new(
+                2,
+                vec![KvLayer { heads: 1, head_size: 3, rotation: KeyRotation::After, keys, values }],
+            )
+        };
+        assert!(block(vec![0.5, 2.0]).is_ok());
+        assert!(matches!(block(vec![0.5]), Err(StepError::BadPlan { .. })));
     }
 }

@@ -1,9 +1,9 @@
-//! Precision of the KV cache on the CPU. `auto` selects half precision if reference texts get the same answers with it
-//! as with single precision. The comparison runs once for each package, and its result is stored.
+//! Precision of the KV cache on the CPU. `auto` selects the smallest element type with which reference texts get the
+//! same answers as with single precision. The comparison runs once for each package, and its result is stored.
 
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    KvCacheDtype, KvPrecision,
+    KvPrecision,
     progress::{Stage, Unit},
 };
 use serde::{Deserialize, Serialize};
@@ -24,27 +24,49 @@ use crate::{config::Config, error::Error};
 const RECORD: &str = "kv-cache.json";
 
 /// Version of the reference texts and the bounds. Comparisons of other editions are repeated.
-const EDITION: u32 = 2;
+const EDITION: u32 = 3;
 
-/// Bounds of a cache in half precision: those of another device. A different rounding of keys and values changes some
-/// of the activations that are then rounded to eight bits, which alone moves the distributions of quantised models by
-/// up to 0.005 nats. Values outside the range of `f16` move them by far more than the bound.
+/// Bounds of a cache of fewer bits: those of another device. A different rounding of keys and values changes some of the
+/// activations that are then rounded to eight bits, which alone moves the distributions of quantised models by up to
+/// 0.005 nats. Values outside the range of `f16` move them by far more than the bound.
 const BOUNDS: DecoderBounds = DecoderBounds { reference: "f32's", ..DecoderBounds::DEVICE };
 
 /// Record of a package's comparison.
 #[derive(Debug, Serialize, Deserialize)]
-struct CacheComparison {
+pub(crate) struct CacheComparison {
     edition: u32,
     key: CacheKey,
-    /// Reason against half precision.
+    /// Results with integers of eight bits.
+    i8: PrecisionComparison,
+    /// Results with half precision, if integers were refused.
+    f16: Option<PrecisionComparison>,
+}
+
+/// Results with one element type.
+#[derive(Debug, Serialize, Deserialize)]
+struct PrecisionComparison {
+    /// Reason against the element type.
     refused: Option<String>,
     /// Results, in the order in which they ran.
     positions: Vec<Position>,
 }
 
 impl CacheComparison {
-    fn precision(&self) -> KvPrecision {
-        if self.refused.is_some() { KvPrecision::Single } else { KvPrecision::Half }
+    pub(crate) fn precision(&self) -> KvPrecision {
+        match (&self.i8.refused, self.f16.as_ref().map(|f16| &f16.refused)) {
+            (None, _) => KvPrecision::I8,
+            (Some(_), Some(None)) => KvPrecision::F16,
+            (Some(_), _) => KvPrecision::F32,
+        }
+    }
+
+    /// Returns the reasons against both element types, if single precision is selected.
+    pub(crate) fn note(&self) -> Option<String> {
+        let (i8, f16) = (self.i8.refused.as_ref()?, self.f16.as_ref()?.refused.as_ref()?);
+        Some(format!(
+            "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 uses them all \
+             the same"
+        ))
     }
 }
 
@@ -62,46 +84,44 @@ pub(crate) fn open(
                 Some(known) => known,
                 None => compare(request, cache)?,
             };
-            notes.extend(found.refused.as_deref().map(note));
+            notes.extend(found.note());
             found.precision()
         }
     };
     open_with(request, cache, &request.config, precision)
 }
 
-/// Compares both precisions, one model after the other in memory, and stores the outcome. It does not depend on the
-/// slots and the memory that the settings give to the cache.
+/// Compares the precisions, one model after the other in memory, and stores the outcome. It does not depend on the slots
+/// and the memory that the settings give to the cache.
 fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheComparison, Error> {
-    let title = "Comparing a KV cache of f16 with one of f32, once";
+    let title = "Comparing a KV cache of i8 or f16 with one of f32, once";
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
     let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
     let decoder =
         |precision| open_with(request, cache, &config, precision)?.model.decoder(&request.manifest().name);
-    let mut single = decoder(KvPrecision::Single)?;
+    let mut single = decoder(KvPrecision::F32)?;
     let mut answers = Vec::new();
     let longest = single.limits().longest();
     for text in reference_texts(&request.package)? {
         answers.push(ReferenceAnswer::new(&mut single, &text, longest, &request.cancel)?);
     }
     drop(single);
-    let mut half = decoder(KvPrecision::Half)?;
-    let mut positions = Vec::new();
-    for (index, answer) in answers.iter().enumerate() {
-        positions.extend(answer.compare(index, &mut half, &request.cancel)?);
-    }
-    let (key, refused) = (cache.key.clone(), BOUNDS.verdict(&positions));
-    let found = CacheComparison { edition: EDITION, key, refused, positions };
+    let with = |precision| -> Result<PrecisionComparison, Error> {
+        let mut other = decoder(precision)?;
+        let mut positions = Vec::new();
+        for (index, answer) in answers.iter().enumerate() {
+            positions.extend(answer.compare(index, &mut other, &request.cancel)?);
+        }
+        Ok(PrecisionComparison { refused: BOUNDS.verdict(&positions), positions })
+    };
+    let i8 = with(KvPrecision::I8)?;
+    let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
+    let found = CacheComparison { edition: EDITION, key: cache.key.clone(), i8, f16 };
     let written = to_json(&found).and_then(|bytes| Ok(cache.folder.write(RECORD, &bytes)?));
     if let Err(error) = written {
         tracing::warn!("the comparison of KV caches cannot be stored and will be repeated: {error}");
     }
     Ok(found)
-}
-
-fn note(reason: &str) -> String {
-    format!(
-        "the KV cache is kept in f32 and not in f16, because with f16 {reason}; --kv-cache-dtype f16 uses it all the same"
-    )
 }
 
 fn open_with(
@@ -110,11 +130,7 @@ fn open_with(
     config: &Config,
     precision: KvPrecision,
 ) -> Result<Sessions, Error> {
-    let kv_cache_dtype = match precision {
-        KvPrecision::Half => KvCacheDtype::F16,
-        KvPrecision::Single => KvCacheDtype::F32,
-    };
-    let config = Config { kv_cache_dtype, ..config.clone() };
+    let config = Config { kv_cache_dtype: precision.into(), ..config.clone() };
     let request = LoadRequest { config: config.into(), ..request.clone() };
     sessions::open_on_cpu(&request, &cache.folder)
 }
@@ -122,8 +138,13 @@ fn open_with(
 /// Reads the record of an earlier comparison, if it is still valid.
 fn read_record(cache: &DeviceCache) -> Result<Option<CacheComparison>, Error> {
     let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = serde_json::from_slice::<CacheComparison>(&bytes).ok();
+    let record = parse_record(&bytes).ok();
     let is_valid =
         |record: &CacheComparison| record.edition == EDITION && record.key.difference(&cache.key).is_none();
     Ok(record.filter(is_valid))
+}
+
+/// Parses the record of a comparison.
+pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<CacheComparison> {
+    serde_json::from_slice(bytes)
 }

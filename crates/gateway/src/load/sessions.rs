@@ -107,7 +107,7 @@ fn open_dynamic(
             kv_step: KV_STEP,
             chunk: PREFILL_CHUNK,
             // What `auto` means is decided by `kv_precision`.
-            kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::Single),
+            kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::F32),
             packed_weights,
         };
         let executor = DynamicExecutor::open(runtime, folder, manifest, device, &options)?;

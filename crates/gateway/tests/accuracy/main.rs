@@ -77,7 +77,7 @@ fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize
         kv_budget: 1 << 30,
         kv_step: 256,
         chunk: 256,
-        kv_precision: if exact { KvPrecision::Single } else { KvPrecision::Half },
+        kv_precision: if exact { KvPrecision::F32 } else { KvPrecision::F16 },
         packed_weights: None,
     };
     DynamicExecutor::open(runtime(), folder, manifest, device, &options)

@@ -50,17 +50,21 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
         match attend.cache.keys {
             CacheRows::F32(keys) => score::<S, f32, R>(s, keys, block, buffers),
             CacheRows::F16(keys) => score::<S, f16, R>(s, keys, block, buffers),
-            CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
+            CacheRows::I8(keys) => score::<S, i8, R>(s, keys, block, buffers),
         }
+        let size = attend.attention.head_size;
+        buffers.scale_scores(s, R, attend.cache.keys.scales(size, block).as_ref());
         let factors = buffers.advance(s, attend, queries.clone(), block, block.len());
+        let scales = attend.cache.values.scales(size, block);
+        buffers.scale_scores(s, R, scales.as_ref());
         let all = attend.see_all(0, attend.queries.rows.rows() - 1, block);
         match attend.cache.values {
-            _ if !all && !load_values(s, attend, buffers, block) => {
+            _ if !all && !load_values(s, attend, buffers, block, scales.as_ref()) => {
                 sum_visible(s, attend, buffers, queries, block, &factors);
             }
             CacheRows::F32(values) => sum::<S, f32, R>(s, values, block, &factors, buffers),
             CacheRows::F16(values) => sum::<S, f16, R>(s, values, block, &factors, buffers),
-            CacheRows::I8 { .. } => unreachable!("integers are converted once for all queries"),
+            CacheRows::I8(values) => sum::<S, i8, R>(s, values, block, &factors, buffers),
         }
     }
 }
@@ -69,14 +73,14 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
 /// time are transposed in registers. The products have the bits of [`super::scores`].
 #[inline(always)]
 fn score<S: Simd, T: Element, const R: usize>(s: S, keys: &[T], block: &Range<usize>, buffers: &mut Buffers) {
-    let size = buffers.padded;
+    let width = buffers.padded + T::AFTER_ROW;
     let (queries, _) = buffers.queries.panel(&(0..R)).as_chunks::<R>();
     for first in block.clone().step_by(LANES) {
-        let keys = &keys[first * size..block.end.min(first + LANES) * size];
+        let keys = &keys[first * width..block.end.min(first + LANES) * width];
         let mut sums = [s.splat(0.0); R];
         for (tile, queries) in queries.as_chunks::<LANES>().0.iter().enumerate() {
             let mut rows = [s.splat(0.0); LANES];
-            for (key, row) in keys.chunks_exact(size).zip(&mut rows) {
+            for (key, row) in keys.chunks_exact(width).zip(&mut rows) {
                 *row = T::load(s, &key.as_chunks().0[tile]);
             }
             for (elements, query) in s.transpose(rows).into_iter().zip(queries) {
@@ -102,6 +106,7 @@ fn sum<S: Simd, T: Element, const R: usize>(
     buffers: &mut Buffers,
 ) {
     let size = buffers.padded;
-    let values = &values[block.start * size..block.end * size];
+    let width = size + T::AFTER_ROW;
+    let values = &values[block.start * width..block.end * width];
     add_values::<S, T, R, TILES>(s, values, size, &buffers.scores, factors, &mut buffers.part.values);
 }

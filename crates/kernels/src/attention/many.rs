@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     Attend, Buffers,
+    cache::BlockScales,
     scores::{load_keys, score},
     visible::{load_values, sum_visible},
     weighted::add_values,
@@ -18,7 +19,9 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
     let last = attend.queries.rows.rows().saturating_sub(1);
     for block in attend.blocks() {
         load_keys(s, attend, buffers, &block);
-        let finite = load_values(s, attend, buffers, &block);
+        let size = attend.attention.head_size;
+        let scales = [attend.cache.keys, attend.cache.values].map(|rows| rows.scales(size, &block));
+        let finite = load_values(s, attend, buffers, &block, scales[1].as_ref());
         let sums_all = finite || attend.see_all(0, last, &block);
         for panel in buffers.queries.panels() {
             let (first, last) = (panel.start / attend.group(), (panel.end - 1) / attend.group());
@@ -29,8 +32,10 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
                 SummedKeys::Visible
             };
             if seen {
-                let (panel, block) = (&panel, &block);
-                with_rows!(panel.len(), R => s.run(PanelStep::<R> { attend, buffers, panel, block, keys }));
+                let (panel, block, scales) = (&panel, &block, &scales);
+                with_rows!(panel.len(), R => {
+                    s.run(PanelStep::<R> { attend, buffers, panel, block, scales, keys });
+                });
             }
         }
     }
@@ -51,6 +56,8 @@ struct PanelStep<'a, 'b, const R: usize> {
     buffers: &'a mut Buffers,
     panel: &'a Range<usize>,
     block: &'a Range<usize>,
+    /// Scales of the keys and of the values.
+    scales: &'a [Option<BlockScales>; 2],
     keys: SummedKeys,
 }
 
@@ -68,12 +75,14 @@ impl<const R: usize> Operation for PanelStep<'_, '_, R> {
 
 #[inline(always)]
 fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
-    let PanelStep { attend, buffers, panel, block, keys } = step;
+    let PanelStep { attend, buffers, panel, block, scales: [key_scales, value_scales], keys } = step;
     // Later keys are invisible to all queries of the panel.
     let last = attend.visible((panel.end - 1) / attend.group());
     let count = last.end.min(block.end) - block.start;
     score::<S, R>(s, buffers, panel, count);
+    buffers.scale_scores(s, R, key_scales.as_ref());
     let factors = buffers.advance(s, attend, panel.clone(), block, count);
+    buffers.scale_scores(s, R, value_scales.as_ref());
     if keys == SummedKeys::Visible {
         return sum_visible(s, attend, buffers, panel.clone(), block, &factors);
     }

@@ -2,9 +2,10 @@
 //!
 //! Keys are processed in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash
 //! attention), so that only the scores of one block are stored at a time. [`many`] converts the values of each block
-//! once for all queries; [`few`] reads floats directly from the cache, for one or a few tokens.
+//! once for all queries; [`few`] reads directly from the cache, for one or a few tokens. Scales of integers are factors of
+//! the scores and of the weights.
 //!
-//! Blocks start at multiples of 64 positions, and the sums of every 256 keys are merged in the order of the keys. Both
+//! Blocks start at multiples of 64 positions, and the sums of every 128 keys are merged in the order of the keys. Both
 //! modules add in the same order. A query's result therefore has the same bits for any set of queries computed with it,
 //! any division of a prompt into chunks, and any number of threads that share the keys.
 
@@ -144,10 +145,9 @@ impl Operation for Attend<'_> {
         let size = self.attention.head_size;
         let count = self.queries.rows.rows() * self.group();
         let padded = size.next_multiple_of(LANES);
-        let floats =
-            [self.cache.keys, self.cache.values].iter().all(|rows| !matches!(rows, CacheRows::I8 { .. }));
-        let few = count <= FEW && padded == size && floats;
+        let few = count <= FEW && padded == size;
         buffers.reset(&self, padded, if few { FEW } else { S::FLOAT_ROWS });
+        let mut is_first = true;
         for keys in self.parts() {
             self.keys = keys;
             buffers.part.reset(count, padded);
@@ -156,11 +156,18 @@ impl Operation for Attend<'_> {
             } else {
                 many::run(s, &self, &mut buffers);
             }
-            buffers.sums.merge(s, &buffers.part);
+            if std::mem::take(&mut is_first) {
+                std::mem::swap(&mut buffers.sums, &mut buffers.part);
+            } else {
+                buffers.sums.merge(s, &buffers.part);
+            }
+        }
+        if is_first {
+            buffers.sums.reset(count, padded);
         }
         match &mut self.out {
             AttentionOutput::Whole(out) => buffers.sums.write(s, size, out),
-            AttentionOutput::Part(part) => part.take(&mut buffers.sums, size),
+            AttentionOutput::Part(part) => part.swap(&mut buffers.sums, size),
         }
         *self.buffers = buffers;
     }

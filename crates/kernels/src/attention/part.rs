@@ -1,14 +1,18 @@
 //! Attention over some of the keys, so that several threads can share the keys of one query.
 
+use std::ops::Range;
+
 use super::Sums;
 use crate::{
-    simd::{LANES, Operation, Simd},
+    simd::{Operation, Simd},
     view::MatrixMut,
 };
 
 /// Sums over some of the keys, for some queries.
 #[derive(Debug, Default)]
 pub struct AttentionPart {
+    /// The keys. They start at a multiple of [`Self::KEYS`].
+    pub keys: Range<usize>,
     /// Number of elements of a head.
     size: usize,
     sums: Sums,
@@ -16,12 +20,17 @@ pub struct AttentionPart {
 
 impl AttentionPart {
     /// Number of keys in a part. Only the last part may have fewer.
-    pub const KEYS: usize = 256;
+    pub const KEYS: usize = 128;
 
-    /// Takes the sums of all queries.
-    pub(super) fn take(&mut self, sums: &mut Sums, size: usize) {
+    /// Returns a part for these keys, which start at a multiple of [`Self::KEYS`].
+    pub fn of(keys: Range<usize>) -> Self {
+        Self { keys, ..Self::default() }
+    }
+
+    /// Swaps the sums of all queries with earlier ones, whose memory can be used again.
+    pub(super) fn swap(&mut self, sums: &mut Sums, size: usize) {
         self.size = size;
-        self.sums = std::mem::take(sums);
+        std::mem::swap(&mut self.sums, sums);
     }
 
     /// Returns the number of queries and the size of a head.
@@ -30,9 +39,10 @@ impl AttentionPart {
     }
 }
 
-/// Operation that computes the results of queries from their sums over all parts of their keys.
+/// Operation that computes the results of queries from their sums over all parts of their keys. The first part receives
+/// the sums of all.
 pub(crate) struct Join<'a> {
-    pub(crate) parts: &'a [AttentionPart],
+    pub(crate) parts: &'a mut [AttentionPart],
     pub(crate) out: MatrixMut<'a>,
 }
 
@@ -41,12 +51,10 @@ impl Operation for Join<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let Some((queries, size)) = self.parts.first().map(AttentionPart::shape) else { return };
-        let mut sums = Sums::default();
-        sums.reset(queries, size.next_multiple_of(LANES));
-        for part in self.parts {
-            sums.merge(s, &part.sums);
+        let Some((first, others)) = self.parts.split_first_mut() else { return };
+        for part in others {
+            first.sums.merge(s, &part.sums);
         }
-        sums.write(s, size, &mut self.out);
+        first.sums.write(s, first.size, &mut self.out);
     }
 }

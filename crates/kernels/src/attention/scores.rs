@@ -11,7 +11,8 @@ use super::{
 };
 use crate::simd::{LANES, Simd};
 
-/// Converts the keys of a block to 64 numbers for each element. The numbers after the last key are zeros.
+/// Converts the keys of a block to 64 numbers for each element, without their scales. The numbers after the last key are
+/// zeros.
 #[inline(always)]
 pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
     let size = attend.attention.head_size;
@@ -19,11 +20,9 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
         let rows = first..block.end.min(first + LANES);
         let out = &mut buffers.keys[first - block.start..];
         match attend.cache.keys {
-            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, None, out),
-            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, None, out),
-            CacheRows::I8 { integers, scales } => {
-                transpose::<S, i8>(s, integers, size, &rows, Some(scales), out);
-            }
+            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, out),
+            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, out),
+            CacheRows::I8(keys) => transpose::<S, i8>(s, keys, size, &rows, out),
         }
     }
     let end = block.len().next_multiple_of(LANES);
@@ -34,18 +33,12 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
 
 /// Writes sixteen numbers for each element of up to sixteen rows. The elements are at a distance of 64 numbers.
 #[inline(always)]
-fn transpose<S: Simd, T: Element>(
-    s: S,
-    keys: &[T],
-    size: usize,
-    rows: &Range<usize>,
-    scales: Option<&[f32]>,
-    out: &mut [f32],
-) {
+fn transpose<S: Simd, T: Element>(s: S, keys: &[T], size: usize, rows: &Range<usize>, out: &mut [f32]) {
+    let width = size + T::AFTER_ROW;
     for first in (0..size).step_by(LANES) {
         let mut tile = [s.splat(0.0); LANES];
         for (row, out) in rows.clone().zip(&mut tile) {
-            let elements = &keys[row * size + first..(row + 1) * size];
+            let elements = &keys[row * width + first..row * width + size];
             *out = match elements.first_chunk() {
                 Some(elements) => T::load(s, elements),
                 None => {
@@ -54,9 +47,6 @@ fn transpose<S: Simd, T: Element>(
                     T::load(s, &lanes)
                 }
             };
-            if let Some(scales) = scales {
-                *out = s.mul(*out, s.splat(scales[row]));
-            }
         }
         let columns = s.transpose(tile);
         for (column, out) in columns.into_iter().zip(out[first * BLOCK..].chunks_mut(BLOCK)) {

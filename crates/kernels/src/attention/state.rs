@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Attend, BLOCK};
+use super::{Attend, BLOCK, cache::BlockScales};
 use crate::{
     elementwise::{exp_sum, greatest},
     float::FloatRows,
@@ -130,7 +130,17 @@ impl Buffers {
         self.keys.resize(padded * BLOCK, 0.0);
         self.values.resize(padded * BLOCK, 0.0);
         self.scores.resize(LANES * BLOCK, 0.0);
-        self.sums.reset(count, padded);
+    }
+
+    /// Multiplies the first `queries` rows of scores or weights by the scales of the keys or values, if they have scales.
+    #[inline(always)]
+    pub(super) fn scale_scores<S: Simd>(&mut self, s: S, queries: usize, scales: Option<&BlockScales>) {
+        let Some(scales) = scales else { return };
+        for row in self.scores.as_chunks_mut::<BLOCK>().0.iter_mut().take(queries) {
+            for (scores, scales) in row.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
+                s.store(s.mul(s.load(scores), s.load(scales)), scores);
+            }
+        }
     }
 
     /// Replaces the scores of up to sixteen queries for the first `count` keys of a block by their exponentials. The

@@ -3,26 +3,27 @@
 
 use std::ops::Range;
 
-use super::{Attend, BLOCK, Buffers};
+use super::{Attend, BLOCK, Buffers, cache::BlockScales};
 use crate::{
     math::load_part,
     simd::{LANES, Simd},
 };
 
-/// Converts the values of a block, and returns whether all of them are finite.
+/// Converts the values of a block without their scales, and returns whether the values and `scales` are finite.
 #[inline(always)]
 pub(super) fn load_values<S: Simd>(
     s: S,
     attend: &Attend<'_>,
     buffers: &mut Buffers,
     block: &Range<usize>,
+    scales: Option<&BlockScales>,
 ) -> bool {
     let (size, padded) = (attend.attention.head_size, buffers.padded);
     let rows = buffers.values.chunks_exact_mut(padded.max(1));
     for (row, values) in block.clone().zip(rows) {
         attend.cache.values.convert(s, row, &mut values[..size]);
     }
-    are_finite(s, &buffers.values[..block.len() * padded])
+    are_finite(s, scales.map_or(&buffers.values[..block.len() * padded], |scales| scales.as_flattened()))
 }
 
 /// Returns whether all numbers are finite.

@@ -4,7 +4,8 @@ use super::{BLOCK, cache::Element, scores::store};
 use crate::simd::{LANES, Simd};
 
 /// Multiplies the sums of `R` queries by factors, and adds rows of values, weighted for each query. `exponentials` has 64
-/// numbers for each query. Rows of values and of sums have `size` elements, a multiple of sixteen. Up to `V` tiles of
+/// numbers for each query. Rows have `size` elements, a multiple of sixteen. The scales of values must be part of their
+/// weights. Up to `V` tiles of
 /// sixteen elements are summed at once.
 #[inline(always)]
 pub(super) fn add_values<S: Simd, T: Element, const R: usize, const V: usize>(
@@ -52,7 +53,7 @@ fn add_tile<S: Simd, T: Element, const R: usize, const V: usize>(
             sums[r][v] = s.mul(s.load(&row[v]), s.splat(factors[r]));
         }
     }
-    for (key, row) in values.chunks_exact(size).take(BLOCK).enumerate() {
+    for (key, row) in values.chunks_exact(size + T::AFTER_ROW).take(BLOCK).enumerate() {
         let (row, _) = row[first..].as_chunks::<LANES>();
         let row = &row[..V];
         let mut elements = [s.splat(0.0); V];

@@ -20,7 +20,7 @@ const MAX_PRODUCTS: usize = 1 << 20;
 enum CacheContents {
     F32(Vec<f32>),
     F16(Vec<f16>),
-    I8(Vec<i8>, Vec<f32>),
+    I8(Vec<i8>),
 }
 
 impl CacheContents {
@@ -29,8 +29,10 @@ impl CacheContents {
             0 => Self::F32(input.floats(rows * size)?),
             1 => Self::F16(input.halves(rows * size)),
             _ => {
-                let integers = input.bytes(rows * size).into_iter().map(|byte| byte as i8);
-                Self::I8(integers.collect(), input.floats(rows)?)
+                let integers = input.bytes(rows * size);
+                let rows = integers.chunks(size).zip(input.floats(rows)?);
+                let bytes = rows.flat_map(|(row, scale)| [row, scale.to_ne_bytes().as_slice()].concat());
+                Self::I8(bytes.map(u8::cast_signed).collect())
             }
         })
     }
@@ -39,7 +41,7 @@ impl CacheContents {
         match self {
             Self::F32(rows) => CacheRows::F32(rows),
             Self::F16(rows) => CacheRows::F16(rows),
-            Self::I8(integers, scales) => CacheRows::I8 { integers, scales },
+            Self::I8(rows) => CacheRows::I8(rows),
         }
     }
 }
@@ -102,10 +104,12 @@ impl Layer {
         let queries = Queries { rows, first_position: self.first_position };
         let part = |start: usize| {
             let keys = start..self.count.min(start + AttentionPart::KEYS);
-            kernels.attend_part(&self.attention, queries, self.cache(), keys, scratch)
+            let mut part = AttentionPart::of(keys);
+            kernels.attend_part(&self.attention, queries, self.cache(), scratch, &mut part);
+            part
         };
-        let parts: Vec<_> = (0..self.count.max(1)).step_by(AttentionPart::KEYS).map(part).collect();
-        written(rows.rows(), self.columns(), |out| kernels.join_attention(&parts, out))
+        let mut parts: Vec<_> = (0..self.count.max(1)).step_by(AttentionPart::KEYS).map(part).collect();
+        written(rows.rows(), self.columns(), |out| kernels.join_attention(&mut parts, out))
     }
 }
 

@@ -6,6 +6,8 @@ use super::{
 };
 use crate::{
     activation::Activation,
+    attention::CacheRows,
+    elementwise::ResidualSum,
     kernels::Kernels,
     layer_norm::LayerNorm,
     view::{MatrixMut, MatrixRef},
@@ -42,13 +44,18 @@ impl RowOperands {
     }
 
     fn norms(&self, kernels: &Kernels) -> Vec<f32> {
-        let (input, mut stream) = (MatrixRef::new(&self.first, self.columns), self.second.clone());
+        let (input, mut stream) =
+            (MatrixRef::new(&self.first, self.columns), vec![f32::NAN; self.first.len()]);
         let plain = written(self.rows, self.columns, |out| {
             kernels.rms_norm(input, &self.gain, self.epsilon, out);
         });
-        let view = MatrixMut::new(&mut stream, self.columns);
+        let residual = ResidualSum {
+            stream: MatrixRef::new(&self.second, self.columns),
+            branch: input,
+            sum: MatrixMut::new(&mut stream, self.columns),
+        };
         let summed = written(self.rows, self.columns, |out| {
-            kernels.add_rms_norm(input, view, &self.gain, self.epsilon, out);
+            kernels.add_rms_norm(residual, &self.gain, self.epsilon, out);
         });
         let norm = LayerNorm { gain: &self.gain, bias: &self.bias, epsilon: self.epsilon };
         let mut layer = self.second.clone();
@@ -81,9 +88,9 @@ impl RowOperands {
     }
 
     fn rounding(&self, kernels: &Kernels) -> Vec<f32> {
-        let mut integers = vec![0; self.first.len()];
-        let scale = kernels.quantize_cache_row(&self.first, &mut integers);
-        integers.into_iter().map(f32::from).chain([scale]).collect()
+        let mut bytes = vec![0; self.first.len() + CacheRows::SCALE_BYTES];
+        kernels.quantize_cache_row(&self.first, &mut bytes);
+        bytes.into_iter().map(f32::from).collect()
     }
 }
 

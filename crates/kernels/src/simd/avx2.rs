@@ -164,15 +164,17 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn center_nibbles(self, x: [__m256i; 2], zeros: &[u8; 16]) -> [__m256i; 2] {
+    fn repeat_zero_points(self, zeros: &[u8; 16]) -> [__m256i; 2] {
         let zeros = self.load_zero_points(zeros);
         instruction!({
             let repeated = _mm256_set1_epi32(0x0101_0101);
-            [
-                _mm256_sub_epi8(x[0], _mm256_mullo_epi32(zeros[0], repeated)),
-                _mm256_sub_epi8(x[1], _mm256_mullo_epi32(zeros[1], repeated)),
-            ]
+            [_mm256_mullo_epi32(zeros[0], repeated), _mm256_mullo_epi32(zeros[1], repeated)]
         })
+    }
+
+    #[inline(always)]
+    fn center_nibbles(self, x: [__m256i; 2], zeros: [__m256i; 2]) -> [__m256i; 2] {
+        instruction!([_mm256_sub_epi8(x[0], zeros[0]), _mm256_sub_epi8(x[1], zeros[1])])
     }
 
     #[inline(always)]

@@ -122,9 +122,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn center_nibbles(self, x: __m512i, zeros: &[u8; 16]) -> __m512i {
+    fn repeat_zero_points(self, zeros: &[u8; 16]) -> __m512i {
         let zeros = self.load_zero_points(zeros);
-        instruction!(_mm512_sub_epi8(x, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x0101_0101))))
+        instruction!(_mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x0101_0101)))
+    }
+
+    #[inline(always)]
+    fn center_nibbles(self, x: __m512i, zeros: __m512i) -> __m512i {
+        instruction!(_mm512_sub_epi8(x, zeros))
     }
 
     #[inline(always)]

@@ -91,8 +91,10 @@ pub(crate) trait Simd: Copy {
     /// Loads 128 weights of four bits. The first vector has those of the low halves, the second those of the high
     /// halves.
     fn unpack_nibbles(self, x: &[u8; 64]) -> [Self::Nibbles; 2];
-    /// Subtracts from each weight the zero point of its lane.
-    fn center_nibbles(self, x: Self::Nibbles, zeros: &[u8; 16]) -> Self::Nibbles;
+    /// Loads sixteen zero points, and repeats each for the four weights of its lane.
+    fn repeat_zero_points(self, zeros: &[u8; 16]) -> Self::Nibbles;
+    /// Subtracts from each weight its zero point.
+    fn center_nibbles(self, x: Self::Nibbles, zeros: Self::Nibbles) -> Self::Nibbles;
     /// Starts to load the cache line that lies [`PREFETCH`] bytes behind another one. It need not be readable.
     fn prefetch(self, line: &[u8; 64]);
     /// Stores 64 weights, one in each byte.

@@ -186,9 +186,14 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn center_nibbles(self, x: [int8x16_t; 4], zeros: &[u8; 16]) -> [int8x16_t; 4] {
+    fn repeat_zero_points(self, zeros: &[u8; 16]) -> [int8x16_t; 4] {
         let zeros = self.load_zero_points(zeros);
-        each!(i => vsubq_s8(x[i], vreinterpretq_s8_s32(vmulq_n_s32(zeros[i], 0x0101_0101))))
+        each!(i => vreinterpretq_s8_s32(vmulq_n_s32(zeros[i], 0x0101_0101)))
+    }
+
+    #[inline(always)]
+    fn center_nibbles(self, x: [int8x16_t; 4], zeros: [int8x16_t; 4]) -> [int8x16_t; 4] {
+        each!(i => vsubq_s8(x[i], zeros[i]))
     }
 
     #[inline(always)]

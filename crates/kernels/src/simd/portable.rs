@@ -83,8 +83,12 @@ impl Simd for Portable {
         [x.map(|x| x & 15), x.map(|x| x >> 4)]
     }
 
-    fn center_nibbles(self, x: [u8; 64], zeros: &[u8; 16]) -> [u8; 64] {
-        std::array::from_fn(|i| x[i].wrapping_sub(zeros[i / 4]))
+    fn repeat_zero_points(self, zeros: &[u8; 16]) -> [u8; 64] {
+        std::array::from_fn(|i| zeros[i / 4])
+    }
+
+    fn center_nibbles(self, x: [u8; 64], zeros: [u8; 64]) -> [u8; 64] {
+        std::array::from_fn(|i| x[i].wrapping_sub(zeros[i]))
     }
 
     fn prefetch(self, _: &[u8; 64]) {}

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::DType;
 
-/// KV cache of one layer: two tensors `[slots, heads, capacity, head_size]`.
+/// KV cache of one layer: two tensors `[slots, heads, capacity, head_size]`. In a cache of [`DType::I8`], each row of
+/// `head_size` integers is followed by the [`Self::SCALE_BYTES`] bytes of its scale, a number in single precision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
     /// Number of key/value heads.
@@ -35,9 +36,18 @@ impl KvLayout {
         }
     }
 
+    /// Number of bytes of the scale of a row of integers.
+    pub const SCALE_BYTES: usize = size_of::<f32>();
+
+    /// Returns the number of elements of a row: one key or value of one head with its scale, saturating.
+    pub fn row_elements(&self) -> usize {
+        let scale = if self.dtype == DType::I8 { Self::SCALE_BYTES } else { 0 };
+        self.head_size.saturating_add(scale)
+    }
+
     /// Returns the number of bytes of one token's key and value, saturating.
     pub fn bytes_per_token(&self) -> usize {
-        (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.head_size)
+        (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.row_elements())
     }
 }
 

@@ -142,22 +142,28 @@ fn layer(rest: &mut &[u8], tokens: usize) -> Result<KvLayer, String> {
         other => return Err(format!("expected a rotation of 0 or 1, found {other:?}")),
     };
     let types = [take(rest, 1)?, take(rest, 1)?];
-    let elements = tokens.checked_mul(heads).and_then(|rows| rows.checked_mul(head_size));
-    let elements = elements.ok_or("its shape is too large")?;
-    let keys = rows(rest, types[0], elements)?;
-    let values = rows(rest, types[1], elements)?;
+    let count = tokens.checked_mul(heads).ok_or("its shape is too large")?;
+    let keys = rows(rest, types[0], count, head_size)?;
+    let values = rows(rest, types[1], count, head_size)?;
     Ok(KvLayer { heads, head_size, rotation, keys, values })
 }
 
-/// Removes `elements` elements from the front.
-fn rows(rest: &mut &[u8], dtype: &[u8], elements: usize) -> Result<KvRows, String> {
-    let mut bytes = |size| take(rest, elements.checked_mul(size).ok_or("its shape is too large")?);
+/// Removes `count` rows of `size` elements from the front.
+fn rows(rest: &mut &[u8], dtype: &[u8], count: usize, size: usize) -> Result<KvRows, String> {
+    let elements = count.checked_mul(size).ok_or("its shape is too large")?;
+    let mut bytes = |count: usize, size| take(rest, count.checked_mul(size).ok_or("its shape is too large")?);
+    let singles = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect();
     match dtype {
-        [0] => {
-            Ok(KvRows::F32(bytes(4)?.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect()))
+        [0] => Ok(KvRows::F32(singles(bytes(elements, 4)?))),
+        [1] => {
+            let halves = bytes(elements, 2)?.as_chunks().0.iter().map(|&two| f16::from_le_bytes(two));
+            Ok(KvRows::F16(halves.collect()))
         }
-        [1] => Ok(KvRows::F16(bytes(2)?.as_chunks().0.iter().map(|&two| f16::from_le_bytes(two)).collect())),
-        other => Err(format!("expected an element type of 0 or 1, found {other:?}")),
+        [2] => {
+            let integers = bytes(elements, 1)?.iter().map(|byte| byte.cast_signed()).collect();
+            Ok(KvRows::I8 { integers, scales: singles(bytes(count, 4)?) })
+        }
+        other => Err(format!("expected an element type of 0 to 2, found {other:?}")),
     }
 }
 
@@ -177,6 +183,7 @@ fn type_of(rows: &KvRows) -> u8 {
     match rows {
         KvRows::F32(_) => 0,
         KvRows::F16(_) => 1,
+        KvRows::I8 { .. } => 2,
     }
 }
 
@@ -184,6 +191,7 @@ fn bytes_of(rows: &KvRows) -> usize {
     match rows {
         KvRows::F32(values) => 4 * values.len(),
         KvRows::F16(values) => 2 * values.len(),
+        KvRows::I8 { integers, scales } => integers.len() + 4 * scales.len(),
     }
 }
 
@@ -197,6 +205,11 @@ fn put(bytes: &mut Vec<u8>, rows: &KvRows) -> bool {
         KvRows::F16(values) => {
             bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             values.iter().all(|value| value.is_finite())
+        }
+        KvRows::I8 { integers, scales } => {
+            bytes.extend(integers.iter().map(|integer| integer.cast_unsigned()));
+            bytes.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
+            scales.iter().all(|scale| scale.is_finite())
         }
     }
 }
@@ -219,8 +232,13 @@ pub(super) mod tests {
             keys: keys.clone(),
             values: values.clone(),
         };
-        let layers =
-            vec![layer(2, KeyRotation::After, &single, &single), layer(4, KeyRotation::Before, &half, &half)];
+        let scales = (0..8).map(|i| seed * i as f32).collect();
+        let integers = KvRows::I8 { integers: (-12..12).collect(), scales };
+        let layers = vec![
+            layer(2, KeyRotation::After, &single, &single),
+            layer(4, KeyRotation::Before, &half, &half),
+            layer(4, KeyRotation::After, &integers, &half),
+        ];
         KvBlock::new(2, layers).unwrap()
     }
 
@@ -275,7 +293,7 @@ pub(super) mod tests {
         check(&huge, "its shape is too large");
         check(&[&one[..], &one, &most, &one, &[0, 0, 0]].concat(), "expected 17179869180 more bytes");
         check(&[&one[..], &one, &one, &one, &[2, 0, 0]].concat(), "rotation");
-        check(&[&one[..], &one, &one, &one, &[0, 2, 0]].concat(), "element type");
+        check(&[&one[..], &one, &one, &one, &[0, 3, 0]].concat(), "element type");
         check(&[&one[..], &[0; 4], &[1]].concat(), "1 more bytes");
     }
 }
