@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::Context;
 use narthex_gateway::Cancel;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::output;
@@ -35,28 +36,35 @@ static IN_CHILD: AtomicBool = AtomicBool::new(false);
 struct SignalCount {
     received: AtomicU64,
     taken: AtomicU64,
+    /// Set by the first signal of the job; `None` until the job uses it.
+    job: Mutex<Option<Cancel>>,
 }
 
 impl SignalCount {
     const fn new() -> Self {
-        Self { received: AtomicU64::new(0), taken: AtomicU64::new(0) }
+        Self { received: AtomicU64::new(0), taken: AtomicU64::new(0), job: Mutex::new(None) }
     }
 
-    /// Counts a signal. Returns its number if it is the first one of a job.
+    /// Counts a signal and cancels the job. Returns the number of the signal if it is the first one of the job.
     fn receive(&self) -> Option<u64> {
+        // The lock is held until the job is cancelled, so that the signal does not reach the next one.
+        let mut job = self.job.lock();
         let before = self.received.fetch_add(1, Ordering::Relaxed);
+        job.get_or_insert_default().cancel();
         (before == self.taken.load(Ordering::Relaxed)).then_some(before + 1)
     }
 
     /// Ends the job of the signals so far. Returns true if there was one.
     fn take(&self) -> bool {
+        let mut job = self.job.lock();
+        *job = None;
         let received = self.received.load(Ordering::Relaxed);
         self.taken.swap(received, Ordering::Relaxed) < received
     }
 
-    /// Returns true if there was a signal for the running job.
-    fn is_pending(&self) -> bool {
-        self.received.load(Ordering::Relaxed) > self.taken.load(Ordering::Relaxed)
+    /// Returns the signal of the running job.
+    fn job(&self) -> Cancel {
+        self.job.lock().get_or_insert_default().clone()
     }
 
     /// Returns true if the job that received the signal with this number still runs. A later job may have received
@@ -71,7 +79,7 @@ pub(crate) fn leave_to_child() {
     IN_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Returns the signal that Ctrl-C sets.
+/// Returns the signal that Ctrl-C sets. It remains set.
 pub(crate) fn cancel() -> &'static Cancel {
     CANCEL.get_or_init(Cancel::new)
 }
@@ -172,9 +180,9 @@ pub(crate) fn take() -> bool {
     SIGNALS.take()
 }
 
-/// Returns true if Ctrl-C was pressed.
-pub(crate) fn pressed() -> bool {
-    SIGNALS.is_pending()
+/// Returns the signal that Ctrl-C sets for the running answer. After [`take`], there is a new one.
+pub(crate) fn job() -> Cancel {
+    SIGNALS.job()
 }
 
 #[cfg(test)]
@@ -189,14 +197,16 @@ mod tests {
     #[test]
     fn a_signal_concerns_the_job_that_received_it() {
         let signals = SignalCount::new();
-        assert!(!signals.is_pending() && !signals.take());
+        let job = signals.job();
+        assert!(!job.is_cancelled() && !signals.take());
+        let job = signals.job();
         let first = signals.receive().unwrap();
-        assert!(signals.is_pending() && signals.is_overdue(first));
+        assert!(job.is_cancelled() && signals.job().is_cancelled() && signals.is_overdue(first));
         assert!(signals.take(), "the first job stopped in time");
-        assert!(!signals.is_pending() && !signals.is_overdue(first));
+        assert!(!signals.job().is_cancelled() && !signals.is_overdue(first));
         // The grace of the first signal ends while the second job is stopping.
         let second = signals.receive().unwrap();
-        assert!(signals.is_pending() && signals.is_overdue(second) && !signals.is_overdue(first));
+        assert!(signals.job().is_cancelled() && signals.is_overdue(second) && !signals.is_overdue(first));
         assert_eq!(signals.receive(), None, "the same job received a second signal");
         assert!(signals.take() && !signals.is_overdue(second));
     }

@@ -30,6 +30,7 @@ use crate::{
     snapshot::{RunningSequence, Snapshot},
     speculate::{DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
+    wake::WakeSignal,
 };
 use stored_prefixes::{Offer, StoredPrefixes};
 
@@ -137,8 +138,9 @@ impl EngineLoop {
     /// The errors of [`Self::check`].
     pub fn submit(&mut self, request: Request) -> Result<SequenceHandle, SubmitError> {
         Self::check(self.device.limits(), &request)?;
-        let (sequence, handle) = Sequence::new(0, request, self.device.limits().longest());
-        self.enqueue(sequence);
+        // The caller runs the steps itself, so there is no thread to wake.
+        let handle = SequenceHandle::new(WakeSignal::default());
+        self.enqueue(Sequence::new(0, request, self.device.limits().longest(), handle.clone()));
         Ok(handle)
     }
 

@@ -19,4 +19,5 @@ mod sequence;
 pub mod snapshot;
 mod speculate;
 pub mod supervise;
+mod wake;
 pub mod worker;

@@ -55,6 +55,6 @@ pub trait PrefixStorage: Send {
 /// A read that has been started. Dropping it discards the outcome.
 pub trait PrefixRead: Send {
     /// Returns the blocks in order, up to the first one that could not be read, or `None` while the read runs. The read
-    /// ends within a bounded time.
+    /// ends within five seconds, after which the engine polls it without a report of progress.
     fn poll(&mut self) -> Option<Vec<KvBlock>>;
 }

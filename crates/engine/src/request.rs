@@ -10,7 +10,7 @@ use std::{
 
 use narthex_spec::{Speculation, TokenId};
 
-use crate::{constraint::Constraint, executor::StepError};
+use crate::{constraint::Constraint, executor::StepError, wake::WakeSignal};
 
 /// One sequence to generate.
 pub struct Request {
@@ -204,16 +204,19 @@ pub enum SubmitError {
 #[derive(Debug, Clone)]
 pub struct SequenceHandle {
     cancelled: Arc<AtomicBool>,
+    engine: WakeSignal,
 }
 
 impl SequenceHandle {
-    pub(crate) fn new() -> Self {
-        Self { cancelled: Arc::default() }
+    /// Creates the handle of a sequence. `engine` wakes its engine.
+    pub(crate) fn new(engine: WakeSignal) -> Self {
+        Self { cancelled: Arc::default(), engine }
     }
 
     /// Ends the sequence before the next step. Has no effect if the sequence has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+        self.engine.wake();
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -60,15 +60,14 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Creates a sequence of at most `longest` tokens, for a prompt that has fewer.
-    pub(crate) fn new(number: u64, request: Request, longest: usize) -> (Self, SequenceHandle) {
-        let handle = SequenceHandle::new();
+    /// Creates a sequence of at most `longest` tokens, for a prompt that has fewer, with the handle that cancels it.
+    pub(crate) fn new(number: u64, request: Request, longest: usize, handle: SequenceHandle) -> Self {
         let prompt = request.prompt.len();
         let room = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
         let mut tokens = request.prompt;
         // Reserved now, because steps must not allocate.
         tokens.reserve_exact(room - prompt);
-        let sequence = Self {
+        Self {
             number,
             prompt,
             cached: 0,
@@ -86,11 +85,10 @@ impl Sequence {
             can_draft: request.speculation == Speculation::Auto,
             acceptance: Acceptance::default(),
             drafted: [0; 2],
-            handle: handle.clone(),
+            handle,
             sink: Some(request.sink),
             sink_panicked: false,
-        };
-        (sequence, handle)
+        }
     }
 
     /// Returns the number of tokens that must run before the next one can be chosen.
@@ -376,6 +374,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::wake::WakeSignal;
 
     struct Ends(mpsc::Sender<Finish>);
 
@@ -396,7 +395,8 @@ mod tests {
     fn reporting(prompt: usize, max_tokens: usize, longest: usize) -> (Sequence, mpsc::Receiver<Finish>) {
         let (sender, ends) = mpsc::channel();
         let request = Request::greedy(vec![0; prompt], max_tokens, Ends(sender));
-        (Sequence::new(0, request, longest).0, ends)
+        let handle = SequenceHandle::new(WakeSignal::default());
+        (Sequence::new(0, request, longest, handle), ends)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     draft_model::DraftModel,
@@ -19,6 +19,7 @@ use crate::{
     request::{Finish, Request},
     sequence::Sequence,
     supervise::SupervisedExecutor,
+    wake::WakeSignal,
 };
 
 pub use crate::{
@@ -26,8 +27,8 @@ pub use crate::{
     request::{SequenceHandle, SubmitError},
 };
 
-/// Time after which a step that waits for the storage of prefixes is tried again without a report of progress.
-const STORAGE_WAIT: Duration = Duration::from_millis(100);
+/// Time after which a storage of prefixes that reports no progress is given up. Reads must end by then.
+const STORAGE_WAIT: Duration = Duration::from_secs(5);
 
 /// Treatment of sequences at shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,13 +52,12 @@ pub struct Companions {
 
 /// Wakes an engine that waits for its storage of prefixes. Clones wake the same engine.
 #[derive(Clone, Default)]
-pub struct StorageProgress(Arc<Shared>);
+pub struct StorageProgress(WakeSignal);
 
 impl StorageProgress {
     /// Reports that a block was written or that a read has ended.
     pub fn report(&self) {
-        self.0.inbox.lock().has_storage_progress = true;
-        self.0.wake.notify_one();
+        self.0.wake();
     }
 }
 
@@ -73,15 +73,13 @@ pub struct Engine {
 #[derive(Default)]
 struct Shared {
     inbox: Mutex<Inbox>,
-    wake: Condvar,
+    wake: WakeSignal,
 }
 
 #[derive(Default)]
 struct Inbox {
     arrivals: Vec<Sequence>,
     drain: Option<Drain>,
-    /// Set by the storage of prefixes since the last step.
-    has_storage_progress: bool,
     /// Counters as of the last step.
     stats: EngineStats,
 }
@@ -114,8 +112,8 @@ impl Engine {
             core = core.with_prefix_storage(storage);
         }
         let config = core.config().clone();
-        let shared = companions.storage_progress.0;
-        shared.inbox.lock().stats = core.stats();
+        let inbox = Mutex::new(Inbox { stats: core.stats(), ..Inbox::default() });
+        let shared = Arc::new(Shared { inbox, wake: companions.storage_progress.0 });
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(core, &own))?;
         let thread_id = thread.thread().id();
@@ -144,10 +142,10 @@ impl Engine {
         if present >= max_queue.saturating_add(max_running) {
             return Err(SubmitError::Overloaded { queued: present - max_running, limit: max_queue });
         }
-        let (sequence, handle) = Sequence::new(0, request, self.limits.longest());
-        inbox.arrivals.push(sequence);
+        let handle = SequenceHandle::new(self.shared.wake.clone());
+        inbox.arrivals.push(Sequence::new(0, request, self.limits.longest(), handle.clone()));
         drop(inbox);
-        self.shared.wake.notify_one();
+        self.shared.wake.wake();
         Ok(handle)
     }
 
@@ -164,7 +162,7 @@ impl Engine {
         // The more urgent call wins, regardless of their order.
         inbox.drain = inbox.drain.max(Some(drain));
         drop(inbox);
-        self.shared.wake.notify_one();
+        self.shared.wake.wake();
         if std::thread::current().id() == self.thread_id {
             return;
         }
@@ -203,6 +201,9 @@ fn run(mut core: EngineLoop, shared: &Shared) {
     let _close = CloseOnExit(shared);
     let mut work = Work::Idle;
     loop {
+        if work == Work::Waiting && !shared.wake.wait_for(STORAGE_WAIT) {
+            core.give_up_storage();
+        }
         match take_arrivals(&mut core, shared, work) {
             Some(Drain::Now) => break core.finish_all(&Finish::ShutDown),
             Some(Drain::Finish) if work == Work::Idle && core.waiting() == 0 => break,
@@ -223,16 +224,56 @@ fn run(mut core: EngineLoop, shared: &Shared) {
 fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
-        shared.wake.wait(&mut inbox);
+        MutexGuard::unlocked(&mut inbox, || shared.wake.wait());
     }
-    let has_news = inbox.has_storage_progress || !inbox.arrivals.is_empty();
-    if work == Work::Waiting && !has_news && inbox.drain != Some(Drain::Now) {
-        shared.wake.wait_for(&mut inbox, STORAGE_WAIT);
-    }
-    inbox.has_storage_progress = false;
     for sequence in inbox.arrivals.drain(..) {
         core.enqueue(sequence);
     }
     inbox.stats.waiting = core.waiting();
     inbox.drain
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::{
+        executor::KvLimits,
+        request::{TokenEvent, TokenSink, Usage},
+    };
+
+    struct Ignored;
+
+    impl TokenSink for Ignored {
+        fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+            ControlFlow::Continue(())
+        }
+
+        fn finish(&mut self, _: Finish, _: Usage) {}
+    }
+
+    #[test]
+    fn requests_their_end_and_the_storage_wake_the_thread() {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
+        let progress = StorageProgress::default();
+        let engine = Engine {
+            shared: Arc::new(Shared { inbox: Mutex::default(), wake: progress.0.clone() }),
+            config: EngineConfig::for_limits(&limits),
+            limits,
+            thread_id: std::thread::current().id(),
+            thread: Mutex::new(None),
+        };
+        let is_woken = || engine.shared.wake.wait_for(Duration::ZERO);
+        assert!(!is_woken());
+        let handle = engine.submit(Request::greedy(vec![1], 1, Ignored)).unwrap();
+        assert!(is_woken());
+        handle.cancel();
+        assert!(is_woken());
+        progress.report();
+        assert!(is_woken());
+        engine.shutdown(Drain::Now);
+        assert!(is_woken() && !is_woken());
+    }
 }

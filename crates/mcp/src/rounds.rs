@@ -1,9 +1,12 @@
 //! Rounds of tool calls: a model's calls are approved, executed and answered until it gives an answer without calls.
 
-use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall, ToolChoice};
+use narthex_gateway::{
+    Cancel,
+    request::{FunctionCall, Message, Role, ToolCall, ToolChoice},
+};
 use serde_json::{Map, Value};
 
-use crate::toolbox::{Stop, ToolResult, Toolbox};
+use crate::toolbox::{ToolResult, Toolbox};
 
 /// Result of a call that the user refused.
 const REFUSED: &str = "The user refused this call.";
@@ -86,7 +89,7 @@ impl Rounds {
         toolbox: &Toolbox,
         dialogue: &mut D,
         messages: &mut Vec<Message>,
-        is_stopped: Stop<'_>,
+        cancel: &Cancel,
     ) -> Result<RoundsEnd, D::Failure> {
         let mut choice = self.first.clone();
         for round in 0..=self.most {
@@ -105,14 +108,14 @@ impl Rounds {
                 return Ok(RoundsEnd::Answered);
             }
             for call in calls {
-                let result = execute(toolbox, dialogue, &call, is_stopped)?;
+                let result = execute(toolbox, dialogue, &call, cancel)?;
                 messages.push(Message {
                     name: Some(call.name),
                     tool_call_id: Some(call.id),
                     ..Message::new(Role::Tool, result.text)
                 });
             }
-            if is_stopped() {
+            if cancel.is_cancelled() {
                 return Ok(RoundsEnd::Interrupted);
             }
         }
@@ -124,13 +127,13 @@ fn execute<D: Dialogue>(
     toolbox: &Toolbox,
     dialogue: &mut D,
     call: &WrittenCall,
-    is_stopped: Stop<'_>,
+    cancel: &Cancel,
 ) -> Result<ToolResult, D::Failure> {
     let result = match arguments(&call.arguments) {
         Err(reason) => ToolResult::failed(reason),
-        Ok(_) if is_stopped() => ToolResult::failed("The user interrupted the call."),
+        Ok(_) if cancel.is_cancelled() => ToolResult::failed("The user interrupted the call."),
         Ok(arguments) => match dialogue.approve(call)? {
-            Approval::Run => toolbox.call(&call.name, arguments, is_stopped),
+            Approval::Run => toolbox.call(&call.name, arguments, cancel),
             Approval::Refuse => return Ok(ToolResult::failed(REFUSED)),
         },
     };
@@ -220,14 +223,14 @@ mod tests {
         let tool = |name: &str, script: &str| json!({"type": "function", "function": {"name": name}, "command": ["sh", "-c", script]});
         let file = json!([tool("echo", "cat"), tool("rm", "touch /no/such/file"), tool("fail", "exit 7")]);
         let file = ToolFile::read(file.to_string().as_bytes()).unwrap();
-        Toolbox::open(&[], vec![file], &|| false).unwrap()
+        Toolbox::open(&[], vec![file], &Cancel::new()).unwrap()
     }
 
     fn run(answers: Vec<ModelAnswer>, most: usize) -> (RoundsEnd, Scripted, Vec<Message>) {
         let mut scripted = Scripted { answers: answers.into(), ..Scripted::default() };
         let mut messages = vec![Message::new(Role::User, "Go.".to_owned())];
         let rounds = Rounds { first: ToolChoice::Required, most };
-        let end = rounds.run(&toolbox(), &mut scripted, &mut messages, &|| false).unwrap();
+        let end = rounds.run(&toolbox(), &mut scripted, &mut messages, &Cancel::new()).unwrap();
         (end, scripted, messages)
     }
 

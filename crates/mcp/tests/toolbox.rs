@@ -4,11 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    cell::Cell,
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
+use narthex_gateway::Cancel;
 use narthex_mcp::toolbox::{ToolFile, ToolOutcome, Toolbox, ToolboxError};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -64,10 +65,6 @@ impl StandIn {
     }
 }
 
-fn running() -> bool {
-    false
-}
-
 fn arguments(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
@@ -82,14 +79,14 @@ fn tools_of_servers_and_files_are_called() {
     let file =
         json!([{"type": "function", "function": {"name": "add"}, "command": ["echo", "from a command"]}]);
     let file = ToolFile::read(file.to_string().as_bytes()).unwrap();
-    let toolbox = Toolbox::open(&[one.command(), two.command()], vec![file], &running).unwrap();
+    let toolbox = Toolbox::open(&[one.command(), two.command()], vec![file], &Cancel::new()).unwrap();
     let expect = ["add", "add_2", "fail", "sleep", "die_now", "add_3", "fail_2", "sleep_2", "die_now_2"];
     assert_eq!(names(&toolbox), expect);
     assert_eq!(toolbox.tools()[1].description.as_deref(), Some("Says add"));
     assert_eq!(toolbox.tools()[1].parameters["properties"]["a"]["type"], "integer");
 
     let call = |name: &str| {
-        let result = toolbox.call(name, arguments(json!({"a": 2, "b": 3})), &running);
+        let result = toolbox.call(name, arguments(json!({"a": 2, "b": 3})), &Cancel::new());
         (result.outcome, result.text)
     };
     assert_eq!(call("add"), (ToolOutcome::Done, "from a command\n".to_owned()));
@@ -99,9 +96,11 @@ fn tools_of_servers_and_files_are_called() {
     assert!(call("sing").1.contains("no tool is called \"sing\"; the tools are add, add_2"));
 
     // The user stops a call. The server continues to run.
-    let looks = Cell::new(0);
-    let stopped = || looks.replace(looks.get() + 1) > 0;
-    let result = toolbox.call("sleep", Map::new(), &stopped);
+    let cancel = Cancel::new();
+    let result = thread::scope(|scope| {
+        scope.spawn(|| cancel.cancel());
+        toolbox.call("sleep", Map::new(), &cancel)
+    });
     assert_eq!(
         (result.outcome, result.text.as_str()),
         (ToolOutcome::Failed, "the user interrupted the call")
@@ -119,7 +118,8 @@ fn tools_of_servers_and_files_are_called() {
 fn programs_that_are_no_servers_are_named_with_their_last_words() {
     let check = |command: &str, expect: &[&str]| {
         let started = Instant::now();
-        let error = Toolbox::open(&[command.to_owned()], Vec::new(), &running).err().unwrap().to_string();
+        let error =
+            Toolbox::open(&[command.to_owned()], Vec::new(), &Cancel::new()).err().unwrap().to_string();
         assert!(expect.iter().all(|expect| error.contains(expect)), "{error}");
         assert!(started.elapsed() < Duration::from_secs(20), "{command}");
     };
@@ -131,7 +131,10 @@ fn programs_that_are_no_servers_are_named_with_their_last_words() {
 
 #[test]
 fn a_silent_server_can_be_given_up() {
-    let stopped = || true;
-    let opened = Toolbox::open(&["sleep 1000".to_owned()], Vec::new(), &stopped);
+    let cancel = Cancel::new();
+    let opened = thread::scope(|scope| {
+        scope.spawn(|| cancel.cancel());
+        Toolbox::open(&["sleep 1000".to_owned()], Vec::new(), &cancel)
+    });
     assert!(matches!(opened.err(), Some(ToolboxError::Cancelled)));
 }

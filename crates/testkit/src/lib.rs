@@ -9,4 +9,5 @@ pub mod encoder;
 pub mod executor;
 pub mod hub;
 pub mod invariant;
+pub mod one_thread;
 pub mod sink;

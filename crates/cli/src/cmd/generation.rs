@@ -1,6 +1,9 @@
 //! A generation that is printed while it runs, for `chat` and `complete`.
 
-use std::{sync::mpsc, time::Duration};
+use std::{
+    ops::ControlFlow,
+    sync::mpsc::{self, Sender},
+};
 
 use narthex_gateway::{
     Error, Gateway, Generation,
@@ -42,20 +45,61 @@ pub(super) fn print_chat(
     print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
+/// Event for the thread that prints an answer.
+enum PrintEvent {
+    Generation(GenerationEvent),
+    /// The generation has no more events.
+    End,
+    /// Ctrl-C was pressed.
+    Interrupt,
+}
+
+/// Sink that sends the events of a generation to the thread that prints it.
+struct PrintSink(Sender<PrintEvent>);
+
+impl GenerationSink for PrintSink {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
+        match self.0.send(PrintEvent::Generation(event)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}
+
+impl Drop for PrintSink {
+    fn drop(&mut self) {
+        // The printing may have ended.
+        let _ = self.0.send(PrintEvent::End);
+    }
+}
+
 /// Prints a generation while it runs.
 pub(super) fn print(
     start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
-    let turn = start(Box::new(sender))?;
+    let (job, interrupts) = (interrupt::job(), sender.clone());
+    let _callback = job.on_cancel(move || drop(interrupts.send(PrintEvent::Interrupt)));
+    let turn = start(Box::new(PrintSink(sender)))?;
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     loop {
-        match events.recv_timeout(Duration::from_millis(50)) {
-            Ok(GenerationEvent::Reasoning { text: piece, .. }) => {
+        let event = match events.recv() {
+            Ok(PrintEvent::Generation(event)) if !job.is_cancelled() => event,
+            Ok(PrintEvent::End) | Err(_) => {
+                anyhow::bail!("the engine stopped before the answer was complete")
+            }
+            Ok(PrintEvent::Interrupt | PrintEvent::Generation(_)) => {
+                turn.cancel();
+                output::text("\n")?;
+                return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Interrupted });
+            }
+        };
+        match event {
+            GenerationEvent::Reasoning { text: piece, .. } => {
                 output::text(&piece)?;
                 reasoning.push_str(&piece);
             }
-            Ok(GenerationEvent::Text { text: piece, .. }) => {
+            GenerationEvent::Text { text: piece, .. } => {
                 if !reasoning.is_empty() && text.is_empty() {
                     output::text("\n\n")?;
                 }
@@ -65,15 +109,15 @@ pub(super) fn print(
                     return Err(error);
                 }
             }
-            Ok(GenerationEvent::Done(summary)) => {
+            GenerationEvent::Done(summary) => {
                 if calls.is_empty() || !text.is_empty() || !reasoning.is_empty() {
                     output::text("\n")?;
                 }
                 return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Done(summary) });
             }
-            Ok(GenerationEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
-            Ok(GenerationEvent::ToolCall { delta, .. }) => add_call(&mut calls, delta),
-            Ok(GenerationEvent::Finished { reason, .. }) => {
+            GenerationEvent::Failed { message } => anyhow::bail!("the answer failed: {message}"),
+            GenerationEvent::ToolCall { delta, .. } => add_call(&mut calls, delta),
+            GenerationEvent::Finished { reason, .. } => {
                 if reason == FinishReason::Length && !calls.is_empty() {
                     output::note("The tool calls were cut off at the token limit; increase --max-tokens.");
                 }
@@ -82,16 +126,7 @@ pub(super) fn print(
                     calls.clear();
                 }
             }
-            Ok(GenerationEvent::Started { .. }) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                anyhow::bail!("the engine stopped before the answer was complete")
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-        }
-        if interrupt::pressed() {
-            turn.cancel();
-            output::text("\n")?;
-            return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Interrupted });
+            GenerationEvent::Started { .. } => {}
         }
     }
 }

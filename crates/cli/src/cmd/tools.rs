@@ -66,7 +66,7 @@ impl ChatTools {
             let file = ToolFile::read(&input_file::read(path)?);
             files.push(file.map_err(|error| invalid("tools", format!("{}: {error}", path.display())))?);
         }
-        let toolbox = Toolbox::open(&args.mcp, files, &interrupt::pressed);
+        let toolbox = Toolbox::open(&args.mcp, files, &interrupt::job());
         let toolbox = toolbox.map_err(|error| -> anyhow::Error {
             match error {
                 ToolboxError::Cancelled => Error::Cancelled.into(),
@@ -92,7 +92,7 @@ impl ChatTools {
     fn run(&mut self, model: &ChatModel<'_>, messages: &mut Vec<Message>) -> anyhow::Result<AnswerEnd> {
         let Self { toolbox, definitions, rounds, approved } = self;
         let mut dialogue = TerminalDialogue { model, definitions, approved, end: AnswerEnd::Interrupted };
-        match rounds.run(toolbox, &mut dialogue, messages, &interrupt::pressed)? {
+        match rounds.run(toolbox, &mut dialogue, messages, &interrupt::job())? {
             RoundsEnd::Answered => Ok(dialogue.end),
             RoundsEnd::Interrupted => Ok(AnswerEnd::Interrupted),
             RoundsEnd::Limit => {

@@ -16,9 +16,6 @@ use crate::{
 /// Maximum number of stored blocks that are passed over in one step.
 const MAX_PASSED: usize = 1024;
 
-/// Maximum number of consecutive attempts of an idle engine to write to a full queue. The storage is then given up.
-const MAX_ATTEMPTS: usize = 50;
-
 /// Outcome of an offer to the storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offer {
@@ -36,8 +33,6 @@ pub(super) struct StoredPrefixes {
     /// Progress of each slot.
     cursors: Vec<Cursor>,
     lookup: Option<StorageLookup>,
-    /// Number of consecutive attempts to write to a full queue.
-    attempts: usize,
     /// True if nothing more is written.
     is_closed: bool,
 }
@@ -74,7 +69,7 @@ enum LookupBlocks {
 impl StoredPrefixes {
     pub(super) fn new(storage: Box<dyn PrefixStorage>, slots: usize) -> Self {
         let cursors = vec![Cursor::default(); slots];
-        Self { storage, cursors, lookup: None, attempts: 0, is_closed: false }
+        Self { storage, cursors, lookup: None, is_closed: false }
     }
 
     /// Returns true while the blocks of a waiting sequence are read.
@@ -243,14 +238,8 @@ impl EngineLoop {
         let (slot, start, key) = match stored.missing(&self.contents(), |slot| self.device.is_portable(slot))
         {
             Ok(missing) => missing,
-            Err(Offer::QueueFull) if self.running.is_empty() => {
-                stored.attempts += 1;
-                stored.is_closed = stored.attempts >= MAX_ATTEMPTS;
-                return Offer::QueueFull;
-            }
             Err(offer) => return offer,
         };
-        stored.attempts = 0;
         match self.device.read_kv(slot, start..start + BLOCK_TOKENS) {
             Ok(block) => stored.storage.write(key, block),
             // The executor hands nothing over, or has failed.
@@ -261,6 +250,14 @@ impl EngineLoop {
         }
         stored.cursors[slot.index()] = Cursor { blocks: start / BLOCK_TOKENS + 1, last: Some(key) };
         Offer::Queued
+    }
+
+    /// Ends a wait in which the storage has made no progress: if its queue is full, nothing more is written. A read ends
+    /// by itself.
+    pub fn give_up_storage(&mut self) {
+        if let Some(stored) = self.stored.as_mut().filter(|stored| !stored.is_reading()) {
+            stored.is_closed = true;
+        }
     }
 
     /// Offers blocks to the storage until none is missing or its queue is full.

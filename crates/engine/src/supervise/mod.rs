@@ -1,6 +1,6 @@
 //! Supervision of models on a device: the only layer between the engine, or an encoder's queue, and the code that runs
-//! a model. The exception is a decoder whose phases run on two devices: the executor of both has this layer, and so has
-//! each of the two that is not on the CPU.
+//! a model. The exception is a decoder whose phases run on two devices: the executor of both has this layer, which
+//! reports panics and measures steps, and so has each of the two, for its own device.
 //!
 //! A supervised model takes turns on a device that several models share, is reopened when its device is lost, and is
 //! monitored for values that are not finite. Panics of an executor become errors. The layer depends on the ports and is

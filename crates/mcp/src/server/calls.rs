@@ -103,7 +103,7 @@ struct ChatArguments {
 struct EmbeddingArguments {
     /// The texts.
     texts: Vec<String>,
-    /// Name of the model, such as all-minilm:l6. Default: an installed embedding model.
+    /// Name of the model, such as all-minilm-l6-v2. Default: an installed embedding model.
     model: Option<String>,
     /// Number of leading elements of each vector to keep. Default: all.
     dimensions: Option<usize>,

@@ -8,7 +8,9 @@ mod models;
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
-use narthex_gateway::{AutoPull, Cancel, Drain, Gateway, Rights, check::VendorCompiler, redact};
+use narthex_gateway::{
+    AutoPull, Cancel, Drain, Gateway, Rights, check::VendorCompiler, check_threads, redact,
+};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
@@ -25,6 +27,9 @@ use tokio::{
 };
 
 use calls::{CALLS, CallError, CallSite, ToolAnswer};
+
+/// Number of threads that serve the connection.
+const WORKERS: usize = 2;
 
 /// Maximum number of calls at once. Further calls are refused.
 const MAX_CALLS: usize = 64;
@@ -68,8 +73,10 @@ pub fn serve(
     options: McpOptions,
     signal: impl Future<Output = ()>,
 ) -> Result<(), McpError> {
+    // Tokio panics if it cannot start its workers.
+    check_threads(WORKERS)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(WORKERS)
         .max_blocking_threads(MAX_CALLS + 4)
         .enable_all()
         .build()?;

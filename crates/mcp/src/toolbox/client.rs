@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, process::Stdio, sync::Arc, time::Duration};
 
-use narthex_gateway::{redact, request::Tool};
+use narthex_gateway::{Cancel, redact, request::Tool};
 use parking_lot::Mutex;
 use rmcp::{
     RoleClient,
@@ -16,13 +16,15 @@ use serde_json::{Map, Value};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::{Child, Command},
-    time::{sleep, timeout},
+    time::timeout,
 };
 
-use super::{CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, Stop, ToolResult, ToolboxError, cut, definition};
+use super::{
+    CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, ToolResult, ToolboxError, cancelled, cut, definition,
+};
 
-/// Interval between looks at the user's stop.
-const INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time to wait for the end of a server that has failed, and for the rest of its log.
+const REST: Duration = Duration::from_millis(200);
 
 /// Maximum number of bytes of a server's log that are kept.
 const MAX_LOG: usize = 2 << 10;
@@ -136,7 +138,7 @@ pub(super) struct McpClient {
 }
 
 /// Starts a server and reads its tools.
-pub(super) async fn start(command: ServerCommand, is_stopped: Stop<'_>) -> Result<McpClient, ToolboxError> {
+pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<McpClient, ToolboxError> {
     let ServerCommand { line, program, arguments } = command;
     let mut process = Command::new(program);
     process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -147,9 +149,7 @@ pub(super) async fn start(command: ServerCommand, is_stopped: Stop<'_>) -> Resul
     let mut process =
         process.spawn().map_err(|source| ToolboxError::Start { server: line.clone(), source })?;
     let log = LogTail::default();
-    if let Some(pipe) = process.stderr.take() {
-        tokio::spawn(log.clone().fill(pipe));
-    }
+    let log_task = process.stderr.take().map(|pipe| tokio::spawn(log.clone().fill(pipe)));
     let failed = |reason: String| {
         let log = log.text();
         let reason = if log.is_empty() { reason } else { format!("{reason}; its log ends with:\n{log}\n") };
@@ -166,7 +166,7 @@ pub(super) async fn start(command: ServerCommand, is_stopped: Stop<'_>) -> Resul
     };
     let answered = tokio::select! {
         answered = timeout(START_TIME, answers) => answered,
-        () = stopped(is_stopped) => return Err(ToolboxError::Cancelled),
+        () = cancelled(cancel) => return Err(ToolboxError::Cancelled),
     };
     let answered = match answered {
         Ok(answered) => answered,
@@ -176,8 +176,13 @@ pub(super) async fn start(command: ServerCommand, is_stopped: Stop<'_>) -> Resul
         Ok((service, tools)) => Ok(McpClient { line, process, service, tools }),
         Err(reason) => {
             // The last words of a program that has just ended may still be on their way.
-            let _ = timeout(Duration::from_millis(200), process.wait()).await;
-            sleep(INTERVAL).await;
+            let rest = async {
+                let _ = process.wait().await;
+                if let Some(log_task) = log_task {
+                    let _ = log_task.await;
+                }
+            };
+            let _ = timeout(REST, rest).await;
             Err(failed(reason))
         }
     }
@@ -226,12 +231,12 @@ impl McpClient {
         &self,
         name: &str,
         arguments: Map<String, Value>,
-        is_stopped: Stop<'_>,
+        cancel: &Cancel,
     ) -> ToolResult {
         let request = CallToolRequestParams::new(name.to_owned()).with_arguments(arguments);
         let answered = tokio::select! {
             answered = timeout(CALL_TIME, self.service.call_tool(request)) => answered,
-            () = stopped(is_stopped) => return ToolResult::failed("the user interrupted the call"),
+            () = cancelled(cancel) => return ToolResult::failed("the user interrupted the call"),
         };
         match answered {
             Ok(Ok(result)) => text(&result),
@@ -250,13 +255,6 @@ impl McpClient {
         if timeout(END_TIME, self.process.wait()).await.is_err() {
             let _ = self.process.kill().await;
         }
-    }
-}
-
-/// Waits until the user stops the work.
-async fn stopped(is_stopped: Stop<'_>) {
-    while !is_stopped() {
-        sleep(INTERVAL).await;
     }
 }
 

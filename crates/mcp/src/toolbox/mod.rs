@@ -10,9 +10,12 @@ mod file;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use narthex_gateway::request::{Strictness, Tool};
+use narthex_gateway::{
+    Cancel, check_threads,
+    request::{Strictness, Tool},
+};
 use serde_json::{Map, Value};
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::oneshot};
 
 pub use file::{ToolFile, ToolFileError};
 
@@ -36,9 +39,6 @@ const CALL_TIME: Duration = Duration::from_secs(300);
 
 /// Time for an MCP server to end by itself.
 const END_TIME: Duration = Duration::from_secs(2);
-
-/// Returns whether the user has stopped the work.
-pub type Stop<'a> = &'a dyn Fn() -> bool;
 
 /// Failure to prepare tools.
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +130,7 @@ struct Entry {
 pub struct Toolbox {
     entries: Vec<Entry>,
     servers: Vec<McpClient>,
-    /// `None` without servers.
+    /// `None` when the toolbox is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -140,25 +140,19 @@ impl Toolbox {
     ///
     /// # Errors
     /// [`ToolboxError`] for a server that cannot be started or does not answer.
-    pub fn open(
-        servers: &[String],
-        files: Vec<ToolFile>,
-        is_stopped: Stop<'_>,
-    ) -> Result<Self, ToolboxError> {
-        let mut toolbox = Self { entries: Vec::new(), servers: Vec::new(), runtime: None };
+    pub fn open(servers: &[String], files: Vec<ToolFile>, cancel: &Cancel) -> Result<Self, ToolboxError> {
+        // Tokio panics if it cannot start its worker.
+        check_threads(1)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let mut toolbox = Self { entries: Vec::new(), servers: Vec::new(), runtime: Some(runtime) };
         for (tool, command) in files.into_iter().flat_map(|file| file.tools) {
             toolbox.add(tool, Origin::Command(command));
         }
-        if servers.is_empty() {
-            return Ok(toolbox);
-        }
         let commands =
             servers.iter().map(|line| client::command_line(line)).collect::<Result<Vec<_>, _>>()?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let handle = runtime.handle().clone();
-        toolbox.runtime = Some(runtime);
         for command in commands {
-            let client = handle.block_on(client::start(command, is_stopped))?;
+            let client = handle.block_on(client::start(command, cancel))?;
             for (tool, name) in client.tools() {
                 toolbox.add(tool, Origin::Server(toolbox.servers.len(), name));
             }
@@ -173,14 +167,15 @@ impl Toolbox {
     }
 
     /// Calls a tool and waits for its result.
-    pub fn call(&self, name: &str, arguments: Map<String, Value>, is_stopped: Stop<'_>) -> ToolResult {
-        match self.entries.iter().find(|entry| entry.tool.name == name).map(|entry| &entry.origin) {
-            Some(Origin::Command(command)) => command.call(&Value::Object(arguments), is_stopped),
-            Some(Origin::Server(index, name)) => match (self.servers.get(*index), &self.runtime) {
-                (Some(client), Some(runtime)) => runtime.block_on(client.call(name, arguments, is_stopped)),
-                _ => self.unknown(name),
+    pub fn call(&self, name: &str, arguments: Map<String, Value>, cancel: &Cancel) -> ToolResult {
+        let entry = self.entries.iter().find(|entry| entry.tool.name == name);
+        let (Some(entry), Some(runtime)) = (entry, &self.runtime) else { return self.unknown(name) };
+        match &entry.origin {
+            Origin::Command(command) => runtime.block_on(command.call(&Value::Object(arguments), cancel)),
+            Origin::Server(index, name) => match self.servers.get(*index) {
+                Some(client) => runtime.block_on(client.call(name, arguments, cancel)),
+                None => self.unknown(name),
             },
-            None => self.unknown(name),
         }
     }
 
@@ -209,6 +204,16 @@ impl Drop for Toolbox {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Waits until the user stops the work.
+async fn cancelled(cancel: &Cancel) {
+    let (sender, receiver) = oneshot::channel();
+    let _callback = cancel.on_cancel(move || {
+        // The receiver exists until this function returns.
+        let _ = sender.send(());
+    });
+    let _ = receiver.await;
 }
 
 /// Returns a name that requests allow and that is not taken.

@@ -11,7 +11,7 @@ use narthex_gateway::{Encryption, Gateway, RunningServer};
 
 use crate::{args::StoreArgs, interrupt, output};
 
-/// Interval between checks whether a started server listens.
+/// Interval between checks whether a started server listens. It reports this in a file, which cannot be waited for.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A server for an agent.
@@ -89,7 +89,7 @@ impl AgentServer {
             if let Some(status) = child.try_wait()? {
                 bail!("the server ended with {status}");
             }
-            if interrupt::pressed() {
+            if interrupt::cancel().is_cancelled() {
                 bail!(narthex_gateway::Error::Cancelled);
             }
             thread::sleep(INTERVAL);
