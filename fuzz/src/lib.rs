@@ -1,11 +1,12 @@
-//! Common parts of the fuzz targets: a limit on memory, the treatment of panics, a folder for files, and functions that
-//! use everything that a parser has accepted.
+//! Common parts of the fuzz targets: a limit on memory, the treatment of panics, a folder for files, functions that use
+//! everything that a parser has accepted, and the choice among the parsers of settings.
 //!
 //! Each target is a file in `targets/`. `cargo xtask fuzz` generates seeds and dictionaries and runs the targets. This
 //! crate is not part of the product.
 
 pub mod exhaust;
 pub mod scratch;
+pub mod settings;
 
 use std::{alloc::System, panic};
 

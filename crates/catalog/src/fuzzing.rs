@@ -1,10 +1,20 @@
-//! Entry points for fuzz targets: archives, without the check of their digest, and key files. Not part of the product.
+//! Entry points for fuzz targets: archives, without the check of their digest, key files, records of the store, and
+//! variables of the environment. Not part of the product.
 
-use std::path::Path;
+use std::{fmt::Debug, path::Path};
 
 use narthex_spec::progress::Quiet;
+use serde::Serialize;
 
-use crate::{Cancel, Error, keys, source::archive};
+use crate::{
+    Cancel, Error, keys,
+    network::Network,
+    source::{
+        archive,
+        hub::{self, HubOptions},
+    },
+    store::{audit::ManifestFiles, receipt::Receipt, verification},
+};
 
 /// Unpacks every member of an archive into a folder.
 ///
@@ -32,8 +42,58 @@ pub fn read_keys(bytes: &[u8]) -> Result<usize, String> {
     Ok(keys.len())
 }
 
+/// File or answer that the store reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreRecord {
+    /// Receipt of unpacked files.
+    Receipt,
+    /// States of files at their last verification.
+    FileStates,
+    /// Manifest of the package `tiny`, as the audit reads it.
+    Manifest,
+    /// The hub's list of a repository's files.
+    Listing,
+}
+
+/// Reads a record. Records that the store writes are written and read again.
+///
+/// # Errors
+/// The reason if the bytes are not such a record.
+///
+/// # Panics
+/// The written record reads otherwise.
+pub fn read_store_record(record: StoreRecord, bytes: &[u8]) -> Result<(), String> {
+    match record {
+        StoreRecord::Receipt => read_again(bytes, Receipt::parse),
+        StoreRecord::FileStates => read_again(bytes, verification::parse),
+        StoreRecord::Manifest => ManifestFiles::read(bytes, "tiny").map(drop),
+        StoreRecord::Listing => hub::parse_listing("a/b", bytes).map(drop).map_err(|error| error.to_string()),
+    }
+}
+
+fn read_again<T: Serialize + PartialEq + Debug>(
+    bytes: &[u8],
+    parse: impl Fn(&[u8]) -> serde_json::Result<T>,
+) -> Result<(), String> {
+    let read = parse(bytes).map_err(|error| error.to_string())?;
+    let written = serde_json::to_vec(&read).map_err(|error| error.to_string())?;
+    assert_eq!(parse(&written).ok().as_ref(), Some(&read), "a written record reads otherwise");
+    Ok(())
+}
+
+/// Reads the variables of the hub's tools.
+///
+/// # Errors
+/// The reason if they name no folder.
+pub fn read_hub_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
+    let network = Network::from_variables(get);
+    HubOptions::from_variables(get, None, network).map(drop).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
+    use narthex_spec::manifest::FORMAT;
+
     use super::*;
     use crate::source::archive::tests::write_wheel;
 
@@ -53,5 +113,31 @@ mod tests {
             r#"{"version":1,"keys":[{"name":"a","hash":"HASH","created":1,"limits":{"concurrency":2}}]}"#;
         assert_eq!(read_keys(text.replace("HASH", &"0".repeat(64)).as_bytes()), Ok(1));
         assert!(read_keys(text.as_bytes()).unwrap_err().contains("64 hexadecimal digits"));
+    }
+
+    #[test]
+    fn records_and_variables_are_read() {
+        let check = |record, text: &str, is_read: bool| {
+            let found = read_store_record(record, text.as_bytes());
+            assert_eq!(found.is_ok(), is_read, "{record:?} {text}: {found:?}");
+        };
+        let digest = "0".repeat(64);
+        let files = format!(r#"{{"a/b": {{"bytes": 3, "sha256": "{digest}"}}}}"#);
+        let receipt =
+            format!(r#"{{"made_for": "m", "source": "s", "archive": "{digest}", "files": {files}}}"#);
+        check(StoreRecord::Receipt, &receipt, true);
+        check(StoreRecord::Receipt, &receipt.replace("00", "0"), false);
+        let states = r#"{"a": {"inode": 1, "bytes": 2, "modified": 3, "changed": -4}}"#;
+        check(StoreRecord::FileStates, states, true);
+        check(StoreRecord::FileStates, &states.replace('1', "-1"), false);
+        let manifest = format!(r#"{{"format": {FORMAT}, "name": "tiny", "files": {files}}}"#);
+        check(StoreRecord::Manifest, &manifest, true);
+        check(StoreRecord::Manifest, &manifest.replace("a/b", "../b"), false);
+        check(StoreRecord::Manifest, &manifest.replace("tiny", "other"), false);
+        check(StoreRecord::Listing, &format!(r#"{{"sha": "{}"}}"#, "a".repeat(40)), true);
+        check(StoreRecord::Listing, r#"{"sha": "main"}"#, false);
+        let home = |name: &str| (name == "HF_HOME").then(|| "/nowhere".to_owned());
+        assert_eq!(read_hub_variables(&home), Ok(()));
+        assert!(read_hub_variables(&|_| None).is_err());
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     source::{
         archive,
         pip::Requirement,
-        wheel::{self, PinnedWheel, WheelOrigin},
+        wheel::{PinnedWheel, WheelFetch, WheelOrigin},
     },
     store::{Staging, Store, StoredFiles, receipt::Receipt},
 };
@@ -124,7 +124,7 @@ fn install_pin(
     let sha256 = pinned.sha256;
     let wanted = Requirement { package: name, version, platform: &pinned.tag };
     let wheel = PinnedWheel { wanted, sha256, bytes: pinned.bytes };
-    let wheel = wheel::obtain(store, &wheel, origin, progress, cancel)?;
+    let wheel = WheelFetch::new(store, origin, progress, cancel).obtain(&wheel)?;
     let staging = Staging::new(store, folder.clone())?;
     let choose = |member: &str| pinned.takes(member).then(|| member.to_owned());
     let files = archive::unpack(name, &wheel, staging.path(), &choose, progress, cancel)?;

@@ -19,7 +19,7 @@
 //!
 //! On Unix only the store's user can read it: folders have mode 700 and files 600.
 
-mod audit;
+pub(crate) mod audit;
 mod keys;
 mod lock;
 mod machine;
@@ -28,7 +28,7 @@ mod privacy;
 pub(crate) mod receipt;
 mod recover;
 mod staging;
-mod verification;
+pub(crate) mod verification;
 
 use std::{
     env, fs,

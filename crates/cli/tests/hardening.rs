@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
+use narthex_testkit::{
+    checkpoint::{tiny_llama_gguf, tiny_llama_safetensors},
+    one_thread::ONE_THREAD,
+};
 
 /// Maximum time of any command in these tests.
 const HANG: Duration = Duration::from_secs(60);
@@ -151,15 +154,6 @@ fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
     // In this folder, even the administrator cannot create a folder.
     check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
 }
-
-/// A limit of one thread. The administrator is exempt from it, and becomes another user, who can still open every file.
-#[cfg(target_os = "linux")]
-const ONE_THREAD: &str = r#"
-    if [ "$(id -u)" = 0 ]; then
-        exec setpriv --reuid 65534 --inh-caps +dac_override --ambient-caps +dac_override \
-            bash -c 'ulimit -u 1; exec "$0" "$@"' "$0" "$@"
-    fi
-    ulimit -u 1"#;
 
 #[cfg(target_os = "linux")]
 #[test]

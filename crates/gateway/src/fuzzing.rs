@@ -1,16 +1,27 @@
-//! Entry points of fuzz targets: reads a package up to the point where ONNX Runtime reads its graphs, and files of the
-//! prefix cache.
+//! Entry points of fuzz targets: reads a package up to the point where ONNX Runtime reads its graphs, files of the prefix
+//! cache, and records that the gateway keeps.
 
 use std::path::Path;
 
 use narthex_device::fuzzing::read_package;
+pub use narthex_device::fuzzing::{read_kept_tokens, read_trace};
 use narthex_engine::prefix_storage::BlockKey;
-use narthex_spec::{ModelName, Scheme};
+use narthex_spec::{KvPrecision, ModelName, Scheme};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
     Error,
+    inspect::check::trial,
     library::{package, package_key::PackageKey},
-    load::prefix_cache::block_file::{self, FileLabel},
+    load::{
+        auto,
+        cache_key::CacheKey,
+        contexts, kv_precision,
+        prefix_cache::block_file::{self, FileLabel},
+        verify,
+    },
+    server_record,
 };
 
 /// Reads the manifest of the package in `folder`, and the files that an executor reads.
@@ -44,4 +55,144 @@ pub fn read_prefix_block(bytes: &[u8]) -> Result<usize, String> {
         );
     }
     Ok(block.tokens())
+}
+
+/// Record that the gateway writes and reads again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GatewayRecord {
+    /// Record of compiled contexts.
+    Contexts,
+    /// Key of a provider's compiled graphs.
+    ProviderKey,
+    /// Record of a numerics check.
+    Verification,
+    /// Record of the comparison of KV caches.
+    KvCache,
+    /// Measurements of devices.
+    Measurements,
+    /// Record of a running server.
+    Server,
+    /// Answer of a process that tries a vendor's compiler.
+    CompilerAnswer,
+}
+
+/// Reads a record and what follows from it. Writes it, and reads it again.
+///
+/// # Errors
+/// The reason if the bytes are not such a record.
+///
+/// # Panics
+/// The written record is read back differently.
+pub fn read_record(record: GatewayRecord, bytes: &[u8]) -> Result<(), String> {
+    match record {
+        GatewayRecord::Contexts => read_again(bytes, contexts::parse_record).map(drop),
+        GatewayRecord::ProviderKey => {
+            let key = read_again(bytes, CacheKey::parse)?;
+            let difference = key.difference(&key.clone());
+            assert_eq!(difference, None, "a key differs from itself");
+            Ok(())
+        }
+        GatewayRecord::Verification => read_again(bytes, verify::parse_record).map(drop),
+        GatewayRecord::KvCache => {
+            let comparison = read_again(bytes, kv_precision::parse_record)?;
+            let (precision, note) = (comparison.precision(), comparison.note());
+            assert!(note.is_none() || precision == KvPrecision::F32, "a reason against {precision:?}");
+            Ok(())
+        }
+        GatewayRecord::Measurements => {
+            let measured = read_again(bytes, auto::parse_record)?.outcome.measured;
+            measured.choose();
+            measured.best_pair().and_then(|split| measured.break_even(split));
+            Ok(())
+        }
+        GatewayRecord::Server => read_again(bytes, server_record::parse).map(drop),
+        GatewayRecord::CompilerAnswer => read_again(bytes, trial::parse_answer).map(drop),
+    }
+}
+
+fn read_again<T: Serialize>(
+    bytes: &[u8],
+    parse: impl Fn(&[u8]) -> serde_json::Result<T>,
+) -> Result<T, String> {
+    let read = parse(bytes).map_err(|error| error.to_string())?;
+    let encode = |record: &T| serde_json::to_value(record).map_err(|error| error.to_string());
+    let written = encode(&read)?;
+    let again = parse(written.to_string().as_bytes());
+    let again = again.map_err(|error| error.to_string()).and_then(|again| encode(&again));
+    assert!(again.as_ref().is_ok_and(|again| is_same(again, &written)), "{written} reads as {again:?}");
+    Ok(read)
+}
+
+/// Returns whether two values are equal up to the rounding of decimal fractions.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| is_same(a, b)))
+        }
+        (Value::Number(a), Value::Number(b)) if a.is_f64() && b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap_or_default(), b.as_f64().unwrap_or_default());
+            (a - b).abs() <= 1e-12 * a.abs()
+        }
+        _ => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_and_written() {
+        let check = |record, text: &str, expect: Result<(), &str>| match (
+            read_record(record, text.as_bytes()),
+            expect,
+        ) {
+            (Ok(()), Ok(())) => {}
+            (Err(found), Err(expect)) if found.contains(expect) => {}
+            (found, _) => panic!("{record:?} {text}: {found:?} instead of {expect:?}"),
+        };
+        let key = r#"{"device": "qnn", "runtime": "1", "provider": "p", "settings": {"a": "b"}}"#;
+        check(GatewayRecord::ProviderKey, key, Ok(()));
+        check(GatewayRecord::ProviderKey, &key.replace("qnn", "npu"), Err("npu"));
+        let contexts = format!(r#"{{"circumstances": {key}, "files": {{"a": "{}"}}}}"#, "0".repeat(64));
+        check(GatewayRecord::Contexts, &contexts, Ok(()));
+        let position = r#"{"text": 0, "at": 1, "divergence": null, "margin": 0.5, "agrees": true}"#;
+        let verification = |position: &str| {
+            format!(
+                r#"{{"edition": 3, "circumstances": {key}, "quarantine": "q", "positions": [{position}]}}"#
+            )
+        };
+        check(GatewayRecord::Verification, &verification(position), Ok(()));
+        let huge = position.replace("0.5", "1e300");
+        // With some features of serde_json, its parser refuses the number first.
+        check(GatewayRecord::Verification, &verification(&huge), Err("range"));
+        let comparison = r#"{"refused": "r", "positions": []}"#;
+        let comparison =
+            format!(r#"{{"edition": 3, "key": {key}, "i8": {comparison}, "f16": {comparison}}}"#);
+        check(GatewayRecord::KvCache, &comparison, Ok(()));
+        let times = |device: &str, chunk: u64, ms: f64| {
+            format!(
+                r#"{{"device": "{device}", "chunk": {chunk}, "chunk_ms": {ms}, "short_ms": {ms}, "token_ms": {}}}"#,
+                1.0 / ms
+            )
+        };
+        let measurements = |chunk: u64| {
+            let (cpu, qnn) = (times("cpu", 256, 90.0), times("qnn", chunk, 2.0));
+            let handover = r#"{"prefill": "qnn", "decode": "cpu", "token_ms": 0.1}"#;
+            format!(
+                r#"{{"edition": 1, "circumstances": [{key}], "threads": 0, "refused": [],
+                "measured": {{"devices": [{cpu}, {qnn}], "handover": {handover}}}}}"#
+            )
+        };
+        check(GatewayRecord::Measurements, &measurements(64), Ok(()));
+        check(GatewayRecord::Measurements, &measurements(u64::MAX), Err("a chunk of at most"));
+        let server = r#"{"pid": 1, "address": "127.0.0.1:1", "started": 5, "models": []}"#;
+        check(GatewayRecord::Server, server, Ok(()));
+        check(GatewayRecord::Server, &server.replace('5', "18446744073709551615"), Err("seconds since 1970"));
+        check(GatewayRecord::CompilerAnswer, r#"{"partly": {"elsewhere": [], "nodes": 3}}"#, Ok(()));
+        check(GatewayRecord::CompilerAnswer, "[", Err("expected value"));
+    }
 }

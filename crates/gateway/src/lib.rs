@@ -20,6 +20,7 @@ mod report;
 mod rights;
 mod serve;
 mod server_record;
+mod threads;
 
 pub use cancel::{Cancel, CancelCallback};
 pub use compile::{
@@ -54,3 +55,4 @@ pub use report::{
 pub use rights::{AutoPull, Rights};
 pub use serve::{generation::Generation, request};
 pub use server_record::{Encryption, RunningServer};
+pub use threads::check_threads;

@@ -7,11 +7,12 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Mutex,
     time::SystemTime,
 };
 
 use narthex_gateway::{Cancel, CompileRequest, Config, Gateway};
-use narthex_spec::{KvCacheDtype, Scheme, progress::Quiet};
+use narthex_spec::{KvCacheDtype, Progress, Scheme, progress::Quiet};
 use support::{Tiny, ask, greedy, question};
 
 /// Compiles the tiny Llama in `w8`. Returns its name.
@@ -21,10 +22,15 @@ fn compile(tiny: &Tiny) -> String {
     compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
 }
 
+/// Opens a new gateway.
+fn open(tiny: &Tiny) -> Gateway {
+    let (scheme, kv_cache_dtype) = (Some(Scheme::W8), KvCacheDtype::F32);
+    Gateway::open(Config { scheme, kv_cache_dtype, ..tiny.config() }).unwrap()
+}
+
 /// Loads the model in a new gateway. Returns an answer.
 fn answer(tiny: &Tiny, model: &str) -> String {
-    let (scheme, kv_cache_dtype) = (Some(Scheme::W8), KvCacheDtype::F32);
-    let gateway = Gateway::open(Config { scheme, kv_cache_dtype, ..tiny.config() }).unwrap();
+    let gateway = open(tiny);
     ask(&gateway, model, question("the cat", greedy(16))).text
 }
 
@@ -64,6 +70,24 @@ fn weights_are_packed_once_and_again_after_a_change() {
 
     tiny.gateway().remove(&model).unwrap();
     assert_eq!(packed_file(&tiny.home()), None);
+}
+
+#[test]
+fn weights_that_another_process_has_stored_meanwhile_are_kept() {
+    let tiny = Tiny::new();
+    let model = compile(&tiny);
+    let first = Mutex::new(None);
+    let sink = |event: Progress| {
+        let is_storing =
+            matches!(&event, Progress::Started { stage, .. } if stage.contains("packed weights"));
+        if is_storing {
+            answer(&tiny, &model);
+            *first.lock().unwrap() = packed_file(&tiny.home()).map(|file| state(&file));
+        }
+    };
+    open(&tiny).load(&model, &sink, &Cancel::new()).unwrap();
+    let first = first.into_inner().unwrap().expect("the weights were stored during the load");
+    assert!(state(&packed_file(&tiny.home()).unwrap()) == first, "the second process replaced them");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Entry point for fuzz targets: request bodies as the endpoints read them. Not part of the product.
+//! Entry points for fuzz targets: request bodies as the endpoints read them, and files for TLS. Not part of the product.
 
 use serde_json::Value;
 
@@ -23,6 +23,7 @@ use crate::{
         responses::ParsedResponses,
         token_endpoints::{DetokenizeBody, TokenizeBody},
     },
+    tls::TlsFiles,
 };
 
 /// Endpoint that reads a body.
@@ -141,6 +142,14 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
         }
     };
     read().map_err(|error| error.body())
+}
+
+/// Reads a certificate and its private key.
+///
+/// # Errors
+/// The reason if the files cannot be used.
+pub fn read_tls_files(files: &TlsFiles) -> Result<(), String> {
+    files.acceptor().map(drop)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
-/// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside of jobs
+/// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside jobs
 /// never waits.
 const MAX_JOBS: usize = 256;
 

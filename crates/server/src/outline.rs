@@ -152,11 +152,11 @@ struct Count {
     limit: usize,
     /// Set once there were more values than the limit.
     is_over: bool,
-    /// Set inside of JSON in a string. Strings in it are not read again.
+    /// Set inside JSON in a string. Strings in it are not read again.
     is_inside: bool,
 }
 
-/// The values are more than the limit.
+/// There are more values than the limit.
 struct TooMany;
 
 impl Count {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use narthex_gateway::{Drain, Gateway};
+use narthex_gateway::{Drain, Gateway, check_threads};
 use tokio::{net::TcpListener, signal, sync::watch};
 use tokio_rustls::TlsAcceptor;
 
@@ -20,6 +20,9 @@ use crate::{
     routes,
     tls::TlsFiles,
 };
+
+/// Number of threads that serve connections.
+const WORKERS: usize = 2;
 
 /// Time that running answers have to finish after the first signal.
 const GRACE: Duration = Duration::from_secs(60);
@@ -219,7 +222,9 @@ pub fn run_until(
     ready: impl FnOnce(ServerAddress),
     signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // Tokio panics if it cannot start its workers.
+    check_threads(WORKERS)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
     let outcome = runtime.block_on(serve(gateway, options, ready, signal));
     // Loads whose clients disconnected may still run. The server does not wait for them.
     runtime.shutdown_background();

@@ -57,6 +57,8 @@ pub(crate) enum Target {
     Wheel,
     /// Files of API keys.
     Keys,
+    /// Settings and records.
+    Settings,
     /// JSON schemas, Lark grammars and regular expressions.
     Grammar,
     /// Files of the prefix cache.
@@ -77,7 +79,7 @@ impl Target {
             Self::Template | Self::Pieces | Self::Keys | Self::Grammar | Self::PrefixBlock => 16 << 10,
             // Elements repeat, so a few bytes fill large operands.
             Self::Kernels => 4 << 10,
-            Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
+            Self::Onnx | Self::Request | Self::Wheel | Self::Settings => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }

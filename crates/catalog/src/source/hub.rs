@@ -66,7 +66,8 @@ impl HubOptions {
         Self::from_variables(&|name| env::var(name).ok(), home(), network)
     }
 
-    fn from_variables(
+    /// Reads variables through `get`, as [`Self::from_environment`].
+    pub(crate) fn from_variables(
         get: &dyn Fn(&str) -> Option<String>,
         user_home: Option<PathBuf>,
         network: Network,
@@ -125,7 +126,7 @@ pub struct Snapshot {
 
 /// The hub's listing of a repository at a revision.
 #[derive(Debug, Deserialize)]
-struct Listing {
+pub(crate) struct Listing {
     sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -314,7 +315,8 @@ impl Hub {
     }
 }
 
-fn parse_listing(repo: &str, bytes: &[u8]) -> Result<Listing, HubError> {
+/// Parses the hub's list of a repository's files.
+pub(crate) fn parse_listing(repo: &str, bytes: &[u8]) -> Result<Listing, HubError> {
     let bad = |reason: String| HubError::BadAnswer { repo: repo.to_owned(), reason };
     let listing: Listing = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
     if !reference::is_commit(&listing.sha) {

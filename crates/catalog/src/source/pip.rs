@@ -16,7 +16,8 @@ use narthex_spec::progress::Stage;
 
 use crate::{Cancel, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
 
-/// Time between two checks of the process, the cancel flag and the sizes of the files.
+/// Time between two checks of the process, the cancel flag and the sizes of the files. Only the sizes show the progress
+/// of a download, so they have to be polled.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Python's message about a full disk, the same on every system.
@@ -94,7 +95,7 @@ impl Pip {
     }
 
     /// Uses this program with these first arguments, without checking that it has pip.
-    pub fn from_command(command: Vec<String>) -> Self {
+    pub(super) fn from_command(command: Vec<String>) -> Self {
         Self { command }
     }
 
@@ -183,8 +184,14 @@ impl PipProcess {
     fn spawn(mut command: Command, name: &str) -> Result<Self, Error> {
         let name = PathBuf::from(name);
         let mut child = command.spawn().map_err(Error::io("run", &name))?;
-        let stderr = child.stderr.take().map(|pipe| thread::spawn(move || tail(pipe)));
-        Ok(Self { child, ended: false, stderr, name })
+        let stderr = child.stderr.take();
+        let mut process = Self { child, ended: false, stderr: None, name };
+        if let Some(pipe) = stderr {
+            let thread = thread::Builder::new().name("pip".to_owned()).spawn(move || tail(pipe));
+            // A process whose messages nobody reads would wait; it is killed here.
+            process.stderr = Some(thread.map_err(Error::io("start a thread for", &process.name))?);
+        }
+        Ok(process)
     }
 
     fn poll(&mut self) -> Result<Option<ExitStatus>, Error> {

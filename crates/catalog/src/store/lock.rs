@@ -13,7 +13,8 @@ use narthex_spec::{Progress, ProgressSink, Sha256};
 
 use crate::{Cancel, check_cancel, error::Error, files};
 
-/// Time between two attempts, and maximum delay until a set cancel flag is seen.
+/// Time between two attempts, and maximum delay until a set cancel flag is seen. A blocking wait for a file lock cannot be
+/// cancelled.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// A held lock, released on drop.

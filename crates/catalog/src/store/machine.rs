@@ -18,7 +18,7 @@ const RECORD_LIMIT: u64 = 16 << 20;
 /// The files of one package for one device of this machine.
 #[derive(Debug, Clone)]
 pub struct MachineFolder {
-    store: Store,
+    pub(super) store: Store,
     path: PathBuf,
 }
 

@@ -4,7 +4,7 @@
 //! times are those of their last verification. The record of it is small, belongs to this machine, and is stored in
 //! `machine/<sha256>/verified.json`. The [audit](super::audit) reads all files.
 //!
-//! Large files that this machine made for itself have no digests. [`MachineFolder::record_state`] records their inodes,
+//! Large files that this machine made for itself have no digests. [`Staging::commit_with_state`] records their inodes,
 //! sizes and times, and they are not used if these have changed.
 
 use std::{
@@ -22,11 +22,14 @@ use narthex_spec::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{MachineFolder, Store};
+use super::{MachineFolder, Staging, Store, privacy, staging::swap_lock};
 use crate::{Cancel, error::Error, files};
 
 /// Name of the record of a folder's last verification.
 const RECORD: &str = "verified.json";
+
+/// Name of the record of a folder's state, which is in that folder.
+const STATE_RECORD: &str = "state.json";
 
 /// A folder of the store with the files that it must have.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +48,7 @@ pub struct StoredFiles<'a> {
 
 /// Facts about a file that change when its bytes are written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct FileState {
+pub(crate) struct FileState {
     inode: u64,
     bytes: u64,
     modified: u128,
@@ -118,23 +121,42 @@ impl Store {
     }
 }
 
-impl MachineFolder {
-    /// Records the state of the files in the folder `name`.
+impl Staging {
+    /// Records the state of the staged files in the folder, and commits it as [`Staging::commit`]. Other processes never
+    /// see the files without their record.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub fn record_state(&self, name: &str) -> Result<(), Error> {
-        let states = self.folder(name).map(|folder| states(&folder)).transpose()?;
-        write_record(self, &state_record(name), &states.unwrap_or_default())
+    /// Those of [`Staging::commit`].
+    pub fn commit_with_state(self) -> Result<PathBuf, Error> {
+        // Both may change the times of files, and must not do so after the record.
+        privacy::tighten(self.path())?;
+        files::sync_tree(self.path())?;
+        let record = self.path().join(STATE_RECORD);
+        files::write_privately(&record, &encode(&states(self.path())?, &record)?)?;
+        self.commit()
     }
+}
 
-    /// Returns the folder `name`, if it exists and its files have the recorded state.
+impl MachineFolder {
+    /// Returns the folder `name`, if it exists and its files have the state that [`Staging::commit_with_state`] recorded.
     ///
     /// # Errors
     /// [`Error::Io`] for a folder with any other state, and for one that cannot be read.
     pub fn unchanged_folder(&self, name: &str) -> Result<Option<PathBuf>, Error> {
+        self.unchanged_folder_by(name, &states)
+    }
+
+    fn unchanged_folder_by(&self, name: &str, states: ReadStates<'_>) -> Result<Option<PathBuf>, Error> {
+        let recorded = || read_record(self, &format!("{name}/{STATE_RECORD}"));
         let Some(folder) = self.folder(name) else { return Ok(None) };
-        if states(&folder)? == read_record(self, &state_record(name)) {
+        if states(&folder).is_ok_and(|found| found == recorded()) {
+            return Ok(Some(folder));
+        }
+        // Another process may have replaced the folder between the two reads. The second attempt excludes this, unless
+        // the store is read-only and the lock cannot be taken.
+        let _swap = swap_lock(&self.store).ok();
+        let Some(folder) = self.folder(name) else { return Ok(None) };
+        if states(&folder)? == recorded() {
             return Ok(Some(folder));
         }
         let reason = "its files changed after they were stored";
@@ -142,19 +164,19 @@ impl MachineFolder {
     }
 }
 
-/// Returns the name of the record of a folder's state.
-fn state_record(name: &str) -> String {
-    format!("{name}.json")
-}
+/// Function that reads the states of a folder's files.
+type ReadStates<'a> = &'a dyn Fn(&Path) -> Result<BTreeMap<String, FileState>, Error>;
 
-/// Returns the state of every file in a folder, by name.
+/// Returns the state of every file in a folder except the record of them, by name.
 fn states(folder: &Path) -> Result<BTreeMap<String, FileState>, Error> {
     let list = || -> io::Result<_> {
         let mut states = BTreeMap::new();
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            let state = FileState::of(&entry.metadata()?);
-            states.insert(entry.file_name().to_string_lossy().into_owned(), state);
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != STATE_RECORD {
+                states.insert(name, FileState::of(&entry.metadata()?));
+            }
         }
         Ok(states)
     };
@@ -188,7 +210,7 @@ fn read_error(stored: &StoredFiles<'_>, name: &str) -> impl FnOnce(io::Error) ->
 fn read_record(record: &MachineFolder, name: &str) -> BTreeMap<String, FileState> {
     // Without a readable record, no state is known.
     let bytes = record.read(name).ok().flatten();
-    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    bytes.and_then(|bytes| parse(&bytes).ok()).unwrap_or_default()
 }
 
 fn write_record(
@@ -196,8 +218,17 @@ fn write_record(
     name: &str,
     states: &BTreeMap<String, FileState>,
 ) -> Result<(), Error> {
-    let bytes = serde_json::to_vec(states).map_err(|error| Error::io("write", name)(error.into()))?;
-    record.write(name, &bytes)
+    record.write(name, &encode(states, Path::new(name))?)
+}
+
+/// Parses a record of the states of files.
+pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<BTreeMap<String, FileState>> {
+    serde_json::from_slice(bytes)
+}
+
+/// Encodes a record; `path` is for errors.
+fn encode(states: &BTreeMap<String, FileState>, path: &Path) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(states).map_err(|error| Error::io("write", path)(error.into()))
 }
 
 /// Removes the record of a folder, so that the next load verifies it.
@@ -314,8 +345,7 @@ mod tests {
             let staging = machine.stage("packed").unwrap();
             fs::write(staging.path().join("a"), [7; 100]).unwrap();
             fs::write(staging.path().join("b"), [8; 100]).unwrap();
-            let folder = staging.commit().unwrap();
-            machine.record_state("packed").unwrap();
+            let folder = staging.commit_with_state().unwrap();
             assert_eq!(machine.unchanged_folder("packed").unwrap().as_ref(), Some(&folder));
             folder
         };
@@ -331,9 +361,39 @@ mod tests {
         check(&|folder| touch(&folder.join("b")));
         check(&|folder| fs::remove_file(folder.join("b")));
         check(&|folder| fs::write(folder.join("c"), []));
-        check(&|folder| fs::write(folder.with_added_extension("json"), "{"));
-        check(&|folder| fs::remove_file(folder.with_added_extension("json")));
+        check(&|folder| fs::write(folder.join(STATE_RECORD), "{"));
+        check(&|folder| fs::remove_file(folder.join(STATE_RECORD)));
         store();
+    }
+
+    #[test]
+    fn a_folder_that_two_processes_store_is_never_changed() {
+        let fixture = Fixture::new();
+        let machine = fixture.store.machine_of(files::digest(b"manifest"));
+        let stage = || {
+            let staging = machine.stage("packed").unwrap();
+            fs::write(staging.path().join("a"), [7; 100]).unwrap();
+            staging
+        };
+        let (first, second) = (stage(), stage());
+        let folder = first.commit_with_state().unwrap();
+        assert_eq!(machine.unchanged_folder("packed").unwrap().as_ref(), Some(&folder));
+        // The second process replaces the folder after a third one has read the states in it.
+        let second = Mutex::new(Some(second));
+        let interrupted = |folder: &Path| {
+            let found = states(folder);
+            if let Some(staging) = second.lock().unwrap().take() {
+                staging.commit_with_state()?;
+            }
+            found
+        };
+        assert_eq!(machine.unchanged_folder_by("packed", &interrupted).unwrap().as_ref(), Some(&folder));
+        // A process removes the folder before the states are read.
+        let removed = |folder: &Path| {
+            files::remove_all(folder)?;
+            states(folder)
+        };
+        assert_eq!(machine.unchanged_folder_by("packed", &removed).unwrap(), None);
     }
 
     #[cfg(unix)]

@@ -26,11 +26,11 @@ pub(crate) struct BuildPlace {
 /// Right to build a package.
 #[derive(Debug)]
 pub(crate) enum BuildRight {
-    /// The right of a command of a person.
+    /// Right of a command that a person runs.
     Operator,
-    /// The right of a request that already has a place.
+    /// Right of a request that already has a place.
     Place(BuildPlace),
-    /// The right of a request that takes a place when it builds.
+    /// Right of a request that takes a place when it builds.
     Request(BuildPlaces),
 }
 

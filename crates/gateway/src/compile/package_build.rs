@@ -33,12 +33,13 @@ use crate::{
     cancel::Cancel,
     error::Error,
     library::{Library, package, package_key::PackageKey},
+    threads::{self, ComputingThreads},
 };
 
 /// Downloads that a load may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullLimit {
-    /// Any download, for a command of a person or for a caller with this right.
+    /// Any download, for a command that a person runs or for a caller with this right.
     None,
     /// No download and no compile.
     Installed,
@@ -55,7 +56,7 @@ pub(crate) struct ModelSource<'a> {
 }
 
 impl<'a> ModelSource<'a> {
-    /// Source with a download of any size and a build outside the places for requests, for a command of a person.
+    /// Source for a command that a person runs: a download of any size, and a build outside the places for requests.
     pub(crate) fn operator(reference: &'a ModelRef) -> Self {
         Self { reference, limit: PullLimit::None, right: BuildRight::Operator }
     }
@@ -145,6 +146,7 @@ impl PackageBuild<'_> {
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
+        threads::check(ComputingThreads::Cores)?;
         let recipe = self.recipe();
         steps.plan(2 + usize::from(self.is_compared(&recipe)) + recipe.targets.len());
         steps.begin(match resolved.source {

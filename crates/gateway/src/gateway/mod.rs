@@ -46,6 +46,7 @@ use crate::{
         },
     },
     server_record::ServerRecord,
+    threads::{self, ComputingThreads},
 };
 
 pub use library::RequestedPull;
@@ -55,14 +56,17 @@ pub use running_servers::ServerRegistration;
 ///
 /// Every method is synchronous and may block. Events of generations arrive on the engine's thread.
 ///
-/// ```no_run
+/// ```
 /// use narthex_gateway::{Cancel, Config, Gateway, request::EmbedRequest};
 ///
 /// # fn main() -> Result<(), narthex_gateway::Error> {
 /// narthex_gateway::disable_telemetry();
 /// let gateway = Gateway::open(Config::standard())?;
+/// # // A test must not download the model.
+/// # let network = narthex_gateway::Network::CacheOnly;
+/// # let gateway = Gateway::open(Config { network, ..Config::standard() })?;
 /// let request = EmbedRequest::new(["a ferry at dawn", "the quarterly report"]);
-/// let embeddings = gateway.embed("all-minilm:l6", &request, &Cancel::new())?;
+/// let embeddings = gateway.embed("all-minilm-l6-v2", &request, &Cancel::new())?;
 /// assert_eq!(embeddings.vectors.len(), 2);
 /// # Ok(())
 /// # }
@@ -346,6 +350,7 @@ impl Gateway {
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
             return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
         }
+        threads::check(ComputingThreads::Configured(library.config.threads))?;
         choice.verify(library, progress, cancel)?;
         eligibility::check_required_npu(&library.config, key, &choice.facts)?;
         let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);

@@ -22,7 +22,7 @@ impl Gateway {
         MemoryReport::measure(&self.models.status())
     }
 
-    /// Removes a model that a request names from the memory. Requests that already use it continue with it.
+    /// Removes a model that a request names from memory. Requests that already use it continue with it.
     pub fn unload(&self, model: &str) -> Result<(), Error> {
         let RequestedModel { key, .. } = self.requested(model)?;
         self.models.evict(&key);

@@ -10,6 +10,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     library::{Library, package, package_key::split_scheme},
+    threads::{self, ComputingThreads},
 };
 
 /// Format of an export.
@@ -82,6 +83,7 @@ fn quark(
         return Err(Error::Invalid { param: "group", message });
     }
     let resolved = ModelRef::parse(model)?.resolve(&library.catalog)?;
+    threads::check(ComputingThreads::Cores)?;
     let files = fetch::fetch(&library.store, &resolved, progress, cancel.flag())?;
     let job = QuarkJob { checkpoint: &files.path, name: resolved.name.as_str(), group, out };
     Ok(export::quark(&job, progress, cancel.flag())?)

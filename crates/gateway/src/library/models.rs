@@ -89,7 +89,7 @@ impl Library {
         model.map(|model| Ok(self.named(model)?.key)).transpose()
     }
 
-    /// Refuses settings for a model that name none: aliases, a default, a draft model and formats of tool calls.
+    /// Refuses aliases, a default model, a draft model and formats of tool calls that name no model.
     pub(crate) fn check_names(&self) -> Result<(), Error> {
         let Config { aliases, default_model, draft_model, tool_formats, .. } = &*self.config;
         let named = aliases.values().map(|model| ("alias", model));

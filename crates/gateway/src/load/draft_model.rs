@@ -1,4 +1,4 @@
-//! The draft model of a chat model. It is loaded together with that model and leaves the memory with it.
+//! The draft model of a chat model. It is loaded and unloaded together with that model.
 
 use std::{sync::Arc, time::Instant};
 

@@ -36,6 +36,12 @@ pub(crate) fn store(machine: &MachineFolder, weights: &[PackedWeights], progress
 }
 
 fn write(machine: &MachineFolder, weights: &[PackedWeights]) -> Result<(), Error> {
+    // Another process may have stored the same weights since this load began. It may have mapped them.
+    if let Ok(Some(folder)) = machine.unchanged_folder(FOLDER)
+        && weights.iter().all(|weights| weights.are_in(&folder))
+    {
+        return Ok(());
+    }
     let staging = machine.stage(FOLDER)?;
     for weights in weights {
         weights.write(staging.path()).map_err(|source| {
@@ -43,6 +49,6 @@ fn write(machine: &MachineFolder, weights: &[PackedWeights]) -> Result<(), Error
             Error::Io { what, source }
         })?;
     }
-    staging.commit()?;
-    Ok(machine.record_state(FOLDER)?)
+    staging.commit_with_state()?;
+    Ok(())
 }

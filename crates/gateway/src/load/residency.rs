@@ -236,7 +236,7 @@ impl ResidentModels {
                 return Ok(());
             }
             if let Some((idle, evicted)) = take_idle(&mut models) {
-                tracing::info!("{} leaves the memory for {}", idle.name, key.name);
+                tracing::info!("{} is unloaded to make room for {}", idle.name, key.name);
                 // Dropped without the lock: the drop ends the model's threads while other requests go on.
                 MutexGuard::unlocked(&mut models, || {
                     drop(evicted);

@@ -186,7 +186,7 @@ impl ModelStatus {
         }
     }
 
-    /// Returns the text that requests name the model by: `smollm2:135m@w8`.
+    /// Returns the name of the model in requests: `smollm2:135m@w8`.
     pub fn id(&self) -> String {
         format!("{}@{}", self.name, self.scheme)
     }

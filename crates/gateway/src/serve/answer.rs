@@ -28,7 +28,7 @@ const MAX_ANSWERS: usize = 100;
 type Span = (usize, usize);
 
 impl ReadyModel {
-    /// Finds the spans of a text that answer a question, the best first. Ends with [`Error::Cancelled`] once `cancel` is
+    /// Finds the spans of a text that answer a question, best first. Ends with [`Error::Cancelled`] once `cancel` is
     /// set.
     pub fn answer(&self, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
         let model = &*self.loaded;
@@ -149,7 +149,7 @@ impl SpanScores {
     }
 }
 
-/// The best spans so far, the best first; of equal ones, the earlier first.
+/// The best spans so far, best first; of equal ones, the earlier first.
 struct BestSpans {
     limit: usize,
     spans: Vec<(Span, f64)>,

@@ -154,7 +154,7 @@ struct GenerationState {
     unfinished: usize,
     usage: Usage,
     reasoning_tokens: usize,
-    /// Set once the caller has gone or the last event was sent. No event follows.
+    /// Set once the caller is gone or the last event was sent. No event follows.
     closed: bool,
 }
 

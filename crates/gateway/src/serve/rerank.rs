@@ -15,7 +15,7 @@ use crate::{
 const MAX_DOCUMENTS: usize = 2048;
 
 impl ReadyModel {
-    /// Sorts documents by relevance to a query, the best first; of equal ones, the earlier first. Ends with
+    /// Sorts documents by relevance to a query, best first; of equal ones, the earlier first. Ends with
     /// [`Error::Cancelled`] once `cancel` is set.
     pub fn rerank(&self, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
         let model = &*self.loaded;

@@ -31,7 +31,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Path of the report of which callers without a required key see only a part.
+/// Path of the report that callers without a required key see only in part.
 const HEALTH: &str = "/health";
 
 /// Paths that do not count against the limits of a key.

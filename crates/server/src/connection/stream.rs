@@ -17,7 +17,8 @@ use super::state::ConnectionState;
 /// First byte of every HTTP/1 answer.
 const FIRST: u8 = b'H';
 
-/// Interval of the checks for a client that has closed both directions.
+/// Interval of the checks for a client that has closed both directions. A byte stream that has ended does not report a
+/// reset by itself.
 const CHECK: Duration = Duration::from_millis(100);
 
 /// Maximum time for reading the rest of a refused request. Closing a connection with unread bytes resets it, and the

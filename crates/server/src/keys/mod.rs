@@ -107,7 +107,7 @@ impl KeyRing {
     /// Returns the sender of a request.
     ///
     /// # Errors
-    /// 401 if a key is required and the request has no secret of a key.
+    /// 401 if a key is required and the request has no valid one.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let keys = self.current();
         let mut presented = secrets(headers).map(KeyHash::of).peekable();

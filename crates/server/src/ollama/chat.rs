@@ -80,7 +80,7 @@ struct OllamaCall {
 /// A body that was read and checked.
 pub(crate) struct ParsedOllamaChat {
     conversation: Conversation,
-    /// True if the model is removed from the memory.
+    /// True if the model is to be removed from memory.
     unloads: bool,
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct ParsedGenerate {
 enum GenerateWork {
     /// Loading the model.
     Load,
-    /// Removing the model from the memory.
+    /// Removing the model from memory.
     Unload,
     /// An answer to the prompt as a message of a user.
     Answer(Box<ChatRequest>),

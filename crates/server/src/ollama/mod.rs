@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::{app::App, error::ApiError, keys::admins_only};
 
-/// Removes a model from the memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.
+/// Removes a model from memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.
 ///
 /// # Errors
 /// 403 for a caller without admin rights, because other callers use the model too.

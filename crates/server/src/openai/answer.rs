@@ -62,7 +62,7 @@ pub(crate) struct QuestionAnswers {
     #[schemars(extend("const" = OBJECT))]
     object: &'static str,
     model: String,
-    /// The best answer; null if it is likelier that the context has none.
+    /// The best answer; null if the context more likely has none.
     answer: Option<String>,
     /// Probability that the context has no answer.
     no_answer_score: f64,

@@ -13,6 +13,7 @@ mod keys;
 mod pieces;
 mod prefixes;
 mod requests;
+mod settings;
 mod templates;
 mod words;
 
@@ -77,6 +78,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),
         Target::Keys => Ok(keys::seeds()),
+        Target::Settings => Ok(settings::seeds()),
         Target::Grammar => Ok(grammars::seeds()),
         Target::PrefixBlock => Ok(prefixes::seeds()),
         Target::Kernels => Ok(kernels::seeds()),

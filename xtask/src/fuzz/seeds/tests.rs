@@ -15,6 +15,10 @@ use narthex_text::{
 
 use super::*;
 
+#[path = "../../../../fuzz/src/settings.rs"]
+#[allow(unreachable_pub, reason = "the fuzz package exports it")]
+mod settings_parsers;
+
 /// Number of zero bytes in place of the tensors, as in `fuzz/src/scratch.rs`.
 const ROOM: u64 = 512 << 10;
 
@@ -204,6 +208,12 @@ fn wheels() {
 #[test]
 fn keys() {
     check(Target::Keys, |bytes| narthex_catalog::fuzzing::read_keys(bytes).map(drop));
+}
+
+#[test]
+fn settings() {
+    let folder = tempfile::tempdir().unwrap();
+    check(Target::Settings, |bytes| settings_parsers::read(bytes, folder.path()));
 }
 
 #[test]

@@ -264,6 +264,39 @@ const MANIFEST: &[&str] = &[
     "\"encoder\"",
 ];
 
+const SETTINGS: &[&str] = &[
+    "\"circumstances\"",
+    "\"device\"",
+    "\"settings\"",
+    "\"files\"",
+    "\"sha256\"",
+    "\"bytes\"",
+    "\"edition\"",
+    "\"positions\"",
+    "\"margin\"",
+    "\"refused\"",
+    "\"measured\"",
+    "\"handover\"",
+    "\"chunk\"",
+    "\"placement\"",
+    "\"function\"",
+    "\"command\"",
+    "\"failed\"",
+    "\"ended\"",
+    "\"crashed\"",
+    "openvino:npu",
+    "directml",
+    "prefill=",
+    "decode=",
+    "layers=",
+    "head=",
+    "vtcm=",
+    "ffn=",
+    "HF_HOME=",
+    "HF_ENDPOINT=",
+    "-----BEGIN CERTIFICATE-----",
+];
+
 /// Returns the words of a target, in the form of libFuzzer's dictionaries.
 pub(crate) fn of(target: Target) -> String {
     let lists: &[&[&str]] = match target {
@@ -281,6 +314,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::Keys => {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }
+        Target::Settings => &[JSON, SETTINGS],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],

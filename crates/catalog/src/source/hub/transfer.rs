@@ -133,6 +133,7 @@ impl Transfer<'_> {
             check_cancel(cancel)?;
             match file.try_lock() {
                 Ok(()) => return Ok(file),
+                // A blocking wait for a file lock cannot be cancelled.
                 Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(100)),
                 Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
             }
@@ -272,7 +273,7 @@ fn continues(response: &Response<Body>, from: u64) -> bool {
         && header(response.headers(), "content-range").and_then(start) == Some(from)
 }
 
-/// Sleeps for `wait`. Returns an error as soon as `cancel` is set.
+/// Sleeps for `wait`, before another attempt. Returns an error soon after `cancel` is set; a flag cannot wake a thread.
 pub(super) fn pause(wait: Duration, cancel: &Cancel) -> Result<(), Error> {
     let end = Instant::now() + wait;
     loop {

@@ -147,7 +147,7 @@ impl DeviceBench<'_> {
         LoadedModel::load(&request, None, None, |request| device_selection::open_first(request, [place]))
     }
 
-    /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that grows warm
+    /// Runs the rounds. The first device of a round becomes the last of the next, so that a machine that warms up
     /// slows all devices alike.
     fn run(&self, devices: &mut [BenchedDevice], meter: Option<&Meter>) -> Result<(), Error> {
         let all = (self.options.rounds * devices.len()) as u64;

@@ -6,7 +6,7 @@
 
 pub(crate) mod architecture;
 mod compiler;
-mod trial;
+pub(crate) mod trial;
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,7 @@
 //! Choice of the device or pair for a decoder: arithmetic over measurements. Nothing here runs or reads anything.
 
 use narthex_spec::{DeviceName, DevicePlacement, PhaseSplit};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Size of the request for which devices are compared: a short conversation with a paragraph as its answer.
 pub(crate) const TYPICAL: RequestSize = RequestSize { prompt: 256, answer: 128 };
@@ -11,6 +11,18 @@ const MIN_PAIR_SPEEDUP: f64 = 1.05;
 
 /// Tokens of the shorter span that is measured.
 pub(crate) const SHORT: usize = 2;
+
+/// Maximum chunk in a record. The search for the break-even length visits every length up to the chunk.
+const MAX_CHUNK: usize = 1 << 20;
+
+fn chunk<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    let chunk = usize::deserialize(from)?;
+    if chunk > MAX_CHUNK {
+        let message = format!("expected a chunk of at most {MAX_CHUNK} tokens, found {chunk}");
+        return Err(D::Error::custom(message));
+    }
+    Ok(chunk)
+}
 
 /// Size of a request in tokens.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +36,7 @@ pub(crate) struct RequestSize {
 pub(crate) struct PhaseTimes {
     pub(crate) device: DeviceName,
     /// Maximum number of prompt tokens in one step.
+    #[serde(deserialize_with = "chunk")]
     pub(crate) chunk: usize,
     /// Milliseconds to read a whole chunk.
     pub(crate) chunk_ms: f64,

@@ -40,7 +40,7 @@ const EDITION: u32 = 1;
 
 /// Measurements of a package, and the keys of the measured devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct MeasurementRecord {
+pub(crate) struct MeasurementRecord {
     edition: u32,
     /// Keys of every device that seemed usable.
     #[serde(rename = "circumstances")]
@@ -48,13 +48,13 @@ struct MeasurementRecord {
     /// Configured CPU threads; 0 for the default.
     threads: usize,
     #[serde(flatten)]
-    outcome: MeasurementOutcome,
+    pub(crate) outcome: MeasurementOutcome,
 }
 
 /// Measurements, and the devices that refused the package.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct MeasurementOutcome {
-    measured: Measurements,
+pub(crate) struct MeasurementOutcome {
+    pub(crate) measured: Measurements,
     refused: Vec<PassedOver>,
 }
 
@@ -181,7 +181,12 @@ impl MeasurementRecord {
 fn read_record(request: &LoadRequest<'_>) -> Option<MeasurementRecord> {
     let machine = request.store.machine(&request.package.folder, FOLDER).ok()?;
     let name = record_name(&request.config);
-    serde_json::from_slice(&machine.read(&name).ok()??).ok()
+    parse_record(&machine.read(&name).ok()??).ok()
+}
+
+/// Parses the record of measurements.
+pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<MeasurementRecord> {
+    serde_json::from_slice(bytes)
 }
 
 fn write_record(request: &LoadRequest<'_>, record: &MeasurementRecord) {

@@ -60,7 +60,8 @@ pub(crate) fn open(
     }
 }
 
-/// Returns the reason if the keys and values of a model's tokens cannot be used in another sequence, or not with profit.
+/// Returns the reason if the keys and values of a model's tokens cannot be used in another sequence, or if that saves no
+/// time.
 fn unsuitable(structure: &Structure, placement: &PlacementReport) -> Option<&'static str> {
     match structure {
         Structure::Decoder(decoder) if decoder.switch().is_some() && placement.decode.is_some() => {

@@ -36,13 +36,14 @@ const READ_BYTES: u64 = 1 << 30;
 /// Time after which a read starts no more files.
 const READ_TIME: Duration = Duration::from_secs(2);
 
-/// Time after which a read is given up, even if the system has not returned from it.
+/// Time after which a read is given up, even if the system has not returned from it. The engine polls a read without
+/// progress after five seconds.
 const GIVE_UP: Duration = Duration::from_secs(4);
 
 /// Maximum number of waiting reads. The engine has one at a time, so others were given up.
 const READS: usize = 4;
 
-/// Maximum time in which the last blocks are written when a model leaves the memory.
+/// Maximum time in which the last blocks are written when a model is unloaded.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// Part of the total size that is written between two evictions.

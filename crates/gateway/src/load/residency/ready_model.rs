@@ -1,4 +1,4 @@
-//! Models in memory in the hands of requests.
+//! Models in memory, as requests use them.
 
 use std::sync::{Arc, Weak};
 

@@ -1,7 +1,7 @@
 //! Distance of a device's results from the CPU's, and its bounds.
 
 use narthex_engine::executor::NEVER;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Maximum mean Kullback-Leibler divergence of distributions, in nats. With half precision on another device, the
 /// divergence is about a tenth of this. With a wrong layout or scale, it is far higher.
@@ -23,7 +23,8 @@ pub(crate) struct Position {
     pub(crate) at: usize,
     /// Divergence of the device's distribution from the CPU's, in nats; `None` if it is not finite.
     pub(crate) divergence: Option<f64>,
-    /// Difference of the CPU's two best logits.
+    /// Difference of the CPU's two best logits, which is finite; 0 if the logits are not.
+    #[serde(deserialize_with = "finite")]
     pub(crate) margin: f32,
     /// Equality of the best tokens.
     pub(crate) agrees: bool,
@@ -40,11 +41,18 @@ pub(crate) struct TextSimilarity {
     pub(crate) cosine: Option<f64>,
 }
 
+fn finite<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+    let value = f32::deserialize(from)?;
+    if value.is_finite() { Ok(value) } else { Err(D::Error::custom("expected a number in the range of f32")) }
+}
+
 impl Position {
     pub(crate) fn new(text: usize, at: usize, expected: &[f32], found: &[f32]) -> Self {
         let top = best(expected);
         let second = expected.iter().enumerate().filter(|(index, _)| *index != top).map(|(_, x)| *x);
         let margin = expected.get(top).copied().unwrap_or(0.0) - second.fold(f32::NEG_INFINITY, f32::max);
+        // JSON has no other numbers, and a record with one could not be read.
+        let margin = if margin.is_nan() { 0.0 } else { margin.clamp(f32::MIN, f32::MAX) };
         Self { text, at, divergence: divergence(expected, found), margin, agrees: best(found) == top }
     }
 }
@@ -142,7 +150,7 @@ impl DecoderBounds {
     /// Bounds of a device.
     pub(crate) const DEVICE: Self = Self { divergence: MEAN_DIVERGENCE, reference: "the CPU's" };
 
-    /// Returns the reason to refuse what gave these results.
+    /// Returns the reason to refuse the source of these results.
     pub(crate) fn verdict(self, positions: &[Position]) -> Option<String> {
         let Self { divergence: most, reference } = self;
         let mut sum = 0.0;
@@ -205,6 +213,15 @@ mod tests {
         assert_eq!((to_vector(vec![0.0]), to_vector(vec![1.0, 2.0])), (vec![0.5, 0.5], vec![1.0, 2.0]));
         assert!(cosine(&to_vector(vec![1.0]), &to_vector(vec![1.5])).unwrap() < COSINE);
         assert_eq!(cosine(&to_vector(vec![f32::NAN]), &to_vector(vec![1.5])), None);
+    }
+
+    #[test]
+    fn every_position_can_be_stored() {
+        for row in [&[1.0][..], &[f32::INFINITY, 1.0], &[f32::NAN, f32::NAN], &[f32::MAX, f32::MIN]] {
+            let position = Position::new(0, 0, row, row);
+            let stored = serde_json::to_vec(&position).unwrap();
+            assert_eq!(serde_json::from_slice::<Position>(&stored).unwrap(), position, "{row:?}");
+        }
     }
 
     #[test]

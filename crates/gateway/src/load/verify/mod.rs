@@ -63,7 +63,7 @@ const PIECE: usize = 40;
 
 /// Record of a package's check on a device.
 #[derive(Debug, Serialize, Deserialize)]
-struct Verification {
+pub(crate) struct Verification {
     edition: u32,
     #[serde(rename = "circumstances")]
     key: CacheKey,
@@ -147,10 +147,15 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
 /// Reads the record of an earlier check, if it is still valid.
 fn read_record(cache: &DeviceCache) -> Result<Option<Verification>, Error> {
     let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = serde_json::from_slice::<Verification>(&bytes).ok();
+    let record = parse_record(&bytes).ok();
     let is_valid =
         |record: &Verification| record.edition == EDITION && record.key.difference(&cache.key).is_none();
     Ok(record.filter(is_valid))
+}
+
+/// Parses the record of a check.
+pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<Verification> {
+    serde_json::from_slice(bytes)
 }
 
 fn write_record(machine: &MachineFolder, found: &Verification) {

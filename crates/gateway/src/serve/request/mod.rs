@@ -170,7 +170,7 @@ impl GenerateOptions {
 ///
 /// use narthex_gateway::request::{GenerationEvent, GenerationSink};
 ///
-/// /// Sends the text to another thread, and cancels the generation once that thread has gone.
+/// /// Sends the text to another thread, and cancels the generation once that thread is gone.
 /// struct TextSender(mpsc::Sender<String>);
 ///
 /// impl GenerationSink for TextSender {
@@ -192,7 +192,7 @@ pub trait GenerationSink: Send {
     /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 
-    /// Returns whether the events have no receiver any more. If so, the work before the first event ends too.
+    /// Returns whether the receiver of the events is gone. If so, the work before the first event ends too.
     fn is_closed(&self) -> bool {
         false
     }

@@ -91,7 +91,7 @@ pub(crate) enum ResponseEvent {
         name: String,
         arguments: String,
     },
-    /// Input of a custom tool, which comes at once.
+    /// Input of a custom tool, which is sent as a whole.
     #[serde(rename = "response.custom_tool_call_input.delta")]
     InputDelta {
         #[serde(flatten)]

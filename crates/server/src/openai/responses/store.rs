@@ -32,7 +32,7 @@ const MAX_RESPONSES: usize = 1000;
 /// Maximum memory of all stored responses, and of the turns of requests whose responses will be stored.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Time after which a client may repeat a request that found no room.
+/// Delay before a client should repeat a request that found no room.
 const RETRY: Duration = Duration::from_secs(15);
 
 /// The stored responses of a server. Clones share them.

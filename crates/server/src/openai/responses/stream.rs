@@ -240,7 +240,7 @@ impl EventEncoder for ResponseEvents {
         self.numbered(events)
     }
 
-    /// Repeats that the response is in progress. Codex gives a stream up that sends only comments.
+    /// Repeats that the response is in progress. Codex gives up on a stream that sends only comments.
     fn idle(&mut self) -> Vec<Event> {
         let events = self.progress();
         self.numbered(events)

