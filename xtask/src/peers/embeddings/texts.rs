@@ -32,8 +32,14 @@ pub(super) struct TextPlan {
     pub(super) measured: TextSet,
 }
 
+/// Draws the texts with which activations are calibrated. No round has any of them.
+pub(super) fn calibration(words: &[&str]) -> Vec<String> {
+    // The first round is 1, so its first seed is 2.
+    TextSet::new(words, 0).batch
+}
+
 impl TextPlan {
-    /// Draws the texts of a round from these words.
+    /// Draws the texts of a round, which counts from 1, from these words.
     pub(super) fn new(words: &[&str], round: u64) -> Self {
         Self { warmup: TextSet::new(words, 2 * round), measured: TextSet::new(words, 2 * round + 1) }
     }
@@ -75,7 +81,7 @@ mod tests {
     fn texts_are_reproducible_and_never_repeated() {
         let words: Vec<String> = (0..400).map(|number| format!("word{number}")).collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let mut all = BTreeSet::new();
+        let mut all: BTreeSet<String> = calibration(&words).into_iter().collect();
         for round in 1..=5 {
             let TextPlan { warmup, measured } = TextPlan::new(&words, round);
             assert_eq!(measured.batch, TextPlan::new(&words, round).measured.batch);
@@ -89,7 +95,7 @@ mod tests {
                 all.extend(texts.batch.into_iter().chain(texts.single));
             }
         }
-        assert_eq!(all.len(), 5 * 2 * (BATCH + SINGLES));
+        assert_eq!(all.len(), BATCH + 5 * 2 * (BATCH + SINGLES));
         assert_eq!((length(0), length(BATCH - 1)), (3, 203));
     }
 }
