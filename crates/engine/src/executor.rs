@@ -172,6 +172,9 @@ pub enum StepError {
         /// Message of the runtime.
         message: String,
     },
+    /// The executor panicked. Its state is unknown, so it cannot be used again.
+    #[error("the device failed: its code panicked; load the model again, and please report this")]
+    Panicked,
     /// The device failed.
     #[error("the device failed: {message}")]
     Device {

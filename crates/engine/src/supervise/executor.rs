@@ -80,18 +80,19 @@ impl SupervisedExecutor {
 
     /// Returns the error for all further calls if the executor has panicked.
     pub(crate) fn fault(&self) -> Option<StepError> {
-        self.panicked.then(panicked)
+        self.panicked.then_some(StepError::Panicked)
     }
 
     /// Calls the executor, unless it has panicked before.
     fn guard<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, StepError>) -> Result<T, StepError> {
         if self.panicked {
-            return Err(panicked());
+            return Err(StepError::Panicked);
         }
-        catch_unwind(AssertUnwindSafe(|| call(self))).unwrap_or_else(|_| {
-            self.panicked = true;
-            Err(panicked())
-        })
+        let outcome = catch_unwind(AssertUnwindSafe(|| call(self)));
+        let outcome = outcome.unwrap_or(Err(StepError::Panicked));
+        // The executor of a phase split has supervised executors of its own, which catch panics.
+        self.panicked |= matches!(outcome, Err(StepError::Panicked));
+        outcome
     }
 
     /// Runs a plan in one turn, and reopens the model if its device is lost.
@@ -199,10 +200,13 @@ impl Executor for SupervisedExecutor {
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         if self.panicked {
-            return Err(panicked());
+            return Err(StepError::Panicked);
         }
         // A read changes nothing, so a panic in it does not affect later steps.
         let read = catch_unwind(AssertUnwindSafe(|| self.read(slot, range)));
+        let panicked = || StepError::Device {
+            message: "reading keys and values panicked; please report this".to_owned(),
+        };
         match read.unwrap_or_else(|_| Err(panicked())) {
             // The next step reopens the model and reports the loss.
             Err(StepError::Lost { message }) => Err(StepError::Device { message }),
@@ -242,12 +246,6 @@ impl Executor for SupervisedExecutor {
             let outcome = executor.get()?.copy_kv(copy);
             outcome.map_err(|error| executor.recover(error))
         })
-    }
-}
-
-fn panicked() -> StepError {
-    StepError::Device {
-        message: "its code panicked; load the model again, and please report this".to_owned(),
     }
 }
 
@@ -321,8 +319,20 @@ mod tests {
 
     #[test]
     fn an_executor_that_panicked_is_not_called_again() {
-        check(0, 4, "its code panicked");
+        check(0, 4, "Err(Panicked)");
         check(0, 4, "false true");
+    }
+
+    #[test]
+    fn a_panic_of_a_supervised_executor_inside_is_noticed() {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
+        let side = SupervisedExecutor::new(Box::new(Fixed { limits, logits: Vec::new(), width: 4 }));
+        let mut supervised = SupervisedExecutor::new(Box::new(side));
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), 0, &[1, 2], LogitRows::Last);
+        assert_eq!(supervised.execute(&plan), Err(StepError::Panicked));
+        assert_eq!(supervised.fault(), Some(StepError::Panicked));
     }
 
     #[test]
@@ -335,7 +345,7 @@ mod tests {
         let error = supervised.read_kv(SlotId(0), 3..5).unwrap_err().to_string();
         assert!(error.contains("expected keys of 2 tokens, found 1"), "{error}");
         assert!(supervised.fault().is_none());
-        assert_eq!(supervised.write_kv(SlotId(0), 0, &block), Err(panicked()));
-        assert_eq!(supervised.read_kv(SlotId(0), 3..4), Err(panicked()));
+        assert_eq!(supervised.write_kv(SlotId(0), 0, &block), Err(StepError::Panicked));
+        assert_eq!(supervised.read_kv(SlotId(0), 3..4), Err(StepError::Panicked));
     }
 }
