@@ -1,5 +1,5 @@
-//! Settings and records: files that Narthex writes and reads again, files and texts of the user, and the environment. The
-//! first byte of an input selects the parser.
+//! Parsers of settings and records: files that Narthex writes and reads again, files and option values of the user, and
+//! the environment. The first byte of an input selects the parser.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +24,10 @@ use narthex_spec::{
     MatFormer, ModelName, NpuOptions, PlacementChoice, Power, Scheme, Sha256, Target,
 };
 
-/// Reads an input. Parsers that take paths read a file in `folder`.
+/// Passes an input to the parser that its first byte selects. Parsers that take a path get a file in `folder`.
 ///
 /// # Errors
-/// The reason if the parser refuses the input.
+/// The parser's message if it rejects the input.
 pub fn read(data: &[u8], folder: &Path) -> Result<(), String> {
     let (parser, bytes) = data.split_first().ok_or("expected the letter of a parser")?;
     match parser {

@@ -61,7 +61,7 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Returns the names of a package's test programs that can run.
+/// Returns the names of a package's integration tests, except those in [`LEFT_OUT`].
 fn test_programs(workspace: &Workspace, package: &str) -> anyhow::Result<Vec<String>> {
     let package = workspace.packages.iter().find(|found| found.name == package);
     let folder = workspace.root.join(&package.context("no such package")?.folder).join("tests");

@@ -1,10 +1,10 @@
 //! Entry points for fuzz targets: archives, without the check of their digest, key files, records of the store, and
 //! variables of the environment. Not part of the product.
 
-use std::{fmt::Debug, path::Path};
+use std::{collections::BTreeMap, fmt::Debug, path::Path};
 
 use narthex_spec::progress::Quiet;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     Cancel, Error, keys,
@@ -13,7 +13,7 @@ use crate::{
         archive,
         hub::{self, HubOptions},
     },
-    store::{audit::ManifestFiles, receipt::Receipt, verification},
+    store::{audit::ManifestFiles, receipt::Receipt, verification::FileState},
 };
 
 /// Unpacks every member of an archive into a folder.
@@ -47,7 +47,7 @@ pub fn read_keys(bytes: &[u8]) -> Result<usize, String> {
 pub enum StoreRecord {
     /// Receipt of unpacked files.
     Receipt,
-    /// States of files at their last verification.
+    /// Inodes, sizes and times of verified files.
     FileStates,
     /// Manifest of the package `tiny`, as the audit reads it.
     Manifest,
@@ -58,23 +58,21 @@ pub enum StoreRecord {
 /// Reads a record. Records that the store writes are written and read again.
 ///
 /// # Errors
-/// The reason if the bytes are not such a record.
+/// The parser's message if it rejects the bytes.
 ///
 /// # Panics
 /// The written record reads otherwise.
 pub fn read_store_record(record: StoreRecord, bytes: &[u8]) -> Result<(), String> {
     match record {
-        StoreRecord::Receipt => read_again(bytes, Receipt::parse),
-        StoreRecord::FileStates => read_again(bytes, verification::parse),
+        StoreRecord::Receipt => read_again::<Receipt>(bytes),
+        StoreRecord::FileStates => read_again::<BTreeMap<String, FileState>>(bytes),
         StoreRecord::Manifest => ManifestFiles::read(bytes, "tiny").map(drop),
         StoreRecord::Listing => hub::parse_listing("a/b", bytes).map(drop).map_err(|error| error.to_string()),
     }
 }
 
-fn read_again<T: Serialize + PartialEq + Debug>(
-    bytes: &[u8],
-    parse: impl Fn(&[u8]) -> serde_json::Result<T>,
-) -> Result<(), String> {
+fn read_again<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) -> Result<(), String> {
+    let parse = serde_json::from_slice::<T>;
     let read = parse(bytes).map_err(|error| error.to_string())?;
     let written = serde_json::to_vec(&read).map_err(|error| error.to_string())?;
     assert_eq!(parse(&written).ok().as_ref(), Some(&read), "a written record reads otherwise");

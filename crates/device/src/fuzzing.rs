@@ -1,5 +1,5 @@
-//! Entry points for fuzz targets: reads the parts of a package that executors read before ONNX Runtime does, and traces
-//! of providers. Not part of the product.
+//! Entry points for fuzz targets: the parts of a package that executors read before ONNX Runtime does, and traces of
+//! providers. Not part of the product.
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
     Ok(())
 }
 
-/// Reads a provider's trace. Returns the number of nodes that it refused.
+/// Parses a provider's trace, and returns the number of nodes that the provider refused.
 pub fn read_trace(bytes: &[u8]) -> usize {
     trace::parse(bytes).len()
 }

@@ -208,7 +208,7 @@ pub struct SequenceHandle {
 }
 
 impl SequenceHandle {
-    /// Creates the handle of a sequence. `engine` wakes its engine.
+    /// Creates the handle of a sequence. A cancellation wakes the engine through `engine`.
     pub(crate) fn new(engine: WakeSignal) -> Self {
         Self { cancelled: Arc::default(), engine }
     }

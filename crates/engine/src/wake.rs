@@ -31,7 +31,7 @@ impl WakeSignal {
         *is_set = false;
     }
 
-    /// Waits like [`Self::wait`], but at most for `limit`. Returns false if the time is over.
+    /// Waits as [`Self::wait`] does, for at most `limit`. Returns false on a timeout.
     pub(crate) fn wait_for(&self, limit: Duration) -> bool {
         let mut is_set = self.0.is_set.lock();
         self.0.changed.wait_while_for(&mut is_set, |is_set| !*is_set, limit);

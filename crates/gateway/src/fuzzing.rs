@@ -1,5 +1,5 @@
-//! Entry points of fuzz targets: reads a package up to the point where ONNX Runtime reads its graphs, files of the prefix
-//! cache, and records that the gateway keeps.
+//! Entry points of fuzz targets: packages up to the point where ONNX Runtime reads their graphs, files of the prefix
+//! cache, and records that the gateway stores.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use narthex_device::fuzzing::read_package;
 pub use narthex_device::fuzzing::{read_kept_tokens, read_trace};
 use narthex_engine::prefix_storage::BlockKey;
 use narthex_spec::{KvPrecision, ModelName, Scheme};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    Error,
-    inspect::check::trial,
+    Error, RunningServer,
+    inspect::check::CompilerResult,
     library::{package, package_key::PackageKey},
     load::{
-        auto,
+        auto::MeasurementRecord,
         cache_key::CacheKey,
-        contexts, kv_precision,
+        contexts::ContextRecord,
+        kv_precision::CacheComparison,
         prefix_cache::block_file::{self, FileLabel},
-        verify,
+        verify::Verification,
     },
-    server_record,
 };
 
 /// Reads the manifest of the package in `folder`, and the files that an executor reads.
@@ -76,44 +76,42 @@ pub enum GatewayRecord {
     CompilerAnswer,
 }
 
-/// Reads a record and what follows from it. Writes it, and reads it again.
+/// Parses a record, and computes the decisions that depend on it. The record is then serialised and parsed again.
 ///
 /// # Errors
-/// The reason if the bytes are not such a record.
+/// The parser's message if it rejects the bytes.
 ///
 /// # Panics
-/// The written record is read back differently.
+/// The serialised record differs from the first one when it is parsed.
 pub fn read_record(record: GatewayRecord, bytes: &[u8]) -> Result<(), String> {
     match record {
-        GatewayRecord::Contexts => read_again(bytes, contexts::parse_record).map(drop),
+        GatewayRecord::Contexts => read_again::<ContextRecord>(bytes).map(drop),
         GatewayRecord::ProviderKey => {
-            let key = read_again(bytes, CacheKey::parse)?;
+            let key = read_again::<CacheKey>(bytes)?;
             let difference = key.difference(&key.clone());
             assert_eq!(difference, None, "a key differs from itself");
             Ok(())
         }
-        GatewayRecord::Verification => read_again(bytes, verify::parse_record).map(drop),
+        GatewayRecord::Verification => read_again::<Verification>(bytes).map(drop),
         GatewayRecord::KvCache => {
-            let comparison = read_again(bytes, kv_precision::parse_record)?;
+            let comparison = read_again::<CacheComparison>(bytes)?;
             let (precision, note) = (comparison.precision(), comparison.note());
             assert!(note.is_none() || precision == KvPrecision::F32, "a reason against {precision:?}");
             Ok(())
         }
         GatewayRecord::Measurements => {
-            let measured = read_again(bytes, auto::parse_record)?.outcome.measured;
+            let measured = read_again::<MeasurementRecord>(bytes)?.outcome.measured;
             measured.choose();
             measured.best_pair().and_then(|split| measured.break_even(split));
             Ok(())
         }
-        GatewayRecord::Server => read_again(bytes, server_record::parse).map(drop),
-        GatewayRecord::CompilerAnswer => read_again(bytes, trial::parse_answer).map(drop),
+        GatewayRecord::Server => read_again::<RunningServer>(bytes).map(drop),
+        GatewayRecord::CompilerAnswer => read_again::<CompilerResult>(bytes).map(drop),
     }
 }
 
-fn read_again<T: Serialize>(
-    bytes: &[u8],
-    parse: impl Fn(&[u8]) -> serde_json::Result<T>,
-) -> Result<T, String> {
+fn read_again<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    let parse = serde_json::from_slice::<T>;
     let read = parse(bytes).map_err(|error| error.to_string())?;
     let encode = |record: &T| serde_json::to_value(record).map_err(|error| error.to_string());
     let written = encode(&read)?;

@@ -119,12 +119,7 @@ fn read_record(path: &Path) -> Option<RunningServer> {
     }
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
-    parse(text.as_bytes()).ok()
-}
-
-/// Parses the record of a server.
-pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<RunningServer> {
-    serde_json::from_slice(bytes)
+    serde_json::from_str(&text).ok()
 }
 
 #[cfg(test)]

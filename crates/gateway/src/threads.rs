@@ -1,8 +1,8 @@
 //! Check that threads can be started. ONNX Runtime and other libraries end the process if they cannot start theirs.
 
-use std::{io, thread};
+use std::thread;
 
-use narthex_mmap::environment;
+pub use narthex_mmap::environment::check_threads;
 
 use crate::error::Error;
 
@@ -36,14 +36,6 @@ impl ComputingThreads {
             Self::Configured(_) | Self::Cores => thread::available_parallelism().map_or(1, usize::from),
         }
     }
-}
-
-/// Checks that this process can have a number of further threads at once.
-///
-/// # Errors
-/// The system's error for the first thread that cannot be started.
-pub fn check_threads(count: usize) -> io::Result<()> {
-    environment::check_threads(count)
 }
 
 #[cfg(test)]

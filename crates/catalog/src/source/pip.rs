@@ -16,8 +16,8 @@ use narthex_spec::progress::Stage;
 
 use crate::{Cancel, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
 
-/// Time between two checks of the process, the cancel flag and the sizes of the files. Only the sizes show the progress
-/// of a download, so they have to be polled.
+/// Interval at which the process, the cancel flag and the sizes of the files are checked. The sizes are polled because
+/// pip reports no progress.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Python's message about a full disk, the same on every system.

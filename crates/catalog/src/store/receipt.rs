@@ -32,12 +32,7 @@ pub(crate) struct Receipt {
 impl Receipt {
     /// Reads a receipt, if there is a readable one.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        Self::parse(&narthex_mmap::read(path, LIMIT).ok()?).ok()
-    }
-
-    /// Parses the bytes of a receipt.
-    pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
-        serde_json::from_slice(bytes)
+        serde_json::from_slice(&narthex_mmap::read(path, LIMIT).ok()?).ok()
     }
 
     /// Reads the receipt of a folder, if all files are present with their sizes.

@@ -210,7 +210,7 @@ fn read_error(stored: &StoredFiles<'_>, name: &str) -> impl FnOnce(io::Error) ->
 fn read_record(record: &MachineFolder, name: &str) -> BTreeMap<String, FileState> {
     // Without a readable record, no state is known.
     let bytes = record.read(name).ok().flatten();
-    bytes.and_then(|bytes| parse(&bytes).ok()).unwrap_or_default()
+    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 fn write_record(
@@ -219,11 +219,6 @@ fn write_record(
     states: &BTreeMap<String, FileState>,
 ) -> Result<(), Error> {
     record.write(name, &encode(states, Path::new(name))?)
-}
-
-/// Parses a record of the states of files.
-pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<BTreeMap<String, FileState>> {
-    serde_json::from_slice(bytes)
 }
 
 /// Encodes a record; `path` is for errors.

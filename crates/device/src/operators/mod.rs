@@ -158,7 +158,7 @@ struct Shared {
 /// last, and waits for no other thread.
 struct BufferPool(Vec<BufferSlot>);
 
-/// Buffers on cache lines of their own.
+/// Unused buffers of some threads. The alignment keeps the locks of two slots on separate cache lines.
 #[repr(align(64))]
 #[derive(Default)]
 struct BufferSlot(

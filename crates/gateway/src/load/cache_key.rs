@@ -37,11 +37,6 @@ impl CacheKey {
         }
     }
 
-    /// Parses the record of a key.
-    pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
-        serde_json::from_slice(bytes)
-    }
-
     /// Adds the device of the head as settings.
     pub(crate) fn with_head(mut self, head: Self) -> Self {
         let own = [("device", head.device.to_string()), ("provider", head.provider), ("driver", head.driver)];

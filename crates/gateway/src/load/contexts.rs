@@ -60,7 +60,7 @@ pub(crate) fn with_provider_cache(mut device: Device, machine: &MachineFolder, k
 /// Returns the folder of a provider's compiled graphs, empty if they were made under another key.
 fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, Error> {
     let stored: Option<CacheKey> =
-        machine.read(PROVIDER_RECORD)?.and_then(|bytes| CacheKey::parse(&bytes).ok());
+        machine.read(PROVIDER_RECORD)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let is_valid = stored.is_some_and(|stored| stored.difference(key).is_none());
     match machine.folder(PROVIDER_FOLDER).filter(|_| is_valid) {
         Some(folder) => Ok(folder),
@@ -184,17 +184,13 @@ fn check_files(request: &LoadRequest<'_>, context: &Context) -> Result<(), Strin
     Ok(())
 }
 
-/// Parses the record of the contexts.
-pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<ContextRecord> {
-    serde_json::from_slice(bytes)
-}
-
 /// Returns the folder of the contexts that this machine made, or the reason why they are not valid.
 fn stored(machine: &MachineFolder, key: &CacheKey) -> Result<Option<PathBuf>, String> {
     let Some(folder) = machine.folder(FOLDER) else { return Ok(None) };
     let bytes = machine.read(RECORD).map_err(|error| error.to_string())?;
     let bytes = bytes.ok_or("they have no record")?;
-    let record = parse_record(&bytes).map_err(|error| format!("their record is damaged: {error}"))?;
+    let record: ContextRecord =
+        serde_json::from_slice(&bytes).map_err(|error| format!("their record is damaged: {error}"))?;
     if let Some(difference) = record.key.difference(key) {
         return Err(difference);
     }

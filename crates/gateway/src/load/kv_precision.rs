@@ -138,13 +138,8 @@ fn open_with(
 /// Reads the record of an earlier comparison, if it is still valid.
 fn read_record(cache: &DeviceCache) -> Result<Option<CacheComparison>, Error> {
     let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = parse_record(&bytes).ok();
+    let record = serde_json::from_slice::<CacheComparison>(&bytes).ok();
     let is_valid =
         |record: &CacheComparison| record.edition == EDITION && record.key.difference(&cache.key).is_none();
     Ok(record.filter(is_valid))
-}
-
-/// Parses the record of a comparison.
-pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<CacheComparison> {
-    serde_json::from_slice(bytes)
 }

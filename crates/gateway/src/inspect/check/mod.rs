@@ -6,7 +6,7 @@
 
 pub(crate) mod architecture;
 mod compiler;
-pub(crate) mod trial;
+mod trial;
 
 use std::{
     collections::BTreeMap,

@@ -220,12 +220,7 @@ fn compiler_result(outcome: Result<usize, DeviceError>) -> Result<CompilerResult
 fn read_answer(answer: &Path) -> Option<CompilerResult> {
     let mut bytes = Vec::new();
     File::open(answer).ok()?.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes).ok()?;
-    parse_answer(&bytes).ok()
-}
-
-/// Parses a subprocess's answer.
-pub(crate) fn parse_answer(bytes: &[u8]) -> serde_json::Result<CompilerResult> {
-    serde_json::from_slice(bytes)
+    serde_json::from_slice(&bytes).ok()
 }
 
 /// Returns the result of a subprocess without an answer. A signal means that the compiler crashed.

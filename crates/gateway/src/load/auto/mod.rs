@@ -181,12 +181,7 @@ impl MeasurementRecord {
 fn read_record(request: &LoadRequest<'_>) -> Option<MeasurementRecord> {
     let machine = request.store.machine(&request.package.folder, FOLDER).ok()?;
     let name = record_name(&request.config);
-    parse_record(&machine.read(&name).ok()??).ok()
-}
-
-/// Parses the record of measurements.
-pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<MeasurementRecord> {
-    serde_json::from_slice(bytes)
+    serde_json::from_slice(&machine.read(&name).ok()??).ok()
 }
 
 fn write_record(request: &LoadRequest<'_>, record: &MeasurementRecord) {

@@ -147,15 +147,10 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
 /// Reads the record of an earlier check, if it is still valid.
 fn read_record(cache: &DeviceCache) -> Result<Option<Verification>, Error> {
     let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = parse_record(&bytes).ok();
+    let record = serde_json::from_slice::<Verification>(&bytes).ok();
     let is_valid =
         |record: &Verification| record.edition == EDITION && record.key.difference(&cache.key).is_none();
     Ok(record.filter(is_valid))
-}
-
-/// Parses the record of a check.
-pub(crate) fn parse_record(bytes: &[u8]) -> serde_json::Result<Verification> {
-    serde_json::from_slice(bytes)
 }
 
 fn write_record(machine: &MachineFolder, found: &Verification) {
