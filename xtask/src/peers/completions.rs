@@ -67,6 +67,16 @@ impl CompletionClient<'_> {
         Completion::of(&answer.json()?)
             .with_context(|| format!("expected a completion, found {}", answer.body))
     }
+
+    /// Returns the size of one token in the server's KV cache, in bytes. The model must be loaded.
+    pub(super) fn kv_token_bytes(&self) -> anyhow::Result<u64> {
+        let request = Request { method: "GET", path: "/health", body: b"" };
+        let answer = http::send(&self.server.address, request, Disconnect::AfterAnswer)?;
+        let health = answer.json()?;
+        let models = health["models"].as_array().into_iter().flatten();
+        let sizes = models.filter_map(|model| model["engine"]["kv_token_bytes"].as_u64());
+        sizes.max().with_context(|| format!("expected the size of a cached token, found {}", answer.body))
+    }
 }
 
 impl Completion {

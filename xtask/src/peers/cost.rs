@@ -8,9 +8,6 @@ use narthex_spec::{
     manifest::{MANIFEST_FILE, Manifest},
 };
 
-/// Size of an element of Narthex's KV cache on the CPU, which has half precision.
-const KV_ELEMENT: u64 = 2;
-
 /// Properties of a compiled model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ModelCost {
@@ -19,8 +16,6 @@ pub(super) struct ModelCost {
     /// Bytes of the weights, all of which are read for each generated token: every file of the package other than the
     /// tokenizer.
     pub(super) weight_bytes: u64,
-    /// Bytes of a token's keys and values.
-    pub(super) kv_bytes: u64,
 }
 
 impl ModelCost {
@@ -37,11 +32,9 @@ impl ModelCost {
         };
         let tokenizer = &manifest.tokenizer.file;
         let weights = manifest.files.iter().filter(|(name, _)| *name != tokenizer);
-        let kv = manifest.graphs.first().context("the package has no graph")?.kv.iter();
         Ok(Self {
             multiply_accumulates: multiply_accumulates(decoder),
             weight_bytes: weights.map(|(_, file)| file.bytes).sum(),
-            kv_bytes: kv.map(|layer| 2 * KV_ELEMENT * (layer.heads * layer.head_size) as u64).sum(),
         })
     }
 }
@@ -66,14 +59,13 @@ mod tests {
     #[test]
     fn the_cost_of_a_token_follows_from_the_manifest() {
         let file = |bytes: u64| json!({"bytes": bytes, "sha256": "0".repeat(64)});
-        let kv = json!({"heads": 2, "head_size": 16, "window": null, "dtype": "f32", "keys": "after"});
         let manifest = json!({
             "format": 1,
             "name": "tiny",
             "architecture": Structure::Decoder(architecture::llama()),
             "recipe": {"scheme": "w8", "block": 32, "accuracy_level": 4, "calibration": "none", "part_bytes": 1},
             "max_length": 256,
-            "graphs": [{"file": "model.onnx", "variant": "dynamic", "inputs": [], "outputs": [], "kv": [kv, kv]}],
+            "graphs": [{"file": "model.onnx", "variant": "dynamic", "inputs": [], "outputs": [], "kv": []}],
             "tables": [],
             "tokenizer": {"file": "tokenizer.json", "bos": null, "stop": [], "pad": null},
             "chat": null,
@@ -83,6 +75,6 @@ mod tests {
         let found = ModelCost::of(&serde_json::from_value(manifest).unwrap()).unwrap();
         // Four heads of queries and outputs and two of keys and values, 16 elements each, and three products of 96.
         let multiply_accumulates = 64 * (2 * (4 + 2) * 16 + 3 * 96);
-        assert_eq!(found, ModelCost { multiply_accumulates, weight_bytes: 510, kv_bytes: 2 * 2 * 2 * 32 });
+        assert_eq!(found, ModelCost { multiply_accumulates, weight_bytes: 510 });
     }
 }

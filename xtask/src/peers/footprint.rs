@@ -53,7 +53,7 @@ pub(super) fn measure(
         let client = CompletionClient { server: &server, model: weights.model };
         let prompt = "the river ".repeat(STANDARD.prompt / 2);
         let answer = client.complete(CompletionRequest::greedy(&prompt, STANDARD.decode))?;
-        kv_bytes = cost.kv_bytes * (answer.prompt_tokens + answer.tokens);
+        kv_bytes = client.kv_token_bytes()? * (answer.prompt_tokens + answer.tokens);
         peaks.extend(usage::peak_resident(server.id()).map(|bytes| bytes as f64));
     }
     let footprint = Spread::of(peaks).map(|peaks| Footprint::new(scheme, cost.weight_bytes, kv_bytes, peaks));
