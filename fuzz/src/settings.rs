@@ -12,13 +12,17 @@ use std::{
 use narthex_catalog::{
     fuzzing::{StoreRecord, read_hub_variables, read_store_record},
     keys::{ApiKey, KeyRole},
+    resolve::ModelRef,
 };
 use narthex_gateway::{
     VocabSubset,
-    fuzzing::{GatewayRecord, read_kept_tokens, read_record, read_trace},
+    fuzzing::{GatewayRecord, read_cards, read_kept_tokens, read_record, read_trace},
 };
 use narthex_mcp::toolbox::ToolFile;
-use narthex_server::{AllowedHost, AllowedOrigin, TlsFiles, fuzzing::read_tls_files};
+use narthex_server::{
+    AllowedHost, AllowedOrigin, TlsFiles,
+    fuzzing::{read_host_header, read_tls_files},
+};
 use narthex_spec::{
     ContextFactor, DeviceName, DeviceOrder, DevicePlacement, DevicePlacements, KvCacheDtype, LayerList,
     MatFormer, ModelName, NpuOptions, PlacementChoice, Power, Scheme, Sha256, Target,
@@ -46,6 +50,11 @@ pub fn read(data: &[u8], folder: &Path) -> Result<(), String> {
             0 => Err("the trace has no node".to_owned()),
             _ => Ok(()),
         },
+        b'I' => match read_cards(bytes) {
+            0 => Err("the output has no card".to_owned()),
+            _ => Ok(()),
+        },
+        b'H' => read_host(text(bytes)?),
         b'N' => read_kept_tokens(bytes).map(drop),
         b'F' => shown(ToolFile::read(bytes)),
         b'J' => read_vocabulary(folder, "vocabulary.json", bytes),
@@ -72,6 +81,14 @@ fn read_vocabulary(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String
     fs::write(&path, bytes).expect("room for the file");
     let subset = VocabSubset::read(&path, Some(9)).map_err(|error| error.to_string())?;
     assert!(subset.slug().starts_with("vocab9-"), "{}", subset.slug());
+    Ok(())
+}
+
+/// Reads a `Host` header. Its host must be the host of its own text.
+fn read_host(text: &str) -> Result<(), String> {
+    let host = read_host_header(text).ok_or("the header is malformed")?;
+    let written = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    assert_eq!(read_host_header(&written), Some(host), "{text:?} is written as {written:?}");
     Ok(())
 }
 
@@ -115,6 +132,7 @@ fn read_option(text: &str) -> Result<(), String> {
         again::<Target>,
         again::<Power>,
         again::<KvCacheDtype>,
+        |text| shown(ModelRef::parse(text)),
         |text| shown(text.parse::<AllowedHost>()),
         |text| shown(text.parse::<AllowedOrigin>()),
     ];

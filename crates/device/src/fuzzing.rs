@@ -9,6 +9,7 @@ use crate::{
     DeviceError,
     dynamic::{self, ExecutorOptions},
     encoder,
+    inventory::nvidia,
     table::Table,
     trace,
     vocab_subset::VocabSubset,
@@ -52,6 +53,11 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
     Ok(())
 }
 
+/// Reads what `nvidia-smi` prints, and returns the number of cards.
+pub fn read_cards(bytes: &[u8]) -> usize {
+    nvidia::parse(bytes).len()
+}
+
 /// Parses a provider's trace, and returns the number of nodes that the provider refused.
 pub fn read_trace(bytes: &[u8]) -> usize {
     trace::parse(bytes).len()
@@ -84,6 +90,11 @@ mod tests {
     use narthex_spec::{Recipe, Scheme, manifest::Provenance, progress::Quiet};
 
     use super::*;
+
+    #[test]
+    fn cards_are_counted() {
+        assert_eq!(read_cards(b"NVIDIA H200, 143771\nno card\n\xff, 1\n"), 2);
+    }
 
     #[test]
     fn numbers_of_a_manifest_are_not_believed() {

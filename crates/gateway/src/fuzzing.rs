@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use narthex_device::fuzzing::read_package;
-pub use narthex_device::fuzzing::{read_kept_tokens, read_trace};
+pub use narthex_device::fuzzing::{read_cards, read_kept_tokens, read_trace};
 use narthex_engine::prefix_storage::BlockKey;
 use narthex_spec::{KvPrecision, ModelName, Scheme};
 use serde::{Serialize, de::DeserializeOwned};

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::{
+    access::host_of,
     anthropic::messages::ParsedMessages,
     body::read_checked,
     error::ApiError,
@@ -144,6 +145,11 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
     read().map_err(|error| error.body())
 }
 
+/// Returns the host in a `Host` header, if the header is well-formed.
+pub fn read_host_header(header: &str) -> Option<String> {
+    host_of(header)
+}
+
 /// Reads a certificate and its private key.
 ///
 /// # Errors
@@ -216,6 +222,12 @@ mod tests {
         let mut listed = Endpoint::ALL.map(Endpoint::path);
         listed.sort_unstable();
         assert_eq!(with_body, listed);
+    }
+
+    #[test]
+    fn hosts_are_read() {
+        assert_eq!(read_host_header("LOCALHOST.:80").as_deref(), Some("localhost"));
+        assert_eq!(read_host_header("a b"), None);
     }
 
     #[test]

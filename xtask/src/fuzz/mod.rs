@@ -61,6 +61,8 @@ pub(crate) enum Target {
     Settings,
     /// JSON schemas, Lark grammars and regular expressions.
     Grammar,
+    /// Answers of models with reasoning and tool calls.
+    Answers,
     /// Files of the prefix cache.
     PrefixBlock,
     /// Operands of CPU kernels.
@@ -76,7 +78,12 @@ impl Target {
     /// Maximum length of an input; shorter inputs run faster.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
-            Self::Template | Self::Pieces | Self::Keys | Self::Grammar | Self::PrefixBlock => 16 << 10,
+            Self::Template
+            | Self::Pieces
+            | Self::Keys
+            | Self::Grammar
+            | Self::Answers
+            | Self::PrefixBlock => 16 << 10,
             // Elements repeat, so a few bytes fill large operands.
             Self::Kernels => 4 << 10,
             Self::Onnx | Self::Request | Self::Wheel | Self::Settings => 32 << 10,

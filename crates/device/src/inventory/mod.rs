@@ -5,7 +5,7 @@
 //! memory limit of one control group only, and knows neither NPUs nor drivers.
 
 mod control_groups;
-mod nvidia;
+pub(crate) mod nvidia;
 
 use std::{collections::BTreeSet, fs, path::Path};
 

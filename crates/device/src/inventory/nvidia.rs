@@ -25,12 +25,16 @@ const MOST_NAME: usize = 96;
 
 /// Returns the cards; empty if the program is not installed or does not answer.
 pub(crate) fn cards() -> Vec<Accelerator> {
-    let answer = ask(Command::new(PROGRAM), PATIENCE).unwrap_or_default();
-    answer.lines().filter_map(card).collect()
+    parse(&ask(Command::new(PROGRAM), PATIENCE).unwrap_or_default())
+}
+
+/// Returns the cards in the program's output.
+pub(crate) fn parse(output: &[u8]) -> Vec<Accelerator> {
+    String::from_utf8_lossy(output).lines().filter_map(card).collect()
 }
 
 /// Returns the program's output, if it ends within `patience`.
-fn ask(mut program: Command, patience: Duration) -> Option<String> {
+fn ask(mut program: Command, patience: Duration) -> Option<Vec<u8>> {
     program.args(["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]);
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut running = RunningProgram(program.spawn().ok()?);
@@ -44,8 +48,7 @@ fn ask(mut program: Command, patience: Duration) -> Option<String> {
         let _ = sender.send(read.is_ok().then_some(bytes));
     };
     thread::Builder::new().name("nvidia-smi".to_owned()).spawn(read).ok()?;
-    let bytes = receiver.recv_timeout(patience).ok()??;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    receiver.recv_timeout(patience).ok()?
 }
 
 /// Parses a line such as `NVIDIA H200, 143771`: the name, and the memory in MiB. If there is no such number, as for
@@ -105,7 +108,7 @@ mod tests {
             program
         };
         let said = ask(shell("echo \"$@\"; exit 9"), PATIENCE).unwrap();
-        assert_eq!(said, "--query-gpu=name,memory.total --format=csv,noheader,nounits\n");
+        assert_eq!(said, b"--query-gpu=name,memory.total --format=csv,noheader,nounits\n");
         assert_eq!(ask(shell("exec yes"), PATIENCE).unwrap().len() as u64, MOST_BYTES);
         assert_eq!(ask(shell("exec sleep 60"), Duration::from_millis(50)), None);
         assert_eq!(ask(Command::new("no-such-program-is-installed"), PATIENCE), None);

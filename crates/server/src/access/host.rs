@@ -86,6 +86,12 @@ struct Authority {
     has_port: bool,
 }
 
+/// Returns the host of a `Host` header, if the header is well-formed. Entry point of a fuzz target.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn host_of(header: &str) -> Option<String> {
+    Authority::parse(header).map(|authority| authority.host)
+}
+
 impl Authority {
     /// Parses an authority. Returns `None` for anything that ordinary clients do not send: user names, spaces, empty
     /// hosts, ports that are not numbers.

@@ -3,6 +3,7 @@
 //! All are generated deterministically, except for the exports, which are in `crates/compile`. Start at [`of`]. If a
 //! parser reads several files, one input contains them all, each after its name (see [`Input::files`]).
 
+mod answers;
 mod archives;
 mod checkpoints;
 mod exports;
@@ -80,6 +81,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Keys => Ok(keys::seeds()),
         Target::Settings => Ok(settings::seeds()),
         Target::Grammar => Ok(grammars::seeds()),
+        Target::Answers => Ok(answers::seeds()),
         Target::PrefixBlock => Ok(prefixes::seeds()),
         Target::Kernels => Ok(kernels::seeds()),
     }

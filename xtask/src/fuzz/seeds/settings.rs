@@ -112,6 +112,8 @@ fn user_files() -> Vec<Input> {
     vec![
         valid('L', "listing", listing.to_string()),
         valid('T', "trace", json!({"unsupported_nodes": [node]}).to_string()),
+        valid('I', "cards", "NVIDIA H200, 143771\nNVIDIA GB10, [N/A]\n"),
+        valid('H', "host-header", "[::1]:8080"),
         valid('N', "kept-tokens", "[0, 5, 999]"),
         valid('F', "tools", json!([tool]).to_string()),
         valid('J', "vocabulary-list", "[1, 2, 3]"),
@@ -134,6 +136,7 @@ fn options() -> Vec<Input> {
         ("matformer", "ffn=8192"),
         ("yarn", "4"),
         ("target", "qnn:x-elite"),
+        ("hub", "hf:org/model/q4.gguf@main"),
         ("host", "*.internal"),
         ("origin", "https://box.lan:8443"),
     ]
@@ -142,7 +145,7 @@ fn options() -> Vec<Input> {
 }
 
 fn bombs() -> Vec<Input> {
-    let mut bombs: Vec<Input> = "RSMLCPVKDWATNFJ"
+    let mut bombs: Vec<Input> = "RSMLCPVKDWATNFJIH"
         .chars()
         .map(|parser| bomb(parser, &format!("nested-{parser}"), "[".repeat(5000)))
         .collect();

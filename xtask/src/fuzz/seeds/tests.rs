@@ -15,6 +15,10 @@ use narthex_text::{
 
 use super::*;
 
+#[path = "../../../../fuzz/src/answers.rs"]
+#[allow(unreachable_pub, reason = "the fuzz package exports it")]
+mod answer_parsers;
+
 #[path = "../../../../fuzz/src/settings.rs"]
 #[allow(unreachable_pub, reason = "the fuzz package exports it")]
 mod settings_parsers;
@@ -214,6 +218,11 @@ fn keys() {
 fn settings() {
     let folder = tempfile::tempdir().unwrap();
     check(Target::Settings, |bytes| settings_parsers::read(bytes, folder.path()));
+}
+
+#[test]
+fn answers() {
+    check(Target::Answers, answer_parsers::read);
 }
 
 #[test]

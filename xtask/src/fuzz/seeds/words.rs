@@ -297,6 +297,38 @@ const SETTINGS: &[&str] = &[
     "-----BEGIN CERTIFICATE-----",
 ];
 
+const ANSWERS: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "<function=",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "```python",
+    "tool_call(",
+    "get_weather",
+    "stop",
+    "city",
+    "days",
+    "\"name\"",
+    "\"arguments\"",
+    "\"parameters\"",
+    "True",
+    "None",
+    "'''",
+    "\\u00e9",
+];
+
 /// Returns the words of a target, in the form of libFuzzer's dictionaries.
 pub(crate) fn of(target: Target) -> String {
     let lists: &[&[&str]] = match target {
@@ -315,6 +347,7 @@ pub(crate) fn of(target: Target) -> String {
             &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
         }
         Target::Settings => &[JSON, SETTINGS],
+        Target::Answers => &[JSON, ANSWERS],
         Target::PrefixBlock => &[&["\u{40}\0\0\0", "NTHXKVPB"]],
         Target::Kernels => &[&["NARXPAK\u{1}"]],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
