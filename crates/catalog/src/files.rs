@@ -24,11 +24,21 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Error
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let new = path.with_added_extension(format!("{}-{number}.new", std::process::id()));
+    replace_by(path, &new, write)
+}
+
+/// Replaces the file at `path` as [`replace`] does, by the file `new` in the same folder. Only one writer may use this
+/// name at a time.
+pub(crate) fn replace_by(
+    path: &Path,
+    new: &Path,
+    write: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<(), Error> {
     let replaced =
-        write(&new).and_then(|()| fs::rename(&new, path).map_err(Error::io("move into place", path)));
+        write(new).and_then(|()| fs::rename(new, path).map_err(Error::io("move into place", path)));
     if replaced.is_err() {
         // The incomplete file is useless; the error has the reason.
-        let _ = fs::remove_file(&new);
+        let _ = fs::remove_file(new);
     }
     replaced
 }
@@ -168,6 +178,23 @@ mod tests {
         let error = write_durably(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(error.to_string().starts_with("cannot write /dev/full: No space left"), "{error}");
         assert!(error.hint().unwrap().contains("free some space"));
+    }
+
+    #[test]
+    fn a_failed_replacement_leaves_the_old_file_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, new) = (folder.path().join("f"), folder.path().join("f.new"));
+        fs::write(&path, "old").unwrap();
+        let fails = |new: &Path| {
+            fs::write(new, "ne").unwrap();
+            Err(Error::Cancelled)
+        };
+        for replaced in [replace(&path, fails), replace_by(&path, &new, fails)] {
+            assert!(matches!(replaced, Err(Error::Cancelled)));
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the new file remains");
+        }
+        replace_by(&path, &new, |new| write_durably(new, b"new")).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), new.exists()), (b"new".to_vec(), false));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
 //!   keys.json                    API keys: hashes and limits
 //!   locks/<key>.lock             locks between processes; never deleted
+//!   run/server-<pid>.json        records of running servers, each locked by its server
 //! ```
 //!
 //! Nothing outside `tmp/` is ever incomplete: folders are filled in `tmp/`, flushed, and renamed into place. A replaced
@@ -48,6 +49,9 @@ use crate::{Cancel, error::Error, files, network::Network};
 
 /// Environment variable with the path of the store's folder.
 pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
+
+/// Name of the folder for the records of running servers.
+const RUN: &str = "run";
 
 /// A handle on the store; clones share it.
 #[derive(Debug, Clone)]
@@ -110,6 +114,18 @@ impl Store {
     pub fn check_writable(&self) -> Result<(), Error> {
         let staging = self.scratch()?;
         files::write_durably(&staging.path().join("probe"), b"probe")
+    }
+
+    /// Returns the folder for the records of running servers; it may not exist.
+    pub fn run_folder(&self) -> PathBuf {
+        self.root.join(RUN)
+    }
+
+    /// Creates the folder for the records of running servers, or makes it private to its user, and returns it.
+    pub fn create_run_folder(&self) -> Result<PathBuf, Error> {
+        let path = self.folder(RUN)?;
+        privacy::tighten(&path)?;
+        Ok(path)
     }
 
     /// Waits for the lock between processes named `key`, and reports once through `progress` that it waits.

@@ -103,7 +103,7 @@ pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result
     for name in names {
         let path = folder.join(name);
         let failed = |source| CompileError::Write { path: path.clone(), source };
-        let mut file = File::open(&path).map_err(failed)?;
+        let mut file = narthex_mmap::open_regular(&path).map_err(failed)?;
         let (mut hash, mut bytes, mut part) = (sha2::Sha256::new(), 0, vec![0; 1 << 20]);
         loop {
             let read = file.read(&mut part).map_err(failed)?;

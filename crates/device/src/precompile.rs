@@ -6,12 +6,12 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs, io,
+    env, io,
     ops::ControlFlow,
     path::{self, Path},
 };
 
-use narthex_graph::{Graph, Node};
+use narthex_graph::{Graph, Node, onnx::files::MAX_FILE_BYTES};
 
 use crate::{
     ep::Device,
@@ -182,7 +182,7 @@ pub(crate) fn whole(
 
 /// Reads the graph of a file; `None` if it cannot be read.
 fn read(path: &Path) -> Option<Graph> {
-    Graph::decode(&fs::read(path).ok()?).ok()
+    Graph::decode(&narthex_mmap::read(path, MAX_FILE_BYTES).ok()?).ok()
 }
 
 /// Operators that only change the element type.

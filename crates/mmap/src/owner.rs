@@ -2,7 +2,7 @@
 
 use std::{fs::Metadata, io, path::Path};
 
-use crate::regular::{open_regular, read_all};
+use crate::regular::{open_regular, read_bounded};
 
 /// Refuses a file or folder of another user, and one that other users may write. Accepts everything on systems
 /// without such permissions.
@@ -40,7 +40,7 @@ pub fn check_own(_meta: &Metadata) -> io::Result<()> {
 pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = open_regular(path)?;
     check_own(&file.metadata()?)?;
-    read_all(file, limit)
+    read_bounded(file, limit)
 }
 
 /// Owner and mode of a file.

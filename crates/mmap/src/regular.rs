@@ -46,7 +46,7 @@ pub fn open_inside(folder: &Path, name: &str) -> io::Result<File> {
 /// # Errors
 /// [`io::ErrorKind::FileTooLarge`] for a longer file; otherwise as [`open_regular`].
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read_all(open_regular(path)?, limit)
+    read_bounded(open_regular(path)?, limit)
 }
 
 /// Reads a whole regular file of a folder, of at most `limit` bytes.
@@ -54,12 +54,16 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`open_inside`] and [`read`].
 pub fn read_inside(folder: &Path, name: &str, limit: u64) -> io::Result<Vec<u8>> {
-    read_all(open_inside(folder, name)?, limit)
+    read_bounded(open_inside(folder, name)?, limit)
 }
 
-pub(crate) fn read_all(file: File, limit: u64) -> io::Result<Vec<u8>> {
+/// Reads a stream of at most `limit` bytes to its end.
+///
+/// # Errors
+/// [`io::ErrorKind::FileTooLarge`] for a longer stream; otherwise the system's error.
+pub fn read_bounded(stream: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    stream.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         let message = format!("expected at most {limit} bytes, found more");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
@@ -131,6 +135,8 @@ mod tests {
         assert_eq!(read(&path, 9).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(read(folder.path(), 9).unwrap_err().kind(), io::ErrorKind::IsADirectory);
         assert_eq!(read(&folder.path().join("none"), 9).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(read_bounded(&[1, 2][..], 2).unwrap(), [1, 2]);
+        assert_eq!(read_bounded(io::repeat(0), 9).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[cfg(unix)]

@@ -49,7 +49,7 @@ pub enum FileCondition {
         /// Digest that was found.
         found: Sha256,
     },
-    /// The file cannot be read, or it is a manifest or receipt that does not list the files of its folder.
+    /// The file cannot be read, or it is a manifest or receipt that does not fit its folder.
     Unreadable {
         /// Reason.
         reason: String,

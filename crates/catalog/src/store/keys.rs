@@ -83,8 +83,7 @@ impl Store {
 
     fn write_keys(&self, keys: Vec<ApiKey>) -> Result<(), Error> {
         let (path, new) = (self.key_file(), self.root().join("keys.json.new"));
-        files::write_privately(&new, &keys::encode(keys))?;
-        fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
+        files::replace_by(&path, &new, |new| files::write_privately(new, &keys::encode(keys)))?;
         files::sync_folder(self.root())
     }
 }

@@ -46,8 +46,7 @@ impl Store {
     /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its
     /// files.
     pub fn package_digest(folder: &Path) -> Result<Sha256, Error> {
-        let path = folder.join(MANIFEST_FILE);
-        Ok(files::digest(&fs::read(&path).map_err(Error::io("read", &path))?))
+        files::digest_file(&folder.join(MANIFEST_FILE), &Cancel::new(false), |_| ())
     }
 }
 

@@ -8,6 +8,8 @@ use std::{
     path::Path,
 };
 
+use narthex_text::tokenizer::{MAX_MERGES, MAX_TOKENS};
+
 use super::meta::{Metadata, Value};
 use crate::{
     Encoding, Result,
@@ -20,6 +22,8 @@ use crate::{
 const BUDGET: usize = 512 << 20;
 /// Memory that a metadata entry or tensor takes in addition to its text, in bytes.
 const ENTRY_COST: usize = 128;
+/// Memory that a string in an array takes in addition to its text, in bytes.
+const STRING_COST: usize = size_of::<String>() + 32;
 /// Maximum number of dimensions of a tensor in ggml.
 const MAX_DIMS: u32 = 4;
 /// Alignment of the tensor data if the file states none, in bytes.
@@ -65,7 +69,7 @@ fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize)> {
         reader.charge(ENTRY_COST)?;
         let key = reader.text("a metadata key")?;
         let kind = reader.u32("a metadata type")?;
-        let value = reader.value(kind, 0)?;
+        let value = reader.value(kind, &key, 0)?;
         if values.contains_key(&key) {
             return Err(malformed(path, "each metadata key once", key));
         }
@@ -216,10 +220,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn value(&mut self, kind: u32, depth: usize) -> Result<Value> {
+    fn value(&mut self, kind: u32, key: &str, depth: usize) -> Result<Value> {
         match kind {
             8 => Ok(Value::Text(self.text("a metadata string")?)),
-            9 => self.array(depth),
+            9 => self.array(key, depth),
             7 => self.flag().map(Value::Bool),
             6 | 12 => self.float(kind).map(Value::Float),
             _ => self.int(kind).map(Value::Int),
@@ -257,20 +261,23 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn array(&mut self, depth: usize) -> Result<Value> {
+    fn array(&mut self, key: &str, depth: usize) -> Result<Value> {
         if depth >= MAX_DEPTH {
             return Err(malformed(self.path, format!("arrays nested at most {MAX_DEPTH} deep"), "more"));
         }
         let kind = self.u32("an array's element type")?;
         let count = self.length("an array's length")?;
         let element = match kind {
-            8 => size_of::<String>(),
+            8 => STRING_COST,
             9 => ENTRY_COST,
             _ => size_of::<i64>(),
         };
         // Every element takes at least one byte of the file, so an excessive count fails before anything is read.
         if count > self.bytes.len().saturating_sub(self.at) {
             return Err(malformed(self.path, "an array inside the file", format!("{count} elements")));
+        }
+        if let Some(most) = most_elements(key).filter(|&most| count > most) {
+            return Err(malformed(self.path, format!("at most {most} elements of {key}"), count));
         }
         self.charge(count.saturating_mul(element))?;
         match kind {
@@ -279,7 +286,7 @@ impl<'a> Reader<'a> {
             7 => self.elements(count, |r| Ok(i64::from(r.flag()?))).map(Value::Ints),
             9 => {
                 for _ in 0..count {
-                    self.value(kind, depth + 1)?;
+                    self.value(kind, key, depth + 1)?;
                 }
                 Ok(Value::Unread)
             }
@@ -315,6 +322,16 @@ impl<'a> Reader<'a> {
         let kind = kind(self.u32("a tensor type")?);
         let offset = self.length("a tensor offset")?;
         Ok((name, StoredTensor { shape, kind, file: 0, bytes: offset..offset }))
+    }
+}
+
+/// Returns the maximum number of elements of the array with this key, if it has one. A longer vocabulary would be
+/// refused later, after it had been copied.
+fn most_elements(key: &str) -> Option<usize> {
+    match key {
+        "tokenizer.ggml.merges" => Some(MAX_MERGES),
+        "tokenizer.ggml.tokens" | "tokenizer.ggml.scores" | "tokenizer.ggml.token_type" => Some(MAX_TOKENS),
+        _ => None,
     }
 }
 
@@ -528,6 +545,25 @@ mod tests {
     fn arrays_do_not_nest_without_end() {
         let level = [&9u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat();
         check(|f| f.set("a", Meta::Raw(9, level.repeat(1000))), "nested at most");
+    }
+
+    #[test]
+    fn vocabularies_that_are_too_long_are_refused_before_their_strings_are_read() {
+        for (key, most) in [
+            ("tokenizer.ggml.merges", MAX_MERGES),
+            ("tokenizer.ggml.tokens", MAX_TOKENS),
+            ("tokenizer.ggml.scores", MAX_TOKENS),
+            ("tokenizer.ggml.token_type", MAX_TOKENS),
+        ] {
+            // The bytes after the count are not strings, which a reader of them would notice first.
+            let array = |count: usize| {
+                let head = [&8u32.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
+                Meta::Raw(9, [head, vec![0xFF; count]].concat())
+            };
+            let expect = format!("at most {most} elements of {key}, found {}", most + 1);
+            check(|f| f.set(key, array(most + 1)), &expect);
+            check(|f| f.set(key, array(most)), "a string in an array");
+        }
     }
 
     #[test]

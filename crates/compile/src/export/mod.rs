@@ -9,11 +9,13 @@ mod genai;
 mod quark;
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
 use narthex_graph::{Graph, onnx::files::open_files};
+use narthex_mmap::open_regular;
 use narthex_spec::{
     Variant,
     arch::{DecoderArch, Structure},
@@ -58,7 +60,9 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     }
     for name in genai::data_files(&graph) {
         let to = partial.0.join(&name);
-        fs::copy(job.package.join(&name), &to).map_err(|source| CompileError::Write { path: to, source })?;
+        let copied = open_regular(&job.package.join(&name))
+            .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
+        copied.map_err(|source| CompileError::Write { path: to, source })?;
     }
     partial.settle(job.out)
 }

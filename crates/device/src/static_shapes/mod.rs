@@ -9,12 +9,9 @@ mod encoder;
 mod graph;
 mod step;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use narthex_graph::Graph;
+use narthex_graph::{Graph, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
     Target,
     manifest::{GraphEntry, Manifest},
@@ -137,7 +134,7 @@ pub(crate) fn shared_by(
 
 /// Returns the binaries to which a file's contexts refer; empty if the contexts are embedded.
 fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
-    let bytes = fs::read(path)
+    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES)
         .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;
     let graph = Graph::decode(&bytes).map_err(|error| DeviceError::package("a context in ONNX", error))?;
     Ok(graph.context_binaries().map(|name| path.with_file_name(name)).collect())
@@ -145,6 +142,8 @@ fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use narthex_graph::{Attribute, Builder, context::CONTEXT_OP};
 
     use super::*;

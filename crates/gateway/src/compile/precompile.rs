@@ -15,7 +15,7 @@ use narthex_device::{
     precompile::{FallbackPolicy, Job, Weights, precompile},
     runtime::Runtime,
 };
-use narthex_graph::{Graph, context::CONTEXT_OP};
+use narthex_graph::{Graph, context::CONTEXT_OP, onnx::files::MAX_FILE_BYTES};
 use narthex_spec::{
     Ep, ProgressSink, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
@@ -243,7 +243,7 @@ fn check_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
 }
 
 fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
-    let bytes = fs::read(path)
+    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES)
         .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
     Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
 }

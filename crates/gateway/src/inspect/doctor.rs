@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
+    Error as CatalogError,
+    network::Network,
     runtimes::{self, RuntimePackage},
     source::pip::{Pip, Requirement},
 };
@@ -61,7 +63,7 @@ impl Gateway {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
         let library = RuntimeChoice::of(self.library()).file(self.library());
-        pip(&mut report, &library);
+        self.pip_finding(&mut report, &library);
         runtime(&mut report, library);
         self.device_findings(&mut report);
         self.store_finding(&mut report);
@@ -74,6 +76,29 @@ impl Gateway {
             match status.reason {
                 None => report.add(Level::Good, subject, "can be used", None),
                 Some(reason) => report.add(Level::Note, subject, reason, status.fix),
+            }
+        }
+    }
+
+    /// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed. While the network is forbidden,
+    /// it is not started.
+    fn pip_finding(&self, report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
+        let Some(RuntimePackage { name: package, version, .. }) = runtimes::package(Ep::Cpu) else { return };
+        let is_required = matches!(library, Ok(None));
+        let found = match self.library().store.network() {
+            Network::Allowed => Pip::find(Requirement { package, version, platform: "any" }),
+            Network::CacheOnly if is_required => {
+                Err(CatalogError::Offline { what: format!("{package} {version}") })
+            }
+            Network::CacheOnly => {
+                return report.add(Level::Note, "pip", "not started while the network is forbidden", None);
+            }
+        };
+        match found {
+            Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
+            Err(error) => {
+                let level = if is_required { Level::Problem } else { Level::Note };
+                report.add(level, "pip", error.to_string(), error.hint());
             }
         }
     }
@@ -97,18 +122,6 @@ impl Gateway {
             let elsewhere = || "set NARTHEX_HOME to a writable folder".to_owned();
             let fix = error.hint().unwrap_or_else(elsewhere);
             report.add(Level::Problem, "store", error.to_string(), Some(fix));
-        }
-    }
-}
-
-/// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed.
-fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
-    let Some(RuntimePackage { name: package, version, .. }) = runtimes::package(Ep::Cpu) else { return };
-    match Pip::find(Requirement { package, version, platform: "any" }) {
-        Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
-        Err(error) => {
-            let level = if matches!(library, Ok(None)) { Level::Problem } else { Level::Note };
-            report.add(level, "pip", error.to_string(), error.hint());
         }
     }
 }

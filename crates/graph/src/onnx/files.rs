@@ -15,7 +15,7 @@ use crate::{Bytes, Graph, Initializer, InitializerData};
 const MAX_FILES: usize = 128;
 
 /// Maximum size of an ONNX file, which is Protobuf's limit on a message.
-const MAX_FILE_BYTES: u64 = 2 << 30;
+pub const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// An ONNX file of a model.
 #[derive(Debug, Clone)]

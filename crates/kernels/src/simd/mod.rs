@@ -3,7 +3,8 @@
 //! A kernel is one function that is generic over [`Simd`]; each instruction set implements that trait. A value of an
 //! implementing type proves that this processor has the instructions, so every method is safe. All implementations give
 //! the same bits: integer results are exact, every multiply-add is fused, and sums across lanes have a fixed order.
-//! [`portable`] uses no instruction set and no `unsafe` code; it is the reference, and it runs under Miri.
+//! [`portable`] uses no instruction set and no `unsafe` code; it is the reference. `cargo xtask sanitize` runs the tests of
+//! this crate under AddressSanitizer, on the instruction sets of that machine.
 
 pub(crate) mod portable;
 

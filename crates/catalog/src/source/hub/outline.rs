@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{self, Read, Write},
     path::Path,
 };
 
@@ -67,7 +67,9 @@ impl Hub {
             let parent = target.parent().unwrap_or(folder);
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
             let from = repo.snapshot(&listing.sha).join(name);
-            fs::copy(&from, &target).map_err(Error::io("copy", &from))?;
+            let copied = narthex_mmap::open_regular(&from)
+                .and_then(|mut file| io::copy(&mut file, &mut File::create(&target)?));
+            copied.map_err(Error::io("copy", &from))?;
         }
         for name in chosen.iter().filter(|name| glob::is_weights(name)) {
             let size = listing.siblings.iter().find(|sibling| sibling.rfilename == *name);

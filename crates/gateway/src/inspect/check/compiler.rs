@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io::Read,
     path::Path,
 };
@@ -16,6 +15,7 @@ use narthex_check::{
 };
 use narthex_device::precompile::LOG;
 use narthex_graph::onnx::files::OnnxFile;
+use narthex_mmap::open_regular;
 use narthex_spec::Target;
 
 use super::{CheckRequest, trial::Trial};
@@ -116,7 +116,7 @@ fn extract(part: &OnnxFile, nodes: &BTreeSet<usize>) -> Option<OnnxFile> {
 /// Reads the beginning of a log; empty if the compiler ended the process before it was written.
 fn read_log(path: &Path) -> String {
     let mut bytes = Vec::new();
-    let _ = File::open(path).map(|file| file.take(MAX_LOG_BYTES).read_to_end(&mut bytes));
+    let _ = open_regular(path).map(|file| file.take(MAX_LOG_BYTES).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -2,8 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     sync::Arc,
@@ -218,8 +217,7 @@ fn compiler_result(outcome: Result<usize, DeviceError>) -> Result<CompilerResult
 
 /// Reads a subprocess's answer, if it is complete.
 fn read_answer(answer: &Path) -> Option<CompilerResult> {
-    let mut bytes = Vec::new();
-    File::open(answer).ok()?.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes).ok()?;
+    let bytes = narthex_mmap::read(answer, MAX_ANSWER_BYTES).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
