@@ -227,6 +227,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "POLICY")]
     pub(crate) auto_pull: Option<AutoPull>,
 
+    /// End when standard input closes. `launch` starts its server so
+    #[arg(long, hide = true)]
+    pub(crate) until_stdin_closes: bool,
+
     /// Concurrent sequences per model
     #[arg(long, default_value_t = Config::standard().slots, value_parser = at_least_one)]
     pub(crate) slots: usize,

@@ -3,7 +3,7 @@
 //! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this.
 
 use std::{
-    io::{BufRead, IsTerminal, stderr, stdin},
+    io::{self, stdin},
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,8 +17,6 @@ use narthex_gateway::Cancel;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::output;
-
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static SIGNALS: SignalCount = SignalCount::new();
 /// Set while a command waits for input, which cannot be cancelled.
@@ -29,7 +27,7 @@ static SERVING: AtomicBool = AtomicBool::new(false);
 /// Time for a job to stop after the first signal.
 const GRACE: Duration = Duration::from_millis(900);
 
-/// Set while a program runs in the foreground, which receives Ctrl-C itself.
+/// Set while a program runs in the foreground, which gets the signals.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Number of signals, and how many of them are done with.
@@ -74,7 +72,8 @@ impl SignalCount {
     }
 }
 
-/// Disables the handling of Ctrl-C while a program runs in the foreground, which receives the signal itself.
+/// Disables the handling of signals while a program runs in the foreground. The program receives Ctrl-C itself; its
+/// parent passes the other signals on.
 pub(crate) fn leave_to_child() {
     IN_CHILD.store(true, Ordering::Relaxed);
 }
@@ -87,21 +86,34 @@ pub(crate) fn cancel() -> &'static Cancel {
 /// Installs the signal handlers.
 pub(crate) fn install() {
     ignore_file_size_signal();
-    let flag = cancel().clone();
-    let installed = ctrlc::set_handler(move || {
-        if IN_CHILD.load(Ordering::Relaxed) {
-            return;
+    let installed = ctrlc::set_handler(|| {
+        if !IN_CHILD.load(Ordering::Relaxed) {
+            interrupt();
         }
-        let Some(number) = SIGNALS.receive().filter(|_| !WAITING.load(Ordering::Relaxed)) else {
-            exit_at_once()
-        };
-        flag.cancel();
-        // If the thread cannot be started, a second signal still ends the process.
-        let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(move || end_after_grace(number));
     });
     if let Err(error) = installed {
         tracing::warn!(%error, "Ctrl-C will end the process immediately");
     }
+}
+
+/// Cancels the running job at the first signal, and ends the process at the second.
+fn interrupt() {
+    let Some(number) = SIGNALS.receive().filter(|_| !WAITING.load(Ordering::Relaxed)) else { exit_at_once() };
+    cancel().cancel();
+    // If the thread cannot be started, a second signal still ends the process.
+    let _ = thread::Builder::new().name("interrupt".to_owned()).spawn(move || end_after_grace(number));
+}
+
+/// Treats the end of standard input as a signal. Standard input is a pipe that closes when the process at its other end
+/// ends, even if that process is killed.
+pub(crate) fn end_with_standard_input() -> anyhow::Result<()> {
+    let watch = || {
+        // An error also means that nobody keeps the pipe open.
+        let _ = io::copy(&mut stdin().lock(), &mut io::sink());
+        interrupt();
+    };
+    thread::Builder::new().name("stdin".to_owned()).spawn(watch).context("cannot start a thread")?;
+    Ok(())
 }
 
 /// Ends the process if the job that this signal interrupted still runs after [`GRACE`].
@@ -154,25 +166,6 @@ pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     let input = read();
     WAITING.store(false, Ordering::Relaxed);
     input
-}
-
-/// Key that ends the input in a terminal.
-const END_OF_INPUT: &str = if cfg!(windows) { "Ctrl-Z and Enter" } else { "Ctrl-D" };
-
-/// Reads standard input to its end, like [`input`]. On a terminal, it first prints `request`, which asks for the text,
-/// and the key that ends the input.
-pub(crate) fn typed<T>(request: &str, read: impl FnOnce() -> T) -> T {
-    input(|| {
-        if stdin().is_terminal() && stderr().is_terminal() {
-            output::note(format!("{request}, then press {END_OF_INPUT} on an empty line."));
-        }
-        read()
-    })
-}
-
-/// Reads the lines of standard input before a job starts, as [`typed`] does.
-pub(crate) fn lines(request: &str) -> anyhow::Result<Vec<String>> {
-    typed(request, || stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
 }
 
 /// Resets a Ctrl-C that stopped one answer, so that the conversation continues. Returns true if there was one.

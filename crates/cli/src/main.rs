@@ -22,6 +22,7 @@ mod page;
 mod reference;
 mod render;
 mod settings;
+mod standard_input;
 mod wrap;
 
 use std::{env, process::ExitCode};

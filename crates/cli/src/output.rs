@@ -1,10 +1,10 @@
 //! Standard output that tolerates a closed pipe, the log on standard error, and output files that are never incomplete.
 
 use std::{
-    ffi::OsString,
     fs::{self, File},
     io::{self, ErrorKind, IsTerminal, Write},
     path::{Path, PathBuf},
+    process,
 };
 
 use anyhow::Context;
@@ -119,19 +119,19 @@ pub(crate) struct NewFile {
 
 impl NewFile {
     /// Creates the temporary file, so that an unusable path fails before the work for its content.
+    ///
+    /// Refuses to replace anything else than a regular file.
     pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
-        let mut temporary = OsString::from(path);
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        let file = if path.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { File::create(&temporary) };
+        let temporary = path.with_added_extension(format!("{}.new", process::id()));
+        let file = check_replaceable(path).and_then(|()| create_new(&temporary));
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.to_owned(), temporary, file })
     }
 
     /// Writes the text and replaces the older file.
     pub(crate) fn write(mut self, text: &str) -> anyhow::Result<()> {
-        let written =
-            self.file.write_all(text.as_bytes()).and_then(|()| fs::rename(&self.temporary, &self.path));
+        let stored = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
+        let written = stored.and_then(|()| fs::rename(&self.temporary, &self.path));
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
@@ -141,6 +141,23 @@ impl Drop for NewFile {
         // Removes the incomplete file. After the rename it does not exist.
         let _ = fs::remove_file(&self.temporary);
     }
+}
+
+fn check_replaceable(path: &Path) -> io::Result<()> {
+    match path.metadata() {
+        // The error names the kind that was found.
+        Ok(found) if !found.is_file() => narthex_mmap::open_regular(path).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// Creates a file. A killed process with the same id may have left one of this name.
+fn create_new(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::create_new(path)
 }
 
 /// Prints a question to standard error without a line break, so that the answer follows on the same line.
@@ -179,5 +196,27 @@ mod tests {
         let error = NewFile::create(&taken).err().map(|error| error.to_string());
         assert!(error.is_some_and(|error| error.contains("taken")));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn other_kinds_of_files_are_neither_replaced_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.html");
+        let mkfifo = |path: &Path| {
+            assert!(process::Command::new("mkfifo").arg(path).status().unwrap().success());
+        };
+        // The temporary file of a process that was killed, or a trap.
+        for left in ["report.html.new", &format!("report.html.{}.new", process::id())] {
+            mkfifo(&folder.path().join(left));
+        }
+        NewFile::create(&path).unwrap().write("new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        fs::remove_file(&path).unwrap();
+        mkfifo(&path);
+        for (path, expect) in [(&*path, "found a named pipe"), (Path::new("/dev/null"), "found a device")] {
+            let error = NewFile::create(path).err().map(|error| format!("{error:#}"));
+            assert!(error.as_ref().is_some_and(|error| error.contains(expect)), "{error:?}");
+        }
     }
 }

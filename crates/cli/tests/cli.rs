@@ -230,6 +230,28 @@ fn offline_nothing_is_started() {
 }
 
 #[test]
+fn offline_the_doctor_starts_no_pip() {
+    let home = tempfile::tempdir().unwrap();
+    let started = home.path().join("started");
+    write_pip(home.path(), &format!("open({:?}, 'w').close()", started.display().to_string()));
+    let library = home.path().join("libonnxruntime.so");
+    std::fs::write(&library, "").unwrap();
+    let text = |command: &mut Command| String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let without_runtime = text(&mut online(home.path(), &["doctor", "--offline"]));
+    assert!(
+        without_runtime.contains("FIX   pip: onnxruntime") && without_runtime.contains("--from FILE.whl"),
+        "{without_runtime}"
+    );
+    let mut offline = online(home.path(), &["doctor"]);
+    let with_runtime = text(offline.env("HF_HUB_OFFLINE", "1").env("ORT_DYLIB_PATH", library));
+    let note = "note  pip: not started while the network is forbidden";
+    assert!(with_runtime.contains(note), "{with_runtime}");
+    assert!(!started.exists(), "pip was started");
+    text(&mut online(home.path(), &["doctor"]));
+    assert!(started.exists(), "the stand-in works");
+}
+
+#[test]
 fn credentials_of_an_index_are_not_printed() {
     let home = tempfile::tempdir().unwrap();
     pip_module(home.path(), "sys.exit('ERROR: cannot reach https://user:secret@index.example/simple')");
@@ -367,7 +389,7 @@ fn a_report_that_cannot_be_written_is_known_before_anything_is_measured() {
 fn doctor_lists_problems_first_and_fails() {
     let home = tempfile::tempdir().unwrap();
     let doctor = |home: &Path| {
-        let output = narthex(home, &["doctor"]);
+        let output = offline(home, &["doctor"]).env_remove("HF_HUB_OFFLINE").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.code(), text)
     };

@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_testkit::{
-    checkpoint::{tiny_llama_gguf, tiny_llama_safetensors},
+    checkpoint::{Meta, tiny_llama, tiny_llama_gguf, tiny_llama_safetensors},
     one_thread::ONE_THREAD,
 };
 
@@ -107,6 +107,46 @@ fn other_kinds_of_files_are_refused_at_once() {
 }
 
 #[test]
+fn a_named_pipe_among_narthex_s_own_files_is_not_waited_for() {
+    let home = tempfile::tempdir().unwrap();
+    fs::create_dir(home.path().join("run")).unwrap();
+    mkfifo(&home.path().join("run/server-1.json"));
+    check(&narthex(home.path(), ":", &["ps"]), 0, "");
+    let report = home.path().join("report.html");
+    mkfifo(&report);
+    let bench = ["bench", "--devices", "cpu", "--report", report.to_str().unwrap()];
+    check(&narthex(home.path(), ":", &bench), 9, "found a named pipe");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_named_pipe_as_the_file_of_a_service_is_not_waited_for() {
+    let home = tempfile::tempdir().unwrap();
+    let units = home.path().join("systemd/user");
+    fs::create_dir_all(&units).unwrap();
+    mkfifo(&units.join("narthex.service"));
+    let config = format!("export XDG_CONFIG_HOME='{}'", home.path().display());
+    for command in ["status", "install", "uninstall"] {
+        check(&narthex(home.path(), &config, &["service", command]), 9, "found a named pipe");
+    }
+}
+
+#[test]
+fn standard_input_without_an_end_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [
+        &["embed", "-m", "smollm2:135m"][..],
+        &["rerank", "-m", "smollm2:135m", "query"],
+        &["chat", "-m", "smollm2:135m"],
+        &["complete", "-m", "smollm2:135m"],
+        &["answer", "-m", "smollm2:135m", "what?", "--context", "-"],
+    ] {
+        let output = narthex(home.path(), "exec </dev/zero", args);
+        check(&output, 9, "cannot read standard input: expected at most 1");
+    }
+}
+
+#[test]
 fn malformed_files_have_an_exit_code_of_their_own() {
     let home = tempfile::tempdir().unwrap();
     let (gguf, onnx) = (home.path().join("cut.gguf"), home.path().join("cut.onnx"));
@@ -117,6 +157,19 @@ fn malformed_files_have_an_exit_code_of_their_own() {
         check(&narthex(home.path(), ":", &args), 9, "is malformed");
     }
     check(&narthex(home.path(), ":", &["check", onnx.to_str().unwrap()]), 9, "cut.onnx");
+}
+
+#[test]
+fn a_vocabulary_that_is_too_long_is_refused_by_every_command() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("merges.gguf");
+    let mut gguf = tiny_llama(7);
+    gguf.set("tokenizer.ggml.merges", Meta::Texts(vec!["a b".to_owned(); (3 << 18) + 1]));
+    fs::write(&file, gguf.to_bytes()).unwrap();
+    let file = file.to_str().unwrap();
+    for args in [&["compile", file][..], &["plan", file], &["check", file], &["pull", file]] {
+        check(&narthex(home.path(), ":", args), 9, "at most 786432 elements of tokenizer.ggml.merges");
+    }
 }
 
 #[test]
@@ -151,6 +204,9 @@ fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
     assert_eq!((entries("packages"), entries("tmp")), (0, 0));
     check(&limited(":"), 0, "");
     assert_eq!((entries("packages"), entries("tmp")), (1, 0));
+    let key = ["key", "add", "app"];
+    check(&narthex(&store, "ulimit -f 0", &key), 6, "hint: raise the limit on the size of files");
+    assert!(!store.join("keys.json").exists() && !store.join("keys.json.new").exists());
     // In this folder, even the administrator cannot create a folder.
     check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
 }

@@ -9,7 +9,9 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use narthex_testkit::checkpoint::tiny_llama;
@@ -38,6 +40,68 @@ with open(os.path.join(os.path.dirname(sys.argv[0]), "seen"), "w") as file:
 sys.exit(7 if "--fail" in sys.argv else 0)
 "#;
 
+/// Stand-in for an agent that never ends by itself. It writes its process id and the server's address to the file
+/// `started` beside itself, and the number of a signal to the file `signal`. A signal ends it, unless it is told to stay.
+const WAITING_AGENT: &str = r#"#!/usr/bin/env python3
+import os, signal, sys, time
+def write(name, text):
+    path = os.path.join(os.path.dirname(sys.argv[0]), name)
+    with open(path + ".new", "w") as file:
+        file.write(text)
+    os.rename(path + ".new", path)
+def end(number, frame):
+    write("signal", str(number))
+    if "--stay" not in sys.argv:
+        sys.exit(3)
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, end)
+write("started", f"{os.getpid()} {os.environ['OPENAI_API_BASE'].split('/')[2]}")
+while True:
+    time.sleep(60)
+"#;
+
+/// Maximum time for anything that these tests wait for.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Waits until a value exists.
+fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(began.elapsed() < HANG, "{what} does not come");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// `narthex launch` with a running agent.
+struct RunningAgent {
+    process: Child,
+    agent: String,
+    /// Address of the server.
+    address: String,
+}
+
+impl RunningAgent {
+    fn send(&self, signal: &str) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    /// Waits for the end of the process and of its server. Returns the exit code; `None` after SIGKILL.
+    fn end(mut self) -> Option<i32> {
+        let code = eventually("the end", || self.process.try_wait().unwrap()).code();
+        let listens = || std::net::TcpStream::connect(&self.address).is_ok();
+        eventually("the end of the server", || (!listens()).then_some(()));
+        code
+    }
+}
+
+fn runs(process: &str) -> bool {
+    Command::new("kill").args(["-0", process]).stderr(Stdio::null()).status().unwrap().success()
+}
+
 /// A store with a model, a home folder, and a folder with programs.
 struct Machine {
     folder: TempDir,
@@ -65,9 +129,9 @@ impl Machine {
         self
     }
 
-    fn with_program(self, name: &str) -> Self {
+    fn with_program(self, name: &str, program: &str) -> Self {
         let file = self.path("programs").join(name);
-        fs::write(&file, AGENT).unwrap();
+        fs::write(&file, program).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
         self
     }
@@ -85,6 +149,24 @@ impl Machine {
         self.narthex(&[&["launch"], args].concat()).env("PATH", path).output().unwrap()
     }
 
+    /// Launches the agent that waits, and returns when it runs.
+    fn start(&self, args: &[&str]) -> RunningAgent {
+        for name in ["started", "signal"] {
+            let _ = fs::remove_file(self.path("programs").join(name));
+        }
+        let path = format!("{}:{}", self.path("programs").display(), std::env::var("PATH").unwrap());
+        let mut command = self.narthex(&[&["launch", "aider", "--"], args].concat());
+        let process = command.env("PATH", path).stderr(Stdio::null()).spawn().unwrap();
+        let started = eventually("the agent", || fs::read_to_string(self.path("programs/started")).ok());
+        let (agent, address) = started.split_once(' ').unwrap();
+        RunningAgent { process, agent: agent.to_owned(), address: address.to_owned() }
+    }
+
+    /// Waits for the signal that the agent receives.
+    fn signal(&self) -> String {
+        eventually("the signal", || fs::read_to_string(self.path("programs/signal")).ok())
+    }
+
     fn seen(&self) -> Value {
         serde_json::from_slice(&fs::read(self.path("programs/seen")).unwrap()).unwrap()
     }
@@ -100,7 +182,7 @@ fn error(output: &Output) -> String {
 
 #[test]
 fn an_agent_runs_on_a_server_that_ends_with_it() {
-    let machine = Machine::new().with_model().with_program("aider").with_program("claude");
+    let machine = Machine::new().with_model().with_program("aider", AGENT).with_program("claude", AGENT);
     for (agent, model) in [("aider", "openai/local/tiny"), ("claude", "local/tiny")] {
         // Without --model, the largest installed one is chosen.
         let output = machine.launch(&[agent, "--", "--yes"], true);
@@ -136,4 +218,35 @@ fn a_missing_program_gets_its_install_command_before_a_server_starts() {
         assert!(!output.status.success() && error.contains(install), "{agent}: {error}");
         assert!(!error.contains("Starting a server"), "{agent}: {error}");
     }
+}
+
+#[test]
+fn signals_reach_the_agent_and_end_the_server() {
+    let machine = Machine::new().with_model().with_program("aider", WAITING_AGENT);
+    for (signal, number) in [("-TERM", "15"), ("-HUP", "1")] {
+        let launched = machine.start(&[]);
+        let agent = launched.agent.clone();
+        launched.send(signal);
+        assert_eq!(launched.end(), Some(130), "{signal}");
+        assert_eq!((machine.signal().as_str(), runs(&agent)), (number, false));
+    }
+    // A second signal kills an agent that does not end.
+    let launched = machine.start(&["--stay"]);
+    let agent = launched.agent.clone();
+    launched.send("-TERM");
+    machine.signal();
+    assert!(runs(&agent));
+    launched.send("-TERM");
+    assert_eq!(launched.end(), Some(130));
+    assert!(!runs(&agent));
+}
+
+#[test]
+fn the_server_does_not_outlive_a_killed_launch() {
+    let machine = Machine::new().with_model().with_program("aider", WAITING_AGENT);
+    let launched = machine.start(&[]);
+    let agent = launched.agent.clone();
+    launched.send("-KILL");
+    assert_eq!(launched.end(), None);
+    assert!(Command::new("kill").arg(&agent).status().unwrap().success(), "nobody ended the agent");
 }

@@ -1,4 +1,4 @@
-//! `narthex serve` as a process: its log, with few file descriptors, and with hostile bodies.
+//! `narthex serve` as a process: its log, with few file descriptors, with hostile bodies, and with a download.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
@@ -10,6 +10,12 @@ use std::{
     thread,
     time::Duration,
 };
+
+use narthex_testkit::{
+    checkpoint::tiny_bert_safetensors,
+    hub::{HubServer, Repo},
+};
+use serde_json::Value;
 
 /// Server without models. Dropping it ends the server.
 struct Server {
@@ -26,11 +32,26 @@ impl Server {
 
     /// Starts a server like [`Self::start`] with further options, and passes the lines of its log to `read`.
     fn with_log(descriptors: usize, options: &str, read: impl Fn(String) + Send + 'static) -> Self {
-        let home = tempfile::tempdir().unwrap();
         let serve = format!("ulimit -n {descriptors}; exec \"$0\" serve --port 0 {options}");
-        let mut process = Command::new("sh")
-            .args(["-c", &serve, env!("CARGO_BIN_EXE_narthex")])
+        let mut command = Command::new("sh");
+        command.args(["-c", &serve, env!("CARGO_BIN_EXE_narthex")]);
+        Self::listen(&mut command, read)
+    }
+
+    /// Starts a server that downloads any model from this hub.
+    fn with_hub(endpoint: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
+        command.args(["serve", "--port", "0", "--auto-pull", "always"]);
+        command.env("HF_ENDPOINT", endpoint).env_remove("HF_HUB_OFFLINE");
+        Self::listen(&mut command, drop)
+    }
+
+    /// Starts a command that becomes `narthex serve`, with an empty store, and waits until it listens.
+    fn listen(command: &mut Command, read: impl Fn(String) + Send + 'static) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let mut process = command
             .env("NARTHEX_HOME", home.path())
+            .env("HF_HUB_CACHE", home.path().join("hub"))
             .env("NARTHEX_PYTHON", "/nonexistent/python")
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
@@ -93,6 +114,34 @@ fn the_log_has_a_line_for_each_request_with_v() {
     next("GET /health 200 in ");
     assert_eq!(request("GET /v1/nothing?key=secret"), "404");
     next("GET /v1/nothing 404 in ");
+}
+
+#[test]
+fn a_pull_reports_the_bytes_of_its_download() {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_bert_safetensors(folder.path(), 7).unwrap();
+    let repo = Repo::of_folder(folder.path()).unwrap();
+    let weights = repo.files["model.safetensors"].len() as u64;
+    let hub = HubServer::start(move |request| repo.answer(request));
+    let server = Server::with_hub(&hub.endpoint);
+    let body = r#"{"model": "bge-small-en-v1.5"}"#;
+    // HTTP/1.0 has no chunked encoding, so the lines are sent unchanged.
+    let head =
+        format!("POST /api/pull HTTP/1.0\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    let mut stream = server.connect();
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let objects = answer.lines().filter(|line| line.starts_with('{'));
+    let lines: Vec<Value> = objects.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.last().unwrap()["status"], "success", "{answer}");
+    let download = lines.iter().filter(|line| line["status"] == "Downloading BAAI/bge-small-en-v1.5");
+    let counts: Vec<(u64, u64)> =
+        download.map(|line| (line["completed"].as_u64().unwrap(), line["total"].as_u64().unwrap())).collect();
+    let total = counts[0].1;
+    assert!(total > weights && counts.iter().all(|(_, found)| *found == total), "{answer}");
+    assert!(counts.is_sorted() && counts[0].0 == 0 && counts.last().unwrap().0 == total, "{answer}");
+    assert!(counts.iter().any(|(completed, _)| (1..total).contains(completed)), "{answer}");
 }
 
 #[test]

@@ -148,6 +148,31 @@ fn a_failed_installation_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn a_full_disk_leaves_the_installed_unit_as_it_was() {
+    let home = Home::new();
+    home.check(&["install", "--", "--port", "9000"], 0, "installed");
+    let installed = (fs::read_to_string(home.unit()).unwrap(), home.settings());
+    home.calls();
+    let install = home.command(&["install", "--", "--port", "9001"]);
+    // No byte can be written to a file; the calls of the init system are redirected to a device.
+    fs::remove_dir_all(home.path("stand-in")).unwrap();
+    fs::create_dir(home.path("stand-in")).unwrap();
+    std::os::unix::fs::symlink("/dev/null", home.path("stand-in/calls")).unwrap();
+    let mut limited = Command::new("bash");
+    limited
+        .args(["-c", "ulimit -f 0; exec \"$0\" \"$@\""])
+        .arg(install.get_program())
+        .args(install.get_args());
+    limited.envs(install.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = limited.env_remove("NARTHEX_HOME").stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(6) && text.contains("hint: raise the limit on the size"), "{text}");
+    assert_eq!((fs::read_to_string(home.unit()).unwrap(), home.settings()), installed);
+    fs::remove_file(home.path("stand-in/calls")).unwrap();
+    home.check(&["uninstall"], 0, "stopped the service and removed ");
+}
+
+#[test]
 fn a_unit_of_somebody_else_is_left_alone() {
     let home = Home::new();
     fs::create_dir_all(home.unit().parent().unwrap()).unwrap();

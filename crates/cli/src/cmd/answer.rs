@@ -1,15 +1,14 @@
 //! `narthex answer`: the part of a text that answers a question.
 
-use std::io::{self, Read, stdin};
+use std::io;
 
-use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
     request::{AnswerRequest, Answers, MAX_ANSWER_TEXT},
 };
 use serde::Serialize;
 
-use crate::{args::AnswerArgs, bars::Bars, interrupt, output};
+use crate::{args::AnswerArgs, bars::Bars, interrupt, output, standard_input};
 
 /// Maximum size of a context.
 const MAX_CONTEXT_BYTES: u64 = MAX_ANSWER_TEXT as u64;
@@ -35,12 +34,7 @@ struct Span<'a> {
 /// Answers the question from the context.
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
-        let mut text = String::new();
-        interrupt::typed("Type the text that has the answer", || {
-            stdin().lock().take(MAX_CONTEXT_BYTES + 1).read_to_string(&mut text)
-        })
-        .context("cannot read standard input")?;
-        text
+        standard_input::text_up_to("Type the text that has the answer", MAX_CONTEXT_BYTES)?
     } else {
         let what = format!("cannot read the context {}", args.context.display());
         let bytes = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES);

@@ -1,8 +1,7 @@
 //! `narthex chat` for one question or a conversation, and `narthex complete` for the continuation of a text.
 
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 
-use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
     models::{ModelKind, ModelStatus},
@@ -18,11 +17,8 @@ use super::{
 use crate::{
     args::{ChatArgs, CompleteArgs, GenerateArgs},
     bars::Bars,
-    interrupt,
+    standard_input,
 };
-
-/// Maximum size of a prompt from standard input.
-const MAX_STDIN_BYTES: u64 = 16 << 20;
 
 /// Model of `complete` if none is named and no suitable one is installed.
 const DEFAULT_TEXT_MODEL: &str = "gemma3:270m-base";
@@ -88,19 +84,10 @@ fn finish(args: &GenerateArgs, status: &ModelStatus, end: AnswerEnd) -> anyhow::
 fn prompt(given: Option<&str>) -> anyhow::Result<String> {
     let prompt = match given {
         Some(prompt) => prompt.to_owned(),
-        None => interrupt::typed("Type the text", read_stdin)?,
+        None => standard_input::text("Type the text")?.trim_end_matches(['\n', '\r']).to_owned(),
     };
     if prompt.trim().is_empty() {
         return Err(Error::invalid("prompt", "expected a text, found an empty one").into());
     }
     Ok(prompt)
-}
-
-fn read_stdin() -> anyhow::Result<String> {
-    let mut prompt = String::new();
-    stdin()
-        .take(MAX_STDIN_BYTES)
-        .read_to_string(&mut prompt)
-        .context("cannot read the prompt from standard input")?;
-    Ok(prompt.trim_end_matches(['\n', '\r']).to_owned())
 }

@@ -6,7 +6,7 @@ use narthex_gateway::{
 };
 use serde::Serialize;
 
-use crate::{args::EmbedArgs, bars::Bars, interrupt, output};
+use crate::{args::EmbedArgs, bars::Bars, interrupt, output, standard_input};
 
 /// Texts per request.
 const BATCH: usize = 256;
@@ -27,7 +27,7 @@ struct Item<'a> {
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     let texts = if args.texts.is_empty() {
-        interrupt::lines("Type the texts, one per line")?
+        standard_input::lines("Type the texts, one per line")?
     } else {
         args.texts.clone()
     };

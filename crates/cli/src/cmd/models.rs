@@ -2,13 +2,12 @@
 
 use std::io::{IsTerminal, stderr, stdin};
 
-use anyhow::Context;
 use narthex_gateway::{CompileRequest, Error, Gateway, Rebuild, models::Removal, vocabulary};
 
 use crate::{
     args::{CompileArgs, ListArgs, ModelArgs, RmArgs, ShowArgs},
     bars::Bars,
-    interrupt, output, render,
+    interrupt, output, render, standard_input,
 };
 
 /// Fetches a model and compiles it.
@@ -81,9 +80,7 @@ fn confirmed(removal: &Removal) -> anyhow::Result<bool> {
         return Err(Error::Invalid { param: "yes", message }.into());
     }
     output::question(format!("Remove {what}? [y/N] "));
-    let mut answer = String::new();
-    interrupt::input(|| stdin().read_line(&mut answer)).context("cannot read the answer")?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    Ok(matches!(standard_input::answer()?.as_str(), "y" | "yes"))
 }
 
 /// Compiles a checkpoint.

@@ -6,7 +6,7 @@ use narthex_gateway::{
 };
 use serde::Serialize;
 
-use crate::{args::RerankArgs, bars::Bars, interrupt, output};
+use crate::{args::RerankArgs, bars::Bars, interrupt, output, standard_input};
 
 #[derive(Serialize)]
 struct RerankOutput<'a> {
@@ -26,7 +26,7 @@ struct RankedDocument<'a> {
 /// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     let documents = if args.documents.is_empty() {
-        interrupt::lines("Type the documents, one per line")?
+        standard_input::lines("Type the documents, one per line")?
     } else {
         args.documents.clone()
     };

@@ -9,6 +9,9 @@ use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt
 
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
+    if args.until_stdin_closes {
+        interrupt::end_with_standard_input()?;
+    }
     let authentication = if args.insecure_no_auth { Authentication::Off } else { Authentication::Standard };
     let access = AccessOptions {
         allowed_hosts: args.allowed_host,

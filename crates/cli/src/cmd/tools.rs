@@ -5,7 +5,6 @@ use std::{
     io::{IsTerminal, stderr, stdin},
 };
 
-use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
     models::ModelStatus,
@@ -19,7 +18,7 @@ use narthex_mcp::{
 use super::generation::{AnswerEnd, PrintedAnswer, print_chat};
 use crate::{
     args::{GenerateArgs, ToolArgs},
-    input_file, interrupt, output,
+    input_file, interrupt, output, standard_input,
 };
 
 /// Maximum number of characters of a result that are shown.
@@ -159,9 +158,7 @@ impl Dialogue for TerminalDialogue<'_> {
             return Ok(Approval::Run);
         }
         output::question(QUESTION);
-        let mut answer = String::new();
-        interrupt::input(|| stdin().read_line(&mut answer)).context("cannot read the answer")?;
-        Ok(match answer.trim().to_ascii_lowercase().as_str() {
+        Ok(match standard_input::answer()?.as_str() {
             "y" | "yes" => Approval::Run,
             "a" | "always" => {
                 approved.insert(call.name.clone());

@@ -151,21 +151,19 @@ impl Terminal {
 
     /// Returns what the terminal shows.
     pub(crate) fn screen(&self) -> String {
-        self.screen_of(self.columns)
+        self.screen_with(str::to_owned)
+    }
+
+    /// Returns what the terminal would show if the program had written the edited text.
+    pub(crate) fn screen_with(&self, edit: impl Fn(&str) -> String) -> String {
+        screen_of(&edit(&self.written), self.columns)
     }
 
     /// Returns the lines that are wider than the terminal. One word, such as a path, is not broken.
     pub(crate) fn wide_lines(&self) -> Vec<String> {
-        let shown = self.screen_of(4 * self.columns);
+        let shown = screen_of(&self.written, 4 * self.columns);
         let is_wide = |line: &&str| line.chars().count() > self.columns.into() && line.trim().contains(' ');
         shown.lines().filter(is_wide).map(str::to_owned).collect()
-    }
-
-    /// Returns what a terminal with these columns would show.
-    fn screen_of(&self, columns: u16) -> String {
-        let screen = InMemoryTerm::new(ROWS, columns);
-        screen.write_str(&self.written).unwrap();
-        screen.contents()
     }
 
     /// Reads some output. Returns false at its end.
@@ -181,6 +179,13 @@ impl Terminal {
         self.written.push_str(&String::from_utf8_lossy(&bytes));
         count > 0
     }
+}
+
+/// Returns what a terminal with these columns shows after a text.
+fn screen_of(text: &str, columns: u16) -> String {
+    let screen = InMemoryTerm::new(ROWS, columns);
+    screen.write_str(text).unwrap();
+    screen.contents()
 }
 
 impl Drop for Terminal {

@@ -2,6 +2,7 @@
 //! and environment variables of the agent's process.
 
 mod agent;
+mod process;
 mod program;
 mod server;
 
@@ -15,11 +16,12 @@ use narthex_gateway::{
 
 use self::{
     agent::{AgentCommand, Endpoint, KEY_REFERENCE},
+    process::AgentEnd,
     server::AgentServer,
 };
 use crate::{
     args::{LaunchArgs, StoreArgs},
-    interrupt, output,
+    output,
 };
 
 /// URL of the server in the output of `--print` if no server runs.
@@ -64,21 +66,16 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let context = context_length(gateway, &model);
     let endpoint = Endpoint { origin: server.origin.clone(), model, context, key };
     let command = AgentCommand::new(args.agent, &endpoint);
-    interrupt::leave_to_child();
-    let status = Command::new(path)
-        .args(&command.arguments)
-        .args(&args.arguments)
-        .envs(command.environment.iter().map(|variable| (variable.name, &variable.value)))
-        .status()
-        .with_context(|| format!("{program} cannot be started"))?;
+    let mut process = Command::new(path);
+    process.args(&command.arguments).args(&args.arguments);
+    process.envs(command.environment.iter().map(|variable| (variable.name, &variable.value)));
+    let end = process::run(process).with_context(|| format!("{program} cannot be started"))?;
     drop(server);
-    if status.success() {
-        return Ok(());
+    match end {
+        AgentEnd::Status(status) if status.success() => Ok(()),
+        AgentEnd::Status(status) if !is_interrupted(status) => bail!("{program} ended with {status}"),
+        AgentEnd::Status(_) | AgentEnd::Stopped => bail!(Error::Cancelled),
     }
-    if is_interrupted(status) {
-        bail!(Error::Cancelled);
-    }
-    bail!("{program} ended with {status}")
 }
 
 /// Returns true if Ctrl-C ended a program: by the signal, or with the exit code of shells for it.

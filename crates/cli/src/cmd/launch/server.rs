@@ -62,7 +62,11 @@ impl AgentServer {
         output::note(format!("Starting a server with {model}."));
         let mut command =
             Command::new(std::env::current_exe().context("cannot find the path of this program")?);
-        command.args(["serve", "--port", "0", "--model", model]).stdin(Stdio::null()).stdout(Stdio::null());
+        // The server ends when this pipe closes, also if this process is killed.
+        command
+            .args(["serve", "--port", "0", "--model", model, "--until-stdin-closes"])
+            .stdin(Stdio::piped());
+        command.stdout(Stdio::null());
         if let Some(home) = &store.home {
             command.arg("--home").arg(home);
         }

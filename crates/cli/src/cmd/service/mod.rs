@@ -24,11 +24,14 @@ use self::definition::{InitSystem, ServiceDefinition, ServiceScope, ServiceSetti
 use crate::{
     args::{Args, ServiceCommand, ServiceInstallArgs, ServiceScopeArgs, StoreArgs},
     exit::NegativeResult,
-    output,
+    output::{self, NewFile},
 };
 
 /// Words by which a file of this command is recognised.
 const MARK: &str = "Written by `narthex service install`";
+
+/// Maximum size of a service's file, in bytes.
+const FILE_LIMIT: u64 = 1 << 20;
 
 /// Groups whose members may use GPUs and NPUs.
 const DEVICE_GROUPS: [&str; 3] = ["render", "video", "fastrpc"];
@@ -54,8 +57,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     if let Some(folder) = service.file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    fs::write(&service.file, &service.text)
-        .with_context(|| format!("cannot write {}", service.file.display()))?;
+    NewFile::create(&service.file)?.write(&service.text)?;
     if let Err(error) = service.start.iter().try_for_each(|arguments| call(&service, arguments)) {
         restore(&service, earlier)?;
         return Err(error);
@@ -70,11 +72,11 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
 /// Puts the file of an earlier installation back, or removes the new one.
 fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Result<()> {
     let restored = match earlier {
-        Some(text) => fs::write(&service.file, text),
+        Some(text) => NewFile::create(&service.file).and_then(|file| file.write(&text)),
         None => {
             // The service may have been registered before the failure.
             let _ = service.stop.iter().try_for_each(|arguments| call(service, arguments));
-            fs::remove_file(&service.file)
+            fs::remove_file(&service.file).map_err(anyhow::Error::new)
         }
     };
     restored.with_context(|| format!("cannot restore {}", service.file.display()))?;
@@ -123,8 +125,8 @@ fn check_arguments(arguments: &[String]) -> anyhow::Result<()> {
 ///
 /// A file without the mark was not written by Narthex.
 fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
-    match fs::read_to_string(file) {
-        Ok(text) if text.contains(MARK) => Ok(Some(text)),
+    match narthex_mmap::read(file, FILE_LIMIT).map(String::from_utf8) {
+        Ok(Ok(text)) if text.contains(MARK) => Ok(Some(text)),
         Ok(_) => bail!(
             "{} was not written by `narthex service install`; remove or rename it first",
             file.display()
