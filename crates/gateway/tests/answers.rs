@@ -3,14 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod support;
+#[path = "support/warnings.rs"]
+mod warnings;
 
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
     Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, TokenCount,
     request::{
-        CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, InputOverflow,
-        Prompt, Strictness, Tool, ToolChoice, ToolSettings,
+        CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar,
+        InputOverflow, Prompt, Strictness, Tool, ToolChoice, ToolSettings,
     },
 };
 use narthex_spec::ToolFormat;
@@ -281,6 +283,27 @@ fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
     let unknown = Config { tool_formats: one("smollm2:136m", ToolFormat::Granite), ..tiny.config() };
     let error = Gateway::open(unknown).err().unwrap().to_string();
     assert!(error.starts_with("tool_format: tool_format smollm2:136m: no model is called"), "{error}");
+}
+
+#[test]
+fn a_malformed_call_is_named_in_the_log() {
+    warnings::record();
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.long_chat(), tiny.gateway());
+    let warned = || warnings::recorded(&["the model wrote a malformed tool call", &model]).len();
+    let request = |options| ChatRequest { tools: tool(), ..question("the cat", options) };
+    assert_eq!(ask(&gateway, &model, request(greedy(300))).reason, FinishReason::ToolCalls);
+    assert_eq!(warned(), 0);
+    let mut tools = tool();
+    (tools.choice, tools.tools[0].strictness) = (ToolChoice::Auto, Strictness::BestEffort);
+    // The grammar allows a call or this text, and the bias prefers the text.
+    let x = *gateway.tokenize(&model, "x").unwrap().first().unwrap();
+    let mut options =
+        GenerateOptions { grammar: Some(Grammar::Regex("<tool_call>x".to_owned())), ..greedy(60) };
+    options.logit_bias.insert(x, 100.0);
+    let answer = ask(&gateway, &model, ChatRequest { tools, ..request(options) });
+    assert_eq!((answer.text.as_str(), answer.reason), ("<tool_call>x", FinishReason::MalformedCall));
+    assert_eq!(warned(), 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod support;
 
 use narthex_gateway::{
-    Cancel, Error,
+    Cancel, Error, TokenCount,
     request::{
         AnswerRequest, EmbedRequest, InputOverflow, MaskRequest, Prompt, RefineRequest, RerankRequest,
     },
@@ -179,6 +179,31 @@ fn texts_that_are_too_long_are_refused_or_cut() {
     assert!(found.prompt_tokens > 85 && !found.answers.is_empty());
     let error = gateway.answer(&reader, &AnswerRequest::new(long, "a cat"), &Cancel::new()).unwrap_err();
     assert!(matches!(&error, Error::Invalid { param: "question", .. }), "{error}");
+}
+
+#[test]
+fn text_without_tokens_has_a_limit_in_bytes() {
+    let tiny = Tiny::new();
+    let (embedder, ranker) = (tiny.embedding(), tiny.encoder("bert", Head::Score));
+    let gateway = tiny.gateway();
+    let after = |spaces: usize| " ".repeat(spaces) + "the cat";
+    let embed = |text: String, overlong| {
+        let request = EmbedRequest { overlong, ..EmbedRequest::new([text]) };
+        gateway.embed(&embedder, &request, &Cancel::new()).map(|found| found.vectors)
+    };
+    let rank = |text: String, overlong| {
+        let request = RerankRequest { query: "a".to_owned(), documents: vec![text], top_n: None, overlong };
+        gateway.rerank(&ranker, &request, &Cancel::new()).map(|found| found.prompt_tokens)
+    };
+    for overlong in [InputOverflow::Refuse, InputOverflow::Truncate] {
+        assert_eq!(embed(after(20_000), overlong).unwrap(), embed(after(0), overlong).unwrap());
+        assert_eq!(rank(after(20_000), overlong).unwrap(), rank(after(0), overlong).unwrap());
+        let error = embed(after(100_000), overlong).unwrap_err();
+        assert!(matches!(error, Error::InputTooLong { found: TokenCount::AtLeast(_), .. }), "{error}");
+        let error = rank(after(100_000), overlong).unwrap_err();
+        assert!(matches!(error, Error::Invalid { param: "documents", .. }), "{error}");
+        assert!(error.to_string().contains("have at least 65 tokens"), "{error}");
+    }
 }
 
 #[test]

@@ -7,14 +7,16 @@ mod support;
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, Gateway, LoadStart, PendingLoad,
-    Rebuild, Rights,
+    AuditedFile, AutoPull, Cancel, CompileRequest, Config, Encryption, Error, ErrorKind, FileCondition,
+    Gateway, LoadStart, PendingLoad, Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, InputOverflow, Prompt},
 };
 use narthex_spec::{Calibration, DeviceName, Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
 
 fn refused(gateway: &Gateway, model: &str) -> Error {
@@ -126,6 +128,38 @@ fn a_model_stays_while_a_request_holds_it() {
     gateway.remove(&encoder).unwrap();
     // The name is not resolved again.
     model.embed(&EmbedRequest::new(["the cat"]), &Cancel::new()).unwrap();
+}
+
+#[test]
+fn a_removed_model_takes_its_room_until_its_last_use_ends() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.long_chat(), tiny.embedding());
+    let check = |config: Config, next: &str, remove: &dyn Fn(&Gateway)| {
+        let gateway = Gateway::open(config).unwrap();
+        gateway.load(&chat, &Quiet, &Cancel::new()).unwrap();
+        let LoadStart::Ready(model) = gateway.start_load(&chat).unwrap() else {
+            panic!("{chat} is not in memory")
+        };
+        let (sink, heard) = events();
+        let running = model.chat(question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
+        heard.recv_timeout(PATIENCE).unwrap();
+        remove(&gateway);
+        assert_eq!(states(&gateway), []);
+        let load = pending(&gateway, next);
+        let error = without_room(&load);
+        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+        drop(model);
+        // The last use ends on the thread of the model.
+        running.cancel();
+        eventually("room", || load.model().is_ok());
+    };
+    let one_model = || Config { max_models: 1, ..tiny.config() };
+    let one_cache = Config { kv_total: tiny.config().kv_budget, ..tiny.config() };
+    let unload = |gateway: &Gateway| gateway.unload(&chat).unwrap();
+    check(one_model(), &encoder, &unload);
+    check(one_model(), &chat, &unload);
+    check(one_cache, &chat, &unload);
+    check(one_model(), &encoder, &|gateway| assert!(gateway.remove(&chat).unwrap() > 0));
 }
 
 #[test]
@@ -364,6 +398,60 @@ fn a_corrupt_package_is_an_error_that_names_the_file() {
     spoil(&folder.join("manifest.json"), |bytes| bytes.clear());
     tiny.gateway().remove(&model).unwrap();
     assert!(!folder.exists());
+}
+
+#[test]
+fn a_load_and_an_audit_refuse_what_the_manifest_does_not_state() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let folder = tiny.package(&model);
+    let manifest = folder.join("manifest.json");
+    let audit = || {
+        let files = tiny.gateway().verify(Some(&model), &Quiet, &Cancel::new()).unwrap();
+        let reason = |file: AuditedFile| match file.state {
+            FileCondition::Intact { .. } => None,
+            FileCondition::Unreadable { reason } if file.path == manifest => Some(reason),
+            state => panic!("{state:?}"),
+        };
+        files.into_iter().filter_map(reason).collect::<Vec<String>>()
+    };
+    assert_eq!(audit(), Vec::<String>::new());
+    let check = |change: &dyn Fn(&mut Value), expect: &str| {
+        let good = spoil(&manifest, |bytes| {
+            let mut json = serde_json::from_slice(bytes).unwrap();
+            change(&mut json);
+            *bytes = serde_json::to_vec(&json).unwrap();
+        });
+        let error = refused(&tiny.gateway(), &model).to_string();
+        assert!(error.contains(expect), "{error}");
+        let found = audit();
+        assert!(found.len() == 1 && found[0].contains(expect), "{found:?}");
+        fs::write(&manifest, good).unwrap();
+    };
+    check(&|json| json["recipe"]["scheme"] = "w4".into(), "its manifest is that of");
+    check(
+        &|json| drop(json["files"].as_object_mut().unwrap().remove("tokenizer.json")),
+        "no digest of tokenizer.json",
+    );
+    check(&|json| json["max_length"] = Value::Null, "manifest.json is malformed");
+    // The graph names another file of the same folder, which has the same weights.
+    fs::copy(folder.join("model.onnx.data"), folder.join("m0del.onnx.data")).unwrap();
+    let renamed = |file: &str| {
+        let good = spoil(&folder.join("model.onnx"), |bytes| {
+            let name = b"model.onnx.data";
+            while let Some(at) = bytes.windows(name.len()).position(|window| window == name) {
+                bytes[at..at + name.len()].copy_from_slice(file.as_bytes());
+            }
+        });
+        let digest = Sha256::digest(fs::read(folder.join("model.onnx")).unwrap());
+        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let expect = format!("model.onnx uses {file:?}, but manifest.json states no digest of it");
+        check(&|json| json["files"]["model.onnx"]["sha256"] = digest.clone().into(), &expect);
+        fs::write(folder.join("model.onnx"), good).unwrap();
+    };
+    renamed("m0del.onnx.data");
+    renamed("../el.onnx.data");
+    assert_eq!(audit(), Vec::<String>::new());
 }
 
 #[test]

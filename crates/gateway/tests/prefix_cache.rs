@@ -3,6 +3,8 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
+#[path = "support/warnings.rs"]
+mod warnings;
 
 use std::{
     fs,
@@ -71,6 +73,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_model_that_is_loaded_again_answers_from_the_files() {
+    warnings::record();
     let tiny = Tiny::new();
     let (model, folder) = (tiny.long_chat(), tiny.home().join("prefixes"));
     let alone = run(tiny.config(), &model);
@@ -88,14 +91,21 @@ fn a_model_that_is_loaded_again_answers_from_the_files() {
         assert_eq!(files(&folder), stored, "every block is stored again");
     };
     check(cached);
-    // A damaged block, and all after it, run again.
+    let warned = |block: usize| {
+        let path = stored[block].display().to_string();
+        warnings::recorded(&[&path, "of the prefix cache is ignored and removed: "]).len()
+    };
+    // A damaged block, and all after it, run again. The log names its file.
     let mut bytes = fs::read(&stored[1]).unwrap();
     bytes[200] ^= 1;
     fs::write(&stored[1], bytes).unwrap();
+    assert_eq!([warned(0), warned(1)], [0, 0]);
     check(BLOCK);
+    assert_eq!([warned(0), warned(1)], [0, 1]);
     check(cached);
     fs::write(&stored[0], "something else").unwrap();
     check(0);
+    assert_eq!([warned(0), warned(1)], [1, 1]);
     fs::remove_file(&stored[1]).unwrap();
     check(BLOCK);
 

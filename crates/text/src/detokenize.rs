@@ -22,10 +22,7 @@ pub struct Detokenizer {
 impl Tokenizer {
     /// Returns the text of tokens, without special tokens.
     pub fn decode(&self, tokens: &[TokenId]) -> String {
-        let mut detokenizer = Detokenizer::new(self.clone());
-        let mut text: String = tokens.iter().filter_map(|&token| detokenizer.push(token)).collect();
-        text.extend(detokenizer.finish());
-        text
+        Detokenizer::new(self.clone()).whole(tokens)
     }
 }
 
@@ -43,6 +40,19 @@ impl Detokenizer {
         let shown = tokens.filter(|token| spellings.contains(&token.text.as_str())).map(|token| token.id);
         self.shown.extend(shown);
         self
+    }
+
+    /// Returns the detokenizer with every special token shown in the text.
+    pub fn showing_all(mut self) -> Self {
+        self.shown.extend(self.tokenizer.special_tokens().iter().map(|token| token.id));
+        self
+    }
+
+    /// Returns the text of tokens.
+    pub fn whole(mut self, tokens: &[TokenId]) -> String {
+        let mut text: String = tokens.iter().filter_map(|&token| self.push(token)).collect();
+        text.extend(self.finish());
+        text
     }
 
     /// Takes one token and returns the text that is complete now, if any.
@@ -155,6 +165,7 @@ mod tests {
             [Some("[CALL]".to_owned()), Some("a".to_owned()), None]
         );
         assert_eq!(tokenizer.decode(&[1, 0, 2]), "a");
+        assert_eq!(Detokenizer::new(tokenizer).showing_all().whole(&[1, 0, 2]), "[CALL]a[END]");
     }
 
     proptest! {

@@ -3,6 +3,7 @@
 //! Start at [`tokenizer::Tokenizer`]. [`template`] renders a conversation as text, and [`prompt`] turns it into tokens.
 //! [`grammar`] restricts generated tokens.
 
+pub mod compile_thread;
 pub mod detokenize;
 pub mod grammar;
 pub mod prompt;

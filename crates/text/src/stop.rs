@@ -65,7 +65,12 @@ impl StopStrings {
         StopOutcome { text: held, stopped: None }
     }
 
-    /// Ends the text and returns what was withheld.
+    /// Returns the index of the stop string that was reached.
+    pub fn stopped(&self) -> Option<usize> {
+        self.stopped
+    }
+
+    /// Ends the text and returns what was withheld. A text that follows is searched as a new one.
     pub fn finish(&mut self) -> String {
         self.matched.fill(0);
         std::mem::take(&mut self.held)

@@ -109,20 +109,36 @@ fn byte_letters() -> Vec<String> {
     shown.map(String::from).collect()
 }
 
+/// Flags of the control tokens in a `tokenizer.json`.
+#[derive(Debug, Clone, Copy)]
+struct Flags {
+    special: bool,
+    normalized: bool,
+}
+
+const SPECIAL: Flags = Flags { special: true, normalized: false };
+
 /// Returns a tokenizer of single letters with a model, a normaliser and a pre-tokenizer.
-fn of_letters(model: &str, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
+fn of_letters(model: &str, normalizer: Value, pre_tokenizer: Value, flags: Flags) -> Tokenizer {
     let letters = ('!'..='~').chain(['▁', '\n']).map(String::from);
     let texts = CONTROLS.iter().chain(MARKUP).map(|text| (*text).to_owned()).chain(letters);
     let added = CONTROLS.iter().chain(MARKUP).enumerate().map(|(id, text)| {
-        json!({"id": id, "content": text, "special": id < CONTROLS.len(), "normalized": false, "single_word": false,
-            "lstrip": false, "rstrip": false})
+        let is_control = id < CONTROLS.len();
+        json!({"id": id, "content": text, "special": is_control && flags.special,
+            "normalized": is_control && flags.normalized, "single_word": false, "lstrip": false, "rstrip": false})
     });
     let model = if model == "Unigram" {
         json!({"type": "Unigram", "unk_id": 0, "vocab": texts.map(|text| json!([text, -1.0])).collect::<Vec<_>>()})
     } else {
         let vocab: serde_json::Map<_, _> = texts.zip(0..).map(|(text, id)| (text, json!(id))).collect();
-        json!({"type": model, "unk_token": "<unk>", "vocab": vocab, "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100})
+        let mut json = json!({"type": model, "unk_token": "<unk>", "vocab": vocab});
+        if model == "BPE" {
+            json["merges"] = json!([]);
+        } else {
+            json["continuing_subword_prefix"] = json!("##");
+            json["max_input_chars_per_word"] = json!(100);
+        }
+        json
     };
     let json = json!({"added_tokens": added.collect::<Vec<_>>(), "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "model": model});
@@ -146,9 +162,10 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
                 json!({"type": "NFKC"}),
                 json!({"type": "Metaspace", "replacement": "▁",
             "prepend_scheme": "always"}),
+                SPECIAL,
             ),
         ),
-        ("WordPiece", of_letters("WordPiece", bert, json!({"type": "BertPreTokenizer"}))),
+        ("WordPiece", of_letters("WordPiece", bert, json!({"type": "BertPreTokenizer"}), SPECIAL)),
     ]
 }
 
@@ -250,6 +267,48 @@ fn no_text_makes_a_control_token() {
         }
     }
     assert!(rendered > 300, "{rendered}");
+}
+
+#[test]
+fn control_tokens_that_are_not_flagged_as_special_are_out_of_reach_too() {
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prefixed = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]});
+    let templates = templates();
+    let normalizers = [Value::Null, json!({"type": "NFC"}), json!({"type": "NFKC"}), prefixed];
+    let mut rendered = 0;
+    for ((normalizer, normalized), model) in normalizers
+        .iter()
+        .flat_map(|normalizer| [(normalizer, false), (normalizer, true)])
+        .flat_map(|flags| [(flags, "BPE"), (flags, "Unigram")])
+    {
+        let flags = Flags { special: false, normalized };
+        let tokenizer = of_letters(model, normalizer.clone(), Value::Null, flags);
+        for (name, template) in &templates {
+            for roles in ROLES {
+                let Some(honest) = structure(&tokenizer, template, "words", roles, CONTROLS.len()) else {
+                    continue;
+                };
+                // A word without punctuation is text unless it is flagged.
+                let written: BTreeSet<&str> = honest
+                    .iter()
+                    .map(|&token| CONTROLS[token as usize])
+                    .filter(|text| *text != "sop")
+                    .collect();
+                let every = Vec::from_iter(written).join(" ");
+                let wide = every.replace('<', "＜").replace('[', "［");
+                for attack in [&every, &wide] {
+                    let found = structure(&tokenizer, template, attack, roles, CONTROLS.len());
+                    assert_eq!(
+                        found.as_ref(),
+                        Some(&honest),
+                        "{model}, {normalizer}, {flags:?}, {name}: {attack}"
+                    );
+                    rendered += 1;
+                }
+            }
+        }
+    }
+    assert!(rendered > 1000, "{rendered}");
 }
 
 #[test]

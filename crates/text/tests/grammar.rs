@@ -453,7 +453,37 @@ fn grammars_that_cannot_be_followed_are_refused_with_the_reason() {
     let schema = |schema: Value| Grammar::JsonSchema(schema);
     check(schema(json!({"type": "array", "uniqueItems": true, "items": {}})), "\"uniqueItems\"");
     check(schema(json!({"properties": {"a": {"not": {}}}})), "\"not\"");
-    check(schema(json!({"type": "string", "format": "iri"})), "iri");
+    check(schema(json!({"type": "string", "format": "iri"})), r#"the schema's "format": "iri" cannot be"#);
+    let nested = |inner: Value| {
+        let node = json!({"type": "object", "properties": {"pattern": inner}, "required": ["pattern"]});
+        schema(
+            json!({"$defs": {"node": node}, "type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 1}),
+        )
+    };
+    for (pattern, reason) in [
+        ("(?<=a)b", "look-behind"),
+        ("[0-9", "unclosed"),
+        (r"a\bc", r"assertions such as \b"),
+        ("a{9,2}", "invalid"),
+    ] {
+        let expect = format!("the schema's \"pattern\": {pattern:?} cannot be enforced: ");
+        let string = json!({"type": "string", "pattern": pattern});
+        check(schema(string.clone()), &expect);
+        check(schema(string.clone()), reason);
+        check(nested(string), &expect);
+        let names = json!({"type": "object", "patternProperties": {pattern: {"type": "null"}}});
+        check(schema(names), &expect.replace("pattern\"", "patternProperties\""));
+        let expect = format!("the regular expression {pattern:?} cannot be enforced: ");
+        check(Grammar::Regex(pattern.to_owned()), &expect);
+    }
+    let long = "a".repeat(500) + "(";
+    check(schema(json!({"type": "string", "pattern": long})), "aaa…\" cannot be enforced: unclosed group");
+    let empty = json!({"type": "string", "pattern": "^ab$", "minLength": 5});
+    check(schema(empty), r#"the schema's "pattern" or "format" cannot be enforced: no text"#);
+    // The compiler would name an option of its own.
+    let overlap = schema(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}));
+    check(overlap.clone(), r#"the schema's "oneOf" cannot be enforced: "#);
+    check(overlap, r#"use "anyOf""#);
     check(schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "");
     check(schema(json!({"$ref": "https://example.org/schema.json"})), "example.org");
     check(schema(json!({"type": "strnig"})), "strnig");

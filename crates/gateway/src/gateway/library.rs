@@ -7,9 +7,13 @@ use narthex_catalog::{
     resolve::{ModelId, ModelRef},
     runtimes::{self, RuntimeInfo},
     source::wheel::WheelOrigin,
-    store::AuditedFile,
+    store::{AuditedFile, FileCondition, PackageInfo},
 };
-use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::JobSteps};
+use narthex_spec::{
+    ModelName, ProgressSink,
+    manifest::{MANIFEST_FILE, Manifest},
+    progress::JobSteps,
+};
 
 use super::Gateway;
 use crate::{
@@ -20,6 +24,7 @@ use crate::{
         RequestedModel,
         export::{self, ExportRequest},
         import::{self, ImportRequest},
+        package,
         package_key::{PackageKey, split_scheme},
         runtimes::{RuntimeListing, list_runtimes, parse_runtime},
         schemes_from,
@@ -219,7 +224,7 @@ impl Gateway {
     }
 
     /// Reads every file of a model's packages, or without a model every file of the store, and compares its digest with
-    /// the recorded one.
+    /// the recorded one. Checks intact packages as a load does.
     ///
     /// # Errors
     /// [`Error::NotInstalled`] for a model without packages, [`Error::Cancelled`]. Damage is a result, not an error.
@@ -232,7 +237,23 @@ impl Gateway {
         let scheme = model.and_then(|model| split_scheme(model).1);
         let key = model.map(|model| self.library.installed_key(model)).transpose()?;
         let name = key.as_ref().map(|key| &key.name);
-        Ok(self.library.store.audit(name, scheme, progress, cancel.flag())?)
+        let mut files = self.library.store.audit(name, scheme, progress, cancel.flag())?;
+        for PackageInfo { name: found, scheme: of, dir, .. } in self.library.store.packages()? {
+            cancel.check()?;
+            let is_wanted =
+                name.is_none_or(|name| *name == found) && scheme.is_none_or(|scheme| scheme == of);
+            let owner = format!("{found}@{of}");
+            let is_damaged = files.iter().any(|file| file.owner == owner && !file.state.is_intact());
+            let key = PackageKey { name: found, scheme: of };
+            if is_wanted
+                && !is_damaged
+                && let Err(error) = package::check(&dir, &key)
+            {
+                let state = FileCondition::Unreadable { reason: error.to_string() };
+                files.push(AuditedFile { owner, path: dir.join(MANIFEST_FILE), state });
+            }
+        }
+        Ok(files)
     }
 
     /// Lists every runtime that this version supports.

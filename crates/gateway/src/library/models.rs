@@ -44,28 +44,34 @@ impl Library {
         Ok(self.package_key(name, scheme))
     }
 
-    /// Returns the model that a client's text names: an alias, else a model, else the default model. The text is never
-    /// treated as a path, so the result does not depend on which files exist.
+    /// Returns the model that a client's text names: an alias, else a model, else the default model. The tag `latest` is
+    /// optional. The text is never treated as a path, so the result does not depend on which files exist.
     ///
     /// # Errors
     /// [`Error::PathAsModel`] and [`Error::UnknownModel`].
     pub(crate) fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
         let Config { aliases, default_model, .. } = &*self.config;
         let model = model.trim();
-        match (self.named(aliases.get(model).map_or(model, String::as_str)), default_model) {
+        let alias = aliases.get(model).or_else(|| aliases.get(self.without_latest(model)));
+        match (self.named(alias.map_or(model, String::as_str)), default_model) {
             (Err(Error::UnknownModel { .. }), Some(default)) => self.named(default),
             (named, _) => named,
         }
     }
 
-    /// Returns the model that a text names. The tag `latest`, which Ollama's clients add, is optional.
+    /// Returns the text without the tag `latest`, which Ollama's clients add, unless it is part of a model's name.
+    fn without_latest<'a>(&self, text: &'a str) -> &'a str {
+        let is_known = |name: &str| name.parse().is_ok_and(|name| self.is_known(&name));
+        text.strip_suffix(":latest").filter(|_| !is_known(text)).unwrap_or(text)
+    }
+
+    /// Returns the model that a text names. The tag `latest` is optional.
     fn named(&self, model: &str) -> Result<RequestedModel, Error> {
         let (text, scheme) = split_scheme(model);
         if matches!(ModelRef::parse(text), Ok(ModelRef::Local(_))) {
             return Err(Error::PathAsModel);
         }
-        let known = |name: &str| name.parse().is_ok_and(|name| self.is_known(&name));
-        let text = text.strip_suffix(":latest").filter(|_| !known(text)).unwrap_or(text);
+        let text = self.without_latest(text);
         let id = ModelId::parse(text).map_err(|_| self.unknown(text))?;
         if matches!(&id, ModelId::Catalogue(name) if !self.is_known(name)) {
             return Err(self.unknown(text));

@@ -1,14 +1,16 @@
 //! The small files of a package: manifest, tokenizer and template. Errors name the file.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
 use narthex_catalog::store::{Store, StoredFiles};
+use narthex_graph::onnx::find_reference;
 use narthex_spec::{
     ProgressSink,
-    manifest::{FORMAT, MANIFEST_FILE, Manifest},
+    manifest::{FORMAT, FileEntry, MANIFEST_FILE, Manifest},
 };
 use narthex_text::tokenizer::Tokenizer;
 
@@ -68,7 +70,8 @@ fn manifest_stamp(folder: &Path) -> Option<ManifestStamp> {
     Some((found.modified().ok()?, found.len()))
 }
 
-/// Reads the manifest of an installed package, and verifies the files that changed since their last verification.
+/// Reads the manifest of an installed package, verifies the files that changed since their last verification, and checks
+/// the files to which the graphs refer.
 pub(crate) fn verified_manifest(
     store: &Store,
     key: &PackageKey,
@@ -86,7 +89,43 @@ pub(crate) fn verified_manifest(
         repair: &format!("`narthex rm {name}@{scheme}` and `narthex pull {name}@{scheme}`"),
     };
     store.verify_changed(&stored, progress, cancel.flag())?;
+    check_graphs(folder, key, &manifest)?;
     Ok(manifest)
+}
+
+/// Checks the manifest of a package and the files to which the graphs refer, as a load does. No digest is checked.
+pub(crate) fn check(folder: &Path, key: &PackageKey) -> Result<(), Error> {
+    check_graphs(folder, key, &read_manifest(folder, key)?)
+}
+
+/// Checks that each graph refers only to files of the manifest's list. ONNX Runtime opens them without any check.
+fn check_graphs(folder: &Path, key: &PackageKey, manifest: &Manifest) -> Result<(), Error> {
+    let graphs = manifest.graphs.iter().map(|graph| &graph.file);
+    let files: BTreeSet<&String> =
+        graphs.chain(manifest.contexts.iter().map(|context| &context.file)).collect();
+    for file in files {
+        check_references(folder, file, &manifest.files).map_err(|reason| Error::BadPackage {
+            name: key.name.clone(),
+            scheme: key.scheme,
+            reason,
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks that a graph refers only to listed files, or returns the reason why not.
+fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
+    let failed = |reason: String| format!("{graph} cannot be read: {reason}");
+    let bytes = narthex_mmap::map(&folder.join(graph)).map_err(|error| failed(error.to_string()))?;
+    let beside = graph.rfind('/').map_or("", |end| &graph[..=end]);
+    // Listed paths are inside the package, so another spelling of one counts as not listed.
+    let is_unlisted =
+        |name: &str| !files.contains_key(&format!("{beside}{}", name.strip_prefix("./").unwrap_or(name)));
+    match find_reference(&bytes, &is_unlisted) {
+        Ok(None) => Ok(()),
+        Ok(Some(name)) => Err(format!("{graph} uses {name:?}, but {MANIFEST_FILE} states no digest of it")),
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 /// Reads `manifest.json` and checks that every file has the size stated there.
@@ -134,4 +173,43 @@ pub(crate) fn read_text(folder: &Path, file: &str) -> Result<String, Error> {
         what: format!("cannot read {}", folder.join(file).display()),
         source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use narthex_graph::{Builder, build::External};
+    use narthex_spec::{DType, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn a_graph_refers_only_to_listed_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("graphs")).unwrap();
+        let entry = FileEntry { bytes: 8, sha256: Sha256([0; 32]) };
+        let files = ["model.data", "graphs/model.data", "graphs/more/a.data"];
+        let files = BTreeMap::from(files.map(|file| (file.to_owned(), entry)));
+        let check = |graph: &str, file: &str, is_listed: bool| {
+            let mut b = Builder::new("g", &[("", 20)]);
+            let w = b.external("w", DType::U8, &[8], External { file, offset: 0, length: 8 });
+            b.output(&w, DType::U8, &[8usize.into()]);
+            fs::write(folder.path().join(graph), b.finish().encode()).unwrap();
+            let found = check_references(folder.path(), graph, &files);
+            let unlisted = format!("{graph} uses {file:?}, but manifest.json states no digest of it");
+            assert_eq!(found, if is_listed { Ok(()) } else { Err(unlisted) });
+        };
+        check("model.onnx", "model.data", true);
+        check("model.onnx", "./model.data", true);
+        check("model.onnx", "graphs/more/a.data", true);
+        check("graphs/model.onnx", "model.data", true);
+        check("graphs/model.onnx", "more/a.data", true);
+        for file in ["other.data", "../model.data", "/etc/passwd", "..", ""] {
+            check("graphs/model.onnx", file, false);
+        }
+        fs::write(folder.path().join("model.onnx"), [0xFF]).unwrap();
+        let error = check_references(folder.path(), "model.onnx", &files).unwrap_err();
+        assert!(error.contains("model.onnx cannot be read: not an ONNX file"), "{error}");
+    }
 }

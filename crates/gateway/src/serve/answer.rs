@@ -39,7 +39,8 @@ impl ReadyModel {
         let tokenizer = &model.package.tokenizer;
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
         // The question is in every window. The context is divided into windows, so all of its tokens are needed.
-        if let BoundedTokens::Beginning(_) = tokenizer.encode_document_within(&request.question, bounds)? {
+        let question = tokenizer.encode_document_within(&request.question, bounds)?;
+        if !matches!(question, BoundedTokens::Whole(_)) {
             let message = format!("it has more than {limit} tokens, but a window has {limit}; shorten it");
             return Err(Error::invalid("question", message));
         }

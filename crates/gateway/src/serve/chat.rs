@@ -2,10 +2,11 @@
 
 use narthex_spec::TokenId;
 use narthex_text::{
+    detokenize::Detokenizer,
     grammar::GrammarError,
     prompt::PromptError,
     template::{Abilities, ChatTemplate, RenderOptions, RenderedPrompt},
-    tokenizer::{BoundedTokens, Bounds},
+    tokenizer::{BoundedTokens, Bounds, Specials},
     tools::{CallReading, ReasoningParser},
 };
 
@@ -20,7 +21,7 @@ use crate::{
         options::{self, Length},
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
-            Message, Prompt, ReasoningSettings, ToolSettings,
+            Message, Prompt, ReasoningSettings, SpecialTokens, Tool, ToolChoice, ToolSettings,
         },
         tools::{self, CallRules},
     },
@@ -80,8 +81,8 @@ impl ReadyModel {
             );
             return Err(Error::invalid("content", message));
         }
-        let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| cancel.is_cancelled() };
-        Ok(self.loaded.package.tokenizer.encode_within(text, bounds)?.into_tokens())
+        cancel.check()?;
+        Ok(self.loaded.package.tokenizer.encode(text, Specials::Parse)?)
     }
 
     /// Returns the text of tokens, without special tokens.
@@ -121,7 +122,11 @@ impl ReadyModel {
             (Echo::Completion, _) => None,
             (Echo::PromptAndCompletion, Prompt::Text(text)) => Some(text),
             (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => {
-                Some(model.package.tokenizer.decode(&tokens))
+                let detokenizer = Detokenizer::new(model.package.tokenizer.clone());
+                Some(match request.options.special_tokens {
+                    SpecialTokens::Skip => detokenizer.whole(&tokens),
+                    SpecialTokens::Show => detokenizer.showing_all().whole(&tokens),
+                })
             }
         };
         let prompt = PromptTokens { tokens, param: "prompt", echo };
@@ -131,7 +136,11 @@ impl ReadyModel {
 }
 
 fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
-    RenderOptions { variables: reasoning.template_variables(), ..RenderOptions::answer(date::today()) }
+    RenderOptions {
+        generation_prompt: reasoning.generation_prompt(),
+        variables: reasoning.template_variables(),
+        ..RenderOptions::answer(date::today())
+    }
 }
 
 /// Returns the prompt of a conversation.
@@ -207,8 +216,8 @@ fn check_ids(messages: &[Message]) -> Result<(), Error> {
 
 /// Returns the rules of an answer with these tools.
 fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -> Result<AnswerRules, Error> {
-    let param = if tools.tools.is_empty() { grammar_param(options) } else { "tools" };
-    let refused = |error: GrammarError| Error::invalid(param, error.to_string());
+    check_grammar(tools, options)?;
+    let refused = |error| grammar_refusal(model, tools, options, error);
     let grammar =
         tools::answer_grammar(tools, model.tool_format, &model.package.tokenizer, options.grammar.as_ref());
     let grammar = grammar.map_err(refused)?;
@@ -222,6 +231,49 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
         reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
     });
     Ok(AnswerRules { grammar, calls, ..AnswerRules::default() })
+}
+
+/// Fails if there are both a grammar and calls that must be valid. A grammar might allow other texts that are read as
+/// calls. A schema does not, and required calls leave no text for it.
+fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), Error> {
+    let has_grammar = matches!(options.grammar, Some(Grammar::Lark(_) | Grammar::Regex(_)));
+    if !has_grammar || !tools::guarantees_calls(tools) {
+        return Ok(());
+    }
+    let param = grammar_param(options);
+    let message = format!(
+        "{param} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
+         remove {param} or tools, or send tool_choice: \"none\" or a response_format"
+    );
+    Err(Error::invalid(param, message))
+}
+
+/// Returns the error of a grammar that was refused. If there are tools, it is that of the part that is refused alone.
+fn grammar_refusal(
+    model: &LoadedModel,
+    tools: &ToolSettings,
+    options: &GenerateOptions,
+    error: GrammarError,
+) -> Error {
+    let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
+    let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
+    let of_tool = |tool: &Tool| {
+        let error = alone(&Grammar::JsonSchema(tool.parameters.clone()))?;
+        Some(("tools", format!("tool {}: ", tool.name), error))
+    };
+    let is_callable =
+        |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
+    let (param, place, error) = match error {
+        GrammarError::Thread(error) => return error.into(),
+        error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
+        error => of_grammar()
+            .or_else(|| tools.tools.iter().filter(is_callable).find_map(of_tool))
+            .unwrap_or(("tools", String::new(), error)),
+    };
+    match error {
+        GrammarError::Thread(error) => error.into(),
+        error => Error::invalid(param, format!("{place}{error}")),
+    }
 }
 
 /// Returns the name of the field with the grammar in the API.
@@ -250,7 +302,7 @@ fn tokenize(
     let bounds = Bounds { limit: engine.limits().longest(), is_cancelled };
     match tokenizer.encode_within(text, bounds)? {
         BoundedTokens::Whole(tokens) => Ok(tokens),
-        BoundedTokens::Beginning(_) => {
+        BoundedTokens::Beginning(_) | BoundedTokens::TooManyBytes => {
             let more = TokenCount::AtLeast(bounds.limit + 1);
             Err(generation::prompt_too_long(param, more, engine.limits()))
         }

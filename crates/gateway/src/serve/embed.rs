@@ -20,6 +20,12 @@ use crate::{
 const MAX_INPUTS: usize = 2048;
 
 impl ReadyModel {
+    /// Returns the number of elements of a vector; `None` for a model of another kind.
+    pub fn embedding_width(&self) -> Option<usize> {
+        let encoder = self.loaded.encoder(ModelKind::Embedding).ok()?;
+        Some(encoder.limits().width)
+    }
+
     /// Embeds texts. Ends with [`Error::Cancelled`] once `cancel` is set.
     pub fn embed(&self, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
         let model = &*self.loaded;
@@ -104,10 +110,13 @@ impl Tokenization<'_> {
             Prompt::Text(text) => tokenizer.encode_document_within(&format!("{prompt}{text}"), bounds)?,
             Prompt::Tokens(tokens) => BoundedTokens::Whole(tokens.clone()),
         };
-        if overlong == InputOverflow::Refuse && matches!(encoded, BoundedTokens::Beginning(_)) {
-            return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(limit + 1), limit });
-        }
-        let mut tokens = encoded.into_tokens();
+        let mut tokens = match encoded {
+            BoundedTokens::Whole(tokens) => tokens,
+            BoundedTokens::Beginning(tokens) if overlong == InputOverflow::Truncate => tokens,
+            BoundedTokens::Beginning(_) | BoundedTokens::TooManyBytes => {
+                return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(limit + 1), limit });
+            }
+        };
         if tokens.is_empty() {
             let message = format!("input {index} is empty; expected at least one token");
             return Err(Error::invalid("input", message));

@@ -5,7 +5,7 @@ use narthex_text::tokenizer::{BoundedTokens, Bounds};
 use crate::{
     cancel::Cancel,
     encoder_queue::EncoderInput,
-    error::Error,
+    error::{Error, TokenCount},
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     report::models::ModelKind,
     serve::request::{DocumentScore, InputOverflow, Ranking, RerankRequest},
@@ -31,9 +31,8 @@ impl ReadyModel {
         let queued = encoder.enter(cancel)?;
         let limit = encoder.limits().max_length;
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-        if let BoundedTokens::Beginning(_) =
-            model.package.tokenizer.encode_document_within(&request.query, bounds)?
-        {
+        let query = model.package.tokenizer.encode_document_within(&request.query, bounds)?;
+        if !matches!(query, BoundedTokens::Whole(_)) {
             let message =
                 format!("this model allows at most {limit} tokens for query and document; shorten it");
             return Err(Error::invalid("query", message));
@@ -71,11 +70,24 @@ fn encode_pair(
 ) -> Result<EncoderInput, Error> {
     let (limit, document) = (bounds.limit, &request.documents[index]);
     let encoded = model.package.tokenizer.encode_pair_within(&request.query, document, bounds)?;
-    let least = if matches!(encoded, BoundedTokens::Beginning(_)) { "at least " } else { "" };
-    let mut pair = encoded.into_tokens();
-    let found = if least.is_empty() { pair.tokens.len() } else { limit + 1 };
+    let too_long = |found: TokenCount| {
+        let message = format!(
+            "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the document \
+             or ask for truncation"
+        );
+        Error::invalid("documents", message)
+    };
+    let more = TokenCount::AtLeast(limit + 1);
+    let (mut pair, found) = match encoded {
+        BoundedTokens::Whole(pair) => {
+            let found = TokenCount::Exact(pair.tokens.len());
+            (pair, found)
+        }
+        BoundedTokens::Beginning(pair) => (pair, more),
+        BoundedTokens::TooManyBytes => return Err(too_long(more)),
+    };
     let room = limit.saturating_sub(pair.overhead());
-    if found > limit {
+    if pair.tokens.len() > limit {
         if room == 0 {
             let message = format!(
                 "the query alone has {} tokens, but this model allows at most {limit} for query and document",
@@ -84,11 +96,7 @@ fn encode_pair(
             return Err(Error::invalid("query", message));
         }
         if request.overlong == InputOverflow::Refuse {
-            let message = format!(
-                "the query and document {index} have {least}{found} tokens, but this model allows at most {limit}; shorten the \
-                 document or ask for truncation"
-            );
-            return Err(Error::invalid("documents", message));
+            return Err(too_long(found));
         }
         pair = pair.part(0..room);
     }

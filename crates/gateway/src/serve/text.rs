@@ -1,4 +1,6 @@
-//! Text of one choice: from tokens over reasoning, stop strings and tool calls to the parts that a client gets.
+//! Text of one choice: from tokens over reasoning, tool calls and stop strings to the parts that a client gets.
+//!
+//! Stop strings are found only in the text of the answer: reasoning and calls may contain them.
 
 use std::mem;
 
@@ -13,7 +15,7 @@ use narthex_text::{
 
 use crate::serve::{
     answer_rules::AnswerRules,
-    request::{FinishReason, GenerateOptions, TokenAlternative, TokenInfo, ToolCallDelta},
+    request::{FinishReason, GenerateOptions, SpecialTokens, TokenAlternative, TokenInfo, ToolCallDelta},
     tools::{AnswerCalls, Piece},
 };
 
@@ -40,8 +42,6 @@ pub(super) struct ChoiceText {
     has_logprobs: bool,
     /// Tokens whose text was not sent yet.
     pending: Vec<TokenInfo>,
-    /// Index of the stop string that was found.
-    stopped: Option<usize>,
     /// Parser of tool calls, if there may be some.
     calls: Option<AnswerCalls>,
 }
@@ -57,15 +57,18 @@ impl ChoiceText {
         let mut markers = rules.calls.as_ref().map_or(&[][..], |calls| tools::markers(calls.format)).to_vec();
         let reasoning = rules.reasoning.clone();
         markers.extend(reasoning.iter().flat_map(|parser| <[&str; 2]>::from(parser.markers())));
+        let detokenizer = Detokenizer::new(tokenizer.clone());
         Self {
             tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(tokenizer.clone()).showing(&markers),
+            detokenizer: match options.special_tokens {
+                SpecialTokens::Skip => detokenizer.showing(&markers),
+                SpecialTokens::Show => detokenizer.showing_all(),
+            },
             reasoning,
             reasoning_tokens: 0,
             stop,
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
-            stopped: None,
             calls: rules.calls.as_ref().map(|rules| AnswerCalls::new(rules, tokenizer)),
         }
     }
@@ -105,7 +108,7 @@ impl ChoiceText {
 
     /// Returns true if the choice is complete.
     pub(super) fn is_over(&self) -> bool {
-        self.stopped.is_some() || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
+        self.stop.stopped().is_some() || self.calls.as_ref().is_some_and(AnswerCalls::is_exhausted)
     }
 
     /// Number of malformed tool calls.
@@ -115,28 +118,16 @@ impl ChoiceText {
 
     /// Ends the text. Returns the rest and the reason of the end for the client.
     pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
-        let mut parts = Vec::new();
-        if self.stopped.is_none()
-            && let Some(text) = self.detokenizer.finish()
-        {
-            parts = self.push_answer(&text);
-        }
+        let mut parts = self.detokenizer.finish().map_or_else(Vec::new, |text| self.push_answer(&text));
         if let Some(mut reasoning) = self.reasoning.take() {
             let rest = reasoning.finish();
             parts.extend(self.without_reasoning(rest));
         }
-        if self.stopped.is_none() {
-            let rest = self.stop.finish();
-            parts.extend(self.divide(rest));
-        }
-        let reason = match self.stopped {
-            Some(index) => FinishReason::StopString { index },
-            None if self.is_over() => FinishReason::Stop,
-            None => reason,
-        };
+        let reason = if self.is_over() { FinishReason::Stop } else { reason };
         let reason = self.finish_calls(reason, &mut parts);
-        if !self.pending.is_empty() {
-            parts.push(self.text_part(String::new()));
+        let rest = self.stop.finish();
+        if !rest.is_empty() || !self.pending.is_empty() {
+            parts.push(self.text_part(rest));
         }
         (parts, reason)
     }
@@ -168,20 +159,14 @@ impl ChoiceText {
     }
 
     fn push_text(&mut self, text: &str) -> Vec<TextPart> {
-        let outcome = self.stop.push(text);
-        self.stopped = self.stopped.or(outcome.stopped);
-        self.divide(outcome.text)
-    }
-
-    fn divide(&mut self, text: String) -> Vec<TextPart> {
-        match &mut self.calls {
-            _ if text.is_empty() => Vec::new(),
-            None => vec![self.text_part(text)],
-            Some(calls) => {
-                let pieces = calls.push(&text);
-                self.parts(pieces)
+        let pieces = match &mut self.calls {
+            Some(calls) => calls.push(text, &mut self.stop),
+            None => {
+                let text = self.stop.push(text).text;
+                if text.is_empty() { Vec::new() } else { vec![Piece::Text(text)] }
             }
-        }
+        };
+        self.parts(pieces)
     }
 
     fn parts(&mut self, pieces: Vec<Piece>) -> Vec<TextPart> {
@@ -198,12 +183,15 @@ impl ChoiceText {
 
     /// Appends the rest of the calls. Returns the reason of the end.
     fn finish_calls(&mut self, reason: FinishReason, parts: &mut Vec<TextPart>) -> FinishReason {
-        let Some(calls) = &mut self.calls else { return reason };
+        let end = if reason == FinishReason::Stop { TextEnd::Complete } else { TextEnd::Cut };
+        let (mut complete, mut malformed) = (0, 0);
+        if let Some(calls) = &mut self.calls {
+            let rest = calls.finish(end, &mut self.stop);
+            (complete, malformed) = (calls.complete(), calls.malformed());
+            parts.extend(self.parts(rest));
+        }
+        let reason = self.stop.stopped().map_or(reason, |index| FinishReason::StopString { index });
         let is_whole = matches!(reason, FinishReason::Stop | FinishReason::StopString { .. });
-        let end = if is_whole { TextEnd::Complete } else { TextEnd::Cut };
-        let rest = calls.finish(end);
-        let (complete, malformed) = (calls.complete(), calls.malformed());
-        parts.extend(self.parts(rest));
         match (complete > 0, malformed > 0) {
             _ if !is_whole => reason,
             (true, false) => FinishReason::ToolCalls,
@@ -226,9 +214,10 @@ mod tests {
     use super::*;
     use crate::serve::tools::CallRules;
 
-    #[test]
-    fn the_end_names_complete_and_malformed_calls() {
-        let tokens = (' '..='~').map(|char| if char == ' ' { "Ġ".to_owned() } else { char.to_string() });
+    /// Returns the text of an answer, the arguments of its calls, and the reason of its end. The answer comes token by
+    /// token until the choice is over.
+    fn read(answer: &str, stop: &[&str], end: FinishReason) -> (String, Vec<String>, FinishReason) {
+        let tokens = ('!'..='~').chain(['Ġ', 'Ċ']).map(String::from);
         let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
         let vocab = GgufVocab { model, pre, tokens: tokens.collect(), ..GgufVocab::default() };
         let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
@@ -236,14 +225,32 @@ mod tests {
         let (format, limit, reading) = (ToolFormat::Hermes, CallLimit::Any, CallReading::Lenient);
         let calls = Some(CallRules { format, tools, limit, reading });
         let rules = AnswerRules { calls, ..AnswerRules::default() };
-        let check = |answer: &str, end, expect| {
-            let (stop, options) = (StopStrings::new(Vec::new()), GenerateOptions::api_defaults());
-            let mut text = ChoiceText::new(&tokenizer, stop, &options, &rules);
-            for token in tokenizer.encode(answer, Specials::AsText).unwrap() {
-                text.push(&TokenEvent { token, logprob: None, top: &[] });
+        let stop = StopStrings::new(stop.iter().map(|stop| (*stop).to_owned()).collect());
+        let mut choice = ChoiceText::new(&tokenizer, stop, &GenerateOptions::api_defaults(), &rules);
+        let mut parts = Vec::new();
+        for token in tokenizer.encode(answer, Specials::AsText).unwrap() {
+            if !choice.is_over() {
+                parts.extend(choice.push(&TokenEvent { token, logprob: None, top: &[] }));
             }
-            assert_eq!(text.finish(end).1, expect, "{answer}");
-        };
+        }
+        let (rest, reason) = choice.finish(end);
+        let (mut text, mut calls) = (String::new(), Vec::new());
+        for part in parts.into_iter().chain(rest) {
+            match part {
+                TextPart::Text { text: more, .. } => text.push_str(&more),
+                TextPart::Reasoning(_) => {}
+                TextPart::Call(delta) => {
+                    calls.resize(delta.index + 1, String::new());
+                    calls[delta.index].push_str(&delta.arguments);
+                }
+            }
+        }
+        (text, calls, reason)
+    }
+
+    #[test]
+    fn the_end_names_complete_and_malformed_calls() {
+        let check = |answer: &str, end, expect| assert_eq!(read(answer, &[], end).2, expect, "{answer}");
         let (good, bad) = ("<tool_call>{\"name\": \"f\"}</tool_call>", "<tool_call>f()</tool_call>");
         check("Hi", FinishReason::Stop, FinishReason::Stop);
         check(good, FinishReason::Stop, FinishReason::ToolCalls);
@@ -251,5 +258,32 @@ mod tests {
         check(&format!("{good}{bad}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{bad}{good}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{good}{bad}"), FinishReason::Length, FinishReason::Length);
+    }
+
+    #[test]
+    fn stop_strings_end_text_and_not_calls() {
+        let check = |stop: &[&str], answer: &str, expect: (&str, &[&str], FinishReason)| {
+            let (text, calls, reason) = read(answer, stop, FinishReason::Stop);
+            let calls: Vec<&str> = calls.iter().map(String::as_str).collect();
+            assert_eq!((text.as_str(), calls.as_slice(), reason), expect, "{stop:?} {answer:?}");
+        };
+        use FinishReason::{MalformedCall, StopString, ToolCalls};
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>";
+        let arguments = "{\"a\": \"x\"}";
+        for stop in ["\n", "<tool_call>", "</tool_call>", "x", "}}", "\"name\"", "<"] {
+            check(&[stop], call, ("", &[arguments], ToolCalls));
+            check(&[stop], &format!("{call}\n{call}"), ("", &[arguments; 2], ToolCalls));
+        }
+        check(&["x"], &format!("Look.\n{call}"), ("Look.", &[arguments], ToolCalls));
+        // The text around calls may have a stop string. Nothing follows it.
+        check(&["-", "k."], &format!("Look.\n{call}"), ("Loo", &[], StopString { index: 1 }));
+        check(&["Done"], &format!("{call}\nDone. {call}"), ("\n", &[arguments], ToolCalls));
+        check(&["x", "!"], &format!("a!{call}"), ("a", &[], StopString { index: 1 }));
+        check(&["!"], "a!<tool_call>f()", ("a", &[], StopString { index: 0 }));
+        // A stop string does not extend over a call, and its beginning comes before it.
+        check(&["ab"], &format!("a{call}b"), ("ab", &[arguments], ToolCalls));
+        check(&["ab"], "a", ("a", &[], FinishReason::Stop));
+        // The text of a malformed call is text.
+        check(&["()"], "<tool_call>f()</tool_call>", ("<tool_call>f", &[], MalformedCall));
     }
 }

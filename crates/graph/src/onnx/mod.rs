@@ -7,5 +7,7 @@ pub mod external;
 pub mod files;
 mod limit;
 mod messages;
+mod references;
 
 pub use error::DecodeError;
+pub use references::find_reference;

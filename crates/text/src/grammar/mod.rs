@@ -6,25 +6,29 @@
 //! it and the work of each step are bounded.
 
 mod exponent;
+mod refusal;
 mod vocabulary;
 
-use std::{sync::Arc, thread};
+use std::sync::Arc;
 
 use llguidance::{
     JsonCompileOptions, Matcher, ParserFactory,
     api::{ParserLimits, TopLevelGrammar},
     earley::SlicedBiasComputer,
+    regex_to_lark,
     toktrie::{InferenceCapabilities, TokEnv},
 };
 use narthex_spec::TokenId;
 use serde_json::{Value, json};
 
 use crate::{
-    barrier::{LibraryPanic, contain},
+    barrier::contain,
+    compile_thread::{self, ThreadStartError},
     tokenizer::Tokenizer,
 };
 
 use exponent::{ExponentLimit, ExponentTokens};
+use refusal::{cleaned, refusal};
 
 /// Maximum bytes of a grammar or of a schema's JSON.
 const MAX_BYTES: usize = 128 << 10;
@@ -59,12 +63,23 @@ pub enum GrammarError {
         /// Names of the keywords.
         keywords: String,
     },
+    /// A value of a keyword, or a regular expression, cannot be enforced.
+    #[error("{what} cannot be enforced: {reason}")]
+    UnsupportedValue {
+        /// The keyword and its value, or the expression.
+        what: String,
+        /// Reason.
+        reason: String,
+    },
     /// The source is malformed, too complex or not satisfiable.
     #[error("the grammar is not usable: {reason}")]
     Unusable {
         /// Error message of the compiler.
         reason: String,
     },
+    /// The compiler cannot run.
+    #[error(transparent)]
+    Thread(#[from] ThreadStartError),
     /// The vocabulary cannot be used.
     #[error("this model's tokenizer cannot follow a grammar: {reason}")]
     Vocabulary {
@@ -88,6 +103,24 @@ impl Grammar {
     /// Returns the grammar of every JSON object.
     pub fn json_object() -> Self {
         Self::JsonSchema(json!({"type": "object"}))
+    }
+
+    /// Returns the right side of a Lark rule for the texts of the grammar.
+    ///
+    /// # Errors
+    /// The source is too large, or a schema that is not an object.
+    pub fn rule(&self) -> Result<String, GrammarError> {
+        match self {
+            Self::JsonSchema(schema) => json_rule(schema),
+            Self::Lark(source) => {
+                check_text(source)?;
+                Ok(format!("%lark {{\n{source}\n}}"))
+            }
+            Self::Regex(source) => {
+                check_text(source)?;
+                Ok(format!("/{}/", regex_to_lark(source, "")))
+            }
+        }
     }
 
     /// Checks the size of the source and returns it in the compiler's form.
@@ -213,29 +246,13 @@ impl GrammarCompiler {
             let matcher = Matcher::new(self.factory.create_parser(source));
             let mut matcher = GrammarMatcher { matcher, exponents, allowed: Vec::new(), failure: None };
             matcher.prepare();
-            matcher
+            match matcher.failure() {
+                Some(message) => Err(refusal(grammar, message)),
+                None => Ok(matcher),
+            }
         };
-        let compiled = thread::scope(|scope| {
-            let thread =
-                thread::Builder::new().stack_size(COMPILE_STACK).spawn_scoped(scope, || contain(compile));
-            let thread = thread.map_err(|error| unusable(&format!("cannot start a thread: {error}")))?;
-            thread.join().unwrap_or(Err(LibraryPanic)).map_err(|_| unusable("its compiler panicked"))
-        })?;
-        match compiled.failure() {
-            Some(reason) => Err(refusal(reason)),
-            None => Ok(compiled),
-        }
-    }
-}
-
-/// Returns the error for a message of the compiler.
-fn refusal(reason: &str) -> GrammarError {
-    let reason = reason.lines().next().unwrap_or_default();
-    match reason.split_once("Unimplemented keys: ") {
-        Some((_, keywords)) => {
-            GrammarError::UnsupportedKeywords { keywords: keywords.trim_matches(['[', ']']).to_owned() }
-        }
-        None => GrammarError::Unusable { reason: reason.to_owned() },
+        let compiled = compile_thread::run(COMPILE_STACK, compile)?;
+        compiled.ok_or_else(|| unusable("its compiler panicked"))?
     }
 }
 
@@ -308,7 +325,6 @@ impl GrammarMatcher {
     }
 
     fn fail(&mut self, reason: &str) {
-        let reason = reason.lines().next().unwrap_or_default();
-        self.failure = Some(reason.trim_end_matches("<non-verbose/>").trim_end().to_owned());
+        self.failure = Some(cleaned(reason));
     }
 }

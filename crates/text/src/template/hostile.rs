@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use narthex_spec::Date;
+use serde_json::json;
 
 use super::{ChatTemplate, Message, RenderOptions, RenderedPrompt, Role, TemplateError};
 
@@ -217,6 +218,38 @@ fn reading_is_bounded() {
     fails(&looped(1, "{{ ('[0' ~ ',0' * 4000000 ~ ']') | fromjson | length }}"));
     fails(&looped(1, "{{ ('a ' * 4000000).split(' ') | length }}"));
     fails(&looped(1, "{{ ('a' * 8000000) | list | length }}"));
+}
+
+#[test]
+fn characters_that_take_seven_times_their_bytes_are_bounded() {
+    const MOST: usize = 256 << 10;
+    let template = ChatTemplate::new("{{ messages | length }}", BTreeMap::new()).unwrap();
+    let options = |tool: &str| RenderOptions {
+        tools: vec![json!({tool: ""})],
+        ..RenderOptions::answer(Date { year: 2026, month: 3, day: 7 })
+    };
+    let message = |text: String| Message::new(Role::User, text);
+    let marked = |text: String| {
+        let mut message = message(text);
+        message.push_marker("<call>");
+        message
+    };
+    let passes = |messages: &[Message], tool: &str| match template.render(messages, &options(tool)) {
+        Ok(rendered) => rendered.text() == messages.len().to_string(),
+        Err(TemplateError::Failed { reason }) => {
+            assert!(reason.contains("expected at most 262144 characters of the private planes"), "{reason}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    for char in ['\u{FDD0}', '\u{F0000}'] {
+        let text = |count: usize| char.to_string().repeat(count);
+        assert!(passes(&[message(text(MOST))], "") && !passes(&[message(text(MOST + 1))], ""));
+        assert!(passes(&[marked(text(MOST))], "") && !passes(&[marked(text(MOST + 1))], ""));
+        let halves = [message(text(MOST / 2)), message(text(MOST / 2))];
+        assert!(passes(&halves, "") && !passes(&halves, &text(1)));
+    }
+    assert!(passes(&[message("é".repeat(MOST + 1))], ""));
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Messages with tool calls, and adaptations of a conversation to a template that refuses it.
 
-use std::{borrow::Cow, mem, ops::Range};
+use std::{mem, ops::Range};
 
-use minijinja::ErrorKind;
+use minijinja::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::origin;
+use super::origin::{self, Escaper};
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -105,49 +105,55 @@ impl Message {
     }
 
     /// Returns the text in which markers count as the template's and the rest as the conversation's.
-    fn marked_content(&self) -> String {
+    fn marked_content(&self, escaper: &Escaper) -> Result<String, Error> {
         let (mut marked, mut end) = (String::new(), 0);
         for marker in &self.markers {
             // Ranges that do not fit the text have no effect.
             let parts = self.content.get(end..marker.start).zip(self.content.get(marker.clone()));
             let Some((before, text)) = parts else { continue };
-            marked.push_str(&origin::escape(before));
+            marked.push_str(&escaper.escape(before)?);
             marked.push_str(&origin::mark(text));
             end = marker.end;
         }
-        marked.push_str(&origin::escape(&self.content[end..]));
-        marked
+        marked.push_str(&escaper.escape(&self.content[end..])?);
+        Ok(marked)
     }
 
     /// Returns the message in the form that a template reads. Its texts are marked as the conversation's; its role
     /// counts as the template's, since control tokens such as `<|user|>` are built from it.
-    pub(super) fn template_value(&self) -> Result<Value, minijinja::Error> {
-        let failed =
-            |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
-        let mut value = map_json(&serde_json::to_value(self).map_err(failed)?, &origin::escape);
+    pub(super) fn template_value(&self, escaper: &Escaper) -> Result<Value, Error> {
+        let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+        let mut value = serde_json::to_value(self).map_err(failed)?;
+        if !self.markers.is_empty() {
+            value["content"] = Value::Null;
+        }
+        let mut value = escaped_json(&value, escaper)?;
         if let Some(role) = value["role"].as_str().map(origin::mark) {
             value["role"] = Value::String(role);
         }
         if !self.markers.is_empty() {
-            value["content"] = Value::String(self.marked_content());
+            value["content"] = Value::String(self.marked_content(escaper)?);
         }
         Ok(value)
     }
 }
 
-/// Returns the value with `change` applied to each of its strings and keys. The recursion is limited by the depth that
-/// `serde_json` reads.
-pub(super) fn map_json<'a>(value: &'a Value, change: &impl Fn(&'a str) -> Cow<'a, str>) -> Value {
-    match value {
-        Value::String(text) => Value::String(change(text).into_owned()),
-        Value::Array(items) => items.iter().map(|item| map_json(item, change)).collect(),
+/// Returns the value with each of its strings and keys escaped. The recursion is limited by the depth that `serde_json`
+/// reads.
+pub(super) fn escaped_json(value: &Value, escaper: &Escaper) -> Result<Value, Error> {
+    Ok(match value {
+        Value::String(text) => Value::String(escaper.escape(text)?.into_owned()),
+        Value::Array(items) => {
+            items.iter().map(|item| escaped_json(item, escaper)).collect::<Result<_, _>>()?
+        }
         Value::Object(fields) => {
-            let field =
-                |(name, value): (&'a String, &'a Value)| (change(name).into_owned(), map_json(value, change));
-            fields.iter().map(field).collect()
+            let field = |(name, value): (&String, &Value)| {
+                Ok::<_, Error>((escaper.escape(name)?.into_owned(), escaped_json(value, escaper)?))
+            };
+            Value::Object(fields.iter().map(field).collect::<Result<_, _>>()?)
         }
         other => other.clone(),
-    }
+    })
 }
 
 /// Returns the messages with developer messages as system messages.

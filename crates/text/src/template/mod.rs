@@ -16,7 +16,7 @@ mod origin;
 mod python;
 mod system_tools;
 
-use std::{collections::BTreeMap, sync::Arc, thread};
+use std::{collections::BTreeMap, sync::Arc};
 
 use minijinja::{
     AutoEscape, Environment, ErrorKind, Value, context,
@@ -30,7 +30,12 @@ use serde_json::{Map, json};
 pub use message::{FunctionCall, Message, Role, ToolCall};
 pub use origin::RenderedPrompt;
 
-use crate::barrier::contain;
+use crate::{
+    barrier::contain,
+    compile_thread::{self, ThreadStartError},
+};
+use message::escaped_json;
+use origin::Escaper;
 
 /// Maximum number of steps of one rendering, checks included. A conversation takes a few hundred per message.
 const FUEL: u64 = 1_000_000;
@@ -62,6 +67,9 @@ pub enum TemplateError {
         /// The renderer's error.
         reason: String,
     },
+    /// The compiler cannot run.
+    #[error(transparent)]
+    Thread(#[from] ThreadStartError),
 }
 
 /// Choice of the end of the rendered text.
@@ -130,11 +138,8 @@ impl ChatTemplate {
             checked(&env).map(drop)?;
             Ok(env)
         };
-        let env = thread::scope(|scope| {
-            let thread = thread::Builder::new().stack_size(COMPILE_STACK).spawn_scoped(scope, compile);
-            let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
-            thread.join().map_err(|_| panicked())?.map_err(malformed)
-        })?;
+        let env = compile_thread::run(COMPILE_STACK, compile)?;
+        let env = env.ok_or_else(panicked)?.map_err(malformed)?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text))).collect();
         Ok(Self { env: Arc::new(env), special_tokens, knows_developer, reads_system_tools })
@@ -225,13 +230,16 @@ impl ChatTemplate {
         let date = options.date;
         env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
         let (instructions, blocks) = checked(&env)?;
-        let messages = messages.iter().map(Message::template_value).collect::<Result<Vec<_>, _>>()?;
+        let escaper = Escaper::default();
+        let messages: Vec<_> =
+            messages.iter().map(|message| message.template_value(&escaper)).collect::<Result<_, _>>()?;
         let tools: Vec<_> =
-            options.tools.iter().map(|tool| message::map_json(tool, &origin::escape)).collect();
+            options.tools.iter().map(|tool| escaped_json(tool, &escaper)).collect::<Result<_, _>>()?;
         let variable = |(name, value): (&String, &_)| {
-            (name.clone(), Value::from(Serde(message::map_json(value, &origin::escape))))
+            Ok::<_, minijinja::Error>((name.clone(), Value::from(Serde(escaped_json(value, &escaper)?))))
         };
-        let mut variables: BTreeMap<String, Value> = options.variables.iter().map(variable).collect();
+        let mut variables: BTreeMap<String, Value> =
+            options.variables.iter().map(variable).collect::<Result<_, _>>()?;
         variables.extend(self.special_tokens.iter().map(|(name, text)| (name.clone(), text.clone().into())));
         let values = context! {
             messages => Value::from(Serde(messages)),

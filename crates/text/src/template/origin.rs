@@ -3,14 +3,14 @@
 //! A template joins, cuts, replaces and re-cases its inputs, and a control token must still be one only if the template
 //! wrote all of it. The origin is therefore encoded in the characters. Those of the template's own strings are shifted
 //! to the private planes 15 and 16 ([`mark`]), where they keep their number and order; characters of a conversation
-//! that are already there are spelled with noncharacters ([`escape`]). Functions that compare or inspect strings
+//! that are already there are spelled with noncharacters ([`Escaper`]). Functions that compare or inspect strings
 //! receive the template's characters unshifted ([`unmarked`]), and a string that a function creates belongs to the
 //! conversation.
 
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, cell::Cell, ops::Range};
 
 use minijinja::{
-    Value,
+    Error, ErrorKind, Value,
     value::{DynObject, Kwargs, Tuple, ValueKind},
 };
 
@@ -25,6 +25,12 @@ const ZERO: u32 = 0xFDE0;
 
 /// Number of digits of a spelled character.
 const DIGITS: usize = 6;
+
+/// Number of bytes of a spelled character: [`ESCAPE`] and the digits have three each.
+const SPELLED: usize = 3 * (1 + DIGITS);
+
+/// Maximum number of characters of one conversation that are spelled. Ordinary text has few of them.
+const MAX_SPELLED: usize = 256 << 10;
 
 /// Way in which a function reads its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,17 +125,39 @@ pub(super) fn mark(text: &str) -> String {
     marked
 }
 
-/// Returns a string of the conversation in which characters with a meaning here are spelled.
-pub(super) fn escape(text: &str) -> Cow<'_, str> {
-    let is_reserved = |char: char| matches!(u32::from(char), 0xFDD0..=0xFDEF | SHIFT..);
-    if !text.contains(is_reserved) {
-        return Cow::Borrowed(text);
+/// Encoder of the strings of one conversation.
+#[derive(Debug, Default)]
+pub(super) struct Escaper {
+    /// Number of characters spelled so far.
+    spelled: Cell<usize>,
+}
+
+impl Escaper {
+    /// Returns a string in which characters with a meaning here are spelled.
+    ///
+    /// # Errors
+    /// Fails if the conversation has more than [`MAX_SPELLED`] such characters, since each takes up to seven times its
+    /// bytes.
+    pub(super) fn escape<'a>(&self, text: &'a str) -> Result<Cow<'a, str>, Error> {
+        let is_reserved = |char: &char| matches!(u32::from(*char), 0xFDD0..=0xFDEF | SHIFT..);
+        let found = text.chars().filter(is_reserved).count();
+        if found == 0 {
+            return Ok(Cow::Borrowed(text));
+        }
+        let spelled = self.spelled.get() + found;
+        if spelled > MAX_SPELLED {
+            let message = format!(
+                "expected at most {MAX_SPELLED} characters of the private planes or without a meaning in Unicode, found more"
+            );
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+        self.spelled.set(spelled);
+        let mut escaped = String::with_capacity(text.len() + found * SPELLED);
+        for char in text.chars() {
+            if is_reserved(&char) { push_spelled(char, &mut escaped) } else { escaped.push(char) }
+        }
+        Ok(Cow::Owned(escaped))
     }
-    let mut escaped = String::with_capacity(text.len() + 64);
-    for char in text.chars() {
-        if is_reserved(char) { push_spelled(char, &mut escaped) } else { escaped.push(char) }
-    }
-    Cow::Owned(escaped)
 }
 
 fn push_spelled(char: char, text: &mut String) {

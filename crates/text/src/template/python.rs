@@ -12,8 +12,8 @@ use serde_json::ser::{Formatter, Serializer};
 
 use super::{
     REFUSAL, limits,
-    message::map_json,
-    origin::{self, Read, RenderedPrompt},
+    message::escaped_json,
+    origin::{self, Escaper, Read, RenderedPrompt},
 };
 
 /// Prefix of errors that a template raises with `raise_exception`.
@@ -89,7 +89,7 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
     let value: serde_json::Value = serde_json::from_str(RenderedPrompt::new(&text).text())
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("fromjson: {error}")))?;
-    Ok(Value::from(Serde(map_json(&value, &origin::escape))))
+    Ok(Value::from(Serde(escaped_json(&value, &Escaper::default())?)))
 }
 
 /// `value | tojson(indent, ensure_ascii, separators, sort_keys)` as Python's `json.dumps` writes it.

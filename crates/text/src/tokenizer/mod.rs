@@ -28,6 +28,7 @@ use serde_json::{Value, json};
 use tokenizers::{AddedToken, ModelWrapper};
 
 pub use gguf::GgufVocab;
+pub use outline::{MAX_MERGES, MAX_TOKENS};
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
@@ -155,7 +156,7 @@ impl Tokenizer {
         let inner = Inner {
             specials: table(|token| token.special),
             // White space of a template is not markup. A token that is matched after normalising cannot be broken and
-            // is left out.
+            // is left out. That setting remains for plain words only.
             markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
             pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
@@ -305,8 +306,9 @@ fn disable_cache(tokenizer: &mut tokenizers::Tokenizer) {
     tokenizer.with_model(model);
 }
 
-/// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: special
-/// tokens matched after normalising would be found in shielded text, and dropout makes tokens random.
+/// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: added
+/// tokens matched after normalising would be found in shielded text, and dropout makes tokens random. Added words keep
+/// the first setting, because a tokenizer that lowers letters finds them in any case.
 fn add_shield(json: &mut Value) {
     let pattern = json!({"String": SHIELD.to_string()});
     let is_normalized = !json["normalizer"].is_null();
@@ -327,7 +329,8 @@ fn add_shield(json: &mut Value) {
         };
     }
     for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
-        if token["special"] == true || !is_normalized {
+        let is_plain = token["content"].as_str().is_some_and(is_plain);
+        if token["special"] == true || !is_normalized || !is_plain {
             token["normalized"] = Value::Bool(false);
         }
     }
@@ -336,11 +339,17 @@ fn add_shield(json: &mut Value) {
     }
 }
 
-/// Adds steps to the end of the normaliser that break the spelling of special tokens.
+/// Returns true for words and white space, which are no markup.
+fn is_plain(content: &str) -> bool {
+    content.chars().all(|char| char.is_alphanumeric() || char.is_whitespace() || char == '▁')
+}
+
+/// Adds steps to the end of the normaliser that break the spelling of added tokens, except of plain words.
 fn break_normalized(json: &mut Value) {
     let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-    let special = added.iter().filter(|token| token["special"] == true);
-    let texts = special.filter_map(|token| token["content"].as_str());
+    let spellings = added.iter().filter_map(|token| Some((token, token["content"].as_str()?)));
+    let markup = spellings.filter(|(token, text)| token["special"] == true || !is_plain(text));
+    let texts = markup.map(|(_, text)| text);
     let breaking = |text: &str| {
         let border = text.chars().next().map_or(0, char::len_utf8);
         let (first, rest) = text.split_at(border);
@@ -457,6 +466,27 @@ pub(crate) mod tests {
         assert_eq!(t.vocab_size(), 701);
         assert_eq!((t.id_text(700).as_deref(), t.id_text(5)), (Some("b"), None));
         assert!(t.token_bytes(5).is_empty());
+    }
+
+    #[test]
+    fn added_tokens_are_found_before_normalising_except_words() {
+        let added = |id: u32, content: &str| {
+            json!({"id": id, "content": content, "special": false, "normalized": true, "single_word": false,
+                "lstrip": false, "rstrip": false})
+        };
+        let json = json!({
+            "added_tokens": [added(5, "<s>"), added(6, "ss"), added(7, "▁▁")],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Lowercase"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "▁": 3, "x": 4, "<s>": 5, "ss": 6, "▁▁": 7},
+                "merges": []},
+        });
+        let t = Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).unwrap();
+        let written = |text, written: &[Range<usize>]| {
+            t.encode(&t.shield_outside(text, written), Specials::Parse).unwrap()
+        };
+        assert_eq!(written("<s>SS  x", &[]), [5, 6, 7, 4]);
+        assert_eq!(written("<s>x<s> <S>", std::slice::from_ref(&(0..3))), [5, 4, 0, 1, 2, 3, 0, 1, 2]);
     }
 
     #[test]

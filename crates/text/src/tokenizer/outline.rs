@@ -17,10 +17,10 @@ use serde::{
 const MAX_ID: u32 = (1 << 22) - 1;
 
 /// Maximum number of tokens of the vocabulary.
-const MAX_TOKENS: usize = 1 << 19;
+pub const MAX_TOKENS: usize = 1 << 19;
 
 /// Maximum number of merges. Gemma has half a million.
-pub(super) const MAX_MERGES: usize = 3 << 18;
+pub const MAX_MERGES: usize = 3 << 18;
 
 /// Maximum number of added tokens. Gemma has six thousand.
 const MAX_ADDED: usize = 1 << 16;

@@ -3,7 +3,8 @@
 //! The time and memory of the `tokenizers` crate grow with the text, so a text that is far too long is not tokenised as
 //! a whole. A prefix is tokenised, then one of twice the length, until the tokens exceed the limit or the text is
 //! complete. A cut changes only tokens near it: texts are split into words before tokenisation, and a token has few
-//! bytes.
+//! bytes. Some text has no tokens, such as white space or characters that a normaliser removes, so the bytes have a limit,
+//! too.
 
 use narthex_spec::TokenId;
 
@@ -15,8 +16,8 @@ const FIRST: usize = 32 << 10;
 /// Bytes of the first prefix for each token of the limit: about the length of a token in English.
 const TYPICAL: usize = 4;
 
-/// Maximum number of bytes of a prefix for each token of the limit, if text may vanish or one token may represent text
-/// of any length.
+/// Maximum number of bytes of a text for each token of the limit. Tokens have fewer on average, but text may vanish, and
+/// one unknown token may represent text of any length.
 const MAX_PER_TOKEN: usize = 256;
 
 /// Maximum number of tokens that a cut may change; more than the characters of a word that WordPiece splits.
@@ -39,15 +40,9 @@ pub enum BoundedTokens<T> {
     /// Tokens of a prefix of a text that is longer than the limit. The first tokens, up to the limit, are those of the
     /// whole text.
     Beginning(T),
-}
-
-impl<T> BoundedTokens<T> {
-    /// Returns the tokens.
-    pub fn into_tokens(self) -> T {
-        match self {
-            Self::Whole(tokens) | Self::Beginning(tokens) => tokens,
-        }
-    }
+    /// No tokens, because the text has more than 256 bytes for each token of the limit. It counts as longer than the
+    /// limit.
+    TooManyBytes,
 }
 
 /// A result with a number of tokens.
@@ -116,10 +111,7 @@ impl Tokenizer {
         encode: impl Fn(&str) -> Result<T, TokenizerError>,
     ) -> Result<BoundedTokens<T>, TokenizerError> {
         let Bounds { limit, is_cancelled } = bounds;
-        let longest = match self.inner.reach {
-            Some(_) => usize::MAX,
-            None => limit.saturating_mul(MAX_PER_TOKEN).max(FIRST),
-        };
+        let longest = limit.saturating_mul(MAX_PER_TOKEN).max(FIRST);
         let mut length = limit.saturating_mul(TYPICAL).max(FIRST);
         loop {
             if is_cancelled() {
@@ -129,8 +121,11 @@ impl Tokenizer {
                 return encode(text).map(BoundedTokens::Whole);
             }
             let tokens = encode(&text[..text.floor_char_boundary(length)])?;
-            if tokens.count() > limit.saturating_add(CHANGED) || length >= longest {
+            if tokens.count() > limit.saturating_add(CHANGED) {
                 return Ok(BoundedTokens::Beginning(tokens));
+            }
+            if length >= longest {
+                return Ok(BoundedTokens::TooManyBytes);
             }
             length = length.saturating_mul(2).min(longest);
         }
@@ -142,7 +137,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
-    use crate::tokenizer::tests::tiny;
+    use crate::tokenizer::{SHIELD, tests::tiny};
 
     fn bounds<'a>(limit: usize, is_cancelled: &'a dyn Fn() -> bool) -> Bounds<'a> {
         Bounds { limit, is_cancelled }
@@ -166,18 +161,26 @@ mod tests {
         assert_eq!(lengths(31 << 20, 10, 4), [FIRST]);
         assert_eq!(lengths(31 << 20, 20_000, 4), [80_000, 160_000]);
         assert_eq!(lengths(200_000, 20_000, 100), [80_000, 160_000, 200_000]);
+        assert_eq!(lengths(31 << 20, 1000, 1000), [FIRST, 2 * FIRST, 4 * FIRST, 256_000]);
     }
 
     #[test]
-    fn text_that_may_vanish_has_a_limit_in_bytes() {
+    fn text_that_vanishes_has_a_limit_in_bytes() {
+        let check = |tokenizer: &Tokenizer, piece: char, expect: &[TokenId]| {
+            let encode = |length: usize| {
+                let text = piece.to_string().repeat(length / piece.len_utf8()) + "a";
+                tokenizer.encode_document_within(&text, bounds(1000, &|| false)).unwrap()
+            };
+            assert_eq!(encode(400_000), BoundedTokens::TooManyBytes, "{piece:?}");
+            assert_eq!(encode(200_000), BoundedTokens::Whole(expect.to_vec()), "{piece:?}");
+        };
         let json = r#"{"model":{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"\u0023",
             "max_input_chars_per_word":100,"vocab":{"a":0}},"pre_tokenizer":{"type":"Whitespace"}}"#;
-        let tokenizer = Tokenizer::from_json(json.as_bytes()).unwrap();
-        let text = " ".repeat(400_000);
-        let found = tokenizer.encode_document_within(&text, bounds(1000, &|| false)).unwrap();
-        assert_eq!(found, BoundedTokens::Beginning(vec![]));
-        let found = tokenizer.encode_document_within(&text[..200_000], bounds(1000, &|| false)).unwrap();
-        assert_eq!(found, BoundedTokens::Whole(vec![]));
+        check(&Tokenizer::from_json(json.as_bytes()).unwrap(), ' ', &[0]);
+        // The bytes of each token are bounded here, but the character vanishes.
+        let tokenizer = tiny();
+        assert!(tokenizer.inner.reach.is_some());
+        check(&tokenizer, SHIELD, &[tokenizer.token_id("a").unwrap()]);
     }
 
     #[test]
@@ -201,7 +204,7 @@ mod tests {
             asked.set(asked.get() + 1);
             asked.get() > 2
         };
-        let found = tiny().within(&"x".repeat(1 << 20), bounds(10, &is_cancelled), |_| Ok(Vec::new()));
+        let found = tiny().within(&"x".repeat(1 << 20), bounds(1000, &is_cancelled), |_| Ok(Vec::new()));
         assert_eq!((found, asked.get()), (Err(TokenizerError::Cancelled), 3));
     }
 }

@@ -8,7 +8,7 @@ use super::{
     lark::{AllowedCalls, Callable, Markers},
 };
 use crate::{
-    grammar::{Grammar, GrammarError, json_rule},
+    grammar::{Grammar, GrammarError},
     tokenizer::Tokenizer,
 };
 
@@ -19,7 +19,7 @@ pub enum ContentRule<'a> {
     Nothing,
     /// Any text, in which every call is valid.
     Text,
-    /// Texts of a grammar.
+    /// Nothing, or instead of calls a text of a grammar.
     Content(&'a Grammar),
 }
 
@@ -39,12 +39,10 @@ pub fn call_grammar(
     let start = match beside {
         ContentRule::Nothing => "start: calls\n".to_owned(),
         ContentRule::Text => rules.text(&allowed),
-        ContentRule::Content(Grammar::JsonSchema(schema)) => {
+        ContentRule::Content(grammar) => {
             let head = rules.head.as_ref().map_or_else(String::new, |head| format!("{head} "));
-            format!("start: {head}calls | content\ncontent: {}\n", json_rule(schema)?)
+            format!("start: {head}calls | content\ncontent: {}\n", grammar.rule()?)
         }
-        // These grammars define rule names of their own and cannot be combined with calls.
-        ContentRule::Content(grammar) => return Ok(grammar.clone()),
     };
     Ok(Grammar::Lark(start + &rules.rules))
 }

@@ -218,6 +218,29 @@ fn answers_are_calls_or_the_content_of_a_schema() {
 }
 
 #[test]
+fn answers_are_calls_or_the_content_of_a_grammar() {
+    let tokenizer = tokenizer(&["<|end|>"]);
+    let contents = [
+        Grammar::Regex("(yes|no)/[0-9]".to_owned()),
+        // The rules have names of the calls' rules, and the last line is a comment.
+        Grammar::Lark("start: calls \"/\" TEXT\ncalls: \"yes\" | \"no\"\nTEXT: /[0-9]/\n// }".to_owned()),
+    ];
+    for content in &contents {
+        for format in DETECTION_ORDER {
+            let grammar = Tools::new().grammar(&tokenizer, format, ContentRule::Content(content)).unwrap();
+            let matcher = matcher(&tokenizer, &grammar);
+            let head = if format == ToolFormat::LlamaJson { "<|python_tag|>" } else { "" };
+            let good = write_calls(format, &[call("get-weather", json!({"city": "Rome"}))]);
+            let bad = good.replace("Rome", "Bonn");
+            let texts =
+                ["yes/7", "no/0", &format!("{head}{good}"), &format!("{head}{bad}"), "yes", "yes/77", ""];
+            let found = texts.map(|text| follows(&tokenizer, &matcher, text));
+            assert_eq!(found, [true, true, true, false, false, false, false], "{format:?}: {grammar:?}");
+        }
+    }
+}
+
+#[test]
 fn arguments_that_cannot_be_named_are_a_dictionary() {
     let tokenizer = tokenizer(&["<|end|>"]);
     let schema = json!({

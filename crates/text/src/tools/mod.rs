@@ -84,7 +84,7 @@ pub enum ToolEvent {
 /// Reason why the text of an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextEnd {
-    /// The model or a stop string ended it.
+    /// The model ended it.
     Complete,
     /// It was cut off. The arguments of a call that is not complete are reported as far as the model wrote them.
     Cut,

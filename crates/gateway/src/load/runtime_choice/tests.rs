@@ -2,8 +2,9 @@
 
 use std::{fs, path::Path};
 
-use narthex_catalog::store::Store;
+use narthex_catalog::{network::Network, store::Store};
 use narthex_device::inventory::{Accelerator, AcceleratorKind};
+use narthex_spec::progress::Quiet;
 
 use super::*;
 use crate::gateway::Gateway;
@@ -113,7 +114,8 @@ fn a_named_library_brings_the_providers_beside_it() {
     assert_eq!(found, [core.clone(), core.clone(), "/lib/openvino".into()]);
 }
 
-/// Writes the receipt of a runtime whose library is a few bytes; `None` if this platform has no such runtime.
+/// Writes the receipt of a runtime whose library is a few bytes, which do not have the digest in the receipt; `None` if
+/// this platform has no such runtime.
 fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
     let pin = runtimes::pinned(kind).ok()?;
     let folder = store.root().join(format!("runtimes/{kind}-{}", pin.package.version));
@@ -169,4 +171,40 @@ fn the_chosen_library_is_loaded() {
         let told = choice.load_early(library).unwrap_err().to_string();
         assert!(told.contains(&file.canonicalize().unwrap().display().to_string()), "{told}");
     }
+}
+
+#[test]
+fn a_load_verifies_the_runtime() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(home.path().join("home"))).unwrap();
+    let Some(core) = pretend(&store, Ep::Cpu) else { return };
+    let config = Config {
+        home: Some(home.path().join("home")),
+        runtime: Some(core.clone()),
+        network: Network::CacheOnly,
+        ..Config::standard()
+    };
+    let gateway = Gateway::open(config).unwrap();
+    let told = gateway.load("smollm2:135m", &Quiet, &Cancel::new()).unwrap_err().to_string();
+    assert!(told.contains(&format!("{} is damaged: expected SHA-256 ", core.display())), "{told}");
+}
+
+#[test]
+fn a_provider_whose_library_is_damaged_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let config = Config { home: Some(home.path().join("home")), ..Config::standard() };
+    let gateway = Gateway::open(config).unwrap();
+    let library = gateway.library();
+    let Some(file) = pretend(&library.store, Ep::Cuda) else { return };
+    let facts = Facts { libraries: [(Ep::Cuda, file)].into(), ..Facts::default() };
+    let mut choice = RuntimeChoice { library: RuntimeLibrary::File(home.path().join("core")), facts };
+    choice.verify(library, &Quiet, &Cancel::new()).unwrap();
+    assert!(choice.facts.libraries.is_empty());
+    let refusal = &choice.facts.elsewhere[&Ep::Cuda];
+    assert!(refusal.reason.contains("is damaged: expected SHA-256 "), "{}", refusal.reason);
+    assert!(
+        refusal.fix.as_ref().is_some_and(|fix| fix.contains("narthex runtime install cuda")),
+        "{:?}",
+        refusal.fix
+    );
 }

@@ -122,6 +122,8 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Treatment of the model's stop tokens.
     pub stop_tokens: StopTokens,
+    /// Treatment of other special tokens in the text.
+    pub special_tokens: SpecialTokens,
     /// Number of tokens before which no stop token is generated.
     pub min_tokens: usize,
     /// Verification of several tokens in one step, unless the settings disable it. It does not change answers.
@@ -135,6 +137,15 @@ pub enum StopTokens {
     End,
     /// They are never generated.
     Never,
+}
+
+/// Treatment of the special tokens in the text of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// The text omits them.
+    Skip,
+    /// Their spelling is part of the text. The token that ends the answer is not.
+    Show,
 }
 
 impl GenerateOptions {
@@ -157,6 +168,7 @@ impl GenerateOptions {
             logprobs: None,
             grammar: None,
             stop_tokens: StopTokens::End,
+            special_tokens: SpecialTokens::Skip,
             min_tokens: 0,
             speculation: Speculation::Auto,
         }

@@ -1,5 +1,6 @@
 //! Reasoning before an answer.
 
+use narthex_text::template::GenerationPrompt;
 use serde_json::{Map, Value};
 
 /// Settings of the reasoning before an answer. Models that do not reason ignore them.
@@ -9,7 +10,8 @@ pub struct ReasoningSettings {
     pub thinking: Thinking,
     /// Maximum number of tokens of reasoning; `None` for no limit. At the limit, the answer begins.
     pub budget: Option<usize>,
-    /// Further variables of the chat template.
+    /// Further variables of the chat template. With `add_generation_prompt: false`, the prompt ends with the last
+    /// message, without the start of the answer.
     pub variables: Map<String, Value>,
 }
 
@@ -40,6 +42,14 @@ impl ReasoningSettings {
         variables
     }
 
+    /// Returns the end of the prompt.
+    pub(crate) fn generation_prompt(&self) -> GenerationPrompt {
+        match self.variables.get("add_generation_prompt") {
+            Some(Value::Bool(false)) => GenerationPrompt::Leave,
+            _ => GenerationPrompt::Add,
+        }
+    }
+
     /// Returns the maximum number of tokens of reasoning; 0 if reasoning is off.
     pub(crate) fn limit(&self) -> Option<usize> {
         if self.thinking == Thinking::Off { Some(0) } else { self.budget }
@@ -62,6 +72,13 @@ mod tests {
         };
         check(Thinking::Template, json!({"a": 1}), json!({"a": 1}), Some(9));
         check(Thinking::On, json!({}), json!({"enable_thinking": true, "thinking": true}), Some(9));
+        let leaves = |variables: Value| {
+            let variables = variables.as_object().unwrap().clone();
+            let settings = ReasoningSettings { variables, ..ReasoningSettings::default() };
+            settings.generation_prompt() == GenerationPrompt::Leave
+        };
+        assert!(leaves(json!({"add_generation_prompt": false})));
+        assert!(!leaves(json!({"add_generation_prompt": true})) && !leaves(json!({})));
         let off = json!({"thinking": "no", "enable_thinking": false});
         check(Thinking::Off, json!({"thinking": "no"}), off, Some(0));
     }

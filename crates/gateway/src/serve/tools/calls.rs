@@ -8,6 +8,7 @@ use std::{
 
 use narthex_spec::ToolFormat;
 use narthex_text::{
+    stop::StopStrings,
     tokenizer::Tokenizer,
     tools::{self, CallReading, TextEnd, ToolEvent, ToolParser},
 };
@@ -37,7 +38,8 @@ pub(in crate::serve) enum Piece {
     Call(ToolCallDelta),
 }
 
-/// Divides an answer into text and calls. The text of a malformed call stays in the answer.
+/// Divides an answer into text, which ends at a stop string, and calls. The text of a malformed call stays in the
+/// answer.
 pub(in crate::serve) struct AnswerCalls {
     parser: ToolParser,
     limit: CallLimit,
@@ -82,18 +84,18 @@ impl AnswerCalls {
     }
 
     /// Takes the next text.
-    pub(in crate::serve) fn push(&mut self, text: &str) -> Vec<Piece> {
-        if self.is_exhausted() {
+    pub(in crate::serve) fn push(&mut self, text: &str, stop: &mut StopStrings) -> Vec<Piece> {
+        if self.is_over(stop) {
             return Vec::new();
         }
         let events = self.parser.push(text);
-        self.pieces(events)
+        self.pieces(events, stop)
     }
 
     /// Ends the answer and returns the rest. If a call was cut off, the client receives everything that the model wrote
     /// of it.
-    pub(in crate::serve) fn finish(&mut self, end: TextEnd) -> Vec<Piece> {
-        if self.is_exhausted() {
+    pub(in crate::serve) fn finish(&mut self, end: TextEnd, stop: &mut StopStrings) -> Vec<Piece> {
+        if self.is_over(stop) {
             return Vec::new();
         }
         let is_open = self.is_open;
@@ -107,20 +109,31 @@ impl AnswerCalls {
                 }
             }
         }
-        self.pieces(events)
+        self.pieces(events, stop)
     }
 
-    fn pieces(&mut self, events: Vec<ToolEvent>) -> Vec<Piece> {
+    /// Returns true if the answer ended at a stop string or at the last call that it may have.
+    fn is_over(&self, stop: &StopStrings) -> bool {
+        self.is_exhausted() || stop.stopped().is_some()
+    }
+
+    fn pieces(&mut self, events: Vec<ToolEvent>, stop: &mut StopStrings) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for event in events {
             match event {
-                ToolEvent::Text(text) => self.push_text(text, &mut pieces),
+                ToolEvent::Text(text) => {
+                    let text = stop.push(&self.without_hidden(text)).text;
+                    push_text(text, &mut pieces);
+                }
                 ToolEvent::Malformed(text) => {
                     self.malformed += 1;
                     self.is_open = false;
-                    self.push_text(text, &mut pieces);
+                    let text = stop.push(&self.without_hidden(text)).text;
+                    push_text(text, &mut pieces);
                 }
                 ToolEvent::Begin { name, .. } => {
+                    // A stop string does not extend over a call.
+                    push_text(stop.finish(), &mut pieces);
                     let start = Some(ToolCallStart { id: call_id(), name });
                     let delta = ToolCallDelta { index: self.begun, start, arguments: String::new() };
                     pieces.push(Piece::Call(delta));
@@ -137,24 +150,28 @@ impl AnswerCalls {
                 ToolEvent::End => {
                     self.complete += 1;
                     self.is_open = false;
-                    if self.is_exhausted() {
-                        break;
-                    }
                 }
+            }
+            if self.is_over(stop) {
+                break;
             }
         }
         pieces
     }
 
-    fn push_text(&self, mut text: String, pieces: &mut Vec<Piece>) {
+    fn without_hidden(&self, mut text: String) -> String {
         for hidden in &self.hidden {
             if text.contains(hidden.as_str()) {
                 text = text.replace(hidden.as_str(), "");
             }
         }
-        if !text.is_empty() {
-            pieces.push(Piece::Text(text));
-        }
+        text
+    }
+}
+
+fn push_text(text: String, pieces: &mut Vec<Piece>) {
+    if !text.is_empty() {
+        pieces.push(Piece::Text(text));
     }
 }
 
@@ -189,7 +206,8 @@ mod tests {
 
     /// Returns the text and each call's name and arguments.
     fn read(calls: &mut AnswerCalls, answer: &str, end: TextEnd) -> (String, Vec<(String, String)>) {
-        let pieces = [calls.push(answer), calls.finish(end)].concat();
+        let mut stop = StopStrings::new(Vec::new());
+        let pieces = [calls.push(answer, &mut stop), calls.finish(end, &mut stop)].concat();
         let (mut text, mut found) = (String::new(), Vec::new());
         for piece in pieces {
             match piece {

@@ -25,9 +25,8 @@ pub(in crate::serve) fn answer_grammar(
     if callable.is_empty() {
         return Ok(content.cloned());
     }
-    let is_free = callable.iter().all(|tool| tool.strictness == Strictness::BestEffort);
     let (beside, limit) = match (&settings.choice, content) {
-        (ToolChoice::Auto, None) if is_free => return Ok(None),
+        (ToolChoice::Auto, None) if !guarantees_calls(settings) => return Ok(None),
         (ToolChoice::Auto, None) => (ContentRule::Text, settings.calls),
         (ToolChoice::Auto, Some(content)) => (ContentRule::Content(content), settings.calls),
         (ToolChoice::Function(_), _) => (ContentRule::Nothing, CallLimit::One),
@@ -38,6 +37,15 @@ pub(in crate::serve) fn answer_grammar(
         .map(|tool| Callable { name: &tool.name, parameters: &tool.parameters })
         .collect();
     call_grammar(tokenizer, format, &callable, limit, beside).map(Some)
+}
+
+/// Returns true if the settings require calls, or require them to be valid.
+pub(in crate::serve) fn guarantees_calls(settings: &ToolSettings) -> bool {
+    match settings.choice {
+        ToolChoice::None => false,
+        ToolChoice::Auto => settings.tools.iter().any(|tool| tool.strictness == Strictness::Strict),
+        ToolChoice::Required | ToolChoice::Function(_) => true,
+    }
 }
 
 #[cfg(test)]
@@ -75,6 +83,9 @@ mod tests {
         check(ToolChoice::Auto, BestEffort, None, "");
         check(ToolChoice::Auto, Strict, None, "start: called* TEXT");
         check(ToolChoice::Auto, BestEffort, Some(&object), "start: calls | content");
+        for content in [Grammar::Regex("a".to_owned()), Grammar::Lark("start: \"a\"".to_owned())] {
+            check(ToolChoice::Auto, BestEffort, Some(&content), "start: calls | content");
+        }
         check(ToolChoice::Required, BestEffort, None, "start: calls");
         check(ToolChoice::Function("f".to_owned()), BestEffort, Some(&object), "start: calls");
     }

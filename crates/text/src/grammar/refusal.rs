@@ -1,0 +1,143 @@
+//! Errors of the grammar compiler in the terms of a request: the keyword of a schema or the regular expression that was
+//! refused, and the reason.
+
+use llguidance::{derivre::RegexBuilder, regex_to_lark};
+use serde_json::Value;
+
+use super::{Grammar, GrammarError};
+
+/// Maximum bytes of a message.
+const MAX_MESSAGE: usize = 1 << 10;
+
+/// Maximum bytes of a regular expression in an error.
+const MAX_SHOWN: usize = 120;
+
+/// Classes of characters that are ASCII in a JSON schema: digits and words.
+const SCHEMA_CLASSES: &str = "dw";
+
+/// Messages of the compiler about one keyword, each with the keyword and the reason for the client.
+const KEYWORDS: [(&str, &str, &str); 3] = [
+    (
+        "oneOf constraints are not supported",
+        r#""oneOf""#,
+        r#"more than one of its schemas may be valid for a value; use "anyOf""#,
+    ),
+    (
+        "Regex is empty",
+        r#""pattern" or "format""#,
+        "no text follows it and has the length that the schema requires",
+    ),
+    (
+        "Unable to determine if regex is empty",
+        r#""pattern" or "format""#,
+        "it is too complex together with the length that the schema requires",
+    ),
+];
+
+/// Returns the error for a message of the compiler about a grammar. `message` is the result of [`cleaned`].
+pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
+    if let Some((_, keys)) = message.split_once("Unimplemented keys: [") {
+        let keywords = keys.split(']').next().unwrap_or(keys).to_owned();
+        return GrammarError::UnsupportedKeywords { keywords };
+    }
+    if let Some((what, reason)) = wrong_value(grammar, message) {
+        return GrammarError::UnsupportedValue { what, reason };
+    }
+    // The position is that in the grammar of a call, which the client has not written.
+    let reason = message.rsplit("failed to compile JSON schema: ").next().unwrap_or(message);
+    GrammarError::Unusable { reason: reason.to_owned() }
+}
+
+/// Returns the part of a grammar that cannot be enforced, and the reason.
+fn wrong_value(grammar: &Grammar, message: &str) -> Option<(String, String)> {
+    if message.contains("regex") {
+        let of_expression = match grammar {
+            Grammar::JsonSchema(schema) => wrong_pattern(schema),
+            Grammar::Regex(source) => expression_error(source, "")
+                .map(|reason| (format!("the regular expression {}", shortened(source)), reason)),
+            Grammar::Lark(_) => None,
+        };
+        if of_expression.is_some() {
+            return of_expression;
+        }
+    }
+    if let Some((_, format)) = message.split_once("Unknown format: ") {
+        let format = format.split(char::is_whitespace).next().unwrap_or(format);
+        return Some((format!(r#"the schema's "format": {format:?}"#), "it is unknown".to_owned()));
+    }
+    let known = KEYWORDS.into_iter().find(|(part, ..)| message.contains(part));
+    known.map(|(_, keyword, reason)| (format!("the schema's {keyword}"), reason.to_owned()))
+}
+
+/// Returns the first regular expression of a schema that cannot be followed, with its keyword, and the reason.
+fn wrong_pattern(schema: &Value) -> Option<(String, String)> {
+    let fields = match schema {
+        Value::Object(fields) => fields,
+        Value::Array(items) => return items.iter().find_map(wrong_pattern),
+        _ => return None,
+    };
+    let own = fields.get("pattern").and_then(Value::as_str).map(|pattern| ("pattern", pattern));
+    let of_names = fields.get("patternProperties").and_then(Value::as_object).into_iter();
+    let of_names =
+        of_names.flat_map(|schemas| schemas.keys()).map(|name| ("patternProperties", name.as_str()));
+    let wrong = own.into_iter().chain(of_names).find_map(|(keyword, pattern)| {
+        let reason = expression_error(pattern, SCHEMA_CLASSES)?;
+        Some((format!("the schema's {keyword:?}: {}", shortened(pattern)), reason))
+    });
+    wrong.or_else(|| fields.values().find_map(wrong_pattern))
+}
+
+/// Returns the reason why a regular expression cannot be parsed.
+fn expression_error(expression: &str, ascii_classes: &str) -> Option<String> {
+    let expression = regex_to_lark(expression, ascii_classes);
+    let error = RegexBuilder::new().mk_regex_for_serach(&expression).err()?.to_string();
+    // The lines before show the expression and the position of the error.
+    let last = error.lines().next_back().unwrap_or_default();
+    let reason = last.strip_prefix("error: ").unwrap_or(last);
+    Some(if reason.starts_with("lookarounds not supported") {
+        r"assertions such as \b, and ^ and $ in the middle, are not supported".to_owned()
+    } else {
+        cut(reason, MAX_MESSAGE)
+    })
+}
+
+/// Returns a message of the compiler on one line, without lines of the grammar that it shows.
+pub(super) fn cleaned(message: &str) -> String {
+    let is_shown = |line: &str| {
+        let number = line.split_once(" |").map(|(number, _)| number);
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let is_mark = |line: &str| line.bytes().all(|byte| byte == b'^') || line == "<non-verbose/>";
+    let lines = message.lines().map(str::trim).filter(|line| !is_shown(line) && !is_mark(line));
+    cut(&lines.collect::<Vec<_>>().join(" "), MAX_MESSAGE)
+}
+
+fn shortened(expression: &str) -> String {
+    format!("{:?}", cut(expression, MAX_SHOWN))
+}
+
+/// Returns a text with at most `length` bytes and `…` in place of the rest.
+fn cut(text: &str, length: usize) -> String {
+    if text.len() <= length {
+        return text.to_owned();
+    }
+    let end = (0..=length).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_one_line_of_limited_length() {
+        assert_eq!(
+            cleaned("at 1(8): unknown name\n   1 | start: other\n            ^\n"),
+            "at 1(8): unknown name"
+        );
+        assert_eq!(cleaned("no start\n<non-verbose/>"), "no start");
+        assert_eq!(cleaned("a\n  b\n\n  ^^^\nc"), "a b c");
+        let long = cleaned(&"é".repeat(MAX_MESSAGE));
+        assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with("é…"), "{}", long.len());
+    }
+}
