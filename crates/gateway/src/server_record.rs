@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
+    io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -13,6 +13,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, report::models::ModelStatus};
+
+/// Maximum size of a record, in bytes.
+const RECORD_LIMIT: u64 = 16 << 20;
 
 /// A server that runs on this machine's store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,19 +53,17 @@ pub(crate) struct ServerRecord {
 }
 
 impl ServerRecord {
-    /// Creates and locks the file.
+    /// Creates and locks the file in an existing folder. Only the user of this process can read it.
     pub(crate) fn create(folder: &Path, address: &str, encryption: Encryption) -> Result<Self, Error> {
         let failed = |what: String| move |source| Error::Io { what, source };
-        fs::create_dir_all(folder).map_err(failed(format!("cannot create {}", folder.display())))?;
         let pid = std::process::id();
         let path = folder.join(format!("server-{pid}.json"));
         let what = format!("cannot write {}", path.display());
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .open(&path)
-            .map_err(failed(what.clone()))?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).write(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(&path).map_err(failed(what.clone()))?;
         file.lock().map_err(failed(what))?;
         let server = RunningServer {
             pid,
@@ -112,14 +113,12 @@ fn read_record(path: &Path) -> Option<RunningServer> {
     if path.extension()? != "json" {
         return None;
     }
-    let mut file = File::open(path).ok()?;
+    let file = narthex_mmap::open_regular(path).ok()?;
     if file.try_lock().is_ok() {
         let _ = fs::remove_file(path);
         return None;
     }
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
+    serde_json::from_slice(&narthex_mmap::read_bounded(file, RECORD_LIMIT).ok()?).ok()
 }
 
 #[cfg(test)]

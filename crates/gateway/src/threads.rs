@@ -41,13 +41,16 @@ impl ComputingThreads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_os = "linux")]
+    use {narthex_text::template::ChatTemplate, std::collections::BTreeMap};
 
     #[cfg(target_os = "linux")]
     #[test]
     fn a_limit_on_threads_is_an_error() {
         narthex_testkit::one_thread::run("threads::tests::a_limit_on_threads_is_an_error", || {
-            for computing in [ComputingThreads::Cores, ComputingThreads::Configured(1)] {
-                let error = check(computing).unwrap_err();
+            let template = ChatTemplate::new("", BTreeMap::new()).map(drop).map_err(Error::from);
+            let (cores, configured) = (ComputingThreads::Cores, ComputingThreads::Configured(1));
+            for error in [template, check(cores), check(configured)].map(Result::unwrap_err) {
                 assert_eq!(error.kind(), crate::ErrorKind::Storage, "{error}");
                 assert!(error.to_string().starts_with("cannot start "), "{error}");
                 assert!(error.hint().unwrap().contains("raise the limit on threads"));

@@ -1,5 +1,6 @@
 //! The error of the library, with its kind, the field of the request and the next step.
 
+mod convert;
 mod hint;
 mod kind;
 
@@ -11,7 +12,7 @@ use std::{
 use narthex_catalog::error::near_names;
 use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
-use narthex_text::tokenizer::TokenizerError;
+use narthex_text::{template::TemplateError, tokenizer::TokenizerError};
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
 use hint::{io_hint, package_id, unknown_hint};
@@ -262,7 +263,7 @@ pub enum Error {
     Prompt(#[from] narthex_text::prompt::PromptError),
     /// The chat template failed.
     #[error("the model's chat template is not usable: {0}")]
-    Template(#[from] narthex_text::template::TemplateError),
+    Template(TemplateError),
     /// The device failed during a step.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),

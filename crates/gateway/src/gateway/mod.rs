@@ -7,6 +7,7 @@ mod running_servers;
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
 use narthex_catalog::resolve::{ModelId, ModelRef};
+use narthex_device::memory;
 use narthex_engine::worker::Drain;
 use narthex_spec::{
     Ep, ProgressSink,
@@ -33,7 +34,7 @@ use crate::{
         eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
+        residency::{Claim, LoadStart, ModelRoom, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
@@ -328,6 +329,7 @@ impl Gateway {
         match outcome {
             Ok(loaded) => {
                 self.models.finish(key, Ok(loaded));
+                memory::release_freed();
                 self.memory().warn_if_low();
                 Ok(())
             }
@@ -344,7 +346,7 @@ impl Gateway {
         source: ModelSource<'_>,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<LoadedModel, Error> {
+    ) -> Result<(LoadedModel, ModelRoom), Error> {
         let library = &*self.library;
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
@@ -363,10 +365,12 @@ impl Gateway {
         let runtime = choice.load(library, progress, cancel)?;
         let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let draft = DraftPackage::of(library, &package, progress, cancel)?;
+        // A tokenizer's file takes several times its size while it is read.
+        memory::release_freed();
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
-        self.models.reserve(key, kv_bytes, cancel)?;
+        let room = self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
             package: Arc::new(package),
             runtime,
@@ -377,7 +381,9 @@ impl Gateway {
             cancel: cancel.clone(),
         };
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
-        LoadedModel::load(&request, draft, library.tool_format(&key.name), device_selection::select)
+        let format = library.tool_format(&key.name);
+        let loaded = LoadedModel::load(&request, draft, format, device_selection::select)?;
+        Ok((loaded, room))
     }
 }
 

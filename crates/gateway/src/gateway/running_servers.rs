@@ -1,6 +1,6 @@
 //! Records of running servers.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -27,7 +27,8 @@ impl Gateway {
         address: &str,
         encryption: Encryption,
     ) -> Result<ServerRegistration, Error> {
-        let mut record = ServerRecord::create(&self.run_folder(), address, encryption)?;
+        let folder = self.library.store.create_run_folder()?;
+        let mut record = ServerRecord::create(&folder, address, encryption)?;
         record.update(self.models.status());
         *self.server_record.lock() = Some(record);
         let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());
@@ -42,10 +43,36 @@ impl Gateway {
 
     /// Lists the servers that run on this store.
     pub fn running_servers(&self) -> Vec<RunningServer> {
-        server_record::running(&self.run_folder())
+        server_record::running(&self.library.store.run_folder())
     }
+}
 
-    fn run_folder(&self) -> PathBuf {
-        self.library.store.root().join("run")
+#[cfg(all(test, unix))]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn the_store_of_a_server_is_private() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("store");
+        let gateway = Gateway::open(Config { home: Some(root.clone()), ..Config::standard() }).unwrap();
+        let run = root.join("run");
+        let record = run.join(format!("server-{}.json", std::process::id()));
+        let check = || {
+            let registration = gateway.register_server("127.0.0.1:1", Encryption::None).unwrap();
+            let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!([&root, &run, &record].map(|path| mode(path)), [0o700, 0o700, 0o600]);
+            drop(registration);
+        };
+        // An earlier version of the program created the folder with the usual mode.
+        fs::create_dir_all(&run).unwrap();
+        fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
+        check();
+        fs::remove_dir_all(&root).unwrap();
+        check();
     }
 }

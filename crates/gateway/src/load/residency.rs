@@ -4,11 +4,13 @@
 //! reported to requests for a while before another request tries again.
 //!
 //! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound evicts the idle
-//! model that was used least recently. If none is idle, its load waits for one, for a limited time.
+//! model that was used least recently. If none is idle, its load waits for one, for a limited time. A model that was
+//! removed counts until the requests that use it have ended.
 
 mod load_failure;
 mod pending;
 mod ready_model;
+mod room;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,15 +31,19 @@ use crate::{
 use load_failure::LoadFailure;
 pub use pending::{LoadPlace, LoadStart, PendingLoad};
 pub use ready_model::ReadyModel;
+pub(crate) use room::ModelRoom;
+use room::RoomInUse;
 
 enum Residence {
     Loading {
         waiters: LoadWaiters,
-        room: LoadRoom,
+        /// Set while models in use take the room that the load needs.
+        awaits_room: bool,
     },
     Ready {
+        // Dropped before `room`, which the memory of the model takes until then.
         model: Arc<LoadedModel>,
-        kv_bytes: usize,
+        room: Arc<ModelRoom>,
         used: Instant,
         /// Requests that waited for the load and have not claimed the model yet.
         awaiting: BTreeSet<u64>,
@@ -46,17 +52,6 @@ enum Residence {
         at: Instant,
         failure: LoadFailure,
     },
-}
-
-/// Room in memory for a model that is being loaded.
-#[derive(Clone, Copy)]
-enum LoadRoom {
-    /// The load needs none yet.
-    Unneeded,
-    /// The load waits, because models in use take the room.
-    Awaited,
-    /// Reserved, with these bytes of KV cache.
-    Reserved(usize),
 }
 
 type Residences = BTreeMap<PackageKey, Residence>;
@@ -80,6 +75,7 @@ pub(crate) struct ResidencyLimits {
 /// The models in memory.
 pub(crate) struct ResidentModels {
     models: Mutex<Residences>,
+    room_in_use: Mutex<RoomInUse>,
     /// Notified after changes of `models` and after the end of each use of a model.
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again. A load that found no
@@ -96,21 +92,6 @@ impl Residence {
         if let Self::Loading { waiters, .. } = self {
             waiters.into_values().for_each(|wake| wake());
         }
-    }
-
-    /// Returns the bytes of KV cache that are reserved for the model.
-    fn kv_bytes(&self) -> usize {
-        match self {
-            Self::Loading { room: LoadRoom::Reserved(kv_bytes), .. } | Self::Ready { kv_bytes, .. } => {
-                *kv_bytes
-            }
-            Self::Loading { .. } | Self::Failed { .. } => 0,
-        }
-    }
-
-    /// Returns whether the model has a place in memory.
-    fn is_resident(&self) -> bool {
-        matches!(self, Self::Loading { room: LoadRoom::Reserved(_), .. } | Self::Ready { .. })
     }
 
     /// Returns the time of the last request of a model that no request uses or is about to use.
@@ -140,6 +121,7 @@ impl ResidentModels {
     pub(crate) fn new(retry_failed_after: Duration, limits: ResidencyLimits) -> Self {
         Self {
             models: Mutex::new(BTreeMap::new()),
+            room_in_use: Mutex::default(),
             changed: Condvar::new(),
             retry_failed_after,
             limits,
@@ -186,9 +168,9 @@ impl ResidentModels {
     ) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
-            Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
+            Some(Residence::Ready { model, room, used, .. }) if !model.is_broken() => {
                 *used = Instant::now();
-                return Ok(Claim::Ready(ReadyModel::new(model, self)));
+                return Ok(Claim::Ready(ReadyModel::new(model, room, self)));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
@@ -196,17 +178,17 @@ impl ResidentModels {
             }
             Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => admit()?,
         }
-        models.insert(
-            key.clone(),
-            Residence::Loading { waiters: LoadWaiters::default(), room: LoadRoom::Unneeded },
-        );
+        let loading = Residence::Loading { waiters: LoadWaiters::default(), awaits_room: false };
+        let before = models.insert(key.clone(), loading);
         drop(models);
+        // Dropped without the lock: a broken model's thread may need it to end.
+        drop(before);
         self.notify();
         Ok(Claim::Load)
     }
 
-    /// Reserves a place in memory and bytes of KV cache for a model that is being loaded. Evicts idle models if
-    /// necessary, starting with the one that was used least recently, and waits while the others are in use.
+    /// Takes room in memory for a model that is being loaded. Evicts idle models if necessary, starting with the one
+    /// that was used least recently, and waits while the others are in use.
     ///
     /// # Errors
     /// [`Error::NoRoom`] if the models stay in use for too long, or if no wait can help; [`Error::Cancelled`].
@@ -215,7 +197,7 @@ impl ResidentModels {
         key: &PackageKey,
         kv_bytes: usize,
         cancel: &Cancel,
-    ) -> Result<(), Error> {
+    ) -> Result<ModelRoom, Error> {
         let ResidencyLimits { models, kv_bytes: kv_total, room_wait, .. } = self.limits;
         if models == 0 || kv_bytes > kv_total {
             return Err(self.no_room(key));
@@ -226,14 +208,14 @@ impl ResidentModels {
         let mut models = self.models.lock();
         loop {
             cancel.check()?;
-            let fits = self.fits(&models, key, kv_bytes);
-            if let Some(Residence::Loading { room, .. }) = models.get_mut(key) {
-                *room = if fits { LoadRoom::Reserved(kv_bytes) } else { LoadRoom::Awaited };
+            let room = ModelRoom::take(self, kv_bytes);
+            if let Some(Residence::Loading { awaits_room, .. }) = models.get_mut(key) {
+                *awaits_room = room.is_none();
             }
-            if fits {
+            if let Some(room) = room {
                 drop(models);
                 self.notify();
-                return Ok(());
+                return Ok(room);
             }
             if let Some((idle, evicted)) = take_idle(&mut models) {
                 tracing::info!("{} is unloaded to make room for {}", idle.name, key.name);
@@ -248,30 +230,22 @@ impl ResidentModels {
         }
     }
 
-    /// Returns whether the models in memory leave room for another one.
-    fn fits(&self, models: &Residences, key: &PackageKey, kv_bytes: usize) -> bool {
-        let others = || models.iter().filter(|(other, residence)| *other != key && residence.is_resident());
-        let kv_in_use: usize = others().map(|(_, residence)| residence.kv_bytes()).sum();
-        others().count() < self.limits.models
-            && (kv_bytes == 0 || kv_in_use.saturating_add(kv_bytes) <= self.limits.kv_bytes)
-    }
-
     fn no_room(&self, key: &PackageKey) -> Error {
         let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
         Error::NoRoom { name: key.name.clone(), models, kv_total }
     }
 
     /// Ends the load of [`Claim::Load`].
-    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<LoadedModel, &Error>) {
+    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<(LoadedModel, ModelRoom), &Error>) {
         let mut models = self.models.lock();
         let residence = match outcome {
-            Ok(model) => {
+            Ok((model, room)) => {
                 let awaiting = match models.get(key) {
                     Some(Residence::Loading { waiters, .. }) => waiters.keys().copied().collect(),
                     _ => BTreeSet::new(),
                 };
-                let kv_bytes = models.get(key).map_or(0, Residence::kv_bytes);
-                Residence::Ready { model: Arc::new(model), kv_bytes, used: Instant::now(), awaiting }
+                let (model, room) = (Arc::new(model), Arc::new(room));
+                Residence::Ready { model, room, used: Instant::now(), awaiting }
             }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);

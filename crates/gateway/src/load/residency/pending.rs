@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{LoadRoom, ReadyModel, Residence, ResidentModels};
+use super::{ReadyModel, Residence, ResidentModels};
 use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 
 /// Delay before a client should retry while a model is loading.
@@ -94,8 +94,8 @@ impl PendingLoad {
     /// Returns the model. Fails if it is still loading, if its load waits for room in memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, .. }) => Ok(ReadyModel::new(model, &self.models)),
-            Some(Residence::Loading { room: LoadRoom::Awaited, .. }) => Err(self.models.no_room(&self.key)),
+            Some(Residence::Ready { model, room, .. }) => Ok(ReadyModel::new(model, room, &self.models)),
+            Some(Residence::Loading { awaits_room: true, .. }) => Err(self.models.no_room(&self.key)),
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
             None => Err(Error::ShuttingDown),
@@ -218,7 +218,7 @@ mod tests {
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
-        models.reserve(&first, 0, &cancel).unwrap();
+        let first_room = models.reserve(&first, 0, &cancel).unwrap();
         let load = PendingLoad::new(models.clone(), second.clone());
         assert!(matches!(load.model(), Err(Error::Loading { .. })));
         std::thread::scope(|scope| {
@@ -226,8 +226,9 @@ mod tests {
             while !wait.is_finished() && !matches!(load.model(), Err(Error::NoRoom { .. })) {
                 std::thread::yield_now();
             }
+            drop(first_room);
             models.finish(&first, Err(&Error::Cancelled));
-            wait.join().unwrap().unwrap();
+            let _second_room = wait.join().unwrap().unwrap();
             assert!(matches!(load.model(), Err(Error::Loading { .. })));
             // The second load has the room now.
             assert!(matches!(models.claim(&first), Ok(Claim::Load)));
@@ -246,7 +247,7 @@ mod tests {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
         assert!(matches!(models.reserve(&first, 10, &cancel), Err(Error::NoRoom { .. })));
-        models.reserve(&first, 9, &cancel).unwrap();
+        let _room = models.reserve(&first, 9, &cancel).unwrap();
         let error = models.reserve(&second, 0, &cancel).unwrap_err();
         assert!(matches!(error, Error::NoRoom { .. }) && error.retry_after().is_some(), "{error}");
         models.finish(&second, Err(&error));
