@@ -1,7 +1,9 @@
 //! The sockets that a server listens on, and the connections that it accepts there.
 //!
 //! The number of connections is limited. If a client connects when all places are taken, the server evicts the
-//! connection with the earliest deadline, unless every connection has an active request whose answer is taken.
+//! connection with the earliest deadline. Without one, every connection has an active request whose answer is taken: then
+//! it evicts the connection with the oldest request that has not arrived completely. If all requests have, it accepts a
+//! few more connections, which can only ask for reports about the server.
 
 use std::{collections::BTreeMap, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -10,12 +12,10 @@ use parking_lot::Mutex;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::{
-    io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Duration, sleep, timeout},
+    time::{Duration, Instant, sleep, timeout},
 };
-
 use tokio_rustls::TlsAcceptor;
 
 #[cfg(unix)]
@@ -23,20 +23,19 @@ use crate::unix_socket::UnixSocket;
 use crate::{
     connection::{self, ClientStream, ConnectionState},
     limits::Limits,
+    routes,
     tls::TlsConnection,
 };
 
 /// Delay after a system error, such as a lack of file descriptors or memory.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
-/// Maximum time for an evicted connection to end, and for writing [`BUSY`].
+/// Maximum time for an evicted connection to end.
 const ROOM: Duration = Duration::from_secs(1);
 
-/// Answer to a client that connects while every place is taken by an active request.
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
-    Content-Type: application/json\r\nContent-Length: 130\r\n\r\n\
-    {\"error\":{\"message\":\"every connection of this server is in use; try again\",\"type\":\"service_unavailable\",\
-    \"param\":null,\"code\":null}}";
+/// Number of places beyond the maximum number of connections. They are for reports about the server, and for the answer
+/// to other clients that all places are taken.
+const REPORT_PLACES: usize = 8;
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +108,17 @@ pub(crate) struct Connections {
     limits: Limits,
     /// Becomes true at shutdown.
     stopped: watch::Receiver<bool>,
-    places: Arc<Semaphore>,
+    places: Places,
+    /// Router of connections beyond the maximum, which answers only reports.
+    report_router: Router,
+    report_places: Places,
+}
+
+/// A number of places for connections. Clones share them.
+#[derive(Clone)]
+struct Places {
+    number: usize,
+    free: Arc<Semaphore>,
     open: Arc<Mutex<OpenConnections>>,
 }
 
@@ -135,8 +144,9 @@ impl Drop for ConnectionPermit {
 
 impl Connections {
     pub(crate) fn new(router: Router, limits: Limits, stopped: watch::Receiver<bool>) -> Self {
-        let places = Arc::new(Semaphore::new(limits.connections));
-        Self { router, limits, stopped, places, open: Arc::default() }
+        let (places, report_places) = (Places::new(limits.connections), Places::new(REPORT_PLACES));
+        let report_router = routes::only_reports(router.clone());
+        Self { router, limits, stopped, places, report_router, report_places }
     }
 
     /// Serves the clients of a listener until it is dropped.
@@ -150,7 +160,7 @@ impl Connections {
                 Err(error) if is_of_client(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    self.evict();
+                    self.places.evict();
                     sleep(AFTER_ERROR).await;
                 }
             }
@@ -159,48 +169,63 @@ impl Connections {
 
     /// Waits for the end of every connection.
     pub(crate) async fn ended(&self) {
-        // The number of places is far below the maximum of permits, and the semaphore is never closed.
-        let places = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
-        let _ = self.places.acquire_many(places).await;
+        self.places.ended().await;
+        self.report_places.ended().await;
     }
 
-    async fn serve_client(&self, mut stream: impl ClientStream) {
-        let Some(permit) = self.permit().await else {
-            // These few bytes fit into the empty send buffer of a new connection.
-            let _ = timeout(ROOM, stream.write_all(BUSY)).await;
-            return;
-        };
+    async fn serve_client(&self, stream: impl ClientStream) {
         let state = ConnectionState::new(self.limits.clone(), self.stopped.clone());
+        let (permit, router) = match self.places.take(&state).await {
+            Some(permit) => (permit, self.router.clone()),
+            None => match self.report_places.take(&state).await {
+                Some(permit) => (permit, self.report_router.clone()),
+                None => return,
+            },
+        };
+        tokio::spawn(async move {
+            connection::serve(stream, state, router).await;
+            drop(permit);
+        });
+    }
+}
+
+impl Places {
+    fn new(number: usize) -> Self {
+        Self { number, free: Arc::new(Semaphore::new(number)), open: Arc::default() }
+    }
+
+    /// Takes a place for a new connection, after an eviction if necessary; `None` if no connection can be evicted.
+    async fn take(&self, state: &ConnectionState) -> Option<ConnectionPermit> {
+        let permit = match self.free.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) if !self.evict() => return None,
+            Err(_) => timeout(ROOM, self.free.clone().acquire_owned()).await.ok()?.ok()?,
+        };
         let mut open = self.open.lock();
         let number = open.next;
         open.next += 1;
         open.states.insert(number, state.clone());
-        drop(open);
-        let place = ConnectionPermit { number, open: self.open.clone(), _permit: permit };
-        let router = self.router.clone();
-        tokio::spawn(async move {
-            connection::serve(stream, state, router).await;
-            drop(place);
-        });
+        Some(ConnectionPermit { number, open: self.open.clone(), _permit: permit })
     }
 
-    /// Returns a permit for a place, after an eviction if necessary; `None` if every connection has an active request.
-    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(permit) = self.places.clone().try_acquire_owned() {
-            return Some(permit);
-        }
-        if !self.evict() {
-            return None;
-        }
-        timeout(ROOM, self.places.clone().acquire_owned()).await.ok()?.ok()
-    }
-
-    /// Evicts the connection with the earliest deadline. Returns false if every connection has an active request.
+    /// Evicts the connection with the earliest deadline, or else the one with the oldest request that has not arrived
+    /// completely. Returns false if every connection has a complete request whose answer is taken.
     fn evict(&self) -> bool {
         let open = self.open.lock();
-        let ends = open.states.values().filter_map(|state| Some((state.eviction_deadline()?, state)));
-        let first = ends.min_by_key(|(deadline, _)| *deadline);
-        first.inspect(|(_, state)| state.evict()).is_some()
+        let first = |time: fn(&ConnectionState) -> Option<Instant>| {
+            let times = open.states.values().filter_map(|state| Some((time(state)?, state)));
+            times.min_by_key(|(time, _)| *time)
+        };
+        let found =
+            first(ConnectionState::eviction_deadline).or_else(|| first(ConnectionState::incomplete_since));
+        found.inspect(|(_, state)| state.evict()).is_some()
+    }
+
+    /// Waits until every place is free.
+    async fn ended(&self) {
+        // The number of places is far below the maximum of permits, and the semaphore is never closed.
+        let number = u32::try_from(self.number).unwrap_or(u32::MAX);
+        let _ = self.free.acquire_many(number).await;
     }
 }
 
@@ -212,13 +237,30 @@ fn is_of_client(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::Version;
+
     use super::*;
 
-    #[test]
-    fn the_busy_answer_states_its_length() {
-        let text = std::str::from_utf8(BUSY).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
-        serde_json::from_str::<serde_json::Value>(body).unwrap();
+    #[tokio::test]
+    async fn the_oldest_incomplete_request_makes_room_if_nothing_else_can() {
+        let (_stop, stopped) = watch::channel(false);
+        let places = Places::new(3);
+        let begin = async |has_body| {
+            let state = ConnectionState::new(Limits::standard(), stopped.clone());
+            let permit = places.take(&state).await.unwrap();
+            (state.begin(Version::HTTP_11, has_body), state, permit)
+        };
+        let [whole, older, newer] = [begin(false).await, begin(true).await, begin(true).await];
+        let is_evicted = |state: &ConnectionState| state.deadline().is_some();
+        assert!(places.evict());
+        assert_eq!([&whole.1, &older.1, &newer.1].map(is_evicted), [false, true, false]);
+        drop((older.0, older.2));
+        let idle = begin(false).await;
+        drop(idle.0);
+        assert!(places.evict());
+        assert!(idle.1.deadline() <= Some(Instant::now()) && !is_evicted(&newer.1));
+        drop((idle.1, idle.2));
+        newer.0.connection().request_received();
+        assert!(!places.evict() && !is_evicted(&whole.1) && !is_evicted(&newer.1));
     }
 }

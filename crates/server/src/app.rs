@@ -1,6 +1,6 @@
 //! State that every handler shares.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::FromRequestParts,
@@ -11,7 +11,14 @@ use narthex_gateway::{
     request::{InputOverflow, Summary},
 };
 
-use crate::{budget::BodyBudget, error::ApiError, jobs::Jobs, keys::Caller, metrics::Metrics, npus::NpuList};
+use crate::{
+    budget::{AnswerMemory, BodyBudget},
+    error::ApiError,
+    jobs::Jobs,
+    keys::Caller,
+    metrics::Metrics,
+    npus::NpuList,
+};
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
@@ -19,6 +26,8 @@ pub(crate) struct App {
     pub(crate) gateway: Gateway,
     pub(crate) meter: Meter,
     pub(crate) shared: ServerResources,
+    /// Memory of the answer to the request.
+    pub(crate) answer: AnswerMemory,
 }
 
 /// Treatment of requests.
@@ -47,8 +56,10 @@ pub(crate) struct ServerResources {
 }
 
 impl ServerResources {
-    pub(crate) fn new(gateway: &Gateway, options: RequestOptions) -> Self {
-        Self { jobs: Jobs::new(), bodies: BodyBudget::new(), npus: NpuList::new(gateway), options }
+    /// Creates the state of a server whose requests wait for memory up to this time.
+    pub(crate) fn new(gateway: &Gateway, options: RequestOptions, memory_wait: Duration) -> Self {
+        let bodies = BodyBudget::new(memory_wait);
+        Self { jobs: Jobs::new(), bodies, npus: NpuList::new(gateway), options }
     }
 }
 

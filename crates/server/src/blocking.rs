@@ -15,6 +15,41 @@ pub(crate) struct WholeText {
     pub(crate) length: usize,
 }
 
+impl WholeText {
+    /// Waits for the model and for the memory of the work and of the answer.
+    async fn ready(
+        &self,
+        app: &App,
+        model: &str,
+        answer_bytes: impl FnOnce(&ReadyModel) -> usize,
+    ) -> Result<ReadyModel, ApiError> {
+        let model = loading::wait(app, model).await?;
+        app.shared.bodies.reserve_work(&self.body, self.length.saturating_mul(TOKENISING_BYTES)).await?;
+        app.answer.reserve(answer_bytes(&model)).await?;
+        Ok(model)
+    }
+
+    /// Returns the call as a job that holds the memory of the body.
+    fn job<T>(
+        self,
+        model: ReadyModel,
+        cancel: Cancel,
+        call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error>,
+    ) -> impl FnOnce() -> Result<T, Error> {
+        move || {
+            let _body = self.body;
+            call(&model, &cancel)
+        }
+    }
+}
+
+impl From<Reservation> for WholeText {
+    /// Returns the memory of a body whose texts are cut off at the model's context.
+    fn from(body: Reservation) -> Self {
+        Self { body, length: 0 }
+    }
+}
+
 /// Cancels a job when it is dropped.
 pub(crate) struct CancelOnDrop(pub(crate) Cancel);
 
@@ -32,24 +67,34 @@ pub(crate) async fn run_cancellable<T: Send + 'static>(
     body: Reservation,
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    run_tokenising(app, model, WholeText { body, length: 0 }, call).await
+    run_tokenising(app, model, body.into(), |_| 0, call).await
 }
 
-/// Runs a request like [`run_cancellable`] that tokenises a whole text. Waits for the memory of that.
+/// Runs a request like [`run_cancellable`] that tokenises a whole text. Waits for the memory of that, and then for the
+/// memory of its answer, of which `answer_bytes` returns an upper bound.
 pub(crate) async fn run_tokenising<T: Send + 'static>(
     app: &App,
     model: &str,
     text: WholeText,
+    answer_bytes: impl FnOnce(&ReadyModel) -> usize,
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let WholeText { body, length } = text;
-    let model = loading::wait(app, model).await?;
-    app.shared.bodies.reserve_work(&body, length.saturating_mul(TOKENISING_BYTES)).await?;
+    let model = text.ready(app, model, answer_bytes).await?;
     let cancel = Cancel::new();
     let _on_disconnect = CancelOnDrop(cancel.clone());
-    let job = move || {
-        let _body = body;
-        call(&model, &cancel)
-    };
-    app.shared.jobs.run(job).await
+    app.shared.jobs.run(text.job(model, cancel, call)).await
+}
+
+/// Runs a request like [`run_tokenising`] that waits in the queue of an encoder.
+pub(crate) async fn run_encoder<T: Send + 'static>(
+    app: &App,
+    model: &str,
+    text: WholeText,
+    answer_bytes: impl FnOnce(&ReadyModel) -> usize,
+    call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
+) -> Result<T, ApiError> {
+    let model = text.ready(app, model, answer_bytes).await?;
+    let cancel = Cancel::new();
+    let _on_disconnect = CancelOnDrop(cancel.clone());
+    app.shared.jobs.run_encoder(text.job(model, cancel, call)).await
 }

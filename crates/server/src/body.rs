@@ -1,7 +1,8 @@
 //! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
 //!
 //! The memory of a body is reserved before the body is read, and that of its values before it is parsed. Both are
-//! released after its request was handed to the gateway.
+//! released after its request was handed to the gateway. Compressed bytes have a share of their own until they were
+//! decompressed.
 
 use std::{io::Read, time::Duration};
 
@@ -12,13 +13,14 @@ use axum::{
 };
 use flate2::read::MultiGzDecoder;
 use futures::StreamExt;
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
+use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
     app::{App, ServerResources},
-    budget::{BodyBudget, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
-    connection::ConnectionState,
+    budget::{BodyBudget, CompressedBytes, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
+    connection::RequestConnection,
     error::ApiError,
     ignored::IgnoredParameters,
     limits::Limits,
@@ -52,17 +54,18 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         let (mut parts, body) = request.into_parts();
         let ServerResources { jobs, bodies, options, .. } =
             App::from_request_parts(&mut parts, state).await?.shared;
-        let connection = ConnectionState::of(&parts.extensions).cloned();
+        let connection = RequestConnection::of(&parts.extensions).cloned();
         let encoding = Encoding::of(&parts.headers)?;
         let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
         let reader = BodyReader { budget: &bodies, connection: connection.as_ref(), limit };
-        let ReceivedBody { bytes, encoding, reservation } = reader.read(body, encoding).await?;
+        let ReceivedBody { bytes, encoding, reservation, compressed } = reader.read(body, encoding).await?;
         if let Some(connection) = connection {
             connection.request_received();
         }
         let held = reservation.clone();
         let count = move || {
             let bytes = encoding.decode(bytes)?;
+            drop(compressed);
             held.shrink(bytes.len());
             let values = outline::count_values(&bytes, T::TOKENS)?;
             Ok::<(Vec<u8>, BodyValues), ApiError>((bytes, values))
@@ -117,13 +120,16 @@ impl Encoding {
 struct ReceivedBody {
     bytes: Vec<u8>,
     encoding: Encoding,
+    /// Memory of the plain bytes.
     reservation: Reservation,
+    /// Memory of these bytes, if they are compressed.
+    compressed: Option<CompressedBytes>,
 }
 
 /// Reads bodies within their limits.
 struct BodyReader<'a> {
     budget: &'a BodyBudget,
-    connection: Option<&'a ConnectionState>,
+    connection: Option<&'a RequestConnection>,
     /// Maximum time between two parts.
     limit: Duration,
 }
@@ -135,13 +141,15 @@ impl BodyReader<'_> {
         if length.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
             return Err(too_large());
         }
+        let mut room = length.map_or(SMALL_BODY_BYTES, |length| length as usize);
         // The length of compressed bytes does not bound the length of the decompressed ones.
-        let mut room = match (encoding, length) {
-            (Encoding::Gzip, _) => MAX_BODY_BYTES,
-            (Encoding::Identity, Some(length)) => length as usize,
-            (Encoding::Identity, None) => SMALL_BODY_BYTES,
+        let (mut reservation, mut compressed) = match encoding {
+            Encoding::Identity => (self.budget.reserve(room).await?, None),
+            Encoding::Gzip => {
+                let reservation = self.budget.reserve(MAX_BODY_BYTES).await?;
+                (reservation, Some(self.budget.reserve_compressed(room).await?))
+            }
         };
-        let mut reservation = self.budget.reserve(room).await?;
         let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
         let limit = self.limit;
         let end = Instant::now() + limit * WHOLE_BODY;
@@ -160,14 +168,18 @@ impl BodyReader<'_> {
             }
             if bytes.len() + part.len() > room {
                 room = MAX_BODY_BYTES;
-                reservation = self.budget.reserve(room).await?;
+                match &mut compressed {
+                    None => reservation = self.budget.reserve(room).await?,
+                    // The buffer doubles when it is full.
+                    Some(compressed) => *compressed = self.budget.reserve_compressed(2 * room).await?,
+                }
             }
             if bytes.is_empty() {
                 bytes.reserve_exact(length.unwrap_or(0) as usize);
             }
             bytes.extend_from_slice(&part);
         }
-        Ok(ReceivedBody { bytes, encoding, reservation })
+        Ok(ReceivedBody { bytes, encoding, reservation, compressed })
     }
 
     /// Returns at the server's shutdown.
@@ -237,6 +249,17 @@ pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiErro
     })
 }
 
+/// Reads the value of a field with required parts. Null and an empty object count as absent.
+pub(crate) fn filled<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<T>, D::Error> {
+    match Option::<Value>::deserialize(value)? {
+        None => Ok(None),
+        Some(Value::Object(fields)) if fields.is_empty() => Ok(None),
+        Some(value) => T::deserialize(value).map(Some).map_err(D::Error::custom),
+    }
+}
+
 /// Fields with counts that are at least 1; other counts may be 0.
 const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
 
@@ -295,7 +318,7 @@ mod tests {
         parts: impl futures::Stream<Item = &'static [u8]> + Send + 'static,
         limit: Duration,
     ) -> Result<ReceivedBody, ApiError> {
-        let reader = BodyReader { budget: &BodyBudget::new(), connection: None, limit };
+        let reader = BodyReader { budget: &BodyBudget::new(Duration::ZERO), connection: None, limit };
         let parts = parts.map(Ok::<_, std::io::Error>);
         reader.read(HttpBody::from_stream(parts), Encoding::Identity).await
     }
@@ -318,6 +341,45 @@ mod tests {
     async fn a_body_that_does_not_come_is_given_up() {
         let begun = futures::stream::iter([b"{".as_slice()]).chain(futures::stream::pending());
         assert!(message(receive(begun, Duration::from_millis(1)).await).contains("too slow"));
+    }
+
+    /// Reads a body of this many mebibytes without a length.
+    async fn read_mebibytes(
+        budget: &BodyBudget,
+        mebibytes: usize,
+        encoding: Encoding,
+    ) -> Result<ReceivedBody, ApiError> {
+        let part: &'static [u8] = &[b' '; 1 << 20];
+        let parts = futures::stream::iter(vec![part; mebibytes]).map(Ok::<_, std::io::Error>);
+        let reader = BodyReader { budget, connection: None, limit: Duration::from_secs(60) };
+        reader.read(HttpBody::from_stream(parts), encoding).await
+    }
+
+    #[tokio::test]
+    async fn bodies_at_once_stay_within_the_budget() {
+        let budget = BodyBudget::new(Duration::ZERO);
+        let (mut held, mut refused) = (Vec::new(), Vec::new());
+        for _ in 0..8 {
+            match read_mebibytes(&budget, 32, Encoding::Identity).await {
+                Ok(body) => held.push(body),
+                Err(error) => refused.push(error.status()),
+            }
+        }
+        // Each counts twice, for its bytes and its texts, of 128 MiB in all.
+        assert_eq!((held.len(), refused), (2, vec![StatusCode::TOO_MANY_REQUESTS; 6]));
+        drop(held);
+        read_mebibytes(&budget, 32, Encoding::Identity).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn compressed_bytes_count_until_they_were_decompressed() {
+        let budget = BodyBudget::new(Duration::ZERO);
+        let received = read_mebibytes(&budget, 2, Encoding::Gzip).await.unwrap();
+        let other = budget.reserve(1).await.unwrap();
+        let refused = budget.reserve_work(&other, 100 << 20).await.unwrap_err();
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        drop(received.compressed);
+        budget.reserve_work(&other, 100 << 20).await.unwrap();
     }
 
     #[test]

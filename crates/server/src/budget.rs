@@ -2,7 +2,8 @@
 //!
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
 //! from them. It reserves the memory of its values before it is parsed, and a request that tokenises a whole text or
-//! copies a stored conversation reserves memory for this work. The three have budgets of their own, so that a request
+//! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is computed,
+//! and every answer holds memory until its client has taken it. The four have budgets of their own, so that a request
 //! that holds a share of one and waits for the next never waits for itself. Each budget has a separate part for small
 //! shares, so that these never wait for large ones.
 
@@ -32,11 +33,17 @@ const SMALL_VALUES_BYTES: usize = 1 << 20;
 /// Maximum bytes of a small share for work.
 const SMALL_WORK_BYTES: usize = 4 << 20;
 
+/// Maximum bytes of a small share for an answer.
+const SMALL_ANSWER_BYTES: usize = 512 << 10;
+
+/// Memory of a streamed answer whose handler reserves none: its connection's buffers and its last events.
+const STREAM_BYTES: usize = 16 << 10;
+
+/// Memory of an answer for each of its bytes: the buffer of a JSON writer doubles when it is full.
+const BYTES_PER_WRITTEN: usize = 2;
+
 /// Bytes of one permit.
 const UNIT: usize = 1 << 10;
-
-/// Default of [`BodyBudget::wait`].
-const WAIT: Duration = Duration::from_secs(15);
 
 /// The budgets of a server.
 #[derive(Debug, Clone)]
@@ -44,6 +51,7 @@ pub(crate) struct BodyBudget {
     bodies: Pool,
     values: Pool,
     work: Pool,
+    answers: Pool,
     /// Maximum time that a request waits for a share.
     wait: Duration,
 }
@@ -55,6 +63,21 @@ struct Pool {
     large: Arc<Semaphore>,
     /// Maximum bytes of a small share.
     small_bytes: usize,
+    /// Message of the error if there is no room.
+    full: &'static str,
+}
+
+/// Memory of an answer, reserved until the last clone is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct AnswerMemory {
+    budget: BodyBudget,
+    share: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
+}
+
+/// Memory of the compressed bytes of a body. Dropping it releases the memory.
+#[derive(Debug)]
+pub(crate) struct CompressedBytes {
+    _share: OwnedSemaphorePermit,
 }
 
 /// Shares of the budgets that a request has reserved. Clones share them; dropping the last one releases them.
@@ -67,20 +90,34 @@ struct Shares {
     others: Vec<OwnedSemaphorePermit>,
 }
 
+/// Error of a body without room.
+const NO_ROOM: &str = "the bodies of other requests take all the memory for bodies; try again in a moment";
+
+/// Error of an answer without room.
+const NO_ROOM_TO_ANSWER: &str =
+    "the answers that other clients have not read take all the memory for answers; try again in a moment";
+
 impl Pool {
-    fn new(small_bytes: usize) -> Self {
+    fn new(small_bytes: usize, full: &'static str) -> Self {
         let [small, large] = BUDGET_BYTES.map(|bytes| Arc::new(Semaphore::new(bytes / UNIT)));
-        Self { small, large, small_bytes }
+        Self { small, large, small_bytes, full }
+    }
+
+    /// Returns the part for shares of this size.
+    fn part(&self, bytes: usize) -> &Arc<Semaphore> {
+        if bytes <= self.small_bytes { &self.small } else { &self.large }
     }
 }
 
 impl BodyBudget {
-    pub(crate) fn new() -> Self {
+    /// Creates the budgets of a server whose requests wait for a share up to this time.
+    pub(crate) fn new(wait: Duration) -> Self {
         Self {
-            bodies: Pool::new(2 * SMALL_BODY_BYTES),
-            values: Pool::new(SMALL_VALUES_BYTES),
-            work: Pool::new(SMALL_WORK_BYTES),
-            wait: WAIT,
+            bodies: Pool::new(2 * SMALL_BODY_BYTES, NO_ROOM),
+            values: Pool::new(SMALL_VALUES_BYTES, NO_ROOM),
+            work: Pool::new(SMALL_WORK_BYTES, NO_ROOM),
+            answers: Pool::new(SMALL_ANSWER_BYTES, NO_ROOM_TO_ANSWER),
+            wait,
         }
     }
 
@@ -116,15 +153,63 @@ impl BodyBudget {
         Ok(())
     }
 
+    /// Waits for the share of compressed bytes, from their first one until they were decompressed. It belongs to the
+    /// work of its request, which holds no other share of this budget meanwhile.
+    pub(crate) async fn reserve_compressed(&self, bytes: usize) -> Result<CompressedBytes, ApiError> {
+        Ok(CompressedBytes { _share: self.share(&self.work, bytes.min(BUDGET_BYTES[1])).await? })
+    }
+
     async fn share(&self, pool: &Pool, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let part = if bytes <= pool.small_bytes { &pool.small } else { &pool.large };
-        match timeout(self.wait, part.clone().acquire_many_owned(units(bytes))).await {
+        match timeout(self.wait, pool.part(bytes).clone().acquire_many_owned(units(bytes))).await {
             Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) | Err(_) => Err(ApiError::overloaded(
-                "the bodies of other requests take all the memory for bodies; try again in a moment",
-                self.wait,
-            )),
+            Ok(Err(_)) | Err(_) => Err(ApiError::overloaded(pool.full, self.wait)),
         }
+    }
+}
+
+impl AnswerMemory {
+    /// Creates the memory of an answer, which has no share yet.
+    pub(crate) fn new(budget: &BodyBudget) -> Self {
+        Self { budget: budget.clone(), share: Arc::default() }
+    }
+
+    /// Waits for the share of an answer that will take up to this memory. A larger one than the budget waits for all of
+    /// it. Called before the answer is computed. A share that is large enough remains.
+    pub(crate) async fn reserve(&self, bytes: usize) -> Result<(), ApiError> {
+        let bytes = bytes.min(BUDGET_BYTES[1]);
+        if units(bytes) as usize <= self.reserved() {
+            return Ok(());
+        }
+        let share = self.budget.share(&self.budget.answers, bytes).await?;
+        *self.share.lock() = Some(share);
+        Ok(())
+    }
+
+    fn reserved(&self) -> usize {
+        self.share.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+
+    /// Fits the share to an answer that exists. `length` is its number of bytes; `None` for a stream, which keeps a
+    /// share that was reserved.
+    ///
+    /// # Errors
+    /// 429 if the share was too small and there is no room for more. The answer would hold memory while it waits.
+    pub(crate) fn fit(&self, length: Option<usize>) -> Result<(), ApiError> {
+        let mut share = self.share.lock();
+        let reserved = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let bytes = length.map_or(STREAM_BYTES, |length| length.saturating_mul(BYTES_PER_WRITTEN));
+        let needed = units(bytes.min(BUDGET_BYTES[1])) as usize;
+        if let Some(share) = share.as_mut().filter(|_| needed <= reserved) {
+            let unneeded = if length.is_some() { reserved - needed } else { 0 };
+            drop(share.split(unneeded));
+            return Ok(());
+        }
+        // A share of the other part may be in the way of this one.
+        drop(share.take());
+        let Self { budget: BodyBudget { answers, wait, .. }, .. } = self;
+        let found = answers.part(needed * UNIT).clone().try_acquire_many_owned(needed as u32);
+        *share = Some(found.map_err(|_| ApiError::overloaded(answers.full, *wait))?);
+        Ok(())
     }
 }
 
@@ -147,7 +232,7 @@ mod tests {
     use super::*;
 
     fn impatient() -> BodyBudget {
-        BodyBudget { wait: Duration::ZERO, ..BodyBudget::new() }
+        BodyBudget::new(Duration::ZERO)
     }
 
     #[tokio::test]
@@ -204,5 +289,53 @@ mod tests {
         budget.reserve_work(&other, 1000).await.unwrap();
         drop(body);
         budget.reserve_work(&other, usize::MAX).await.unwrap();
+    }
+
+    /// Returns the free bytes for answers: of the small part, and of the large one.
+    fn free_for_answers(budget: &BodyBudget) -> [usize; 2] {
+        [&budget.answers.small, &budget.answers.large].map(|part| part.available_permits() * UNIT)
+    }
+
+    #[tokio::test]
+    async fn answers_hold_memory_until_they_are_dropped() {
+        let budget = impatient();
+        let answer = || AnswerMemory::new(&budget);
+        let (first, second) = (answer(), answer());
+        first.reserve(100 << 20).await.unwrap();
+        assert_eq!(second.reserve(100 << 20).await.unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        // The answer is shorter than expected.
+        first.fit(Some(10 << 20)).unwrap();
+        assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], BUDGET_BYTES[1] - (20 << 20)]);
+        second.reserve(100 << 20).await.unwrap();
+        // An answer without a share gets one at once or is refused; small ones do not wait for large ones.
+        let refused = answer().fit(Some(10 << 20)).unwrap_err();
+        assert!(refused.message().contains("memory for answers"), "{}", refused.message());
+        answer().fit(Some(1000)).unwrap();
+        drop((first, second));
+        assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
+        // One beyond the budget takes all of it.
+        let all = answer();
+        all.reserve(usize::MAX).await.unwrap();
+        all.fit(Some(BUDGET_BYTES[1])).unwrap();
+        assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], 0]);
+    }
+
+    #[tokio::test]
+    async fn streams_count_and_keep_their_share() {
+        let budget = impatient();
+        let reserved = AnswerMemory::new(&budget);
+        reserved.reserve(1 << 20).await.unwrap();
+        reserved.reserve(0).await.unwrap();
+        reserved.fit(None).unwrap();
+        assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], BUDGET_BYTES[1] - (1 << 20)]);
+        let mut streams = Vec::new();
+        let refused = loop {
+            let stream = AnswerMemory::new(&budget);
+            match stream.fit(None) {
+                Ok(()) => streams.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((streams.len(), refused.status()), (2048, StatusCode::TOO_MANY_REQUESTS));
     }
 }

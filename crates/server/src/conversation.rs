@@ -1,6 +1,6 @@
 //! Conversations of every protocol: the request in a body, and its answer in the form of the protocol.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
@@ -28,12 +28,20 @@ const BILLING_LINE: &str = "x-anthropic-billing-header:";
 /// this function.
 pub(crate) fn stable(mut request: ChatRequest) -> ChatRequest {
     for message in &mut request.messages {
-        if matches!(message.role, Role::System | Role::Developer) && message.content.contains(BILLING_LINE) {
-            let lines = message.content.split_inclusive('\n');
-            message.content = lines.filter(|line| !line.trim_start().starts_with(BILLING_LINE)).collect();
-        }
+        let text = mem::take(&mut message.content);
+        message.content = stable_text(message.role, text).unwrap_or_default();
     }
     request
+}
+
+/// Returns the text of a message, or of one of its parts, without the lines that differ in each request; `None` if
+/// nothing else is in it. Joined parts may have no line break between them, so each part passes through this function.
+pub(crate) fn stable_text(role: Role, text: String) -> Option<String> {
+    if !matches!(role, Role::System | Role::Developer) || !text.contains(BILLING_LINE) {
+        return Some(text);
+    }
+    let lines = text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(BILLING_LINE));
+    Some(lines.collect()).filter(|text: &String| !text.is_empty())
 }
 
 /// A request for the next answer of a conversation.
@@ -70,10 +78,26 @@ pub(crate) async fn answer(
     let n = request.options.n;
     let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
     let events = events::start(app, &model, body, call).await?;
-    if !events.reasons() {
-        ignored.extend(of_reasoning);
-    }
+    ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
     Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
+}
+
+/// Adds the parameters of reasoning to the ignored ones if the model does not reason. Refuses them on a strict server,
+/// which cancels the answer.
+pub(crate) fn ignore_reasoning(
+    app: &App,
+    events: &Events,
+    of_reasoning: Vec<&'static str>,
+    ignored: &mut IgnoredParameters,
+) -> Result<(), ApiError> {
+    if events.reasons() {
+        return Ok(());
+    }
+    if let Some(name) = of_reasoning.first().filter(|_| app.shared.options.strict_parameters) {
+        return Err(ApiError::unsupported(name));
+    }
+    ignored.extend(of_reasoning);
+    Ok(())
 }
 
 /// Number of choices of an answer, and whether it is streamed.

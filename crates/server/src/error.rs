@@ -151,6 +151,12 @@ impl ApiError {
         Self { retry_after, ..Self::plain(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
+    /// Creates the error of a request on a server whose connections are all in use.
+    pub(crate) fn no_connection() -> Self {
+        let message = "every connection of this server is in use; try again in a moment";
+        Self { retry_after: Some(1), ..Self::plain(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     /// Returns the JSON body.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn body(&self) -> serde_json::Value {

@@ -1,12 +1,16 @@
-//! Parameters without effect in Narthex, for every protocol. They are ignored if their value requires nothing, and a
+//! Parameters without effect in an endpoint, for every protocol. They are ignored if their value requires nothing, and a
 //! header lists their names.
+//!
+//! One table lists the hints of all protocols. An endpoint that has a field of its own with the name of a hint reads that
+//! field instead.
 
 use std::{borrow::Cow, fmt};
 
+use axum::http::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
+    Deserializer,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{Map, Value, json};
 
@@ -16,70 +20,84 @@ use crate::{
     ignored::{CALLER_FIELDS, IgnoredParameters},
 };
 
-/// Hints about generation, in the APIs of OpenAI and of local servers.
-pub(crate) const OF_GENERATION: &[&str] = &[
-    "add_generation_prompt",
-    "backend_sampling",
-    "best_of",
-    "cache_prompt",
-    "dry_allowed_length",
-    "dry_base",
-    "dry_multiplier",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "dynatemp_exponent",
-    "dynatemp_range",
-    "id_slot",
-    "keep_alive",
-    "length_penalty",
-    "mirostat",
-    "mirostat_eta",
-    "mirostat_tau",
-    "n_keep",
-    "n_probs",
-    "prediction",
-    "priority",
-    "reasoning_format",
-    "repeat_last_n",
-    "return_progress",
-    "samplers",
-    "skip_special_tokens",
-    "store",
-    "tfs_z",
-    "timings_per_token",
-    "top_a",
-    "use_beam_search",
-    "verbosity",
-    "xtc_probability",
-    "xtc_threshold",
+/// Values of a hint that require nothing. Null, false and empty values count as absent.
+#[derive(Debug, Clone, Copy)]
+enum NeutralValues {
+    All,
+    Number(f64),
+    Negative,
+    True,
+    OneOf(&'static [&'static str]),
+    /// The number of choices: all of them are the best of as many.
+    Choices,
+    /// -1, or any value without a penalty: penalties apply to all tokens.
+    PenaltyRange,
+    /// The order of llama.cpp's samplers.
+    SamplerOrder,
+}
+
+use NeutralValues::{All, Choices, Negative, Number, OneOf, PenaltyRange, SamplerOrder, True};
+
+/// Hints in the APIs of OpenAI, Ollama and other local servers, besides [`CALLER_FIELDS`].
+const HINTS: &[(&str, NeutralValues)] = &[
+    ("add_generation_prompt", All),
+    ("backend_sampling", All),
+    ("best_of", Choices),
+    ("cache_prompt", All),
+    ("chat_template_kwargs", All),
+    ("dry_allowed_length", All),
+    ("dry_base", All),
+    ("dry_multiplier", Number(0.0)),
+    ("dry_penalty_last_n", All),
+    ("dry_sequence_breakers", All),
+    ("dynatemp_exponent", All),
+    ("dynatemp_range", Number(0.0)),
+    ("enable_thinking", All),
+    ("id_slot", Negative),
+    ("keep_alive", All),
+    ("length_penalty", Number(1.0)),
+    ("mirostat", Number(0.0)),
+    ("mirostat_eta", All),
+    ("mirostat_tau", All),
+    ("n", Number(1.0)),
+    ("n_keep", All),
+    ("n_probs", Number(0.0)),
+    ("parallel_tool_calls", All),
+    ("prediction", All),
+    ("priority", Number(0.0)),
+    ("reasoning_budget", All),
+    ("reasoning_effort", All),
+    // Reasoning is divided from the text.
+    ("reasoning_format", OneOf(&["auto", "deepseek"])),
+    ("repeat_last_n", PenaltyRange),
+    ("return_progress", All),
+    ("samplers", SamplerOrder),
+    ("shift", True),
+    ("skip_special_tokens", All),
+    ("store", All),
+    ("stream_options", All),
+    ("tfs_z", Number(1.0)),
+    ("thinking_budget", All),
+    ("thinking_token_budget", All),
+    ("timings_per_token", All),
+    // An endpoint without this field has no tools.
+    ("tool_choice", OneOf(&["none", "auto"])),
+    ("top_a", Number(0.0)),
+    ("top_logprobs", Number(0.0)),
+    ("truncate", True),
+    ("verbosity", All),
+    ("xtc_probability", Number(0.0)),
+    ("xtc_threshold", All),
 ];
 
-/// Hints of OpenAI's responses.
-pub(crate) const OF_RESPONSES: &[&str] = &["include", "truncation", "stream_options", "client_metadata"];
+/// Hints of OpenAI's responses. OpenAI limits the calls of its own tools, which Narthex does not have.
+pub(crate) const OF_RESPONSES: &[&str] = &["include", "truncation", "client_metadata", "max_tool_calls"];
 
 /// Hints of Anthropic's messages.
 pub(crate) const OF_MESSAGES: &[&str] = &["context_management", "cache_control"];
 
-/// Hints of the options of Ollama's embeddings.
-pub(crate) const OF_EMBEDDINGS: &[&str] = &["options", "keep_alive"];
-
-const ALL: [&[&str]; 5] = [CALLER_FIELDS, OF_GENERATION, OF_RESPONSES, OF_MESSAGES, OF_EMBEDDINGS];
-
-/// Returns true if a hint with this value has no effect.
-fn is_neutral(name: &str, value: &Value) -> bool {
-    match name {
-        "add_generation_prompt" | "skip_special_tokens" => *value == true,
-        "id_slot" => value.as_i64().is_some_and(|slot| slot < 0),
-        "length_penalty" | "tfs_z" => value.as_f64() == Some(1.0),
-        "dry_multiplier" | "dynatemp_range" | "mirostat" | "n_probs" | "priority" | "top_a"
-        | "xtc_probability" => value.as_f64() == Some(0.0),
-        // Reasoning is divided from the text.
-        "reasoning_format" => value == "auto" || value == "deepseek",
-        "samplers" => has_default_samplers(value),
-        "use_beam_search" => false,
-        _ => true,
-    }
-}
+/// Hints of Ollama's embeddings. These options apply to generation and to Ollama's own runtime.
+pub(crate) const OF_EMBEDDINGS: &[&str] = &["options"];
 
 /// llama.cpp's samplers by their letters, in its order.
 const SAMPLERS: [(char, &[&str]); 9] = [
@@ -110,7 +128,7 @@ fn has_default_samplers(value: &Value) -> bool {
         .is_some_and(|places| places.is_sorted() && required.into_iter().all(|place| places.contains(&place)))
 }
 
-/// Penalties, and their values without effect. `repeat_last_n` is about their range.
+/// Penalties, and their values without effect.
 const PENALTIES: &[(&str, f64)] = &[
     ("repeat_penalty", 1.0),
     ("repetition_penalty", 1.0),
@@ -118,32 +136,80 @@ const PENALTIES: &[(&str, f64)] = &[
     ("frequency_penalty", 0.0),
 ];
 
+/// Returns true for null, false and empty values, which require nothing.
+fn is_absent(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+/// Returns a hint of any endpoint by its name.
+fn find(name: &str) -> Option<(&'static str, NeutralValues)> {
+    let caller = CALLER_FIELDS.iter().map(|known| (*known, All));
+    HINTS.iter().copied().chain(caller).find(|(known, _)| *known == name)
+}
+
+/// Returns the name of a hint whose value has no effect, whatever the other fields are.
+pub(crate) fn without_effect(name: &str, value: &Value) -> Option<&'static str> {
+    let (name, neutral) = find(name)?;
+    Hints::default().is_neutral(neutral, value).then_some(name)
+}
+
+/// Reads a body with these fields, and with the hints that are not among them: those of every endpoint, and `own`.
+/// Refuses other fields, as [`body::read_body`] does, and hints that would require an effect.
+pub(crate) fn read_body<T: DeserializeOwned>(
+    bytes: &[u8],
+    fields: &[&[&str]],
+    own: &'static [&'static str],
+) -> Result<(T, IgnoredParameters), ApiError> {
+    let names: Vec<&str> = HINTS.iter().map(|(name, _)| *name).collect();
+    let body = body::read_body(bytes, &[fields, &[&names, CALLER_FIELDS, own]].concat())?;
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let hints = json.deserialize_map(HintVisitor { fields, own }).map_err(|error| {
+        ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {error}"))
+    })?;
+    Ok((body, hints.ignored()?))
+}
+
 /// The hints of a body.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    found: Vec<Hint>,
-}
-
-/// A hint with a value other than null and false.
-#[derive(Debug, Clone, Copy)]
-struct Hint {
-    name: &'static str,
-    is_neutral: bool,
+    found: Vec<(&'static str, NeutralValues, Value)>,
+    /// Number of choices.
+    choices: Option<f64>,
+    has_penalty: bool,
 }
 
 impl Hints {
-    /// Reads the hints of a body among these names. Returns them, or the error of one that would require an effect.
-    pub(crate) fn read(body: &[u8], names: &[&[&str]]) -> Result<IgnoredParameters, ApiError> {
-        let Self { found } = body::read_fields(body)?;
+    /// Returns the names, or the error of a hint that would require an effect.
+    fn ignored(self) -> Result<IgnoredParameters, ApiError> {
         let mut ignored = IgnoredParameters::default();
-        for Hint { name, is_neutral } in found {
-            match names.iter().any(|names| names.contains(&name)) {
-                true if is_neutral => ignored.push(name),
-                true => return Err(ApiError::unsupported(name)),
-                false => {}
+        for (name, neutral, value) in &self.found {
+            if !self.is_neutral(*neutral, value) {
+                return Err(ApiError::unsupported(name));
             }
+            ignored.push(name);
         }
         Ok(ignored)
+    }
+
+    /// Returns true if a value is among these.
+    fn is_neutral(&self, neutral: NeutralValues, value: &Value) -> bool {
+        match neutral {
+            All => true,
+            Number(number) => value.as_f64() == Some(number),
+            Negative => value.as_i64().is_some_and(|number| number < 0),
+            True => *value == true,
+            OneOf(values) => value.as_str().is_some_and(|text| values.contains(&text)),
+            Choices => value.as_f64() == Some(self.choices.unwrap_or(1.0)),
+            PenaltyRange => !self.has_penalty || value.as_f64() == Some(-1.0),
+            SamplerOrder => has_default_samplers(value),
+        }
     }
 }
 
@@ -153,21 +219,31 @@ impl JsonSchema for Hints {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let names = CALLER_FIELDS.iter().chain(OF_GENERATION);
+        let names = HINTS.iter().map(|(name, _)| name).chain(CALLER_FIELDS);
         let fields: Map<String, Value> = names.map(|name| ((*name).to_owned(), json!(true))).collect();
         json_schema!({"type": "object", "properties": fields})
     }
 }
 
-impl<'de> Deserialize<'de> for Hints {
-    fn deserialize<D: Deserializer<'de>>(body: D) -> Result<Self, D::Error> {
-        body.deserialize_map(HintVisitor)
+/// Reads the hints of a body, and no other values.
+struct HintVisitor<'a> {
+    /// Fields that the endpoint has itself.
+    fields: &'a [&'a [&'a str]],
+    /// Hints of the endpoint, whose values have no effect.
+    own: &'static [&'static str],
+}
+
+impl HintVisitor<'_> {
+    fn find(&self, name: &str) -> Option<(&'static str, NeutralValues)> {
+        if self.fields.iter().any(|fields| fields.contains(&name)) {
+            return None;
+        }
+        let own = self.own.iter().find(|own| **own == name).map(|own| (*own, All));
+        own.or_else(|| find(name))
     }
 }
 
-struct HintVisitor;
-
-impl<'de> Visitor<'de> for HintVisitor {
+impl<'de> Visitor<'de> for HintVisitor<'_> {
     type Value = Hints;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,41 +251,24 @@ impl<'de> Visitor<'de> for HintVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Hints, A::Error> {
-        let (mut hints, mut choices, mut best_of) = (Hints::default(), None, None);
-        let (mut last_n, mut has_penalty) = (None, false);
+        let mut hints = Hints::default();
         while let Some(field) = fields.next_key::<String>()? {
-            if field == "n" {
-                choices = fields.next_value::<Value>()?.as_u64();
-                continue;
-            }
-            if let Some((_, neutral)) = PENALTIES.iter().find(|(name, _)| *name == field) {
-                let penalty = fields.next_value::<Value>()?.as_f64();
-                has_penalty |= penalty.is_some_and(|penalty| penalty != *neutral);
-                continue;
-            }
-            let Some(name) = ALL.into_iter().flatten().find(|name| **name == field) else {
+            let hint = self.find(&field);
+            let penalty = PENALTIES.iter().find(|(name, _)| *name == field);
+            if hint.is_none() && penalty.is_none() && field != "n" {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
-            };
+            }
             let value: Value = fields.next_value()?;
-            if value.is_null() || value == false {
-                continue;
+            if field == "n" {
+                hints.choices = value.as_f64();
             }
-            match *name {
-                "best_of" => best_of = Some(value.as_f64()),
-                "repeat_last_n" => last_n = Some(value.as_f64()),
-                name => hints.found.push(Hint { name, is_neutral: is_neutral(name, &value) }),
+            if let Some((_, neutral)) = penalty {
+                hints.has_penalty |= value.as_f64().is_some_and(|penalty| penalty != *neutral);
             }
-        }
-        // All choices are the best of as many.
-        if let Some(best_of) = best_of {
-            let is_neutral = best_of == Some(choices.unwrap_or(1) as f64);
-            hints.found.push(Hint { name: "best_of", is_neutral });
-        }
-        // Penalties apply to all tokens, which is -1.
-        if let Some(last_n) = last_n {
-            let is_neutral = !has_penalty || last_n == Some(-1.0);
-            hints.found.push(Hint { name: "repeat_last_n", is_neutral });
+            if let Some((name, neutral)) = hint.filter(|_| !is_absent(&value)) {
+                hints.found.push((name, neutral, value));
+            }
         }
         Ok(hints)
     }
@@ -221,18 +280,23 @@ mod tests {
 
     #[test]
     fn hints_without_effect_are_ignored_and_named() {
-        let check = |body: &str, expect: Result<&[&str], &str>| match (
-            Hints::read(body.as_bytes(), &[CALLER_FIELDS, OF_GENERATION]),
-            expect,
-        ) {
-            (Ok(ignored), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
-            (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
-            (found, _) => panic!("{body}: {found:?}"),
+        let fields: &[&[&str]] = &[&["model", "repeat_penalty"], &["presence_penalty"]];
+        let check = |body: &str, expect: Result<&[&str], &str>| {
+            let read = read_body::<Value>(body.as_bytes(), fields, OF_RESPONSES);
+            match (read, expect) {
+                (Ok((_, ignored)), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
+                (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
+                (found, _) => panic!("{body}: {found:?}"),
+            }
         };
-        check(r#"{"model": "m", "store": false, "verbosity": null}"#, Ok(&[]));
+        check(
+            r#"{"model": "m", "store": false, "verbosity": null, "metadata": {}, "samplers": []}"#,
+            Ok(&[]),
+        );
         check(r#"{"verbosity": "low", "store": true, "user": "u"}"#, Ok(&["verbosity", "store", "user"]));
-        check(r#"{"best_of": 1, "mirostat": 0}"#, Ok(&["mirostat", "best_of"]));
-        check(r#"{"best_of": 3, "n": 3}"#, Ok(&["best_of"]));
+        check(r#"{"best_of": 1, "mirostat": 0}"#, Ok(&["best_of", "mirostat"]));
+        check(r#"{"n": 1, "best_of": 1}"#, Ok(&["n", "best_of"]));
+        check(r#"{"n": 2}"#, Err("n"));
         check(r#"{"best_of": 2}"#, Err("best_of"));
         check(r#"{"id_slot": -1, "priority": 3}"#, Err("priority"));
         // Settings of samplers that are off have no effect.
@@ -260,7 +324,22 @@ mod tests {
         check(r#"{"repeat_last_n": 64, "repeat_penalty": 1.1}"#, Err("repeat_last_n"));
         // A name is reported once, however often the body has it.
         check(r#"{"user": "a", "user": "b"}"#, Ok(&["user"]));
-        // Other protocols have hints of their own.
-        check(r#"{"cache_control": {"type": "ephemeral"}}"#, Ok(&[]));
+        // Tools, and texts that are too long, are refused in an endpoint without these fields.
+        check(
+            r#"{"tool_choice": "none", "truncate": true, "shift": true}"#,
+            Ok(&["tool_choice", "truncate", "shift"]),
+        );
+        check(r#"{"tool_choice": "required"}"#, Err("tool_choice"));
+        check(r#"{"truncate": "START"}"#, Err("truncate"));
+        // Protocols have hints of their own.
+        check(r#"{"include": ["usage"]}"#, Ok(&["include"]));
+        check(r#"{"cache_control": {"type": "ephemeral"}}"#, Err("cache_control"));
+    }
+
+    #[test]
+    fn a_field_of_the_endpoint_is_not_a_hint() {
+        let body = br#"{"best_of": 3, "n": 3, "tool_choice": "required"}"#;
+        let (_, ignored) = read_body::<Value>(body, &[&["n"], &["tool_choice"]], &[]).unwrap();
+        assert_eq!(ignored.names(), ["best_of"]);
     }
 }

@@ -25,6 +25,8 @@ pub struct Limits {
     pub write: Duration,
     /// Maximum number of connections.
     pub connections: usize,
+    /// Maximum time that a request waits for memory that other requests hold.
+    pub memory: Duration,
 }
 
 impl Limits {
@@ -36,6 +38,7 @@ impl Limits {
             idle: Duration::from_secs(60),
             write: MAX_UNREAD,
             connections: connections(),
+            memory: Duration::from_secs(15),
         }
     }
 }
@@ -43,7 +46,12 @@ impl Limits {
 #[cfg(unix)]
 fn connections() -> usize {
     use rustix::process::{Resource, getrlimit};
-    let descriptors = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
+    connections_within(getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize))
+}
+
+/// Returns the maximum number of connections of a process with this limit of open files.
+#[cfg(unix)]
+fn connections_within(descriptors: usize) -> usize {
     let reserved = RESERVED_DESCRIPTORS.max(descriptors / 4);
     descriptors.saturating_sub(reserved).clamp(1, MAX_CONNECTIONS)
 }
@@ -51,4 +59,22 @@ fn connections() -> usize {
 #[cfg(not(unix))]
 fn connections() -> usize {
     MAX_CONNECTIONS
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_other_files() {
+        let check =
+            |descriptors, expect| assert_eq!(connections_within(descriptors), expect, "{descriptors}");
+        check(0, 1);
+        check(65, 1);
+        check(200, 136);
+        check(256, 192);
+        check(1024, 768);
+        check(5461, 4096);
+        check(usize::MAX, MAX_CONNECTIONS);
+    }
 }

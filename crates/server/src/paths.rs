@@ -20,6 +20,14 @@ const BARE: [&str; 9] = [
     "/messages",
 ];
 
+/// Paths of the reports about the server itself, which are answered whatever its clients do.
+const REPORTS: [&str; 2] = ["/health", "/metrics"];
+
+/// Returns true if a path, in any of its spellings, is that of a report about the server itself.
+pub(crate) fn is_report(path: &str) -> bool {
+    REPORTS.contains(&canonical(path).as_str())
+}
+
 /// Rewrites the path of each request to its spelling in the route table.
 pub(crate) async fn normalise(mut request: Request, next: Next) -> Response {
     if let Some(uri) = canonical_uri(request.uri()) {
@@ -75,6 +83,7 @@ mod tests {
         check("/fill", "/v1/fill");
         check("/api/chat", "/api/chat");
         check("/v1/health", "/health");
+        assert!(is_report("/v1/health") && is_report("/metrics/") && !is_report("/v1/models"));
         let uri: Uri = "/v1/models/?limit=3".parse().unwrap();
         assert_eq!(canonical_uri(&uri).unwrap(), "/v1/models?limit=3");
         assert_eq!(canonical_uri(&"/health".parse().unwrap()), None);

@@ -6,7 +6,7 @@
 use axum::{
     Json,
     extract::Request,
-    http::{StatusCode, header::CONTENT_LENGTH},
+    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_LENGTH},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -67,12 +67,17 @@ impl ErrorMessage {
 /// Type of the objects of Anthropic's errors.
 const ERROR: &str = "error";
 
+/// Header with the id of a request in Anthropic's protocol.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// An error of Anthropic's protocol.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct AnthropicErrorBody<'a> {
     #[schemars(extend("const" = ERROR))]
     r#type: &'static str,
     error: AnthropicError<'a>,
+    /// Id of the request; null in a stream.
+    request_id: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -94,7 +99,7 @@ impl<'a> AnthropicErrorBody<'a> {
             400..500 => "invalid_request_error",
             _ => "api_error",
         };
-        Self { r#type: ERROR, error: AnthropicError { r#type: kind, message } }
+        Self { r#type: ERROR, error: AnthropicError { r#type: kind, message }, request_id: None }
     }
 }
 
@@ -105,15 +110,28 @@ pub(crate) struct OllamaErrorBody<'a> {
     pub(crate) error: &'a str,
 }
 
-/// Translates errors to the form of their request's protocol.
+/// Id of a request, in its extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) HeaderValue);
+
+/// Translates errors to the form of their request's protocol, and adds the request's id where that protocol has it.
 pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
     let protocol = Protocol::of(request.uri().path());
+    let id = request.extensions().get::<RequestId>().filter(|_| protocol == Protocol::Anthropic).cloned();
     let mut response = next.run(request).await;
+    if let Some(RequestId(id)) = &id {
+        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+    }
     let Some(error) = response.extensions_mut().remove::<ErrorMessage>() else { return response };
     let status = response.status();
     let translated = match protocol {
         Protocol::OpenAi => return response,
-        Protocol::Anthropic => Json(AnthropicErrorBody::new(status, &error.of_anthropic())).into_response(),
+        Protocol::Anthropic => {
+            let request_id = id.as_ref().and_then(|RequestId(id)| id.to_str().ok());
+            let message = error.of_anthropic();
+            Json(AnthropicErrorBody { request_id, ..AnthropicErrorBody::new(status, &message) })
+                .into_response()
+        }
         Protocol::Ollama => Json(OllamaErrorBody { error: &error.message }).into_response(),
     };
     let (mut parts, _) = response.into_parts();
@@ -138,7 +156,8 @@ mod tests {
             assert_eq!(Protocol::of(path), expect, "{path}");
         }
         let body = AnthropicErrorBody::new(StatusCode::NOT_FOUND, "none");
-        let expect = json!({"type": "error", "error": {"type": "not_found_error", "message": "none"}});
+        let error = json!({"type": "not_found_error", "message": "none"});
+        let expect = json!({"type": "error", "error": error, "request_id": null});
         assert_eq!(serde_json::to_value(body).unwrap(), expect);
     }
 

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use axum::{
     Extension, Json, Router,
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderName, HeaderValue, StatusCode,
+        header::{CONNECTION, CONTENT_TYPE},
+    },
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
+use hyper::body::Body as _;
 
 use crate::{
     access::{self, Access},
@@ -23,7 +27,7 @@ use crate::{
     app::App,
     error::ApiError,
     health::HealthReport,
-    held_body::hold,
+    held_body::{hold, hold_until_sent},
     hints::Hints,
     keys,
     metrics::Metrics,
@@ -43,15 +47,18 @@ use crate::{
         embeddings::{self, EmbeddingList},
         fill::{self, FilledText},
         models::{self, ModelList, ModelObject},
-        options::Sampling,
+        options::{ChoiceOptions, Sampling},
         reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
         responses::{self, DeletedResponse, NumberedEvent, ResponseObject, ResponseStore},
+        shared_fields::SharedFields,
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
+        tools::ToolOptions,
     },
     openapi::{self, Operation},
-    paths, protocol,
+    paths,
+    protocol::{self, RequestId},
 };
 
 /// Header with the id of a request, for the logs of clients and proxies.
@@ -74,12 +81,27 @@ pub(crate) fn router(access: Access) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(ResponseStore::new()))
+        .layer(middleware::from_fn(hold_answer))
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
         .layer(middleware::from_fn(protocol::translate_errors))
         .layer(middleware::from_fn(identify));
     // The path must be canonical before it is matched with a route.
     Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
+}
+
+/// Returns a router that answers only reports about the server, on connections that end after one answer. It
+/// refuses other requests, because every connection is in use.
+pub(crate) fn only_reports(router: Router) -> Router {
+    let answer = async |request: Request, next: Next| {
+        let mut response = match paths::is_report(request.uri().path()) {
+            true => next.run(request).await,
+            false => ApiError::no_connection().into_response(),
+        };
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+    };
+    router.layer(middleware::from_fn(answer)).layer(middleware::from_fn(protocol::translate_errors))
 }
 
 /// Returns the routes of the API.
@@ -97,17 +119,21 @@ fn of_openai() -> Vec<Operation> {
             "Answer a conversation",
         )
         .body::<chat::ChatBody>()
-        .body::<Sampling>()
-        .body::<ReasoningOptions>()
+        .body::<ToolOptions>()
+        .body::<ChoiceOptions>()
+        .body::<SharedFields>()
         .body::<Hints>()
         .or_chunks::<Chunk<ChatDelta>>(),
         Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")
             .body::<completions::CompletionBody>()
+            .body::<ChoiceOptions>()
             .body::<Sampling>()
             .body::<Hints>()
             .or_chunks::<Chunk<TextChoice>>(),
         Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
             .body::<responses::ResponsesBody>()
+            .body::<SharedFields>()
+            .body::<Hints>()
             .or_events::<NumberedEvent>(),
         Op::json::<ResponseObject>(
             "get",
@@ -122,7 +148,8 @@ fn of_openai() -> Vec<Operation> {
             "Remove a stored response",
         ),
         Op::json::<EmbeddingList>("post", "/v1/embeddings", post(embeddings::create), "Embed texts")
-            .body::<embeddings::EmbeddingsBody>(),
+            .body::<embeddings::EmbeddingsBody>()
+            .body::<Hints>(),
         Op::json::<ModelList>("get", "/v1/models", get(models::list), "List the usable models"),
         Op::json::<ModelObject>("get", "/v1/models/{*id}", get(models::retrieve), "Return one model"),
     ]
@@ -133,6 +160,8 @@ fn of_others() -> Vec<Operation> {
     vec![
         Op::json::<AnthropicMessage>("post", "/v1/messages", post(messages::create), "Answer a conversation")
             .body::<MessagesBody>()
+            .body::<SharedFields>()
+            .body::<Hints>()
             .or_events::<AnthropicEvent>(),
         Op::json::<InputTokenCount>(
             "post",
@@ -140,20 +169,26 @@ fn of_others() -> Vec<Operation> {
             post(messages::count_tokens),
             "Count the tokens of a conversation",
         )
-        .body::<MessagesBody>(),
+        .body::<MessagesBody>()
+        .body::<SharedFields>()
+        .body::<Hints>(),
         Op::json::<RerankAnswer>("post", "/v1/rerank", post(rerank::create), "Sort documents by relevance")
-            .body::<rerank::RerankBody>(),
+            .body::<rerank::RerankBody>()
+            .body::<Hints>(),
         Op::json::<QuestionAnswers>("post", "/v1/answer", post(answer::create), "Find answers in a text")
-            .body::<answer::AnswerBody>(),
+            .body::<answer::AnswerBody>()
+            .body::<Hints>(),
         Op::json::<FilledText>("post", "/v1/fill", post(fill::create), "Predict masked tokens")
-            .body::<fill::FillBody>(),
+            .body::<fill::FillBody>()
+            .body::<Hints>(),
         Op::json::<TokenList>(
             "post",
             "/tokenize",
             post(token_endpoints::tokenize),
             "Return the tokens of a text",
         )
-        .body::<TokenizeBody>(),
+        .body::<TokenizeBody>()
+        .body::<ReasoningOptions>(),
         Op::json::<TokenText>(
             "post",
             "/detokenize",
@@ -167,7 +202,8 @@ fn of_others() -> Vec<Operation> {
             post(token_endpoints::apply_template),
             "Return the prompt of a conversation",
         )
-        .body::<TokenizeBody>(),
+        .body::<TokenizeBody>()
+        .body::<ReasoningOptions>(),
         Op::json::<HealthReport>("get", "/health", get(health), "Report the state of the server"),
         Op::text(
             "/metrics",
@@ -188,6 +224,9 @@ fn of_ollama() -> Vec<Operation> {
             "Answer a conversation",
         )
         .body::<ollama::chat::OllamaBody>()
+        .body::<ToolOptions>()
+        .body::<SharedFields>()
+        .body::<Hints>()
         .or_lines::<AnswerLine<ChatContent>>(),
         Op::json::<AnswerLine<GeneratedText>>(
             "post",
@@ -196,16 +235,20 @@ fn of_ollama() -> Vec<Operation> {
             "Answer or continue a prompt",
         )
         .body::<ollama::generate::GenerateBody>()
+        .body::<SharedFields>()
+        .body::<Hints>()
         .or_lines::<AnswerLine<GeneratedText>>(),
         Op::json::<EmbedAnswer>("post", "/api/embed", post(ollama::embed::embed), "Embed texts")
-            .body::<EmbedBody>(),
+            .body::<EmbedBody>()
+            .body::<Hints>(),
         Op::json::<EmbeddingAnswer>(
             "post",
             "/api/embeddings",
             post(ollama::embed::embeddings),
             "Embed a text",
         )
-        .body::<PromptEmbedBody>(),
+        .body::<PromptEmbedBody>()
+        .body::<Hints>(),
         Op::json::<ShownModel>("post", "/api/show", post(ollama::models::show), "Describe a model")
             .body::<ollama::models::ShowBody>(),
         Op::json::<PullLine>("post", "/api/pull", post(ollama::pull::create), "Fetch and compile a model")
@@ -261,15 +304,31 @@ async fn count(
     response
 }
 
+/// Holds the memory of an answer until its client has taken it. Refuses an answer if its memory was not reserved before
+/// and there is no room. Reports about the server are always answered.
+async fn hold_answer(app: App, request: Request, next: Next) -> Result<Response, ApiError> {
+    let is_report = paths::is_report(request.uri().path());
+    let response = next.run(request).await;
+    if is_report {
+        return Ok(response);
+    }
+    let length = response.body().size_hint().exact();
+    app.answer.fit(length.map(|length| usize::try_from(length).unwrap_or(usize::MAX)))?;
+    Ok(hold_until_sent(app.answer, response))
+}
+
 /// Adds the request's id to the response: the one from the client, or a new one. Logs the request at the end of the
 /// response.
-async fn identify(request: Request, next: Next) -> Response {
+async fn identify(mut request: Request, next: Next) -> Response {
     let mut line = AccessLine::new(request.method(), request.uri().path());
     let is_printable =
         |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
-    let mut response = next.run(request).await;
     let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req")).ok());
+    if let Some(id) = &id {
+        request.extensions_mut().insert(RequestId(id.clone()));
+    }
+    let mut response = next.run(request).await;
     if let Some(id) = id {
         line.respond(response.status(), id.to_str().unwrap_or_default());
         response.headers_mut().insert(REQUEST_ID, id);

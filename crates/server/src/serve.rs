@@ -241,7 +241,7 @@ async fn serve(
     let BoundListener { listener, exposure } = options.listen().await?;
     let ServeOptions { access, limits, requests, .. } = options;
     let address = listener.address()?;
-    let shared = ServerResources::new(&gateway, requests);
+    let shared = ServerResources::new(&gateway, requests, limits.memory);
     let access = Access::new(gateway.clone(), access, &exposure, shared)?;
     let (stop, stopped) = watch::channel(false);
     let connections = Connections::new(routes::router(access), limits, stopped);

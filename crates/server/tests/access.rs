@@ -10,7 +10,7 @@ use narthex_gateway::{
     Cancel, Config, Gateway,
     keys::{ApiKey, KeyLimits, KeyRole},
 };
-use narthex_server::{AccessOptions, ServeOptions};
+use narthex_server::{AccessOptions, Authentication, ServeOptions};
 use serde_json::{Value, json};
 use support::{Answer, LONG_CONTEXT, Live, Tiny, chat, eventually, local, with};
 
@@ -119,6 +119,36 @@ fn a_model_is_unloaded_for_admins_alone() {
     let status =
         |key: &str| live.request("POST", "/api/generate", &[("x-api-key", key)], unload.as_bytes()).status;
     assert_eq!((status(&user), status(&admin)), (403, 200));
+}
+
+#[test]
+fn other_machines_are_no_admins_without_a_key() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let unload = json!({"model": model, "keep_alive": 0}).to_string();
+    let gateway = Gateway::open(tiny.config()).unwrap();
+    let serve = |host: &str| {
+        let access = AccessOptions { authentication: Authentication::Off, ..AccessOptions::default() };
+        Live::over(gateway.clone(), ServeOptions { host: host.to_owned(), access, ..local() })
+    };
+    let (open, loopback) = (serve("0.0.0.0"), serve("127.0.0.1"));
+    // The statuses of a chat, of the metrics, and of a removal from memory.
+    let statuses = |live: &Live, key: Option<&str>| {
+        let key = key.map(|key| ("api-key", key));
+        let headers: Vec<_> = [("Host", "localhost")].into_iter().chain(key).collect();
+        let status = |method, path, body: &str| live.request(method, path, &headers, body.as_bytes()).status;
+        let chat = status("POST", CHAT, &chat(&model, 2).to_string());
+        [chat, status("GET", "/metrics", ""), status("POST", "/api/generate", &unload)]
+    };
+    assert_eq!(statuses(&open, None), [200, 403, 403]);
+    let [user, admin] =
+        [("user", user()), ("admin", admin())].map(|(name, limits)| key(&gateway, name, limits));
+    assert_eq!(statuses(&open, None), [200, 403, 403]);
+    assert_eq!(statuses(&open, Some("unknown")), [200, 403, 403]);
+    assert_eq!(statuses(&open, Some(&user)), [200, 403, 403]);
+    assert_eq!(statuses(&open, Some(&admin)), [200; 3]);
+    // The programs of this machine keep their rights.
+    assert_eq!(statuses(&loopback, None), [200; 3]);
 }
 
 #[test]

@@ -68,6 +68,8 @@ fn answers_follow_their_schema_whole_and_streamed() {
     assert!(text == "yes!" || text == "no!", "{text}");
     let lark = with(chat(&model, 50), json!({"grammar": "start: \"a\" \"b\" \"c\""}));
     assert_eq!(whole(&live, &lark)["message"]["content"], "abc");
+    let unused = with(regex, json!({"tools": tools(), "tool_choice": "none"}));
+    assert_eq!(whole(&live, &unused)["message"]["content"], text);
     let cut = with(chat(&model, 2), json!({"response_format": format}));
     assert_eq!(whole(&live, &cut)["finish_reason"], "length");
 }
@@ -86,6 +88,30 @@ fn schemas_that_cannot_be_enforced_are_refused() {
     let format = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}});
     check(format(json!({"type": "array", "uniqueItems": true})), "response_format", "uniqueItems");
     check(json!({"grammar": "start: other"}), "grammar", "other");
+    let pattern = json!({"type": "string", "pattern": "(?<=a)b"});
+    let refused = r#"the schema's "pattern": "(?<=a)b" cannot be enforced: look-around"#;
+    check(format(pattern.clone()), "response_format", refused);
+    check(json!({"regex": "(?<=a)b"}), "regex", r#"the regular expression "(?<=a)b" cannot be enforced"#);
+    let overlap = json!({"oneOf": [{"type": "integer"}, {"type": "number"}]});
+    check(format(overlap), "response_format", r#"the schema's "oneOf" cannot be enforced"#);
+    // The error of a tool names it, and the error of a schema beside tools names the schema's field.
+    let wrong = json!({"type": "object", "properties": {"a": pattern}, "required": ["a"]});
+    let wrong =
+        json!({"type": "function", "function": {"name": "wrong", "parameters": wrong, "strict": true}});
+    check(json!({"tools": [tools()[0], wrong]}), "tools", &format!("tool wrong: {refused}"));
+    check(with(format(pattern), json!({"tools": tools()})), "response_format", refused);
+    // A grammar of the text might allow calls that are not valid.
+    let mut lenient = tools();
+    lenient[0]["function"]["strict"] = json!(false);
+    for (fields, param) in
+        [(json!({"regex": "yes|no"}), "regex"), (json!({"grammar": "start: \"yes\""}), "grammar")]
+    {
+        check(with(fields.clone(), json!({"tools": tools()})), param, "tools that have strict: true");
+        let required = json!({"tools": lenient, "tool_choice": "required"});
+        check(with(fields.clone(), required), param, "tool_choice that requires a call");
+        let named = json!({"type": "function", "function": {"name": "set"}});
+        check(with(fields, json!({"tools": lenient, "tool_choice": named})), param, "tools");
+    }
     check(json!({"regex": "a", "grammar": "start: \"a\""}), "response_format", "found more");
     check(json!({"tool_choice": "required"}), "tool_choice", "at least one tool");
     check(json!({"best_of": 3}), "best_of", "not supported");
@@ -106,8 +132,10 @@ fn required_calls_are_made_whole_and_streamed() {
     let model = tiny.long_chat();
     let live = Live::start(tiny.config());
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "set"}})] {
+        // Calls may have the stop strings.
         let fields = json!({
             "tools": tools(), "tool_choice": choice, "parallel_tool_calls": false, "temperature": 1, "seed": 3,
+            "stop": ["\n", "{", "<tool_call>", "set"],
         });
         let request = with(chat(&model, 300), fields);
         let answer = whole(&live, &request);
@@ -229,7 +257,7 @@ fn every_protocol_makes_required_calls() {
     let body = json!({
         "model": model, "messages": messages(), "max_tokens": 300, "temperature": 0,
         "tools": [{"name": "set", "input_schema": schema()}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": true}, "stop_sequences": ["\n"],
     });
     let answer = live.post("/v1/messages", &body).json();
     assert_eq!(
@@ -330,6 +358,8 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("gpt-4o")));
     assert!(answer.json()["system_fingerprint"].as_str().unwrap().starts_with("narthex-"));
     assert_eq!(ask(&live, &format!("{model}:latest")).status, 200);
+    assert_eq!(ask(&live, "gpt-4o:latest").status, 200);
+    assert!(ask(&live, "gpt-3:latest").error(404)["message"].as_str().unwrap().contains("gpt-3"));
     ask(&live, "gpt-3").error(404);
     assert!(ask(&live, "/etc/passwd").error(404)["message"].as_str().unwrap().contains("found a path"));
     let models = live.get("/v1/models").json();
@@ -565,6 +595,87 @@ fn every_protocol_keeps_constraints_with_and_without_reasoning() {
     let usage = live.post("/v1/chat/completions", &request).json()["usage"].clone();
     let reasoning = usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     assert!((6..24).contains(&reasoning), "{usage}");
+}
+
+/// Returns a request for calls, of which an answer may have several.
+fn request_for_calls(protocol: Protocol, model: &str, seed: u64) -> Value {
+    let (name, about) = ("set", "Sets values.");
+    let body = json!({"model": model, "temperature": 1, "seed": seed});
+    let messages = messages();
+    let fields = match protocol {
+        Protocol::Chat => {
+            let function = json!({"name": name, "description": about, "parameters": schema()});
+            let tools = json!([{"type": "function", "function": function}]);
+            json!({"messages": messages, "max_tokens": 400, "tools": tools, "tool_choice": "required"})
+        }
+        Protocol::Responses => {
+            let tools =
+                json!([{"type": "function", "name": name, "description": about, "parameters": schema()}]);
+            json!({"input": "the cat", "max_output_tokens": 400, "tools": tools, "tool_choice": "required"})
+        }
+        Protocol::Messages => {
+            let tools = json!([{"name": name, "description": about, "input_schema": schema()}]);
+            json!({"messages": messages, "max_tokens": 400, "tools": tools, "tool_choice": {"type": "any"}})
+        }
+    };
+    with(body, fields)
+}
+
+#[test]
+fn an_answer_may_have_several_calls() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let first = Protocol::Chat;
+    // The weights are random, so some seed gives two calls or more.
+    let (seed, message) = (0..200)
+        .find_map(|seed| {
+            let choice = whole(&live, &request_for_calls(first, &model, seed));
+            let calls = choice["message"]["tool_calls"].as_array()?.len();
+            (choice["finish_reason"] == "tool_calls" && calls > 1).then(|| (seed, choice["message"].clone()))
+        })
+        .unwrap();
+    let calls = message["tool_calls"].as_array().unwrap();
+    let ids: Vec<&str> = calls.iter().map(|call| call["id"].as_str().unwrap()).collect();
+    assert!(ids.iter().enumerate().all(|(index, id)| !ids[..index].contains(id)), "{ids:?}");
+    assert_eq!(message["content"], Value::Null);
+
+    let chunks = chunks(&live, request_for_calls(first, &model, seed));
+    let deltas: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .collect();
+    let indices: Vec<u64> = deltas.iter().map(|delta| delta["index"].as_u64().unwrap()).collect();
+    assert!(indices.is_sorted() && indices.last() == Some(&(calls.len() as u64 - 1)), "{indices:?}");
+    for (index, call) in calls.iter().enumerate() {
+        let own: Vec<&Value> = deltas.iter().copied().filter(|delta| delta["index"] == index).collect();
+        let named = |delta: &&Value| delta["id"].is_string() && delta["function"]["name"] == "set";
+        assert!(named(&own[0]) && !own[1..].iter().any(|delta| delta["id"].is_string()), "{own:?}");
+        let arguments: String =
+            own.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+        assert_eq!(call["function"]["arguments"], arguments, "{index}");
+    }
+
+    let expected: Vec<Value> = calls
+        .iter()
+        .map(|call| serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap())
+        .collect();
+    for protocol in [first, Protocol::Responses, Protocol::Messages] {
+        let request = request_for_calls(protocol, &model, seed);
+        let answer = live.post(protocol.path(), &request);
+        assert_eq!(answer.status, 200, "{request}: {}", answer.text());
+        let stream = live.post(protocol.path(), &with(request, json!({"stream": true}))).text();
+        let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+        let data = data.filter(|data| *data != "[DONE]");
+        let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+        for parts in [protocol.whole(&answer.json()), protocol.streamed(&events)] {
+            assert_eq!(parts.text, "", "{protocol:?}");
+            let calls: Vec<Value> =
+                parts.calls.iter().map(|call| serde_json::from_str(call).unwrap()).collect();
+            assert_eq!(calls, expected, "{protocol:?}");
+        }
+    }
 }
 
 #[test]

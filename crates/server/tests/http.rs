@@ -278,6 +278,52 @@ fn a_path_is_no_model_s_name() {
 }
 
 #[test]
+fn a_path_has_the_same_answer_whether_its_file_exists_or_not() {
+    let tiny = Tiny::new();
+    tiny.chat();
+    let live = Live::start(tiny.config());
+    let there = tiny.home().with_file_name("tiny.gguf").to_str().unwrap().to_owned();
+    let user = json!([{"role": "user", "content": "x"}]);
+    let requests = [
+        (CHAT, json!({"messages": user})),
+        (COMPLETIONS, json!({"prompt": "x"})),
+        (EMBEDDINGS, json!({"input": "x"})),
+        ("/v1/responses", json!({"input": "x"})),
+        ("/v1/messages", json!({"messages": user, "max_tokens": 1})),
+        ("/v1/messages/count_tokens", json!({"messages": user})),
+        ("/v1/rerank", json!({"query": "x", "documents": ["x"]})),
+        ("/v1/answer", json!({"question": "x", "context": "x"})),
+        ("/v1/fill", json!({"text": "x"})),
+        ("/tokenize", json!({"content": "x"})),
+        ("/detokenize", json!({"tokens": [1]})),
+        ("/apply-template", json!({"messages": user})),
+        ("/api/chat", json!({"messages": user})),
+        ("/api/generate", json!({"prompt": "x"})),
+        ("/api/embed", json!({"input": "x"})),
+        ("/api/embeddings", json!({"prompt": "x"})),
+        ("/api/show", json!({})),
+        ("/api/pull", json!({"stream": false})),
+    ];
+    for (route, body) in requests {
+        let ask = |model: String| live.post(route, &with(body.clone(), json!({"model": model})));
+        let paths = [
+            there.clone(),
+            there.replace("tiny", "none"),
+            "/etc/hostname".to_owned(),
+            "/etc/none".to_owned(),
+        ];
+        let answers = paths.map(ask);
+        let text =
+            |answer: &support::Answer| answer.text().replace(answer.header("x-request-id").unwrap(), "");
+        let first = &answers[0];
+        assert!(first.status == 404 && first.text().contains("found a path"), "{route}: {}", first.text());
+        for answer in &answers {
+            assert_eq!((answer.status, text(answer)), (first.status, text(first)), "{route}");
+        }
+    }
+}
+
+#[test]
 fn what_is_too_long_is_refused_with_both_numbers() {
     let tiny = Tiny::new();
     let (model, embedding) = (tiny.chat(), tiny.embedding());

@@ -13,9 +13,13 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
+use narthex_gateway::Config;
 use narthex_server::{Limits, ServeOptions};
-use serde_json::json;
-use support::{Answer, Live, PATIENCE, Tiny, chat, local, with};
+use narthex_spec::Speculation;
+use serde_json::{Value, json};
+use support::{
+    Answer, Head, LONG_CONTEXT, Live, PATIENCE, Stream, Tiny, chat, eventually, local, unending, with,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -129,6 +133,11 @@ fn requests_have_ids() {
     assert_eq!(id(&[("X-Request-Id", "a-1")]), "a-1");
     assert_ne!(id(&[]), id(&[]));
     assert!(id(&[("X-Request-Id", &"a".repeat(1000))]).starts_with("req-"));
+    // Anthropic's clients read the id from another header, and from the error.
+    let answer = live.request("POST", "/v1/messages", &[("X-Request-Id", "a-2")], b"{}");
+    assert_eq!(answer.header("request-id"), Some("a-2"));
+    assert_eq!(answer.json()["request_id"], "a-2");
+    assert_eq!(live.request("GET", "/health", &[], b"").header("request-id"), None);
 }
 
 #[test]
@@ -238,13 +247,96 @@ fn a_shutdown_ends_half_sent_requests_of_http_2() {
 }
 
 #[test]
-fn a_server_with_every_place_in_use_says_so() {
-    let live = live(Limits { connections: 1, ..Limits::standard() });
-    let head = "HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n";
-    let mut active = live.begin(&format!("POST {CHAT} {head}"));
-    // The server asks for the body as soon as the request is active.
-    assert!(active.read(&mut [0; 64]).unwrap() > 0);
-    let answer = Answer::parse(&rest(&mut live.begin("")));
-    answer.error(503);
+fn requests_that_do_not_arrive_make_room_for_others() {
+    let live = live(Limits { connections: 4, ..Limits::standard() });
+    let head = "HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n";
+    let begin = || {
+        let mut client = live.begin(&format!("POST {CHAT} {head}"));
+        // The server asks for the body as soon as the request is active.
+        assert!(client.read(&mut [0; 64]).unwrap() > 0);
+        client.write_all(b"{").unwrap();
+        client
+    };
+    let begun: Vec<TcpStream> = (0..12).map(|_| begin()).collect();
+    for path in ["/health", "/metrics", "/v1/models"] {
+        assert_eq!(live.get(path).status, 200, "{path}");
+    }
+    drop(begun);
+}
+
+#[test]
+fn a_server_with_every_place_in_use_says_so_and_reports() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let limits = Limits { connections: 1, ..Limits::standard() };
+    let config = Config { slots: 1, speculation: Speculation::Off, ..tiny.config() };
+    let live = Live::with_options(config, ServeOptions { limits, ..local() });
+    let mut running = live.stream(CHAT, &with(chat(&model, LONG_CONTEXT), json!({"stream": true})));
+    assert!(running.chunk().is_some());
+    for path in ["/health", "/metrics", "/v1/health"] {
+        let answer = live.get(path);
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")), "{path}");
+    }
+    // The client gets the answer although the server does not need the body.
+    let answer = live.post(CHAT, &chat(&"the cat ".repeat(1 << 20), 1));
+    let error = answer.error(503);
+    assert!(error["message"].as_str().unwrap().contains("every connection"), "{error}");
     assert_eq!(answer.header("retry-after"), Some("1"));
+    let answer = live.post("/v1/messages", &json!({"model": model}));
+    assert_eq!((answer.status, &answer.json()["error"]["type"]), (503, &json!("overloaded_error")));
+    assert!(running.chunk().is_some());
+}
+
+/// Returns a server whose requests do not wait for memory.
+fn impatient(tiny: &Tiny) -> Live {
+    let limits = Limits { memory: Duration::ZERO, ..Limits::standard() };
+    Live::with_options(tiny.config(), ServeOptions { limits, ..local() })
+}
+
+/// Checks that a request is refused because of unread answers, and not once their clients are gone.
+fn is_refused_until(unread: Vec<Stream>, live: &Live, path: &str, body: &Value) {
+    let error = live.post(path, body).error(429);
+    assert!(error["message"].as_str().unwrap().contains("memory for answers"), "{error}");
+    assert_eq!(live.get("/health").status, 200);
+    drop(unread);
+    eventually("room for an answer", || live.post(path, body).status == 200);
+}
+
+/// Starts a request, and reads the first line of its answer.
+fn unread(live: &Live, path: &str, body: &Value) -> Stream {
+    let mut stream = live.stream(path, body);
+    assert_eq!(stream.line().unwrap().as_deref(), Some("HTTP/1.0 200 OK"));
+    stream
+}
+
+#[test]
+fn an_answer_that_is_not_read_holds_memory() {
+    let tiny = Tiny::new();
+    let model = tiny.encoder("bert", Head::Score);
+    let live = impatient(&tiny);
+    let body = |document: &str| {
+        json!({
+            "model": model, "query": "what sleeps?", "documents": [document], "return_documents": true,
+            "truncate": true,
+        })
+    };
+    let large = body(&"the cat ".repeat(3 << 20));
+    let unread = unread(&live, "/v1/rerank", &large);
+    assert_eq!(live.post("/v1/rerank", &body("the cat")).status, 200);
+    is_refused_until(vec![unread], &live, "/v1/rerank", &large);
+}
+
+#[test]
+fn open_streams_hold_the_memory_of_their_settings() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = impatient(&tiny);
+    // Each event of the response repeats the settings.
+    let body = json!({
+        "model": model, "input": "the cat", "max_output_tokens": LONG_CONTEXT / 2, "stream": true, "store": false,
+        "logit_bias": unending(), "user": "x".repeat(4_000_000),
+    });
+    let open: Vec<Stream> = (0..8).map(|_| unread(&live, "/v1/responses", &body)).collect();
+    let short = with(body, json!({"max_output_tokens": 1}));
+    is_refused_until(open, &live, "/v1/responses", &short);
 }

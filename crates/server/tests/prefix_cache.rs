@@ -73,23 +73,51 @@ fn the_last_token_of_a_repeated_prompt_is_not_cached() {
     assert_eq!(read["cache_read_input_tokens"], first["prompt_tokens"].as_u64().unwrap() - 1, "{read}");
 }
 
+/// Returns a request to each protocol with instructions in parts.
+fn with_instructions(model: &str, texts: &[&str]) -> [(&'static str, Value); 3] {
+    let parts =
+        |kind: &str| -> Vec<Value> { texts.iter().map(|text| json!({"type": kind, "text": text})).collect() };
+    let messages =
+        |content: Value| json!([{"role": "system", "content": content}, {"role": "user", "content": "who"}]);
+    let user = json!([{"role": "user", "content": "who"}]);
+    let chat = json!({"model": model, "messages": messages(json!(parts("text"))), "max_tokens": 1});
+    let input = messages(json!(parts("input_text")));
+    let response = json!({"model": model, "input": input, "max_output_tokens": 1});
+    let message = json!({"model": model, "system": parts("text"), "messages": user, "max_tokens": 1});
+    [("/v1/chat/completions", chat), ("/v1/responses", response), ("/v1/messages", message)]
+}
+
 #[test]
 fn a_header_that_differs_in_each_request_leaves_the_prefix_cached() {
     let tiny = Tiny::new();
     let model = tiny.chat();
     let live = Live::start(tiny.config());
-    let usage = |header: &str| {
-        let header = json!({"type": "text", "text": format!("x-anthropic-billing-header: {header};")});
-        let system = json!([header, {"type": "text", "text": "the cat and the dog ".repeat(4)}]);
-        let messages = json!([{"role": "user", "content": "who"}]);
-        let body = json!({"model": model, "system": system, "messages": messages, "max_tokens": 1});
-        live.post("/v1/messages", &body).json()["usage"].clone()
+    let instructions = "the cat and the dog ".repeat(4);
+    let tokens = |path: &str, body: &Value| {
+        let answer = live.post(path, body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let usage = answer.json()["usage"].clone();
+        let count = |pointers: &[&str]| {
+            pointers.iter().find_map(|pointer| usage.pointer(pointer).and_then(Value::as_u64)).unwrap()
+        };
+        let all = count(&["/prompt_tokens", "/input_tokens"]);
+        let cached = count(&[
+            "/prompt_tokens_details/cached_tokens",
+            "/input_tokens_details/cached_tokens",
+            "/cache_read_input_tokens",
+        ]);
+        // The protocol of messages counts the cached tokens apart.
+        PromptTokens { all: if path == "/v1/messages" { all + cached } else { all }, cached }
     };
-    let first = usage("cc_version=2.1.1; cch=0a1b2");
-    let second = usage("cc_version=2.1.1; cch=9f8e7");
-    assert_eq!(first["cache_read_input_tokens"], 0, "{first}");
-    let cached = first["input_tokens"].as_u64().unwrap() - 1;
-    assert_eq!(second["cache_read_input_tokens"], cached, "{second}");
+    for (number, end) in [";", ";\n"].into_iter().enumerate() {
+        let header = format!("x-anthropic-billing-header: cc_version=2.1.1; cch={number}{end}");
+        let headed = with_instructions(&model, &[&header, &instructions]);
+        for ((path, plain), (_, headed)) in with_instructions(&model, &[&instructions]).iter().zip(&headed) {
+            let PromptTokens { all, .. } = tokens(path, plain);
+            let found = tokens(path, headed);
+            assert_eq!((found.all, found.cached), (all, all - 1), "{path}: {header:?}");
+        }
+    }
 }
 
 /// Conversation of an agent, with the sums over its turns after the first one.

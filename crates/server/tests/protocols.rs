@@ -135,102 +135,302 @@ fn answers_carry_their_timings_and_device() {
     }
 }
 
+/// Hints with values that require nothing, one by one.
+fn hints() -> Vec<Value> {
+    let one_by_one = [
+        json!({"add_generation_prompt": true, "backend_sampling": true, "cache_prompt": true, "dry_base": 1.75}),
+        json!({"dry_multiplier": 0, "dynatemp_range": 0, "enable_thinking": true, "id_slot": -1}),
+        json!({"frequency_penalty": 0, "ignore_eos": false, "keep_alive": "5m", "length_penalty": 1, "min_p": 0}),
+        json!({"metadata": {"a": "b"}, "min_tokens": 0, "mirostat": 0, "mirostat_tau": 5.0, "n": 1, "n_probs": 0}),
+        json!({"parallel_tool_calls": true, "presence_penalty": 0, "priority": 0, "prompt_cache_key": "k"}),
+        json!({"reasoning_effort": "high", "reasoning_format": "auto", "repeat_last_n": 64, "samplers": "edskypmxt"}),
+        json!({"repeat_penalty": 1.0, "repetition_penalty": 1.0, "service_tier": "auto", "shift": true, "store": true}),
+        json!({"skip_special_tokens": true, "tfs_z": 1, "thinking_budget": -1, "tool_choice": "auto", "top_k": -1}),
+        json!({"top_logprobs": 0, "truncate": true, "typ_p": 1, "typical_p": 1, "user": "u", "verbosity": "low"}),
+        json!({"tool_choice": "none", "top_k": 0, "best_of": 1, "n_predict": -1, "xtc_probability": 0.0}),
+        json!({"chat_template_kwargs": {"a": 1}, "stream_options": {"include_usage": true}, "seed": 7}),
+        // Null, false and empty values.
+        json!({"chat_template_kwargs": {}, "logit_bias": {}, "metadata": {}, "response_format": {}, "store": false}),
+        json!({"stream_options": {}, "tool_choice": {}, "tools": [], "stop": [], "suffix": "", "seed": null}),
+        json!({"echo": false, "reasoning": {}, "text": {}, "thinking": {}, "options": {}}),
+    ];
+    let fields = one_by_one.iter().flat_map(|fields| fields.as_object().unwrap());
+    fields.map(|(name, value)| json!({name: value})).collect()
+}
+
+/// Parameters of generated text, which every endpoint that generates has, and no other.
+const SAMPLING: [&str; 11] = [
+    "frequency_penalty",
+    "min_p",
+    "min_tokens",
+    "n_predict",
+    "presence_penalty",
+    "repeat_penalty",
+    "repetition_penalty",
+    "seed",
+    "top_k",
+    "typ_p",
+    "typical_p",
+];
+
+/// Returns true if an endpoint has a parameter of this name that it does not ignore.
+fn supports(path: &str, name: &str) -> bool {
+    let has_chat_template = path != "/v1/completions";
+    match name {
+        "skip_special_tokens" => true,
+        name if SAMPLING.contains(&name) => true,
+        "add_generation_prompt" | "chat_template_kwargs" => has_chat_template,
+        "tool_choice" | "parallel_tool_calls" => has_chat_template && path != "/api/generate",
+        "n" => path.ends_with("completions"),
+        "stream_options" => path.ends_with("completions"),
+        "top_logprobs" => path.starts_with("/api/") || path == "/v1/chat/completions",
+        "store" => path == "/v1/responses",
+        _ => false,
+    }
+}
+
+/// Checks that an endpoint answers, and that it names these fields, in any order.
+fn check_ignored(live: &Live, path: &str, body: &Value, expect: &str) {
+    let answer = live.post(path, body);
+    assert_eq!(answer.status, 200, "{path}: {body}: {}", answer.text());
+    // Their order is that of the body's fields, which depends on the build of the test.
+    let sorted = |names: &str| {
+        let mut names: Vec<String> = names.split(", ").map(str::to_owned).collect();
+        names.sort_unstable();
+        names
+    };
+    let ignored = answer.header("x-narthex-ignored").unwrap_or_default();
+    assert_eq!(sorted(ignored), sorted(expect), "{path}: {body}");
+}
+
 #[test]
-fn hints_are_ignored_by_name_in_every_protocol() {
+fn every_hint_is_ignored_by_name_in_every_endpoint() {
     let tiny = Tiny::new();
     let (model, embedding) = (tiny.chat(), tiny.embedding());
     let reranker = tiny.encoder("bert", Head::Score);
     let live = Live::start(tiny.config());
-    let check = |path: &str, body: Value, expect: &str| {
-        let answer = live.post(path, &body);
-        assert_eq!(answer.status, 200, "{path}: {body}: {}", answer.text());
-        // Their order is that of the body's fields, which depends on the build of the test.
-        let sorted = |names: &str| {
-            let mut names: Vec<String> = names.split(", ").map(str::to_owned).collect();
-            names.sort_unstable();
-            names
-        };
-        let ignored = answer.header("x-narthex-ignored").unwrap_or_default();
-        assert_eq!(sorted(ignored), sorted(expect), "{path}: {body}");
+    let asks = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        _ => true,
     };
-    let [chat, completion, response, message, ollama, generate]: [Endpoint; 6] =
-        endpoints(&model, 2).try_into().ok().unwrap();
-    // Every value of the list in issue and guide, one by one: neutral values, empty ones, and hints without effect.
-    for (fields, expect) in [
-        (json!({"tool_choice": "none"}), ""),
-        (json!({"tool_choice": "auto", "parallel_tool_calls": true, "tools": []}), ""),
-        (json!({"reasoning_effort": "high"}), "reasoning_effort"),
-        (json!({"store": true, "verbosity": "low"}), "store, verbosity"),
-        (
-            json!({"user": "u", "metadata": {"a": "b"}, "service_tier": "auto"}),
-            "metadata, service_tier, user",
-        ),
-        (
-            json!({"metadata": {}, "logit_bias": {}, "response_format": {}, "chat_template_kwargs": {}}),
-            "metadata",
-        ),
-        (json!({"best_of": 1, "n": 1}), "best_of"),
-        (json!({"presence_penalty": 0, "frequency_penalty": 0, "repeat_penalty": 1.0, "min_p": 0}), ""),
-        (json!({"top_k": -1, "top_p": 1, "typical_p": 1, "n_predict": -1}), ""),
-        (json!({"mirostat": 0, "mirostat_tau": 5.0}), "mirostat, mirostat_tau"),
-        (json!({"priority": 0, "cache_prompt": true, "id_slot": -1}), "cache_prompt, id_slot, priority"),
-        (json!({"keep_alive": "5m", "add_generation_prompt": true}), "add_generation_prompt, keep_alive"),
-        (json!({"dry_multiplier": 0, "dry_base": 1.75}), "dry_base, dry_multiplier"),
-        (
-            json!({"repeat_last_n": 64, "typ_p": 1, "samplers": "edskypmxt", "reasoning_format": "auto"}),
-            "reasoning_format, repeat_last_n, samplers",
-        ),
-        (json!({"xtc_probability": 0.0, "xtc_threshold": 0.1}), "xtc_probability, xtc_threshold"),
-        (json!({"top_logprobs": 0, "stream_options": {}, "stop": [], "seed": null, "echo": false}), ""),
-    ] {
-        check(chat.path, with(chat.body.clone(), fields), expect);
+    let encoders = [
+        Endpoint { path: "/v1/embeddings", body: json!({"model": embedding, "input": "the cat"}) },
+        Endpoint { path: "/api/embed", body: json!({"model": embedding, "input": "the cat"}) },
+        Endpoint { path: "/api/embeddings", body: json!({"model": embedding, "prompt": "the cat"}) },
+        Endpoint { path: "/v1/rerank", body: json!({"model": reranker, "query": "a", "documents": ["b"]}) },
+    ];
+    for fields in hints() {
+        let (name, value) = fields.as_object().unwrap().iter().next().unwrap();
+        for Endpoint { path, body } in endpoints(&model, 2) {
+            let is_named = asks(value) && !supports(path, name);
+            // Ollama's own options of the answer stay.
+            let fields = if name == "options" { json!({}) } else { fields.clone() };
+            check_ignored(&live, path, &with(body, fields), if is_named { name } else { "" });
+        }
+        for Endpoint { path, body } in &encoders {
+            if asks(value) && SAMPLING.contains(&name.as_str()) {
+                continue;
+            }
+            let has = name == "truncate" && *path != "/api/embeddings";
+            let is_named = asks(value) && !has;
+            check_ignored(&live, path, &with(body.clone(), fields.clone()), if is_named { name } else { "" });
+        }
     }
-    let llama = json!({"cache_prompt": true, "user": "u", "mirostat": 0, "best_of": 1, "suffix": ""});
-    check(completion.path, with(completion.body, llama), "cache_prompt, mirostat, user, best_of");
+}
+
+#[test]
+fn values_that_would_change_the_answer_are_refused_by_name_in_every_endpoint() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    for fields in [
+        json!({"best_of": 3}),
+        json!({"mirostat": 2}),
+        json!({"priority": 3}),
+        json!({"id_slot": 1}),
+        json!({"dry_multiplier": 0.8}),
+        json!({"xtc_probability": 0.5}),
+        json!({"tfs_z": 0.5}),
+        json!({"use_beam_search": true}),
+        json!({"temprature": 1}),
+        json!({"tool_choice": "required"}),
+        json!({"presence_penalty": 1, "repeat_last_n": 64}),
+    ] {
+        let name = fields.as_object().unwrap().keys().next_back().unwrap();
+        for Endpoint { path, body } in endpoints(&model, 2) {
+            let answer = live.post(path, &with(body, fields.clone()));
+            assert!(
+                answer.status == 400 && answer.text().contains(name.as_str()),
+                "{path}: {fields}: {}",
+                answer.text()
+            );
+        }
+    }
+    let two = json!({"n": 2});
+    for Endpoint { path, body } in endpoints(&model, 2) {
+        let status = if path.ends_with("completions") { 200 } else { 400 };
+        assert_eq!(live.post(path, &with(body, two.clone())).status, status, "{path}");
+    }
+}
+
+/// Returns a request with parameters of the text; Ollama has them in `options`.
+fn with_options(Endpoint { path, body }: Endpoint, fields: &Value) -> Endpoint {
+    let mut body = body;
+    let place = if path.starts_with("/api/") { &mut body["options"] } else { &mut body };
+    *place = with(place.take(), fields.clone());
+    if path.starts_with("/api/") {
+        body["stream"] = json!(false);
+    }
+    Endpoint { path, body }
+}
+
+#[test]
+fn extensions_have_the_same_effect_in_every_conversation() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let texts = |fields: &Value| {
+        let all = endpoints(&model, 12).into_iter().filter(|one| one.path != "/v1/completions");
+        let answers = all.map(|endpoint| {
+            let Endpoint { path, body } = with_options(endpoint, fields);
+            let answer = live.post(path, &body);
+            assert_eq!(answer.status, 200, "{path}: {body}: {}", answer.text());
+            assert_eq!(answer.header("x-narthex-ignored"), None, "{path}: {body}");
+            text(&answer.json())
+        });
+        let answers: Vec<String> = answers.collect();
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{fields}: {answers:?}");
+        answers[0].clone()
+    };
+    let greedy = texts(&json!({}));
+    let random = json!({"temperature": 2, "seed": 7});
+    let sampled = texts(&random);
+    let check = |base: &Value, fields: Value, expect: Option<&str>| {
+        let (before, after) = (texts(base), texts(&with(base.clone(), fields.clone())));
+        assert_ne!(before, after, "{fields}");
+        assert!(expect.is_none_or(|expect| expect == after), "{fields}: {after}");
+    };
+    assert_ne!(greedy, sampled);
+    check(&random, json!({"seed": 8}), None);
+    check(&random, json!({"top_k": 1}), Some(&greedy));
+    check(&random, json!({"min_p": 1}), Some(&greedy));
+    check(&random, json!({"typical_p": 0.001}), None);
+    check(&json!({}), json!({"repeat_penalty": 50}), None);
+    check(&json!({}), json!({"presence_penalty": 2, "frequency_penalty": 2}), None);
+    check(&json!({}), json!({"stop": greedy.chars().nth(2).unwrap().to_string()}), None);
+    // The bias makes this token the best one at every position: one that ends the answer, and one that does not.
+    let (end, start) = (json!({"logit_bias": {"2": 100}}), json!({"logit_bias": {"1": 100}}));
+    check(&end, json!({"min_tokens": 3}), None);
+    check(&end, json!({"ignore_eos": true}), None);
+    check(&start, json!({"skip_special_tokens": false}), Some(&"<|im_start|>".repeat(12)));
+}
+
+#[test]
+fn the_start_of_the_answer_can_be_left_out_of_the_prompt() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let conversation = json!({"model": model, "messages": messages()});
+    let left = json!({"add_generation_prompt": false});
+    let count = |path: &str, fields: &Value, count: &str| {
+        let endpoint = endpoints(&model, 2).into_iter().find(|one| one.path == path).unwrap();
+        let stream = json!({"stream": false});
+        let answer = live.post(path, &with(with(endpoint.body, fields.clone()), stream));
+        assert_eq!(answer.header("x-narthex-ignored"), None, "{path}");
+        answer.json().pointer(count).and_then(Value::as_u64).unwrap()
+    };
+    let prompt = |fields: &Value| {
+        let answer = live.post("/apply-template", &with(conversation.clone(), fields.clone())).json();
+        answer["prompt"].as_str().unwrap().to_owned()
+    };
+    let (whole, short) = (prompt(&json!({})), prompt(&left));
+    assert_eq!(whole.strip_prefix(short.as_str()), Some("<|im_start|>assistant\n"));
+    let tokens = live.post("/tokenize", &json!({"model": model, "content": short})).json()["count"].clone();
+    for (path, usage) in [
+        ("/v1/chat/completions", "/usage/prompt_tokens"),
+        ("/v1/responses", "/usage/input_tokens"),
+        ("/v1/messages", "/usage/input_tokens"),
+        ("/api/chat", "/prompt_eval_count"),
+        ("/api/generate", "/prompt_eval_count"),
+    ] {
+        assert_eq!(json!(count(path, &left, usage)), tokens, "{path}");
+        assert!(json!(count(path, &json!({}), usage)) != tokens, "{path}");
+    }
+}
+
+#[test]
+fn agents_of_every_protocol_send_their_hints() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let [_, completion, response, message, ollama, generate]: [Endpoint; 6] =
+        endpoints(&model, 2).try_into().ok().unwrap();
     let codex = json!({
         "reasoning": {"effort": "low", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "k", "text": {"verbosity": "low"}, "tools": [{"type": "web_search"}], "store": false,
+        "max_tool_calls": 3,
     });
-    let expect = "include, prompt_cache_key, web_search, text.verbosity, reasoning.summary, reasoning.effort";
-    check(response.path, with(response.body, codex), expect);
+    let expect = "include, max_tool_calls, prompt_cache_key, web_search, text.verbosity, reasoning.summary, reasoning.effort";
+    check_ignored(&live, response.path, &with(response.body, codex), expect);
     let claude = json!({
         "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
         "output_config": {"effort": "medium"}, "context_management": {"edits": []},
         "tools": [{"type": "web_search_20250305", "name": "web_search"}],
     });
     let expect = "context_management, metadata, web_search, thinking, output_config.effort";
-    check(message.path, with(message.body, claude), expect);
+    check_ignored(&live, message.path, &with(message.body, claude), expect);
     let fields = json!({"keep_alive": -1, "options": {"num_ctx": 512, "num_predict": 2}, "think": true});
-    check(ollama.path, with(ollama.body, fields.clone()), "keep_alive, num_ctx, think");
-    check(generate.path, with(generate.body, fields), "keep_alive, num_ctx, think");
-    let embed = json!({"model": embedding, "input": "the cat", "user": "u"});
-    check("/v1/embeddings", embed, "user");
-    let embed =
-        json!({"model": embedding, "input": "the cat", "keep_alive": "5m", "options": {"num_ctx": 64}});
-    check("/api/embed", embed, "keep_alive, options");
-    let rank = json!({"model": reranker, "query": "a", "documents": ["b"], "user": "u"});
-    check("/v1/rerank", rank, "user");
+    check_ignored(&live, ollama.path, &with(ollama.body, fields.clone()), "keep_alive, num_ctx, think");
+    check_ignored(&live, generate.path, &with(generate.body.clone(), fields), "keep_alive, num_ctx, think");
+    // A continuation has no chat template.
+    let raw = json!({
+        "raw": true, "stream": false, "think": true, "reasoning_effort": "low", "add_generation_prompt": true,
+        "chat_template_kwargs": {"a": 1},
+    });
+    let expect = "think, reasoning_effort, chat_template_kwargs, add_generation_prompt";
+    check_ignored(&live, generate.path, &with(generate.body, raw), expect);
+    let llama = json!({"cache_prompt": true, "user": "u", "mirostat": 0, "best_of": 3, "n": 3, "suffix": ""});
+    check_ignored(
+        &live,
+        completion.path,
+        &with(completion.body, llama),
+        "cache_prompt, mirostat, user, best_of",
+    );
 }
 
 #[test]
 fn strict_servers_refuse_hints_that_do_not_describe_the_caller() {
     let tiny = Tiny::new();
-    let model = tiny.chat();
+    let (model, thinking) = (tiny.chat(), tiny.thinking_chat());
     let requests = RequestOptions { strict_parameters: true, ..RequestOptions::default() };
     let live = Live::with_options(tiny.config(), ServeOptions { requests, ..local() });
-    let [chat, completion, response, message, ollama, ..]: [Endpoint; 6] =
-        endpoints(&model, 2).try_into().ok().unwrap();
-    for (Endpoint { path, body }, fields) in [
-        (chat, json!({"cache_prompt": true})),
-        (completion, json!({"cache_prompt": true})),
-        (response, json!({"include": ["x"]})),
-        (message, json!({"context_management": {"edits": []}})),
-        (ollama, json!({"keep_alive": 1})),
-    ] {
-        assert_eq!(live.post(path, &with(body, fields)).status, 400, "{path}");
+    let refused = |Endpoint { path, body }: Endpoint, fields: Value| {
+        let name = fields.as_object().unwrap().keys().next().unwrap();
+        let answer = live.post(path, &with(body, fields.clone()));
+        assert!(answer.status == 400 && answer.text().contains(name.as_str()), "{path}: {}", answer.text());
+    };
+    let reasoning = [json!({"reasoning_effort": "low"}), json!({"enable_thinking": true})];
+    for fields in [reasoning.as_slice(), &[json!({"cache_prompt": true}), json!({"keep_alive": 1})]].concat()
+    {
+        endpoints(&model, 2).into_iter().for_each(|endpoint| refused(endpoint, fields.clone()));
     }
-    let caller = with(json!({"model": model, "prompt": "the", "max_tokens": 1}), json!({"user": "u"}));
-    assert_eq!(live.post("/v1/completions", &caller).status, 200);
+    for Endpoint { path, body } in endpoints(&model, 2) {
+        assert_eq!(live.post(path, &with(body, json!({"user": "u", "top_k": -1}))).status, 200, "{path}");
+    }
+    for Endpoint { path, body } in
+        endpoints(&thinking, 2).into_iter().filter(|one| one.path != "/v1/completions")
+    {
+        for fields in &reasoning {
+            assert_eq!(live.post(path, &with(body.clone(), fields.clone())).status, 200, "{path}: {fields}");
+        }
+    }
+    let [_, _, response, message, ollama, _]: [Endpoint; 6] = endpoints(&model, 2).try_into().ok().unwrap();
+    refused(response, json!({"reasoning": {"effort": "low"}}));
+    refused(message, json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}));
+    refused(ollama, json!({"think": true}));
 }
 
 #[test]

@@ -15,8 +15,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::{AutoPull, Error, Gateway, keys::ApiKey};
+use narthex_gateway::{
+    AutoPull, Error, Gateway,
+    keys::{ApiKey, KeyRole},
+};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::host::host_of;
 pub(crate) use self::host::is_loopback;
 use self::{host::HostList, origin::OriginList};
 pub use self::{
@@ -25,6 +30,7 @@ pub use self::{
 };
 use crate::{
     app::{App, Meter, ServerResources},
+    budget::AnswerMemory,
     error::ApiError,
     held_body::hold,
     keys::{self, Caller, KeyPolicy, KeyRing},
@@ -66,7 +72,8 @@ pub enum Authentication {
     /// All requests on a server for other machines; on a server for this machine, all as soon as there is a key.
     #[default]
     Standard,
-    /// No request. Requests with a key have its rights.
+    /// No request. Requests with a key have its rights. On a server for other machines, requests without a key have no
+    /// admin rights.
     Off,
 }
 
@@ -105,6 +112,8 @@ impl Access {
             Authentication::Standard if is_local => KeyPolicy::IfAny,
             Authentication::Standard => KeyPolicy::Always,
         };
+        // Other machines are never administrators without a key.
+        let keyless = if is_local { KeyRole::Admin } else { KeyRole::User };
         let auto_pull = options.auto_pull.unwrap_or_else(|| AccessOptions::default_auto_pull(is_local));
         Ok(Self {
             metrics: Metrics::new(),
@@ -114,7 +123,7 @@ impl Access {
                 Exposure::Open { host } => HostList::open(options.allowed_hosts, host),
             },
             origins: OriginList { allowed: options.cors_origins, with_loopback: is_local },
-            keys: KeyRing::open(gateway, options.keys, policy, auto_pull)?,
+            keys: KeyRing::open(gateway, options.keys, policy, keyless, auto_pull)?,
         })
     }
 
@@ -136,7 +145,8 @@ impl Access {
         };
         let gateway = self.keys.gateway(&caller);
         let meter = Meter { metrics: self.metrics(), caller };
-        request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone() });
+        let (shared, answer) = (self.shared.clone(), AnswerMemory::new(&self.shared.bodies));
+        request.extensions_mut().insert(App { gateway, meter, shared, answer });
         let Some(key) = key else { return Ok(next.run(request).await) };
         let mut response = match key.start(Instant::now()) {
             Ok(permit) => hold(permit, next.run(request).await),

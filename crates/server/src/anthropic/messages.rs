@@ -15,14 +15,14 @@ use super::{
 use crate::{
     app::App,
     blocking::run_cancellable,
-    body::{self, Body, FromBody},
+    body::{Body, FromBody},
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
     events::Events,
-    hints::{self, Hints},
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
     metrics::Metrics,
-    openai::new_id,
+    openai::{new_id, shared_fields::ConversationBody},
     reply::Reply,
     sse,
 };
@@ -32,11 +32,11 @@ pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let body: MessagesBody = body::read_body(bytes, &[FIELDS, CALLER_FIELDS, hints::OF_MESSAGES])?;
-        let mut ignored = Hints::read(bytes, &[CALLER_FIELDS, hints::OF_MESSAGES])?;
-        let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
-        let of_reasoning = body.of_reasoning();
-        let request = body.into_request(&mut ignored)?;
+        let ConversationBody { own, shared, mut ignored } =
+            ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES)?;
+        let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
+        let of_reasoning = own.of_reasoning().into_iter().chain(shared.reasoning.given()).collect();
+        let request = own.into_request(shared, &mut ignored)?;
         Ok(Self(Conversation { model, is_streamed, request, ignored, of_reasoning }))
     }
 

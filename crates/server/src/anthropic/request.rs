@@ -9,9 +9,15 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    body,
+    conversation::stable_text,
     error::ApiError,
     ignored::IgnoredParameters,
-    openai::{reasoning::Effort, tools::no_parameters},
+    openai::{
+        reasoning::Effort,
+        shared_fields::SharedFields,
+        tools::{call_limit, no_parameters},
+    },
     text_or_list::{ListElement, TextOrList},
 };
 
@@ -21,13 +27,11 @@ pub(super) const FIELDS: &[&str] = &[
     "messages",
     "system",
     "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
     "stop_sequences",
     "stream",
     "tools",
     "tool_choice",
+    "parallel_tool_calls",
     "thinking",
     "output_config",
 ];
@@ -39,21 +43,21 @@ pub(crate) struct MessagesBody {
     system: Option<Blocks>,
     #[schemars(range(min = 1))]
     max_tokens: Option<usize>,
-    #[schemars(range(min = 0.0, max = 2.0))]
-    temperature: Option<f32>,
-    #[schemars(range(min = 0.0, max = 1.0))]
-    top_p: Option<f32>,
-    top_k: Option<usize>,
     stop_sequences: Option<Vec<String>>,
     pub(super) stream: Option<bool>,
     tools: Option<Vec<ToolDefinition>>,
+    #[serde(default, deserialize_with = "body::filled")]
     tool_choice: Option<TurnChoice>,
+    /// As in OpenAI's API.
+    parallel_tool_calls: Option<bool>,
+    #[serde(default, deserialize_with = "body::filled")]
     thinking: Option<ThinkingSettings>,
     output_config: Option<OutputConfig>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct OutputConfig {
+    #[serde(default, deserialize_with = "body::filled")]
     format: Option<OutputFormat>,
     effort: Option<Effort>,
 }
@@ -135,17 +139,19 @@ struct ToolDefinition {
     strict: Option<bool>,
 }
 
+/// `tool_choice`; a type alone is as in OpenAI's API.
 #[derive(Debug, Deserialize, JsonSchema)]
-struct TurnChoice {
-    r#type: ChoiceType,
-    name: Option<String>,
-    disable_parallel_tool_use: Option<bool>,
+#[serde(untagged, expecting = "expected an object with a type of auto, any, tool or none")]
+enum TurnChoice {
+    Mode(ChoiceType),
+    Settings { r#type: ChoiceType, name: Option<String>, disable_parallel_tool_use: Option<bool> },
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum ChoiceType {
     Auto,
+    #[serde(alias = "required")]
     Any,
     Tool,
     None,
@@ -162,25 +168,25 @@ impl Blocks {
     /// Returns the text of a tool's result, with notes instead of images and documents. An agent that has read one sends
     /// it with every later request.
     fn into_result_text(self, path: &str) -> Result<String, ApiError> {
-        let Self::List(blocks) = self else { return self.into_text(path) };
+        let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
         let note = |what: &str| Block::Text { text: format!("[{what} omitted: this model reads text]") };
         let noted = blocks.into_iter().map(|block| match block {
             Block::Image {} => note("image"),
             Block::Document {} => note("document"),
             other => other,
         });
-        Self::List(noted.collect()).into_text(path)
+        Self::List(noted.collect()).into_text(Role::Tool, path)
     }
 
-    /// Returns the text of blocks that are all text.
-    fn into_text(self, path: &str) -> Result<String, ApiError> {
+    /// Returns the text of a message of this role, whose blocks are all text.
+    fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
         let blocks = match self {
             Self::Text(text) => return Ok(text),
             Self::List(blocks) => blocks,
         };
-        let texts = blocks.into_iter().map(|block| match block {
-            Block::Text { text } => Ok(text),
-            _ => Err(not_text(path)),
+        let texts = blocks.into_iter().filter_map(|block| match block {
+            Block::Text { text } => stable_text(role, text).map(Ok),
+            _ => Some(Err(not_text(path))),
         });
         Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
     }
@@ -203,7 +209,7 @@ impl WireTurn {
         let mut has_results = false;
         for block in blocks {
             match block {
-                Block::Text { text } => texts.push(text),
+                Block::Text { text } => texts.extend(stable_text(role, text)),
                 Block::ToolUse { id, name, input } => {
                     let function = FunctionCall { name, arguments: input };
                     tool_calls.push(ToolCall { id: Some(id), function });
@@ -242,25 +248,26 @@ impl MessagesBody {
     }
 
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<ChatRequest, ApiError> {
+    pub(super) fn into_request(
+        self,
+        shared: SharedFields,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<ChatRequest, ApiError> {
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            messages.push(Message::new(Role::System, system.into_text("system")?));
+            messages.push(Message::new(Role::System, system.into_text(Role::System, "system")?));
         }
         for (index, turn) in self.messages.into_iter().enumerate() {
             turn.add_to(&mut messages, index)?;
         }
-        let standard = GenerateOptions::api_defaults();
+        let options = shared.sampling.options()?;
         let (format, effort) =
             self.output_config.map_or((None, None), |config| (config.format, config.effort));
         let options = GenerateOptions {
-            max_tokens: self.max_tokens,
-            temperature: self.temperature.unwrap_or(standard.temperature),
-            top_p: self.top_p.unwrap_or(standard.top_p),
-            top_k: self.top_k.unwrap_or(standard.top_k),
-            stop: self.stop_sequences.unwrap_or_default(),
+            max_tokens: self.max_tokens.or(options.max_tokens),
+            stop: self.stop_sequences.unwrap_or(options.stop),
             grammar: format.map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema)),
-            ..standard
+            ..options
         };
         let mut tools = Vec::new();
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
@@ -269,11 +276,10 @@ impl MessagesBody {
                 None => tools.push(tool.into_tool(index)?),
             }
         }
-        let single =
-            self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
-        let calls = if single { CallLimit::One } else { CallLimit::Any };
+        let is_single = self.tool_choice.as_ref().is_some_and(TurnChoice::disables_parallel_calls);
+        let calls = if is_single { CallLimit::One } else { call_limit(self.parallel_tool_calls) };
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
-        let reasoning = reasoning(self.thinking, effort);
+        let reasoning = shared.reasoning.settings_after(reasoning(self.thinking, effort));
         Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
     }
 }
@@ -314,8 +320,16 @@ impl ToolDefinition {
 }
 
 impl TurnChoice {
+    fn disables_parallel_calls(&self) -> bool {
+        matches!(self, Self::Settings { disable_parallel_tool_use: Some(true), .. })
+    }
+
     fn into_choice(self) -> Result<ToolChoice, ApiError> {
-        match (self.r#type, self.name) {
+        let (choice, name) = match self {
+            Self::Mode(choice) => (choice, None),
+            Self::Settings { r#type, name, .. } => (r#type, name),
+        };
+        match (choice, name) {
             (ChoiceType::Auto, _) => Ok(ToolChoice::Auto),
             (ChoiceType::Any, _) => Ok(ToolChoice::Required),
             (ChoiceType::None, _) => Ok(ToolChoice::None),
@@ -343,7 +357,7 @@ mod tests {
     }
 
     fn request(fields: Value) -> ChatRequest {
-        body(fields).into_request(&mut IgnoredParameters::default()).unwrap()
+        body(fields).into_request(SharedFields::default(), &mut IgnoredParameters::default()).unwrap()
     }
 
     #[test]
@@ -351,10 +365,15 @@ mod tests {
         let own = json!({"type": "custom", "name": "w", "input_schema": {"type": "object"}});
         let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 3});
         let mut ignored = IgnoredParameters::default();
-        let read = body(json!({"tools": [search, own]})).into_request(&mut ignored).unwrap();
+        let read = body(json!({"tools": [search, own]}))
+            .into_request(SharedFields::default(), &mut ignored)
+            .unwrap();
         assert_eq!((read.tools.tools.len(), ignored.names()), (1, &["web_search"][..]));
         let shell = json!({"type": "bash_20250124", "name": "bash"});
-        let refused = body(json!({"tools": [own, shell]})).into_request(&mut ignored).unwrap_err().body();
+        let refused = body(json!({"tools": [own, shell]}))
+            .into_request(SharedFields::default(), &mut ignored)
+            .unwrap_err()
+            .body();
         assert_eq!(refused["error"]["param"], "tools[1]", "{refused}");
     }
 
@@ -414,7 +433,7 @@ mod tests {
         let result = |content: Value| {
             let result = json!({"type": "tool_result", "tool_use_id": "t1", "content": content});
             body(json!({"messages": [{"role": "user", "content": [result]}]}))
-                .into_request(&mut IgnoredParameters::default())
+                .into_request(SharedFields::default(), &mut IgnoredParameters::default())
         };
         let read = result(json!([text, image, document])).unwrap();
         assert_eq!(
@@ -424,6 +443,6 @@ mod tests {
         assert!(result(json!([{"type": "video"}])).is_err());
         // The question itself cannot be answered without its image.
         let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
-        assert!(question.into_request(&mut IgnoredParameters::default()).is_err());
+        assert!(question.into_request(SharedFields::default(), &mut IgnoredParameters::default()).is_err());
     }
 }

@@ -22,7 +22,7 @@ use hyper_util::{
 };
 use tokio::time::Duration;
 
-pub(crate) use state::ConnectionState;
+pub(crate) use state::{ConnectionState, RequestConnection};
 pub(crate) use stream::ClientStream;
 
 use stream::Connection;
@@ -51,7 +51,7 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
     let service = service_fn(move |mut request: Request<Incoming>| {
         // The request begins here, because the client's input may end before the answer is polled for the first time.
         let active = shared.begin(request.version(), !request.body().is_end_stream());
-        request.extensions_mut().insert(shared.clone());
+        request.extensions_mut().insert(active.connection());
         let router = router.clone();
         async move {
             let response = router.call(request).await?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::http::{Extensions, Version};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, watch},
     time::{Duration, Instant, timeout_at},
@@ -37,8 +37,10 @@ struct Phase {
     active: usize,
     /// Time at which the connection ends, unless a request is active.
     deadline: Instant,
-    /// Number of HTTP/2 requests so far.
+    /// Number of requests so far.
     requests: u64,
+    /// Active requests whose bodies have not arrived completely, by their numbers, with the arrival of their heads.
+    arriving: BTreeMap<u64, Instant>,
     /// HTTP/2 answers whose next bytes exist and were not taken, by the numbers of their requests, with the start of the
     /// wait.
     untaken: BTreeMap<u64, Instant>,
@@ -63,6 +65,7 @@ impl ConnectionState {
             active: 0,
             deadline: Instant::now() + limits.head,
             requests: 0,
+            arriving: BTreeMap::new(),
             untaken: BTreeMap::new(),
             blocked: None,
             is_evicted: false,
@@ -75,17 +78,12 @@ impl ConnectionState {
         Self(Arc::new(Shared { limits, stopped, phase: Mutex::new(phase), changed: Notify::new() }))
     }
 
-    /// Returns the state of a request's connection; `None` for a router without a listener, as in tests.
-    pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
-        extensions.get()
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &Limits {
         &self.0.limits
     }
 
     /// Returns at the server's shutdown.
-    pub(crate) async fn stopped(&self) {
+    pub(super) async fn stopped(&self) {
         if self.0.stopped.clone().wait_for(|stopped| *stopped).await.is_err() {
             // The sender was dropped, so no shutdown can be signalled.
             std::future::pending::<()>().await;
@@ -93,23 +91,21 @@ impl ConnectionState {
     }
 
     /// Records a request whose head has arrived, until the returned value is dropped.
-    pub(super) fn begin(&self, version: Version, has_body: bool) -> ActiveRequest {
+    pub(crate) fn begin(&self, version: Version, has_body: bool) -> ActiveRequest {
         let mut phase = self.0.phase.lock();
         phase.active += 1;
         let is_multiplexed = version == Version::HTTP_2;
         phase.is_multiplexed |= is_multiplexed;
-        phase.requests += u64::from(is_multiplexed);
+        phase.requests += 1;
+        let number = phase.requests;
+        if has_body {
+            phase.arriving.insert(number, Instant::now());
+        }
         phase.is_complete = !has_body;
         phase.is_answered = false;
-        let stream = is_multiplexed.then_some(phase.requests);
         drop(phase);
         self.0.changed.notify_one();
-        ActiveRequest { state: self.clone(), stream }
-    }
-
-    /// Records that the body of the current request has arrived completely.
-    pub(crate) fn request_received(&self) {
-        self.0.phase.lock().is_complete = true;
+        ActiveRequest { connection: RequestConnection { state: self.clone(), number }, is_multiplexed }
     }
 
     /// Records that bytes have arrived.
@@ -186,6 +182,14 @@ impl ConnectionState {
         (since.elapsed() >= write / STALL).then_some(since + write)
     }
 
+    /// Returns the arrival of the oldest head if no active request of the connection has arrived completely. Such a
+    /// connection can be evicted if no other can.
+    pub(crate) fn incomplete_since(&self) -> Option<Instant> {
+        let phase = self.0.phase.lock();
+        let is_incomplete = phase.arriving.len() == phase.active;
+        phase.arriving.values().min().copied().filter(|_| is_incomplete)
+    }
+
     /// Returns when the deadline has passed.
     pub(super) async fn expired(&self) {
         loop {
@@ -200,42 +204,82 @@ impl ConnectionState {
     }
 }
 
-/// An active request, from the arrival of its head to the end of its answer.
-pub(super) struct ActiveRequest {
+/// The connection of a request, for the reader of its body.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestConnection {
     state: ConnectionState,
-    /// Number of an HTTP/2 request.
-    stream: Option<u64>,
+    /// Number of the request in its connection.
+    number: u64,
+}
+
+impl RequestConnection {
+    /// Returns the connection of a request; `None` for a router without a listener, as in tests.
+    pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        self.state.limits()
+    }
+
+    /// Returns at the server's shutdown.
+    pub(crate) async fn stopped(&self) {
+        self.state.stopped().await;
+    }
+
+    /// Records that the body has arrived completely.
+    pub(crate) fn request_received(&self) {
+        let mut phase = self.phase();
+        phase.is_complete = true;
+        phase.arriving.remove(&self.number);
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.state.0.phase.lock()
+    }
+}
+
+/// An active request, from the arrival of its head to the end of its answer.
+pub(crate) struct ActiveRequest {
+    connection: RequestConnection,
+    /// True for HTTP/2.
+    is_multiplexed: bool,
 }
 
 impl ActiveRequest {
+    /// Returns the connection for the request's handlers.
+    pub(crate) fn connection(&self) -> RequestConnection {
+        self.connection.clone()
+    }
+
     /// Records that the answer has begun.
     pub(super) fn answer(&self) {
-        self.state.0.phase.lock().is_answered = true;
+        let mut phase = self.connection.phase();
+        phase.is_answered = true;
+        phase.arriving.remove(&self.connection.number);
+        drop(phase);
         self.wait_for_client();
     }
 
     /// Records that the next bytes of an HTTP/2 answer exist. Over HTTP/1, the time limit on writes suffices.
     pub(super) fn wait_for_client(&self) {
-        if let Some(stream) = self.stream {
-            self.state.0.phase.lock().untaken.insert(stream, Instant::now());
+        if self.is_multiplexed {
+            self.connection.phase().untaken.insert(self.connection.number, Instant::now());
         }
     }
 
     /// Records that the client has taken the answer so far.
     pub(super) fn wait_for_answer(&self) {
-        if let Some(stream) = self.stream {
-            self.state.0.phase.lock().untaken.remove(&stream);
-        }
+        self.connection.phase().untaken.remove(&self.connection.number);
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let Shared { limits, phase, changed, .. } = &*self.state.0;
+        let Shared { limits, phase, changed, .. } = &*self.connection.state.0;
         let mut phase = phase.lock();
-        if let Some(stream) = self.stream {
-            phase.untaken.remove(&stream);
-        }
+        phase.untaken.remove(&self.connection.number);
+        phase.arriving.remove(&self.connection.number);
         phase.active -= 1;
         phase.is_quiet = true;
         let left = if phase.is_stopping { FLUSH } else { limits.idle };
@@ -341,7 +385,7 @@ mod tests {
         assert!(!state.is_active());
         let request = state.begin(Version::HTTP_11, true);
         assert!(state.is_active() && !state.is_complete());
-        state.request_received();
+        request.connection().request_received();
         assert!(state.is_complete() && state.is_unanswered());
         request.answer();
         assert!(state.is_active() && !state.is_unanswered());
@@ -349,5 +393,27 @@ mod tests {
         assert!(!state.is_active());
         let _multiplexed = state.begin(Version::HTTP_2, false);
         assert!(!state.is_active());
+    }
+
+    #[test]
+    fn a_connection_is_incomplete_while_all_its_requests_are() {
+        let (state, _stop) = state();
+        assert_eq!(state.incomplete_since(), None);
+        let begun = [true, true].map(|has_body| state.begin(Version::HTTP_2, has_body));
+        assert!(state.incomplete_since().unwrap() <= Instant::now());
+        // A request that has arrived, and one that is refused before it has.
+        let whole = state.begin(Version::HTTP_2, false);
+        assert_eq!(state.incomplete_since(), None);
+        drop(whole);
+        assert!(state.incomplete_since().is_some());
+        begun[0].connection().request_received();
+        assert_eq!(state.incomplete_since(), None);
+        let [first, second] = begun;
+        drop(first);
+        assert!(state.incomplete_since().is_some());
+        second.answer();
+        assert_eq!(state.incomplete_since(), None);
+        drop(second);
+        assert_eq!(state.incomplete_since(), None);
     }
 }

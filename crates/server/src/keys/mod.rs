@@ -20,8 +20,8 @@ use crate::error::ApiError;
 /// The sender of a request.
 #[derive(Clone)]
 pub(crate) enum Caller {
-    /// Any program that can connect, if no key is required.
-    Keyless,
+    /// Any program that can connect, if no key is required; with the role of all such callers.
+    Keyless(KeyRole),
     /// The holder of a key.
     Key(Arc<KeyState>),
     /// Caller without a required key.
@@ -29,10 +29,10 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
-    /// Returns whether the caller may read the metrics of the server.
+    /// Returns whether the caller may read the metrics of the server and unload models.
     pub(crate) fn is_admin(&self) -> bool {
         match self {
-            Self::Keyless => true,
+            Self::Keyless(role) => *role == KeyRole::Admin,
             Self::Key(key) => key.role() == KeyRole::Admin,
             Self::Stranger => false,
         }
@@ -47,7 +47,7 @@ impl Caller {
     pub(crate) fn key_hash(&self) -> Option<KeyHash> {
         match self {
             Self::Key(key) => Some(key.hash()),
-            Self::Keyless | Self::Stranger => None,
+            Self::Keyless(_) | Self::Stranger => None,
         }
     }
 
@@ -74,6 +74,8 @@ pub(crate) enum KeyPolicy {
 pub(crate) struct KeyRing {
     gateway: Gateway,
     policy: KeyPolicy,
+    /// Role of callers without a key, if none is required.
+    keyless: KeyRole,
     /// Downloads and compiles that requests of callers without admin rights may start.
     auto_pull: AutoPull,
     fixed: Vec<Arc<KeyState>>,
@@ -92,6 +94,7 @@ impl KeyRing {
         gateway: Gateway,
         fixed: Vec<ApiKey>,
         policy: KeyPolicy,
+        keyless: KeyRole,
         auto_pull: AutoPull,
     ) -> Result<Self, Error> {
         let stamp = gateway.key_file_stamp();
@@ -101,7 +104,7 @@ impl KeyRing {
         };
         let keys = gateway.keys()?.into_iter().map(state).collect();
         let fixed = fixed.into_iter().map(state).collect();
-        Ok(Self { gateway, policy, auto_pull, fixed, file: Mutex::new(FileKeys { stamp, keys }) })
+        Ok(Self { gateway, policy, keyless, auto_pull, fixed, file: Mutex::new(FileKeys { stamp, keys }) })
     }
 
     /// Returns the sender of a request.
@@ -125,8 +128,8 @@ impl KeyRing {
             }
         }
         match self.policy {
-            KeyPolicy::Never => Ok(Caller::Keyless),
-            KeyPolicy::IfAny if keys.is_empty() => Ok(Caller::Keyless),
+            KeyPolicy::Never => Ok(Caller::Keyless(self.keyless)),
+            KeyPolicy::IfAny if keys.is_empty() => Ok(Caller::Keyless(self.keyless)),
             KeyPolicy::Always | KeyPolicy::IfAny if has_secret => {
                 Err(ApiError::unauthorized("the API key is not known; `narthex key add NAME` creates one"))
             }
@@ -138,7 +141,7 @@ impl KeyRing {
     pub(crate) fn gateway(&self, caller: &Caller) -> Gateway {
         let rights = match caller {
             Caller::Key(key) => key.rights(),
-            Caller::Keyless => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
+            Caller::Keyless(_) => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
             Caller::Stranger => Arc::new(Rights { auto_pull: AutoPull::Never, ..Rights::default() }),
         };
         self.gateway.with_rights(rights)

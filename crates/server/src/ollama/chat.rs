@@ -4,9 +4,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{
-    ChatRequest, FunctionCall, Message, ReasoningSettings, Role, ToolCall, ToolSettings,
-};
+use narthex_gateway::request::{ChatRequest, FunctionCall, Message, ReasoningSettings, Role, ToolCall};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -23,22 +21,12 @@ use crate::{
     error::ApiError,
     ignored::IgnoredParameters,
     loading,
-    openai::tools::WireTool,
+    openai::{shared_fields::ConversationBody, tools::ToolOptions},
 };
 
-/// Names of the fields.
-const FIELDS: &[&str] = &[
-    "model",
-    "messages",
-    "stream",
-    "tools",
-    "format",
-    "options",
-    "keep_alive",
-    "logprobs",
-    "top_logprobs",
-    "think",
-];
+/// Fields of [`OllamaBody`].
+const FIELDS: &[&str] =
+    &["model", "messages", "stream", "format", "options", "keep_alive", "logprobs", "top_logprobs", "think"];
 
 /// Body of the request.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -47,7 +35,6 @@ pub(crate) struct OllamaBody {
     #[serde(default)]
     messages: Vec<OllamaMessage>,
     stream: Option<bool>,
-    tools: Option<Vec<WireTool>>,
     format: Option<Value>,
     options: Option<Map<String, Value>>,
     keep_alive: Option<Value>,
@@ -85,22 +72,21 @@ pub(crate) struct ParsedOllamaChat {
 }
 
 impl FromBody for ParsedOllamaChat {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: OllamaBody = body::read_body(body, &[FIELDS])?;
-        let mut ignored = IgnoredParameters::default();
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let tools = body::read_fields::<ToolOptions>(bytes)?.settings()?;
+        let ConversationBody { own: body, shared, mut ignored } =
+            ConversationBody::<OllamaBody>::read(bytes, &[FIELDS, ToolOptions::FIELDS], &[])?;
         let OllamaBody { options, format, logprobs, top_logprobs, .. } = body;
         let unloads = body.messages.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(&mut ignored)?;
-        let tools = body.tools.unwrap_or_default().into_iter().enumerate();
-        let tools = tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+        let options = fields.read(shared.sampling, &mut ignored)?;
         let messages = body.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
-        let tools = ToolSettings { tools, ..ToolSettings::default() };
-        let of_reasoning = Think::name(body.think);
+        let of_reasoning = Think::name(body.think).into_iter().chain(shared.reasoning.given()).collect();
         let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+        let reasoning = shared.reasoning.settings_after(reasoning);
         let request = ChatRequest { messages, tools, reasoning, options };
         let (model, is_streamed) = (body.model, body.stream != Some(false));
         let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };

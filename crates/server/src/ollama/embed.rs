@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::nanoseconds;
 use crate::{
     app::App,
-    blocking::run_cancellable,
-    body::{self, Body, FromBody},
+    blocking::run_encoder,
+    body::{Body, FromBody},
     budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
-    hints::{self, Hints},
+    hints,
     ignored::IgnoredParameters,
-    openai::prompts::Prompts,
+    openai::{embeddings::embeddings_memory, prompts::Prompts},
 };
 
 /// Maximum number of inputs in one request.
@@ -33,10 +33,10 @@ pub(crate) struct ParsedEmbed<T> {
 }
 
 impl<T: DeserializeOwned> ParsedEmbed<T> {
-    /// Reads a body with these fields. `options` applies to generation and to Ollama's own runtime, so it is a hint.
+    /// Reads a body with these fields.
     fn read(bytes: &[u8], fields: &[&str]) -> Result<Self, ApiError> {
-        let body = body::read_body(bytes, &[fields, hints::OF_EMBEDDINGS])?;
-        Ok(Self { body, ignored: Hints::read(bytes, &[hints::OF_EMBEDDINGS])? })
+        let (body, ignored) = hints::read_body(bytes, &[fields], hints::OF_EMBEDDINGS)?;
+        Ok(Self { body, ignored })
     }
 }
 
@@ -132,8 +132,9 @@ async fn vectors(
     request: EmbedRequest,
     held: Reservation,
 ) -> Result<Embeddings, ApiError> {
+    let answer_bytes = embeddings_memory(&request);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
-    let found = run_cancellable(app, model, held, call).await?;
+    let found = run_encoder(app, model, held.into(), answer_bytes, call).await?;
     app.meter.tokens(found.prompt_tokens);
     Ok(found)
 }

@@ -19,12 +19,13 @@ use super::{
 };
 use crate::{
     app::App,
-    body::{self, Body, FromBody},
+    body::{Body, FromBody},
     conversation::{self, Conversation, Delivery},
     error::ApiError,
     events,
     ignored::IgnoredParameters,
     loading,
+    openai::shared_fields::ConversationBody,
 };
 
 /// Names of the fields.
@@ -82,15 +83,20 @@ enum GenerateWork {
 }
 
 impl FromBody for ParsedGenerate {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body: GenerateBody = body::read_body(body, &[FIELDS])?;
-        let mut ignored = IgnoredParameters::default();
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        let ConversationBody { own: body, shared, mut ignored } =
+            ConversationBody::<GenerateBody>::read(bytes, &[FIELDS], &[])?;
         let GenerateBody { options, format, logprobs, top_logprobs, .. } = body;
         let unloads = body.prompt.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(&mut ignored)?;
-        let of_reasoning = Think::name(body.think);
+        let options = fields.read(shared.sampling, &mut ignored)?;
+        let mut of_reasoning = Think::name(body.think);
+        if body.raw == Some(true) {
+            // A continuation has no chat template and does not reason.
+            ignored.extend(of_reasoning.drain(..).chain(shared.reasoning.given_without_template()));
+        }
+        of_reasoning.extend(shared.reasoning.given());
         let work = if unloads {
             GenerateWork::Unload
         } else if body.prompt.is_empty() {
@@ -104,6 +110,7 @@ impl FromBody for ParsedGenerate {
             let messages = system.into_iter().chain([Message::new(Role::User, body.prompt)]).collect();
             let tools = ToolSettings::default();
             let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+            let reasoning = shared.reasoning.settings_after(reasoning);
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
         };
         Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored, of_reasoning })
@@ -116,7 +123,7 @@ impl FromBody for ParsedGenerate {
 
 /// Handles a request. Without a prompt it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
-    let Body(ParsedGenerate { model, is_streamed, work, mut ignored, of_reasoning }, held) = body;
+    let Body(ParsedGenerate { model, is_streamed, work, ignored, of_reasoning }, held) = body;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     match work {
         GenerateWork::Load => {
@@ -132,8 +139,6 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
             conversation::answer(&app, conversation, held, form).await
         }
         GenerateWork::Continue(request) => {
-            // A continuation does not reason.
-            ignored.extend(of_reasoning);
             let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
             let events = events::start(&app, &model, held, call).await?;
             let delivery = Delivery { n: 1, is_streamed };

@@ -6,7 +6,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    error::ApiError, ignored::IgnoredParameters, openai::reasoning::Effort, text_or_list::TextOrList,
+    error::ApiError,
+    hints,
+    ignored::IgnoredParameters,
+    openai::{options::Sampling, reasoning::Effort},
 };
 
 /// `think`: a switch or a level.
@@ -35,36 +38,8 @@ impl Think {
     }
 }
 
-/// Options with an effect on the answer.
-#[derive(Debug, Default, Deserialize)]
-struct AnswerOptions {
-    num_predict: Option<i64>,
-    temperature: Option<f32>,
-    top_k: Option<i64>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    typical_p: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<TextOrList<String>>,
-    repeat_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-}
-
-/// Names of these options.
-const ANSWER: &[&str] = &[
-    "num_predict",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "seed",
-    "stop",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-];
+/// Ollama's name of the maximum number of tokens.
+const NUM_PREDICT: &str = "num_predict";
 
 /// Options of Ollama's own runtime. They are ignored in favour of the server's settings.
 const RUNTIME: &[&str] = &[
@@ -89,9 +64,6 @@ const RUNTIME: &[&str] = &[
     "draft_num_predict",
 ];
 
-/// Options that are ignored if they have this value, which has no effect.
-const NEUTRAL: &[(&str, f64)] = &[("mirostat", 0.0), ("tfs_z", 1.0)];
-
 /// Returns true if `keep_alive` asks to unload the model at once.
 pub(super) fn is_zero(keep_alive: Option<&Value>) -> bool {
     match keep_alive {
@@ -111,65 +83,43 @@ pub(super) struct AnswerFields {
 }
 
 impl AnswerFields {
-    /// Returns the options of the answer, and adds ignored fields to `ignored`.
+    /// Returns the options of the answer, and adds ignored fields to `ignored`. `sampling` has the parameters
+    /// outside of `options`, which take precedence.
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for options that Narthex does not support.
-    pub(super) fn read(self, ignored: &mut IgnoredParameters) -> Result<GenerateOptions, ApiError> {
+    pub(super) fn read(
+        self,
+        sampling: Sampling,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<GenerateOptions, ApiError> {
         if self.keep_alive.is_some() {
             ignored.push("keep_alive");
         }
-        let options = read(self.options, ignored)?;
+        let options = read(self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
         Ok(GenerateOptions { grammar: grammar(self.format)?, logprobs, ..options })
     }
 }
 
-/// Parses the `options` object of a request.
-fn read(
-    options: Option<Map<String, Value>>,
-    ignored: &mut IgnoredParameters,
-) -> Result<GenerateOptions, ApiError> {
+/// Parses the `options` object of a request: the parameters of the text in every protocol, and those of Ollama.
+fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) -> Result<Sampling, ApiError> {
     let mut answer = options.unwrap_or_default();
     answer.retain(|_, value| !value.is_null());
     for (name, value) in &answer {
-        let neutral = NEUTRAL.iter().find(|(known, _)| known == name);
-        if let Some(known) = RUNTIME.iter().find(|known| *known == name) {
-            ignored.push(known);
-        } else if let Some((known, _)) = neutral.filter(|(_, neutral)| value.as_f64() == Some(*neutral)) {
-            ignored.push(known);
-        } else if !ANSWER.contains(&name.as_str()) {
-            return Err(ApiError::unsupported(&format!("options.{name}")));
+        if name == NUM_PREDICT || Sampling::FIELDS.contains(&name.as_str()) {
+            continue;
+        }
+        let runtime = RUNTIME.iter().find(|known| *known == name).copied();
+        match runtime.or_else(|| hints::without_effect(name, value)) {
+            Some(known) => ignored.push(known),
+            None => return Err(ApiError::unsupported(&format!("options.{name}"))),
         }
     }
-    let options: AnswerOptions =
-        serde_path_to_error::deserialize(Value::Object(answer)).map_err(|error| {
-            let path = format!("options.{}", error.path());
-            ApiError::bad_request(path.clone(), format!("{path}: {}", error.inner()))
-        })?;
-    Ok(options.into_gateway())
-}
-
-impl AnswerOptions {
-    fn into_gateway(self) -> GenerateOptions {
-        let standard = GenerateOptions::api_defaults();
-        // A negative number means no limit.
-        let count = |value: Option<i64>| value.and_then(|value| usize::try_from(value).ok());
-        GenerateOptions {
-            max_tokens: count(self.num_predict),
-            temperature: self.temperature.unwrap_or(standard.temperature),
-            top_k: count(self.top_k).unwrap_or(standard.top_k),
-            top_p: self.top_p.unwrap_or(standard.top_p),
-            min_p: self.min_p.unwrap_or(standard.min_p),
-            typical_p: self.typical_p.unwrap_or(standard.typical_p),
-            seed: self.seed.map(|seed| seed as u64),
-            stop: self.stop.map(TextOrList::into_texts).unwrap_or_default(),
-            repetition_penalty: self.repeat_penalty.unwrap_or(standard.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
-            ..standard
-        }
-    }
+    serde_path_to_error::deserialize(Value::Object(answer)).map_err(|error| {
+        let path = format!("options.{}", error.path());
+        ApiError::bad_request(path.clone(), format!("{path}: {}", error.inner()))
+    })
 }
 
 /// Returns the grammar of `format`.
@@ -214,15 +164,20 @@ mod tests {
             super::read(Some(options), &mut ignored).map(|options| (options, ignored))
         };
         let (options, ignored) = read(json!({
-            "num_predict": -1, "top_k": 40, "stop": "a", "num_ctx": 4096, "mirostat": 0, "num_gpu": null,
+            "num_predict": 7, "top_k": 40, "stop": "a", "num_ctx": 4096, "mirostat": 0, "num_gpu": null,
         }))
         .unwrap();
-        assert_eq!((options.max_tokens, options.top_k, options.stop), (None, 40, vec!["a".to_owned()]));
+        // Options take precedence over parameters outside of them.
+        let outside = json!({"n_predict": 9, "top_k": 1, "min_p": 0.5});
+        let options = options.or(serde_json::from_value(outside).unwrap()).options().unwrap();
+        assert_eq!((options.max_tokens, options.top_k, options.min_p), (Some(7), 40, 0.5));
+        assert_eq!(options.stop, ["a"]);
         let mut expect = IgnoredParameters::default();
         ["num_ctx", "mirostat"].into_iter().for_each(|name| expect.push(name));
         assert_eq!(ignored, expect);
         for (options, param) in [
             (json!({"temperature": "hot"}), "options.temperature"),
+            (json!({"num_predict": 1.5}), "options.num_predict"),
             (json!({"mirostat": 2}), "options.mirostat"),
             (json!({"temprature": 1}), "options.temprature"),
         ] {

@@ -8,15 +8,15 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{PromptUsage, read_body, usage_of_prompt};
+use super::{PromptUsage, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::{WholeText, run_tokenising},
+    blocking::{WholeText, run_encoder},
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    hints::Hints,
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
 };
 
 /// Type of the objects that this endpoint returns.
@@ -43,8 +43,7 @@ pub(crate) struct ParsedAnswer {
 
 impl FromBody for ParsedAnswer {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let body: AnswerBody = read_body(bytes, &[FIELDS])?;
-        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
+        let (body, ignored) = hints::read_body::<AnswerBody>(bytes, &[FIELDS], &[])?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);
@@ -94,7 +93,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Respons
     let Body(ParsedAnswer { model, request, ignored }, held) = body;
     let text = WholeText { body: held, length: request.context.len() };
     let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
-    let found = run_tokenising(&app, &model, text, call).await?;
+    let found = run_encoder(&app, &model, text, |_| 0, call).await?;
     app.meter.tokens(found.prompt_tokens);
     let body = QuestionAnswers {
         object: OBJECT,

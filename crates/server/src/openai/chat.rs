@@ -3,7 +3,7 @@
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
-    request::{CallLimit, ChatRequest, GenerateOptions, Grammar, ToolChoice, ToolSettings},
+    request::{ChatRequest, GenerateOptions, Grammar},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,12 +12,11 @@ use super::{
     CompletionHeader,
     chat_answer::{ChatCompletion, ChatDelta},
     messages::WireMessage,
-    options::{Sampling, StreamOptions},
-    read_body,
-    reasoning::ReasoningOptions,
+    options::{ChoiceOptions, StreamOptions},
     response_format::ResponseFormat,
+    shared_fields::{ConversationBody, SharedFields},
     stream::ChunkEncoder,
-    tools::{WireTool, WireToolChoice},
+    tools::ToolOptions,
 };
 use crate::{
     app::App,
@@ -26,26 +25,14 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events,
-    hints::{self, Hints},
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    ignored::IgnoredParameters,
     reply::collect,
     sse,
 };
 
-/// Fields of a body in addition to [`Sampling::FIELDS`].
-const FIELDS: &[&str] = &[
-    "model",
-    "messages",
-    "logprobs",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "grammar",
-    "regex",
-    "modalities",
-];
+/// Fields of [`ChatBody`].
+const FIELDS: &[&str] =
+    &["model", "messages", "logprobs", "top_logprobs", "response_format", "grammar", "regex", "modalities"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ChatBody {
@@ -54,10 +41,7 @@ pub(crate) struct ChatBody {
     logprobs: Option<bool>,
     #[schemars(range(max = 20))]
     top_logprobs: Option<usize>,
-    tools: Option<Vec<WireTool>>,
-    tool_choice: Option<WireToolChoice>,
-    parallel_tool_calls: Option<bool>,
-    #[serde(default, deserialize_with = "ResponseFormat::read")]
+    #[serde(default, deserialize_with = "body::filled")]
     response_format: Option<ResponseFormat>,
     grammar: Option<String>,
     regex: Option<String>,
@@ -86,16 +70,6 @@ impl ChatBody {
         }
     }
 
-    fn tools(&mut self) -> Result<ToolSettings, ApiError> {
-        let tools = self.tools.take().unwrap_or_default().into_iter().enumerate();
-        let calls = if self.parallel_tool_calls == Some(false) { CallLimit::One } else { CallLimit::Any };
-        Ok(ToolSettings {
-            tools: tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?,
-            choice: self.tool_choice.take().map_or(ToolChoice::Auto, WireToolChoice::into_choice),
-            calls,
-        })
-    }
-
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Ok(Some(top.unwrap_or(0))),
@@ -120,22 +94,22 @@ pub(crate) struct ParsedChat {
 
 impl FromBody for ParsedChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut chat: ChatBody =
-            read_body(body, &[FIELDS, Sampling::FIELDS, ReasoningOptions::FIELDS, hints::OF_GENERATION])?;
-        let sampling: Sampling = body::read_fields(body)?;
-        let ignored = Hints::read(body, &[CALLER_FIELDS, hints::OF_GENERATION])?;
-        let reasoning: ReasoningOptions = body::read_fields(body)?;
+        let fields = [FIELDS, ChoiceOptions::FIELDS, ToolOptions::FIELDS];
+        let ConversationBody { own: mut chat, shared, ignored } =
+            ConversationBody::<ChatBody>::read(body, &fields, &[])?;
+        let choices: ChoiceOptions = body::read_fields(body)?;
+        let tools = body::read_fields::<ToolOptions>(body)?.settings()?;
+        let SharedFields { sampling, reasoning } = shared;
         let of_reasoning = reasoning.given();
         chat.check()?;
-        let options = sampling.options(chat.top_logprobs()?)?;
-        let options = GenerateOptions { grammar: chat.grammar()?, ..options };
-        let tools = chat.tools()?;
+        let (grammar, logprobs) = (chat.grammar()?, chat.top_logprobs()?);
+        let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = chat.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         Ok(Self {
             request: ChatRequest { messages, tools, reasoning: reasoning.settings(), options },
-            streaming: sampling.streaming(),
+            streaming: choices.streaming(),
             with_logprobs: chat.logprobs.unwrap_or(false),
             model: chat.model,
             ignored,
@@ -155,9 +129,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let header = CompletionHeader::new("chatcmpl", model.clone());
     let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
     let events = events::start(&app, &model, held, call).await?;
-    if !events.reasons() {
-        ignored.extend(of_reasoning);
-    }
+    conversation::ignore_reasoning(&app, &events, of_reasoning, &mut ignored)?;
     if let Some(options) = streaming {
         let encoder = ChunkEncoder::<ChatDelta>::new(header, options, n, events.ran_on().device);
         return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));

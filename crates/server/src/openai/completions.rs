@@ -11,9 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     CompletionHeader, CompletionUsage, WireFinishReason,
     logprobs::TextLogprobs,
-    options::{Sampling, StreamOptions},
+    options::{ChoiceOptions, Sampling, StreamOptions},
     prompts::Prompts,
-    read_body,
     stream::{ChunkChoice, ChunkEncoder},
 };
 use crate::{
@@ -22,8 +21,8 @@ use crate::{
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
-    hints::{self, Hints},
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
     reply::{Choice, collect},
     sse,
     timings::Timings,
@@ -41,7 +40,7 @@ const DEFAULT_TOKENS: usize = 16;
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
 
-/// Fields of a body in addition to [`Sampling::FIELDS`].
+/// Fields of [`CompletionBody`].
 const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -68,8 +67,9 @@ impl FromBody for ParsedCompletion {
     const TOKENS: Option<&'static str> = Some("prompt");
 
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::OF_GENERATION])?;
-        let ignored = Hints::read(body, &[CALLER_FIELDS, hints::OF_GENERATION])?;
+        let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS];
+        let (request, ignored) = hints::read_body::<CompletionBody>(body, &fields, &[])?;
+        let choices: ChoiceOptions = body::read_fields(body)?;
         let sampling: Sampling = body::read_fields(body)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
@@ -77,9 +77,10 @@ impl FromBody for ParsedCompletion {
                 format!("logprobs: expected at most {MAX_LOGPROBS}"),
             ));
         }
-        let mut options = sampling.options(request.logprobs)?;
+        let mut options =
+            GenerateOptions { n: choices.n(), logprobs: request.logprobs, ..sampling.options()? };
         options.max_tokens.get_or_insert(DEFAULT_TOKENS);
-        let streaming = sampling.streaming();
+        let streaming = choices.streaming();
         let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
         let prompts = request.prompt.0;
         if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {

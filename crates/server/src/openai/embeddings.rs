@@ -9,15 +9,15 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{PromptUsage, prompts::Prompts, read_body, usage_of_prompt};
+use super::{PromptUsage, prompts::Prompts, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_cancellable,
+    blocking::run_encoder,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    hints::Hints,
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
 };
 
 /// Maximum number of inputs in one request.
@@ -73,8 +73,7 @@ impl FromBody for ParsedEmbeddings {
     const TOKENS: Option<&'static str> = Some("input");
 
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let body: EmbeddingsBody = read_body(bytes, &[FIELDS])?;
-        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
+        let (body, ignored) = hints::read_body::<EmbeddingsBody>(bytes, &[FIELDS], &[])?;
         let truncate = body.truncate.map(|truncate| match truncate {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),
@@ -121,8 +120,9 @@ enum EmbeddingVector {
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
     let Body(ParsedEmbeddings { model, mut request, truncate, format, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
+    let answer_bytes = embeddings_memory(&request);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
-    let answer = run_cancellable(&app, &model, held, call).await?;
+    let answer = run_encoder(&app, &model, held.into(), answer_bytes, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let data = answer.vectors.into_iter().enumerate();
     let data = data.map(|(index, vector)| EmbeddingObject {
@@ -133,6 +133,20 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     let usage = usage_of_prompt(answer.prompt_tokens);
     let body = EmbeddingList { object: "list", data: data.collect(), model, usage };
     Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
+}
+
+/// Maximum memory of an element of a vector in an answer: the number, and a buffer with its JSON that doubles when it is
+/// full.
+const ELEMENT_BYTES: usize = 32;
+
+/// Returns a function for the maximum memory of the answer to a request.
+pub(crate) fn embeddings_memory(request: &EmbedRequest) -> impl FnOnce(&ReadyModel) -> usize + use<> {
+    let (inputs, dimensions) = (request.inputs.len(), request.dimensions);
+    move |model| {
+        let width = model.embedding_width().unwrap_or(0);
+        let width = dimensions.map_or(width, |dimensions| dimensions.min(width));
+        inputs.saturating_mul(width).saturating_mul(ELEMENT_BYTES)
+    }
 }
 
 fn encode(vector: Vec<f32>, format: Format) -> EmbeddingVector {

@@ -8,15 +8,15 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{PromptUsage, read_body, usage_of_prompt};
+use super::{PromptUsage, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_cancellable,
+    blocking::run_encoder,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    hints::Hints,
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
 };
 
 /// Type of the objects that this endpoint returns.
@@ -67,8 +67,7 @@ pub(crate) struct ParsedFill {
 
 impl FromBody for ParsedFill {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let body: FillBody = read_body(bytes, &[FIELDS])?;
-        let ignored = Hints::read(bytes, &[CALLER_FIELDS])?;
+        let (body, ignored) = hints::read_body::<FillBody>(bytes, &[FIELDS], &[])?;
         Ok(Self { model: body.model.clone(), request: body.into_request()?, ignored })
     }
 
@@ -142,6 +141,6 @@ pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response,
             Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
         }
     };
-    let (ran_on, body) = run_cancellable(&app, &model, held, call).await?;
+    let (ran_on, body) = run_encoder(&app, &model, held.into(), |_| 0, call).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(body))))
 }

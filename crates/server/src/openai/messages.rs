@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    conversation::stable_text,
     error::ApiError,
     outline::json_or_text,
     text_or_list::{ListElement, TextOrList},
@@ -68,13 +69,16 @@ impl ListElement for Part {
 }
 
 impl Content {
-    /// Returns the text. `path` is the path of the content for errors.
-    pub(crate) fn into_text(self, path: &str) -> Result<String, ApiError> {
+    /// Returns the text of a message of this role. `path` is the path of the content for errors.
+    pub(crate) fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
         match self {
             Self::Text(text) => Ok(text),
             Self::List(parts) => {
-                let parts = parts.into_iter().enumerate();
-                parts.map(|(index, part)| part.into_text(&format!("{path}[{index}]"))).collect()
+                let texts = parts.into_iter().enumerate().filter_map(|(index, part)| {
+                    let text = part.into_text(&format!("{path}[{index}]"));
+                    text.map(|text| stable_text(role, text)).transpose()
+                });
+                texts.collect()
             }
         }
     }
@@ -135,7 +139,7 @@ impl WireMessage {
     pub(crate) fn into_message(self, index: usize) -> Result<Message, ApiError> {
         let content = match self.content {
             None => self.refusal.unwrap_or_default(),
-            Some(content) => content.into_text(&format!("messages[{index}].content"))?,
+            Some(content) => content.into_text(self.role.into(), &format!("messages[{index}].content"))?,
         };
         let calls = self.tool_calls.unwrap_or_default().into_iter();
         let calls = calls.map(|call| call.function.into_call(call.id));
@@ -169,6 +173,8 @@ mod tests {
         let parts = json!([{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]);
         assert_eq!(message(json!({"role": "user", "content": parts})).unwrap().content, "ab");
         assert_eq!(message(json!({"role": "assistant", "refusal": "no"})).unwrap().content, "no");
+        let parts = json!([{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "a"}]);
+        assert_eq!(message(json!({"role": "system", "content": parts})).unwrap().content, "a");
         let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
     }

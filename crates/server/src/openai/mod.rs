@@ -19,6 +19,7 @@ pub(crate) mod reasoning;
 pub(crate) mod rerank;
 pub(crate) mod response_format;
 pub(crate) mod responses;
+pub(crate) mod shared_fields;
 pub(crate) mod stream;
 pub(crate) mod token_endpoints;
 pub(crate) mod tools;

@@ -1,8 +1,8 @@
-//! Sampling parameters of chat and text completions.
+//! Parameters of the endpoints that generate text.
 
 use std::collections::BTreeMap;
 
-use narthex_gateway::request::{GenerateOptions, StopTokens};
+use narthex_gateway::request::{GenerateOptions, SpecialTokens, StopTokens};
 use narthex_spec::Speculation;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,11 +16,36 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-/// Parameters of both endpoints.
+/// Choices of chat and text completions, and their stream.
 #[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct ChoiceOptions {
+    #[schemars(range(min = 1, max = 128))]
+    n: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+}
+
+impl ChoiceOptions {
+    /// Names of the fields.
+    pub(crate) const FIELDS: &[&str] = &["n", "stream", "stream_options"];
+
+    /// Returns the number of choices.
+    pub(crate) fn n(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    /// Returns the options of the stream if the answer is streamed.
+    pub(crate) fn streaming(&self) -> Option<StreamOptions> {
+        self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
+    }
+}
+
+/// Parameters of the text in every protocol.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct Sampling {
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
+    #[serde(alias = "num_predict")]
     n_predict: Option<i64>,
     ignore_eos: Option<bool>,
     #[schemars(range(min = 0.0, max = 2.0))]
@@ -45,10 +70,7 @@ pub(crate) struct Sampling {
     seed: Option<i64>,
     draft: Option<bool>,
     stop: Option<TextOrList<String>>,
-    #[schemars(range(min = 1, max = 128))]
-    n: Option<usize>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
+    skip_special_tokens: Option<bool>,
 }
 
 impl Sampling {
@@ -73,14 +95,31 @@ impl Sampling {
         "seed",
         "draft",
         "stop",
-        "n",
-        "stream",
-        "stream_options",
+        "skip_special_tokens",
     ];
 
-    /// Returns the options of the stream if the answer is streamed.
-    pub(crate) fn streaming(&self) -> Option<StreamOptions> {
-        self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
+    /// Returns these parameters, and others where they are absent.
+    pub(crate) fn or(self, others: Self) -> Self {
+        Self {
+            max_tokens: self.max_tokens.or(others.max_tokens),
+            max_completion_tokens: self.max_completion_tokens.or(others.max_completion_tokens),
+            n_predict: self.n_predict.or(others.n_predict),
+            ignore_eos: self.ignore_eos.or(others.ignore_eos),
+            temperature: self.temperature.or(others.temperature),
+            top_p: self.top_p.or(others.top_p),
+            top_k: self.top_k.or(others.top_k),
+            min_p: self.min_p.or(others.min_p),
+            typical_p: self.typical_p.or(others.typical_p),
+            min_tokens: self.min_tokens.or(others.min_tokens),
+            repetition_penalty: self.repetition_penalty.or(others.repetition_penalty),
+            presence_penalty: self.presence_penalty.or(others.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(others.frequency_penalty),
+            logit_bias: self.logit_bias.or(others.logit_bias),
+            seed: self.seed.or(others.seed),
+            draft: self.draft.or(others.draft),
+            stop: self.stop.or(others.stop),
+            skip_special_tokens: self.skip_special_tokens.or(others.skip_special_tokens),
+        }
     }
 
     /// Returns the maximum number of tokens. -1, which llama.cpp's clients send, means no limit.
@@ -89,8 +128,8 @@ impl Sampling {
         self.max_completion_tokens.or(self.max_tokens).or(predicted)
     }
 
-    /// Returns the gateway's options. The gateway checks their ranges.
-    pub(crate) fn options(&self, logprobs: Option<usize>) -> Result<GenerateOptions, ApiError> {
+    /// Returns the gateway's options for one choice. The gateway checks their ranges.
+    pub(crate) fn options(&self) -> Result<GenerateOptions, ApiError> {
         let standard = GenerateOptions::api_defaults();
         Ok(GenerateOptions {
             max_tokens: self.max_tokens(),
@@ -108,11 +147,13 @@ impl Sampling {
             // Negative seeds are valid; the bits are used.
             seed: self.seed.map(|seed| seed as u64),
             stop: self.stop.clone().map(TextOrList::into_texts).unwrap_or_default(),
-            n: self.n.unwrap_or(1),
-            logprobs,
-            grammar: None,
             speculation: if self.draft == Some(false) { Speculation::Off } else { Speculation::Auto },
             stop_tokens: if self.ignore_eos == Some(true) { StopTokens::Never } else { StopTokens::End },
+            special_tokens: match self.skip_special_tokens {
+                Some(false) => SpecialTokens::Show,
+                Some(true) | None => SpecialTokens::Skip,
+            },
+            ..standard
         })
     }
 

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Parameters of reasoning in OpenAI's API and in the APIs of other local servers.
+/// Parameters of reasoning and of the chat template in OpenAI's API and in the APIs of other local servers.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct ReasoningOptions {
     reasoning_effort: Option<Effort>,
@@ -13,6 +13,8 @@ pub(crate) struct ReasoningOptions {
     #[serde(alias = "thinking_token_budget", alias = "reasoning_budget")]
     thinking_budget: Option<i64>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// `false`: the prompt ends with the last message, without the start of the answer.
+    add_generation_prompt: Option<bool>,
 }
 
 /// `reasoning_effort`.
@@ -57,6 +59,7 @@ impl ReasoningOptions {
         "thinking_token_budget",
         "reasoning_budget",
         "chat_template_kwargs",
+        "add_generation_prompt",
     ];
 
     /// Returns the names of the given parameters, which have no effect on a model that does not reason.
@@ -67,6 +70,26 @@ impl ReasoningOptions {
             ("thinking_budget", self.thinking_budget.is_some()),
         ];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
+    }
+
+    /// Returns the names of the given parameters, which have no effect on a text without a chat template.
+    pub(crate) fn given_without_template(&self) -> Vec<&'static str> {
+        let mut names = self.given();
+        let has_variables = self.chat_template_kwargs.as_ref().is_some_and(|variables| !variables.is_empty());
+        names.extend(has_variables.then_some("chat_template_kwargs"));
+        names.extend(self.add_generation_prompt.map(|_| "add_generation_prompt"));
+        names
+    }
+
+    /// Returns the gateway's settings. Those of the protocol's own parameters take precedence.
+    pub(crate) fn settings_after(self, own: ReasoningSettings) -> ReasoningSettings {
+        let mut settings = self.settings();
+        settings.variables.extend(own.variables);
+        settings.budget = own.budget.or(settings.budget);
+        if own.thinking != Thinking::Template {
+            settings.thinking = own.thinking;
+        }
+        settings
     }
 
     /// Returns the gateway's settings. A switch of the template takes precedence over the effort. A budget of -1 means
@@ -84,6 +107,9 @@ impl ReasoningOptions {
             None => {}
         }
         settings.variables.extend(variables);
+        if let Some(adds) = self.add_generation_prompt {
+            settings.variables.insert("add_generation_prompt".to_owned(), adds.into());
+        }
         settings
     }
 }
@@ -105,6 +131,13 @@ mod tests {
         check(json!({"reasoning_budget": -1}), Thinking::Template, None);
         check(json!({"chat_template_kwargs": {"enable_thinking": false}}), Thinking::Off, None);
         check(json!({"enable_thinking": true, "thinking_token_budget": 3}), Thinking::On, Some(3));
+        let read = |body: Value| serde_json::from_value::<ReasoningOptions>(body).unwrap();
+        let shared = json!({"reasoning_effort": "low", "add_generation_prompt": false});
+        let settings = read(shared.clone()).settings_after(Effort::None.settings());
+        assert_eq!((settings.thinking, settings.budget), (Thinking::Off, Some(0)));
+        let settings = read(shared).settings_after(ReasoningSettings::default());
+        assert_eq!((settings.thinking, settings.budget), (Thinking::On, Some(1024)));
+        assert_eq!(settings.variables["add_generation_prompt"], false);
         let settings = Effort::High.settings();
         assert_eq!(settings.variables["reasoning_effort"], "high");
         assert!(serde_json::from_value::<ReasoningOptions>(json!({"reasoning_effort": "much"})).is_err());

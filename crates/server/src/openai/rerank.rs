@@ -13,15 +13,15 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{PromptUsage, new_id, read_body, usage_of_prompt};
+use super::{PromptUsage, new_id, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_cancellable,
+    blocking::run_encoder,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    hints::Hints,
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
 };
 
 /// Fields of a body.
@@ -95,7 +95,7 @@ pub(crate) struct ParsedRerank {
 
 impl FromBody for ParsedRerank {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let body: RerankBody = read_body(bytes, &[FIELDS])?;
+        let (body, ignored) = hints::read_body::<RerankBody>(bytes, &[FIELDS], &[])?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),
@@ -103,13 +103,7 @@ impl FromBody for ParsedRerank {
             overlong: InputOverflow::Refuse,
         };
         let RerankBody { model, truncate, return_documents, .. } = body;
-        Ok(Self {
-            model,
-            request,
-            truncate,
-            return_documents,
-            ignored: Hints::read(bytes, &[CALLER_FIELDS])?,
-        })
+        Ok(Self { model, request, truncate, return_documents, ignored })
     }
 
     fn ignored(&self) -> Option<&IgnoredParameters> {
@@ -141,13 +135,22 @@ struct RankedDocument {
     text: String,
 }
 
+/// Number of times that a document is held while it is returned: in the request, in the answer, and as JSON in a buffer
+/// that doubles when it is full.
+const DOCUMENT_COPIES: usize = 4;
+
+fn length(documents: &[String]) -> usize {
+    documents.iter().map(String::len).sum()
+}
+
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
     let Body(ParsedRerank { model, mut request, truncate, return_documents, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
+    let answer_bytes = if return_documents { DOCUMENT_COPIES * length(&request.documents) } else { 0 };
     let call =
         move |model: &ReadyModel, cancel: &Cancel| Ok((model.rerank(&request, cancel)?, request.documents));
-    let (answer, documents) = run_cancellable(&app, &model, held, call).await?;
+    let (answer, documents) = run_encoder(&app, &model, held.into(), |_| answer_bytes, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let result = |ranked: &DocumentScore| RerankResult {
         index: ranked.index,

@@ -2,7 +2,7 @@
 
 use narthex_gateway::request::Grammar;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::Deserialize;
 use serde_json::Value;
 
 /// Form of the answer's text.
@@ -30,15 +30,6 @@ pub(crate) struct NamedSchema {
 }
 
 impl ResponseFormat {
-    /// Reads the format of a request. Null and an empty object are no format.
-    pub(super) fn read<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Self>, D::Error> {
-        match Option::<Value>::deserialize(value)? {
-            None => Ok(None),
-            Some(Value::Object(fields)) if fields.is_empty() => Ok(None),
-            Some(format) => Self::deserialize(format).map(Some).map_err(D::Error::custom),
-        }
-    }
-
     /// Returns the grammar of the answer; `None` for any text.
     pub(crate) fn into_grammar(self) -> Option<Grammar> {
         match self {

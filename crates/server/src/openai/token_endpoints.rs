@@ -1,18 +1,20 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`, as in llama.cpp and vLLM.
 
+use std::mem;
+
 use axum::Json;
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{ChatRequest, GenerateOptions, ReasoningSettings, ToolSettings},
+    request::{ChatRequest, GenerateOptions, ToolSettings},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{messages::WireMessage, read_body, tools::WireTool};
+use super::{messages::WireMessage, read_body, reasoning::ReasoningOptions, tools::WireTool};
 use crate::{
     app::App,
     blocking::{WholeText, run_cancellable, run_tokenising},
-    body::{Body, FromBody},
+    body::{self, Body, FromBody},
     conversation,
     error::ApiError,
 };
@@ -25,6 +27,8 @@ pub(crate) struct TokenizeBody {
     content: Option<String>,
     messages: Option<Vec<WireMessage>>,
     tools: Option<Vec<WireTool>>,
+    #[serde(skip)]
+    reasoning: ReasoningOptions,
 }
 
 /// Body of `/detokenize`.
@@ -57,8 +61,8 @@ pub(crate) struct TemplateText {
 impl FromBody for TokenizeBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
         let fields = ["model", "content", "prompt", "messages", "tools", "add_special", "parse_special"];
-        let read: Self = read_body(body, &[&fields])?;
-        Ok(read)
+        let read: Self = read_body(body, &[&fields, ReasoningOptions::FIELDS])?;
+        Ok(Self { reasoning: body::read_fields(body)?, ..read })
     }
 }
 
@@ -88,11 +92,15 @@ impl TokenizeBody {
                 .map(|(index, message)| message.into_message(index))
                 .collect::<Result<_, _>>()?,
             tools: ToolSettings { tools, ..ToolSettings::default() },
-            reasoning: ReasoningSettings::default(),
+            reasoning: mem::take(&mut self.reasoning).settings(),
             options: GenerateOptions::api_defaults(),
         }))
     }
 }
+
+/// Memory of the tokens in an answer for each byte of a text. Texts of ordinary length have at most one token for two
+/// bytes; the list and its JSON have 18 bytes for a token.
+const TOKEN_BYTES: usize = 9;
 
 /// Returns the tokens of a text or of a conversation.
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
@@ -109,7 +117,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
         Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
         None => model.tokenize(&content.unwrap_or_default(), cancel),
     };
-    let tokens = run_tokenising(&app, &model, text, call).await?;
+    let tokens = run_tokenising(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 

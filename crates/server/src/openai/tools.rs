@@ -1,11 +1,40 @@
 //! Tools in OpenAI's JSON.
 
-use narthex_gateway::request::{Strictness, Tool, ToolChoice};
+use narthex_gateway::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::{body, error::ApiError};
+
+/// Parameters of tools.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct ToolOptions {
+    tools: Option<Vec<WireTool>>,
+    #[serde(default, deserialize_with = "body::filled")]
+    tool_choice: Option<WireToolChoice>,
+    parallel_tool_calls: Option<bool>,
+}
+
+impl ToolOptions {
+    /// Names of the fields.
+    pub(crate) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
+
+    /// Returns the gateway's settings.
+    pub(crate) fn settings(self) -> Result<ToolSettings, ApiError> {
+        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
+        Ok(ToolSettings {
+            tools: tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?,
+            choice: self.tool_choice.map_or(ToolChoice::Auto, WireToolChoice::into_choice),
+            calls: call_limit(self.parallel_tool_calls),
+        })
+    }
+}
+
+/// Returns the limit of `parallel_tool_calls`.
+pub(crate) fn call_limit(parallel: Option<bool>) -> CallLimit {
+    if parallel == Some(false) { CallLimit::One } else { CallLimit::Any }
+}
 
 /// An entry of `tools`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -25,7 +54,7 @@ struct WireFunction {
 /// `tool_choice`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
-pub(crate) enum WireToolChoice {
+enum WireToolChoice {
     /// A mode.
     Mode(ChoiceMode),
     /// One function.
@@ -82,7 +111,7 @@ pub(crate) fn no_parameters() -> Value {
 
 impl WireToolChoice {
     /// Returns the gateway's choice.
-    pub(crate) fn into_choice(self) -> ToolChoice {
+    fn into_choice(self) -> ToolChoice {
         match self {
             Self::Mode(mode) => mode.into(),
             Self::Function { function } => ToolChoice::Function(function.name),

@@ -32,6 +32,11 @@ impl HistoryItem {
         Self::Call(ToolCall { id, function: FunctionCall { name, arguments } })
     }
 
+    /// Creates the result of a call.
+    pub(super) fn result(id: Option<String>, text: String) -> Self {
+        Self::Message(Message { tool_call_id: id, ..Message::new(Role::Tool, text) })
+    }
+
     /// Returns the item as a message; `None` for reasoning without text.
     fn into_message(self) -> Option<Message> {
         let answer = Message::new(Role::Assistant, String::new());

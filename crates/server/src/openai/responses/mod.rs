@@ -18,6 +18,7 @@ use axum::{
 use narthex_gateway::request::{ChatRequest, Message};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 pub(crate) use self::{
     event::NumberedEvent, object::ResponseObject, request::ResponsesBody, store::ResponseStore,
@@ -29,16 +30,17 @@ use self::{
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
-use super::{new_id, now};
+use super::{new_id, now, shared_fields::ConversationBody};
 use crate::{
     app::App,
     body::{self, Body, FromBody},
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
     events::Events,
-    hints::{self, Hints},
-    ignored::{CALLER_FIELDS, IgnoredParameters},
+    hints,
+    ignored::IgnoredParameters,
     metrics::Metrics,
+    outline::VALUE_BYTES,
     reply::Reply,
     sse,
 };
@@ -46,24 +48,41 @@ use crate::{
 /// Maximum bytes of the settings that a response repeats, as JSON.
 const MAX_SETTINGS: usize = 4 << 20;
 
+/// Number of times that a streamed response holds its settings as text while its client reads nothing: in the response, in
+/// two events, and in the connection's buffer.
+const SETTINGS_COPIES: usize = 4;
+
+/// Maximum number of pairs of metadata.
+const MAX_METADATA: usize = 16;
+
+/// Maximum number of characters in a key of metadata.
+const MAX_METADATA_KEY: usize = 64;
+
+/// Maximum number of characters in a value of metadata.
+const MAX_METADATA_VALUE: usize = 512;
+
 /// A body that was read and checked.
 pub(crate) struct ParsedResponses {
     model: String,
     request: InputRequest,
     is_streamed: bool,
     settings: ResponseSettings,
+    /// Maximum memory of the settings in an answer.
+    settings_bytes: usize,
     ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedResponses {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         let settings: ResponseSettings = body::read_fields(bytes)?;
-        check_length(&settings)?;
-        let body: ResponsesBody = body::read_body(bytes, &[FIELDS, CALLER_FIELDS, hints::OF_RESPONSES])?;
-        let mut ignored = Hints::read(bytes, &[CALLER_FIELDS, hints::OF_RESPONSES])?;
-        let (model, is_streamed) = (body.model.clone(), body.stream == Some(true));
-        let request = body.into_request(&mut ignored)?;
-        Ok(Self { model, request, is_streamed, settings: settings.with_defaults(), ignored })
+        settings.metadata.as_ref().map_or(Ok(()), check_metadata)?;
+        let settings_bytes = SETTINGS_COPIES * checked_length(&settings)? + settings.values() * VALUE_BYTES;
+        let ConversationBody { own, shared, mut ignored } =
+            ConversationBody::<ResponsesBody>::read(bytes, &[FIELDS], hints::OF_RESPONSES)?;
+        let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
+        let request = own.into_request(shared, &mut ignored)?;
+        let settings = settings.with_defaults();
+        Ok(Self { model, request, is_streamed, settings, settings_bytes, ignored })
     }
 
     fn ignored(&self) -> Option<&IgnoredParameters> {
@@ -111,7 +130,8 @@ pub(crate) async fn create(
     Extension(store): Extension<ResponseStore>,
     body: Body<ParsedResponses>,
 ) -> Result<Response, ApiError> {
-    let Body(ParsedResponses { model, request, is_streamed, settings, ignored }, held) = body;
+    let Body(parsed, held) = body;
+    let ParsedResponses { model, request, is_streamed, settings, settings_bytes, ignored } = parsed;
     let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
     let owner = app.meter.caller.key_hash();
     let turns = match &settings.previous_response_id {
@@ -122,6 +142,7 @@ pub(crate) async fn create(
     let referenced = if refers { store.memory() } else { 0 };
     app.shared.bodies.reserve_work(&held, memory_of(&turns).saturating_add(referenced)).await?;
     let (is_stored, reserved) = (settings.is_stored(), held.clone());
+    app.answer.reserve(settings_bytes).await?;
     let gather = move || {
         let _reserved = reserved;
         let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
@@ -138,11 +159,32 @@ pub(crate) async fn create(
     conversation::answer(&app, conversation, held, form).await
 }
 
-/// Fails if the settings, which are written in each response, are too long.
-fn check_length(settings: &ResponseSettings) -> Result<(), ApiError> {
+/// Checks metadata against the limits of OpenAI's API.
+fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
+    let check = |path: String, found: usize, limit: usize, unit: &str| {
+        if found <= limit {
+            return Ok(());
+        }
+        let message = format!("{path}: expected at most {limit} {unit}, found {found}");
+        Err(ApiError::bad_request(path, message))
+    };
+    check("metadata".to_owned(), metadata.len(), MAX_METADATA, "pairs")?;
+    for (key, value) in metadata {
+        check("metadata".to_owned(), key.chars().count(), MAX_METADATA_KEY, "characters in a key")?;
+        let path = format!("metadata.{key}");
+        let Some(text) = value.as_str() else {
+            return Err(ApiError::bad_request(path.clone(), format!("{path}: expected a string")));
+        };
+        check(path, text.chars().count(), MAX_METADATA_VALUE, "characters")?;
+    }
+    Ok(())
+}
+
+/// Returns the length of the settings as JSON. Fails if the settings, which are written in each response, are too long.
+fn checked_length(settings: &ResponseSettings) -> Result<usize, ApiError> {
     let found = json_length(settings);
     if found <= MAX_SETTINGS {
-        return Ok(());
+        return Ok(found);
     }
     let message = format!(
         "instructions, tools, metadata and the other settings have {found} bytes together, but at most {MAX_SETTINGS} \
@@ -201,6 +243,8 @@ pub(crate) async fn remove(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -211,5 +255,42 @@ mod tests {
         };
         assert!(read(MAX_SETTINGS / 2).is_ok());
         assert_eq!(read(MAX_SETTINGS).err().unwrap().status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[test]
+    fn metadata_has_the_limits_of_openai() {
+        let check = |metadata: Value, expect: Option<[&str; 2]>| {
+            let body = json!({"model": "m", "input": "a", "metadata": metadata}).to_string();
+            let error =
+                body::read_checked::<ParsedResponses>(body.as_bytes()).err().map(|error| error.body());
+            match (error, expect) {
+                (None, None) => {}
+                (Some(error), Some([param, text])) => {
+                    assert_eq!(error["error"]["param"], param, "{error}");
+                    assert!(error["error"]["message"].as_str().unwrap().contains(text), "{error}");
+                }
+                (error, _) => panic!("{error:?}"),
+            }
+        };
+        let pairs = |count: usize| (0..count).map(|key| (key.to_string(), json!("x"))).collect::<Value>();
+        check(Value::Null, None);
+        check(pairs(16), None);
+        check(pairs(17), Some(["metadata", "at most 16 pairs, found 17"]));
+        check(json!({"é".repeat(64): "é".repeat(512)}), None);
+        check(json!({"a".repeat(65): ""}), Some(["metadata", "at most 64 characters in a key, found 65"]));
+        check(json!({"a": "x".repeat(513)}), Some(["metadata.a", "at most 512 characters, found 513"]));
+        check(json!({"a": 1}), Some(["metadata.a", "expected a string"]));
+    }
+
+    #[test]
+    fn the_memory_of_settings_counts_their_texts_and_their_values() {
+        let bytes = |settings: Value| {
+            let mut body = json!({"model": "m", "input": "a"});
+            body.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+            body::read_checked::<ParsedResponses>(body.to_string().as_bytes()).ok().unwrap().settings_bytes
+        };
+        assert!(bytes(json!({"instructions": "x".repeat(1 << 20)})) > 4 << 20);
+        let tool = json!({"type": "function", "name": "f", "parameters": {"enum": vec![1; 1000]}});
+        assert!(bytes(json!({"tools": [tool]})) > 1000 * VALUE_BYTES);
     }
 }

@@ -10,6 +10,7 @@ use super::{
     history::{HistoryItem, arguments_value, custom_arguments, custom_input, to_messages, within},
 };
 use crate::{
+    outline::values_in,
     reply::{Choice, WholeToolCall},
     timings::Timings,
 };
@@ -94,7 +95,7 @@ struct OutputTokens {
 pub(crate) struct ResponseSettings {
     instructions: Option<String>,
     max_output_tokens: Option<u64>,
-    metadata: Option<Map<String, Value>>,
+    pub(super) metadata: Option<Map<String, Value>>,
     parallel_tool_calls: Option<bool>,
     pub(super) previous_response_id: Option<String>,
     reasoning: Option<Value>,
@@ -123,6 +124,13 @@ impl ResponseSettings {
         self.top_p.get_or_insert(1.0);
         self.truncation = Some("disabled".to_owned());
         self
+    }
+
+    /// Returns an upper bound on the number of generic values, nested ones included.
+    pub(super) fn values(&self) -> usize {
+        let single = [&self.reasoning, &self.text, &self.tool_choice].into_iter().flatten();
+        let metadata = self.metadata.iter().flat_map(Map::values);
+        single.chain(metadata).chain(self.tools.iter().flatten()).map(values_in).sum()
     }
 
     /// Returns true if this is the name of a custom tool.

@@ -1,8 +1,7 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool, ToolChoice,
-    ToolSettings,
+    GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,11 +11,13 @@ use super::{
     super::{
         messages::{Content, Part},
         reasoning::Effort,
-        tools::{ChoiceMode, no_parameters},
+        shared_fields::SharedFields,
+        tools::{ChoiceMode, call_limit, no_parameters},
     },
     history::{HistoryItem, InputItem, arguments_value, custom_arguments, custom_parameters, within},
 };
 use crate::{
+    body,
     error::ApiError,
     ignored::IgnoredParameters,
     text_or_list::{ListElement, TextOrList},
@@ -28,8 +29,6 @@ pub(super) const FIELDS: &[&str] = &[
     "input",
     "instructions",
     "max_output_tokens",
-    "temperature",
-    "top_p",
     "stream",
     "tools",
     "tool_choice",
@@ -38,7 +37,6 @@ pub(super) const FIELDS: &[&str] = &[
     "store",
     "previous_response_id",
     "reasoning",
-    "thinking_budget",
 ];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -48,18 +46,13 @@ pub(crate) struct ResponsesBody {
     instructions: Option<String>,
     #[schemars(range(min = 1))]
     max_output_tokens: Option<usize>,
-    #[schemars(range(min = 0.0, max = 2.0))]
-    temperature: Option<f32>,
-    #[schemars(range(min = 0.0, max = 1.0))]
-    top_p: Option<f32>,
     pub(super) stream: Option<bool>,
     tools: Option<Vec<ResponseTool>>,
+    #[serde(default, deserialize_with = "body::filled")]
     tool_choice: Option<ResponseChoice>,
     parallel_tool_calls: Option<bool>,
     text: Option<TextSettings>,
     reasoning: Option<ReasoningEffort>,
-    /// Maximum number of tokens of reasoning.
-    thinking_budget: Option<usize>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -86,6 +79,8 @@ struct Item {
     arguments: Option<String>,
     /// Input of a custom tool.
     input: Option<String>,
+    /// Command of a call of Codex's shell.
+    action: Option<Value>,
     output: Option<Content>,
 }
 
@@ -124,6 +119,7 @@ struct CustomFormat {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct TextSettings {
+    #[serde(default, deserialize_with = "body::filled")]
     format: Option<TextFormat>,
     verbosity: Option<Value>,
 }
@@ -152,12 +148,13 @@ impl Item {
         if self.is_reference() {
             return self.id.map(InputItem::Reference).ok_or_else(|| missing("id"));
         }
-        let text =
-            |content: Option<Content>| content.map_or(Ok(String::new()), |content| content.into_text(&path));
+        let text = |role, content: Option<Content>| {
+            content.map_or(Ok(String::new()), |content| content.into_text(role, &path))
+        };
         let item = match self.r#type.as_str() {
             "message" => {
                 let role = self.role.ok_or_else(|| missing("role"))?;
-                HistoryItem::Message(Message::new(role, text(self.content)?))
+                HistoryItem::Message(Message::new(role, text(role, self.content)?))
             }
             "function_call" => {
                 let arguments = arguments_value(self.arguments.unwrap_or_default());
@@ -169,9 +166,15 @@ impl Item {
                 let name = self.name.ok_or_else(|| missing("name"))?;
                 HistoryItem::call(self.call_id, name, custom_arguments(&self.input.unwrap_or_default()))
             }
+            "local_shell_call" => {
+                let (id, action) = (self.call_id.or(self.id), self.action.unwrap_or_default());
+                HistoryItem::call(id, LOCAL_SHELL.to_owned(), action)
+            }
             "function_call_output" | "custom_tool_call_output" => {
-                let result = Message::new(Role::Tool, text(self.output)?);
-                HistoryItem::Message(Message { tool_call_id: self.call_id, ..result })
+                HistoryItem::result(self.call_id, text(Role::Tool, self.output)?)
+            }
+            "local_shell_call_output" => {
+                HistoryItem::result(self.call_id.or(self.id), text(Role::Tool, self.output)?)
             }
             // The model's template keeps or drops earlier reasoning. Some clients return only the summary.
             "reasoning" => {
@@ -188,6 +191,13 @@ impl Item {
         Ok(InputItem::Given(item))
     }
 }
+
+/// Type of items for searches on OpenAI's servers. Their results are not part of the conversation, so that the items do
+/// not change the prompt.
+const HOSTED_CALL: &str = "web_search_call";
+
+/// Name of Codex's shell, whose calls are items of a type of their own.
+const LOCAL_SHELL: &str = "local_shell";
 
 /// Types of tools that run on OpenAI's servers; versions have a date after them. They are ignored, as if the model did
 /// not call them.
@@ -258,7 +268,11 @@ impl ResponseTool {
 
 impl ResponsesBody {
     /// Returns the gateway's request, and adds the parts that it omits to `ignored`.
-    pub(super) fn into_request(self, ignored: &mut IgnoredParameters) -> Result<InputRequest, ApiError> {
+    pub(super) fn into_request(
+        self,
+        shared: SharedFields,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<InputRequest, ApiError> {
         let mut input = Vec::new();
         match self.input {
             TextOrList::Text(text) => {
@@ -266,7 +280,11 @@ impl ResponsesBody {
             }
             TextOrList::List(items) => {
                 for (index, item) in items.into_iter().enumerate() {
-                    input.push(item.into_input(index)?);
+                    if item.r#type == HOSTED_CALL {
+                        ignored.push(HOSTED_CALL);
+                    } else {
+                        input.push(item.into_input(index)?);
+                    }
                 }
             }
         }
@@ -282,7 +300,7 @@ impl ResponsesBody {
             Some(ResponseChoice::Mode(mode)) => mode.into(),
             Some(ResponseChoice::Function { name }) => ToolChoice::Function(name),
         };
-        let calls = if self.parallel_tool_calls == Some(false) { CallLimit::One } else { CallLimit::Any };
+        let calls = call_limit(self.parallel_tool_calls);
         if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
             ignored.push("text.verbosity");
         }
@@ -294,22 +312,15 @@ impl ResponsesBody {
             Some(TextFormat::JsonObject) => Some(Grammar::json_object()),
             Some(TextFormat::JsonSchema { schema }) => Some(Grammar::JsonSchema(schema)),
         };
-        let standard = GenerateOptions::api_defaults();
-        let options = GenerateOptions {
-            max_tokens: self.max_output_tokens,
-            temperature: self.temperature.unwrap_or(standard.temperature),
-            top_p: self.top_p.unwrap_or(standard.top_p),
-            grammar,
-            ..standard
-        };
+        let options = shared.sampling.options()?;
+        let max_tokens = self.max_output_tokens.or(options.max_tokens);
+        let options = GenerateOptions { max_tokens, grammar, ..options };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
         let effort = self.reasoning.and_then(|reasoning| reasoning.effort);
-        let given =
-            [("reasoning.effort", effort.is_some()), ("thinking_budget", self.thinking_budget.is_some())];
-        let of_reasoning =
-            given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect();
-        let mut reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
-        reasoning.budget = self.thinking_budget.or(reasoning.budget);
+        let given = effort.map(|_| "reasoning.effort");
+        let of_reasoning = given.into_iter().chain(shared.reasoning.given()).collect();
+        let reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
+        let reasoning = shared.reasoning.settings_after(reasoning);
         let tools = ToolSettings { tools, choice, calls };
         Ok(InputRequest { instructions, input, tools, reasoning, of_reasoning, options })
     }
@@ -329,7 +340,9 @@ mod tests {
     fn request(fields: Value) -> Result<InputRequest, ApiError> {
         let mut body = json!({"model": "m", "input": "Hi"});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        serde_json::from_value::<ResponsesBody>(body).unwrap().into_request(&mut IgnoredParameters::default())
+        serde_json::from_value::<ResponsesBody>(body)
+            .unwrap()
+            .into_request(SharedFields::default(), &mut IgnoredParameters::default())
     }
 
     fn history(items: Value) -> Vec<Message> {
@@ -351,6 +364,30 @@ mod tests {
         check(json!({"type": "reasoning", "summary": summary}), Some("short"));
         check(json!({"type": "reasoning", "summary": summary, "content": content}), Some("long"));
         check(json!({"type": "reasoning", "summary": summary, "content": null}), Some("short"));
+    }
+
+    #[test]
+    fn calls_of_codex_are_part_of_the_history() {
+        let action = json!({"type": "exec", "command": ["ls", "-l"]});
+        let shell = |id: &str| json!({"type": "local_shell_call", id: "c1", "action": action});
+        let output = |kind: &str, id: &str| json!({"type": kind, id: "c1", "output": "a.txt"});
+        let search =
+            json!({"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "q"}});
+        for (call, result) in [
+            (shell("call_id"), output("function_call_output", "call_id")),
+            (shell("id"), output("local_shell_call_output", "id")),
+        ] {
+            let mut ignored = IgnoredParameters::default();
+            let body = json!({"model": "m", "input": [search, call, result]});
+            let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
+            let read = body.into_request(SharedFields::default(), &mut ignored).ok().unwrap();
+            let messages = to_messages(resolve(read.input, |_| HashMap::new()).unwrap());
+            assert_eq!((messages.len(), ignored.names()), (2, &["web_search_call"][..]));
+            let called = &messages[0].tool_calls[0];
+            assert_eq!((called.id.as_deref(), called.function.name.as_str()), (Some("c1"), "local_shell"));
+            assert_eq!(called.function.arguments, action);
+            assert_eq!(messages[1].tool_call_id.as_deref(), Some("c1"));
+        }
     }
 
     #[test]
@@ -395,7 +432,7 @@ mod tests {
         });
         let mut ignored = IgnoredParameters::default();
         let body = serde_json::from_value::<ResponsesBody>(body).unwrap();
-        let request = body.into_request(&mut ignored).unwrap();
+        let request = body.into_request(SharedFields::default(), &mut ignored).unwrap();
         let input = to_messages(resolve(request.input, |_| HashMap::new()).unwrap());
         let roles: Vec<Role> = input.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);

@@ -1,0 +1,41 @@
+//! Fields that the endpoints for conversations share, whatever their protocol is.
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+
+use super::{options::Sampling, reasoning::ReasoningOptions};
+use crate::{body, error::ApiError, hints, ignored::IgnoredParameters};
+
+/// Parameters that mean the same in every protocol. A protocol's own parameters take precedence.
+#[derive(Debug, Default, JsonSchema)]
+pub(crate) struct SharedFields {
+    #[schemars(flatten)]
+    pub(crate) sampling: Sampling,
+    #[schemars(flatten)]
+    pub(crate) reasoning: ReasoningOptions,
+}
+
+/// Body of a request for an answer in a conversation.
+pub(crate) struct ConversationBody<T> {
+    /// Fields of the protocol.
+    pub(crate) own: T,
+    pub(crate) shared: SharedFields,
+    /// Hints without effect.
+    pub(crate) ignored: IgnoredParameters,
+}
+
+impl<T: DeserializeOwned> ConversationBody<T> {
+    /// Reads a body with these fields, the shared ones and hints. `hints` are those of the protocol. Refuses other
+    /// fields, as [`body::read_body`] does.
+    pub(crate) fn read(
+        bytes: &[u8],
+        fields: &[&[&str]],
+        hints: &'static [&'static str],
+    ) -> Result<Self, ApiError> {
+        let fields = [fields, &[Sampling::FIELDS, ReasoningOptions::FIELDS]].concat();
+        let (own, ignored) = hints::read_body(bytes, &fields, hints)?;
+        let shared =
+            SharedFields { sampling: body::read_fields(bytes)?, reasoning: body::read_fields(bytes)? };
+        Ok(Self { own, shared, ignored })
+    }
+}
