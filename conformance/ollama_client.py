@@ -14,6 +14,7 @@ from checks import check, run
 CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 OPTIONS = {"temperature": 0, "num_predict": 16, "num_ctx": 2048}
+DEGREES = {"Rome": "21", "Oslo": "3", "Bern": "9", "Madrid": "24", "Berlin": "8", "Paris": "17"}
 client = ollama.Client(host=sys.argv[1], timeout=120)
 
 
@@ -24,7 +25,7 @@ def weather(city: str, unit: str) -> str:
       city: The city
       unit: C or F
     """
-    return "12"
+    return DEGREES[city]
 
 
 @check
@@ -48,11 +49,42 @@ def a_prompt_is_answered_whole_streamed_and_raw():
     assert client.generate(CHAT).done_reason == "load"
 
 
+def asked(city):
+    return {"role": "user", "content": f"What is the weather in {city}?"}
+
+
+def answered(city):
+    """Returns a question about a city, a call with its result, and the answer."""
+    call = {"function": {"name": "weather", "arguments": {"city": city, "unit": "C"}}}
+    return [
+        asked(city),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": weather(city, "C")},
+        {"role": "assistant", "content": f"{weather(city, 'C')} degrees."},
+    ]
+
+
 @check
-def tools_and_schemas_are_kept():
-    tools = [ollama._utils.convert_function_to_tool(weather)]
-    answer = client.chat(CHAT, QUESTION, tools=tools, options=OPTIONS)
-    assert answer.message.content or answer.message.tool_calls, answer
+def a_tool_is_called_whole_and_streamed_and_its_result_is_read():
+    # The API cannot force a call. This small model makes one because the conversation has calls already.
+    history = [message for city in DEGREES if city != "Paris" for message in answered(city)] + [asked("Paris")]
+    request = dict(model=CHAT, tools=[weather], options=OPTIONS | {"num_predict": 60})
+    answer = client.chat(messages=history, **request)
+    assert answer.message.tool_calls, answer
+    call = answer.message.tool_calls[0].function
+    assert call.name == "weather" and call.arguments == {"city": "Paris", "unit": "C"}, call
+    parts = list(client.chat(messages=history, stream=True, **request))
+    streamed = [piece.function for part in parts for piece in part.message.tool_calls or []]
+    assert streamed == [call] and parts[-1].done, parts
+
+    result = {"role": "tool", "tool_name": "weather", "content": weather(**call.arguments)}
+    final = client.chat(messages=[*history, answer.message, result], **request)
+    assert DEGREES["Paris"] in final.message.content, final
+    assert client.chat(messages=history, **request | {"tools": None}).prompt_eval_count < answer.prompt_eval_count
+
+
+@check
+def schemas_are_kept():
     schema = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
     schema["additionalProperties"] = False
     text = client.chat(CHAT, QUESTION, format=schema, options=OPTIONS | {"num_predict": 100}).message.content

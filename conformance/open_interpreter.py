@@ -5,7 +5,11 @@
 Prints a line per check and a count; exits 1 where one failed. Needs the model smollm2:135m. The first call is forced, because
 the model is too small to choose a tool by itself. Its code is not run.
 """
+import os
 import sys
+
+# LiteLLM reads it when it is imported, and fetches prices without it.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 from interpreter import interpreter
 

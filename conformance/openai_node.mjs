@@ -37,6 +37,25 @@ const checks = {
     const final = await client.chat.completions.stream({ ...request, max_tokens: 200 }).finalChatCompletion();
     assert.equal(final.choices[0].message.tool_calls[0].function.arguments, whole);
     assert.ok(["C", "F"].includes(JSON.parse(whole).unit));
+    const call = choices[0].message.tool_calls[0];
+    const history = [...messages, choices[0].message, { role: "tool", tool_call_id: call.id, content: "12 degrees" }];
+    const answer = await client.chat.completions.create({ model, messages: history, tools, temperature: 0, max_tokens: 60 });
+    assert.ok(answer.choices[0].message.content);
+  },
+  async "tools of responses whole and streamed"() {
+    const tools = [{ type: "function", name: "weather", parameters, strict: true }];
+    const ask = { model, tools, temperature: 0, max_output_tokens: 200 };
+    const request = { ...ask, input: messages[0].content, tool_choice: "required", parallel_tool_calls: false };
+    const answer = await client.responses.create(request);
+    const call = answer.output.find((item) => item.type === "function_call");
+    assert.ok(["C", "F"].includes(JSON.parse(call.arguments).unit));
+    let pieces = 0;
+    const stream = client.responses.stream(request).on("response.function_call_arguments.delta", () => (pieces += 1));
+    const streamed = (await stream.finalResponse()).output.find((item) => item.type === "function_call");
+    assert.equal(streamed.arguments, call.arguments);
+    assert.ok(pieces > 2);
+    const input = [{ type: "function_call_output", call_id: call.call_id, output: "12 degrees" }];
+    assert.ok((await client.responses.create({ ...ask, input, previous_response_id: answer.id })).output_text);
   },
   async "responses whole, streamed and continued"() {
     const request = { model, input: messages[0].content, temperature: 0, max_output_tokens: 16 };

@@ -6,6 +6,7 @@ Prints a line per check and a count; exits 1 where one failed. Needs the models 
 """
 import json
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -49,14 +50,26 @@ def validate(specification, name, answer):
     assert not errors, (name, [error[:300] for error in errors[:5]], json.dumps(answer)[:600])
 
 
-def post(path, body):
-    request = urllib.request.Request(ROOT + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def send(path, body=None):
+    """Sends a GET request, or a POST request with this body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(ROOT + path, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
         return response.read().decode()
 
 
+def refused(status, path, body=None):
+    """Returns the body of an error."""
+    try:
+        send(path, body)
+    except urllib.error.HTTPError as error:
+        assert error.code == status, (path, error.code)
+        return json.loads(error.read())
+    raise AssertionError(f"{path}: expected {status}")
+
+
 def events(path, body):
-    lines = post(path, body | {"stream": True}).splitlines()
+    lines = send(path, body | {"stream": True}).splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     return [json.loads(line) for line in data if line != "[DONE]"]
 
@@ -71,7 +84,7 @@ def chat_completions_are_those_of_openai():
     called = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
     for changes in ({}, {"logprobs": True, "top_logprobs": 2}, called):
         request = chat_request(**changes)
-        validate(OPENAI, "CreateChatCompletionResponse", json.loads(post("/v1/chat/completions", request)))
+        validate(OPENAI, "CreateChatCompletionResponse", json.loads(send("/v1/chat/completions", request)))
         for chunk in events("/v1/chat/completions", request | {"stream_options": {"include_usage": True}}):
             validate(OPENAI, "CreateChatCompletionStreamResponse", chunk)
 
@@ -79,9 +92,9 @@ def chat_completions_are_those_of_openai():
 @check
 def completions_and_embeddings_are_those_of_openai():
     request = {"model": CHAT, "prompt": "The capital", "max_tokens": 4, "logprobs": 2}
-    validate(OPENAI, "CreateCompletionResponse", json.loads(post("/v1/completions", request)))
+    validate(OPENAI, "CreateCompletionResponse", json.loads(send("/v1/completions", request)))
     request = {"model": EMBEDDING, "input": ["a cat"]}
-    validate(OPENAI, "CreateEmbeddingResponse", json.loads(post("/v1/embeddings", request)))
+    validate(OPENAI, "CreateEmbeddingResponse", json.loads(send("/v1/embeddings", request)))
 
 
 @check
@@ -89,7 +102,7 @@ def responses_are_those_of_openai():
     tool = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}
     request = {"model": CHAT, "input": MESSAGES[0]["content"], "max_output_tokens": 200, "temperature": 0}
     for changes in ({}, {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}):
-        validate(OPENAI, "Response", json.loads(post("/v1/responses", request | changes)))
+        validate(OPENAI, "Response", json.loads(send("/v1/responses", request | changes)))
         for event in events("/v1/responses", request | changes):
             validate(OPENAI, "ResponseStreamEvent", event)
 
@@ -98,9 +111,49 @@ def responses_are_those_of_openai():
 def messages_are_those_of_anthropic():
     tools = [{"name": "weather", "input_schema": PARAMETERS}]
     for changes in ({}, {"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}):
-        validate(ANTHROPIC, "Message", json.loads(post("/v1/messages", chat_request(**changes))))
+        validate(ANTHROPIC, "Message", json.loads(send("/v1/messages", chat_request(**changes))))
         for event in events("/v1/messages", chat_request(**changes)):
             validate(ANTHROPIC, "MessageStreamEvent", event)
+        counted = {"model": CHAT, "messages": MESSAGES} | changes
+        validate(ANTHROPIC, "CountMessageTokensResponse", json.loads(send("/v1/messages/count_tokens", counted)))
+
+
+@check
+def models_and_stored_responses_are_those_of_openai():
+    validate(OPENAI, "ListModelsResponse", json.loads(send("/v1/models")))
+    validate(OPENAI, "Model", json.loads(send(f"/v1/models/{CHAT}")))
+    request = {"model": CHAT, "input": MESSAGES[0]["content"], "max_output_tokens": 4}
+    stored = json.loads(send("/v1/responses", request))["id"]
+    validate(OPENAI, "Response", json.loads(send(f"/v1/responses/{stored}")))
+
+
+@check
+def errors_are_those_of_openai():
+    overlong = "word " * 9000
+    requests = [
+        ("/v1/chat/completions", {"messages": MESSAGES}, {"messages": [{"role": "user", "content": overlong}]}),
+        ("/v1/completions", {"prompt": "a"}, {"prompt": overlong}),
+        ("/v1/responses", {"input": "a"}, {"input": overlong}),
+    ]
+    for path, right, long in requests:
+        validate(OPENAI, "ErrorResponse", refused(404, path, right | {"model": "nope"}))
+        for wrong in (long, right | {"temperature": 3}, {}):
+            validate(OPENAI, "ErrorResponse", refused(400, path, {"model": CHAT} | wrong))
+    validate(OPENAI, "ErrorResponse", refused(400, "/v1/embeddings", {"model": EMBEDDING, "input": overlong}))
+    for path in ("/v1/models/nope", "/v1/responses/nope", "/v1/nope"):
+        validate(OPENAI, "ErrorResponse", refused(404, path))
+    validate(OPENAI, "ErrorResponse", refused(405, "/v1/models", {}))
+
+
+@check
+def errors_are_those_of_anthropic():
+    long = {"messages": [{"role": "user", "content": "word " * 9000}], "max_tokens": 4}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        validate(ANTHROPIC, "ErrorResponse", refused(404, path, chat_request(model="nope")))
+        validate(ANTHROPIC, "ErrorResponse", refused(400, path, {"model": CHAT, "max_tokens": 4, "messages": 1}))
+    for wrong in (long, chat_request(temperature=3), {"messages": MESSAGES}):
+        validate(ANTHROPIC, "ErrorResponse", refused(400, "/v1/messages", {"model": CHAT} | wrong))
+    validate(ANTHROPIC, "ErrorResponse", refused(405, "/v1/messages"))
 
 
 if __name__ == "__main__":
