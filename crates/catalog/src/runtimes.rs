@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub use crate::platform::Platform;
 use crate::{
-    Cancel,
+    CancelFlag,
     error::Error,
     source::{
         archive,
@@ -100,7 +100,7 @@ pub fn install(
     kind: Ep,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<RuntimeInfo, Error> {
     install_pin(store, &pinned(kind)?, origin, progress, cancel)
 }
@@ -110,7 +110,7 @@ fn install_pin(
     pin: &Pin,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<RuntimeInfo, Error> {
     let Pin { package: RuntimePackage { ep, name, version, .. }, wheel: pinned } = pin;
     let folder = store.runtime_folder(&pin.package.folder_name());
@@ -166,7 +166,7 @@ pub fn verify(
     store: &Store,
     library: &Path,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<(), Error> {
     let info = list(store).into_iter().find(|info| info.library == library);
     info.map_or(Ok(()), |info| verify_files(store, &info, progress, cancel))
@@ -177,7 +177,7 @@ fn verify_files(
     store: &Store,
     info: &RuntimeInfo,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<(), Error> {
     let Some(Receipt { archive, files, .. }) = Receipt::of_intact(&info.dir) else { return Ok(()) };
     let kind = info.kind;

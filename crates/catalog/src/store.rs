@@ -45,7 +45,7 @@ pub use packages::{PackageInfo, RemovableFolders};
 pub use staging::Staging;
 pub use verification::StoredFiles;
 
-use crate::{Cancel, error::Error, files, network::Network};
+use crate::{CancelFlag, error::Error, files, network::Network};
 
 /// Environment variable with the path of the store's folder.
 pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
@@ -131,7 +131,7 @@ impl Store {
     /// Waits for the lock between processes named `key`, and reports once through `progress` that it waits.
     ///
     /// The lock is released when the guard is dropped or the process dies.
-    pub fn lock(&self, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
+    pub fn lock(&self, key: &str, progress: &dyn ProgressSink, cancel: &CancelFlag) -> Result<Guard, Error> {
         lock::wait(&self.lock_path(key)?, key, progress, cancel)
     }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use narthex_catalog::{
-    Cancel, Error, ErrorKind,
+    CancelFlag, Error, ErrorKind,
     error::HubError,
     index::{HubSource, TokenizerFiles},
     network::Network,
@@ -54,7 +54,7 @@ fn options(endpoint: &str, cache: &Path) -> HubOptions {
 }
 
 fn pull(endpoint: &str, cache: &Path) -> Result<Snapshot, Error> {
-    Hub::new(options(endpoint, cache))?.snapshot(&source(), &Quiet, &Cancel::new(false))
+    Hub::new(options(endpoint, cache))?.snapshot(&source(), &Quiet, &CancelFlag::new(false))
 }
 
 fn blobs(cache: &Path) -> PathBuf {
@@ -370,7 +370,7 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
         })
     };
     let options = HubOptions { token: Some("hf_secret".to_owned()), ..options(&hub.endpoint, cache.path()) };
-    let snapshot = Hub::new(options).unwrap().snapshot(&source(), &Quiet, &Cancel::new(false)).unwrap();
+    let snapshot = Hub::new(options).unwrap().snapshot(&source(), &Quiet, &CancelFlag::new(false)).unwrap();
     assert_eq!(fs::read(snapshot.path.join(WEIGHTS)).unwrap(), repo.files[WEIGHTS]);
     let token = |request: &Request| request.headers.get("authorization").cloned();
     assert!(hub.requests().iter().all(|request| token(request).as_deref() == Some("Bearer hf_secret")));
@@ -388,7 +388,7 @@ fn a_moved_repository_is_followed_with_the_token() {
     });
     let options =
         HubOptions { token: Some("hf_secret".to_owned()), ..options(&server.endpoint, cache.path()) };
-    Hub::new(options).unwrap().snapshot(&source(), &Quiet, &Cancel::new(false)).unwrap();
+    Hub::new(options).unwrap().snapshot(&source(), &Quiet, &CancelFlag::new(false)).unwrap();
     assert!(server.requests().iter().all(|request| request.headers.contains_key("authorization")));
 }
 
@@ -406,7 +406,7 @@ fn a_cancelled_download_stops_and_goes_on_later() {
     let cache = tempfile::tempdir().unwrap();
     let repo = Repo::new(&[("config.json", b"{}"), ("tokenizer.json", b"{}"), (WEIGHTS, &noise(3_000_000))]);
     let server = server_with(&repo, |_, _, honest| honest);
-    let cancel = Arc::new(Cancel::new(false));
+    let cancel = Arc::new(CancelFlag::new(false));
     let flag = Arc::clone(&cancel);
     let sink = move |event: Progress| {
         if matches!(event, Progress::Advanced { done, .. } if done > 10_000) {
@@ -426,7 +426,7 @@ fn a_cancelled_download_stops_and_goes_on_later() {
 fn waiting_for_a_busy_server_can_be_cancelled() {
     let cache = tempfile::tempdir().unwrap();
     let server = HubServer::start(|_| Reply::status(503).with("Retry-After", "30"));
-    let cancel = Arc::new(Cancel::new(false));
+    let cancel = Arc::new(CancelFlag::new(false));
     let flag = Arc::clone(&cancel);
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(100));
@@ -455,7 +455,7 @@ fn a_tokenizer_is_there_or_lent_before_the_weights_are_fetched() {
     let lent = TokenizerFiles { repo: "lender/other".to_owned(), files };
     let source = HubSource { tokenizer: Some(lent), ..source() };
     let snapshot = |endpoint: &str| {
-        Hub::new(options(endpoint, cache.path())).unwrap().snapshot(&source, &Quiet, &Cancel::new(false))
+        Hub::new(options(endpoint, cache.path())).unwrap().snapshot(&source, &Quiet, &CancelFlag::new(false))
     };
     let found = snapshot(&server.endpoint).unwrap();
     assert_eq!(fs::read(found.path.join("tokenizer.json")).unwrap(), b"[1]");
@@ -480,7 +480,7 @@ fn settings_come_without_weights() {
     repo.files.insert("modules.json".to_owned(), b"[]".to_vec());
     let server = HubServer::start(move |request| repo.answer(request));
     let settings = |endpoint: &str| {
-        Hub::new(options(endpoint, cache.path())).unwrap().settings(&source(), &Cancel::new(false))
+        Hub::new(options(endpoint, cache.path())).unwrap().settings(&source(), &CancelFlag::new(false))
     };
     let folder = settings(&server.endpoint).unwrap();
     let mut names: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
@@ -508,7 +508,7 @@ fn an_outline_is_settings_and_beginnings() {
             ((found.len() as u64) < wanted).then_some(wanted)
         };
         let hub = Hub::new(options(endpoint, cache.path())).unwrap();
-        let done = hub.outline(&source(), folder.path(), &wanted, &Cancel::new(false));
+        let done = hub.outline(&source(), folder.path(), &wanted, &CancelFlag::new(false));
         (folder, done)
     };
     for wanted in [10, 1_000_000] {
@@ -543,16 +543,16 @@ fn without_a_network_a_complete_snapshot_is_used() {
         }
     };
     let hub = Hub::new(options("http://127.0.0.1:1", cache.path())).unwrap();
-    let offline = hub.snapshot(&source(), &sink, &Cancel::new(false)).unwrap();
+    let offline = hub.snapshot(&source(), &sink, &CancelFlag::new(false)).unwrap();
     assert_eq!(offline.path, online.path);
     assert_eq!(offline.digests, online.digests);
     assert!(notes.lock().unwrap()[0].contains("cannot be reached"));
     let forbidden = HubOptions { network: Network::CacheOnly, ..options(&server.endpoint, cache.path()) };
     let before = server.requests().len();
-    let result = Hub::new(forbidden.clone()).unwrap().snapshot(&source(), &Quiet, &Cancel::new(false));
+    let result = Hub::new(forbidden.clone()).unwrap().snapshot(&source(), &Quiet, &CancelFlag::new(false));
     assert_eq!(result.unwrap().path, online.path);
     let other = HubSource { repo: "owner/other".to_owned(), ..source() };
-    let error = hub_error(Hub::new(forbidden).unwrap().snapshot(&other, &Quiet, &Cancel::new(false)));
+    let error = hub_error(Hub::new(forbidden).unwrap().snapshot(&other, &Quiet, &CancelFlag::new(false)));
     assert!(matches!(error, HubError::NotCached { .. }), "{error}");
     assert_eq!(server.requests().len(), before);
 }
@@ -624,7 +624,7 @@ fn a_gguf_repository_gives_the_file() {
     assert!(error.hint().unwrap().contains("hf:owner/tiny/q4.gguf"), "{:?}", error.hint());
     let one = HubSource { files: vec!["q8.gguf".to_owned()], ..source() };
     let hub = Hub::new(options(&server.endpoint, cache.path())).unwrap();
-    let snapshot = hub.snapshot(&one, &Quiet, &Cancel::new(false)).unwrap();
+    let snapshot = hub.snapshot(&one, &Quiet, &CancelFlag::new(false)).unwrap();
     assert_eq!(fs::read(snapshot.path).unwrap(), b"GGUF8");
 }
 

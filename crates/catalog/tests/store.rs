@@ -10,7 +10,7 @@ use std::{
 };
 
 use narthex_catalog::{
-    Cancel, Error,
+    CancelFlag, Error,
     store::{Staging, Store},
 };
 use narthex_spec::{ModelName, Scheme, progress::Quiet};
@@ -76,7 +76,7 @@ fn dies() {
             staging.commit().unwrap();
         }
         "locked" => {
-            let guard = store.lock("job", &Quiet, &Cancel::new(false)).unwrap();
+            let guard = store.lock("job", &Quiet, &CancelFlag::new(false)).unwrap();
             std::mem::forget(guard);
         }
         other => panic!("no deed {other}"),
@@ -191,7 +191,7 @@ fn a_dead_process_holds_no_lock() {
     drop(held);
     child(folder.path(), "locked");
     let began = Instant::now();
-    store.lock("job", &Quiet, &Cancel::new(false)).unwrap();
+    store.lock("job", &Quiet, &CancelFlag::new(false)).unwrap();
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 

@@ -38,7 +38,7 @@ pub use compiler_result::{CompilerResult, ControlResult, Evidence, FallbackNode,
 pub use error::CheckError;
 pub use reasons::{Reason, reasons};
 pub use report::{
-    AfterFix, Component, Factor, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
+    AfterFix, Component, Factor, Finding, Fix, FixAuthor, PartSummary, Report, Rule, Score, Severity, Verdict,
 };
 
 use self::{

@@ -69,7 +69,7 @@ mod tests {
     use narthex_spec::{DType, dtype::Dim};
 
     use super::*;
-    use crate::FixedBy;
+    use crate::FixAuthor;
 
     #[test]
     fn each_node_that_stays_away_has_its_reason() {
@@ -103,6 +103,6 @@ mod tests {
             "{found:?}"
         );
         assert!(found[name].why.contains("contributed operators"), "{found:?}");
-        assert_eq!(fix(name).by, FixedBy::Narthex);
+        assert_eq!(fix(name).by, FixAuthor::Narthex);
     }
 }

@@ -172,7 +172,7 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Fix {
     /// Party that can apply the fix.
-    pub by: FixedBy,
+    pub by: FixAuthor,
     /// Description of the fix.
     pub text: String,
 }
@@ -180,7 +180,7 @@ pub struct Fix {
 /// Party that can apply a fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FixedBy {
+pub enum FixAuthor {
     /// `narthex check --fix`.
     Narthex,
     /// The user who exports the model.
@@ -190,12 +190,12 @@ pub enum FixedBy {
 impl Fix {
     /// Creates a fix that `--fix` applies.
     pub fn narthex(text: impl Into<String>) -> Self {
-        Self { by: FixedBy::Narthex, text: text.into() }
+        Self { by: FixAuthor::Narthex, text: text.into() }
     }
 
     /// Creates a fix for the model's exporter.
     pub fn you(text: impl Into<String>) -> Self {
-        Self { by: FixedBy::You, text: text.into() }
+        Self { by: FixAuthor::You, text: text.into() }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     numbers::{count, plural},
-    report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
+    report::{Finding, FixAuthor, PartSummary, Report, Severity, Verdict},
 };
 
 /// Maximum number of listed places of a finding; JSON has all of them.
@@ -104,7 +104,7 @@ fn write_finding(f: &mut Formatter<'_>, finding: &Finding, several: bool) -> fmt
         writeln!(f, "           at {}{more}", plain(&shown.join(", ")))?;
     }
     if let Some(fix) = &finding.fix {
-        let by = if fix.by == FixedBy::Narthex { "fix (--fix)" } else { "fix" };
+        let by = if fix.by == FixAuthor::Narthex { "fix (--fix)" } else { "fix" };
         writeln!(f, "           {by}: {}", plain(&fix.text))?;
     }
     Ok(())

@@ -272,18 +272,18 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
 /// In the canonical order, the two elements of a pair are half a head apart, rotated or not. The product of queries and
 /// keys does not depend on the order of elements that are not rotated.
 fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
-    let (half, turned) = (size / 2, dims / 2);
+    let (half, rotated) = (size / 2, dims / 2);
     let from = |place: usize| {
         let (second, pair) = (usize::from(place >= half), place % half.max(1));
         if place >= 2 * half {
             place
-        } else if pair < turned {
+        } else if pair < rotated {
             match pairs {
-                RopePairs::Halves => pair + second * turned,
+                RopePairs::Halves => pair + second * rotated,
                 RopePairs::Interleaved => 2 * pair + second,
             }
         } else {
-            dims + pair - turned + second * (half - turned)
+            dims + pair - rotated + second * (half - rotated)
         }
     };
     (0..count).map(|place| (place - place % size + from(place % size)) as u32).collect()

@@ -230,7 +230,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     bounded(path, "a number of heads", encoder.heads, &HEADS)?;
     bounded(path, "an inner width", encoder.inner, &WIDTH)?;
     check_epsilon(path, encoder.norm_epsilon)?;
-    bounded(path, "positions that are passed over", encoder.first_position, &(0..=*CONTEXT.end()))?;
+    bounded(path, "a number of unused positions", encoder.first_position, &(0..=*CONTEXT.end()))?;
     bounded(path, "a number of segments", encoder.types, &(0..=*HEADS.end()))?;
     bounded(path, "a width inside a layer", encoder.inside(), &WIDTH)?;
     if !encoder.inside().is_multiple_of(encoder.heads) {
@@ -336,7 +336,7 @@ mod tests {
             assert!(error.to_string().contains(expect), "{error} lacks {expect}");
         };
         check(&|e| e.heads = 5, "heads that divide the hidden size 64");
-        check(&|e| e.first_position = usize::MAX, "positions that are passed over from 0");
+        check(&|e| e.first_position = usize::MAX, "a number of unused positions from 0");
         check(
             &|e| e.factored = Some(FactoredEmbedding { width: 65, trigram: true }),
             "a width of tokens from 1 to 64",

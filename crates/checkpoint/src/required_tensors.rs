@@ -1,6 +1,6 @@
 //! The tensors that an architecture needs, and the check that a checkpoint has exactly those.
 //!
-//! The check runs once when a checkpoint is opened, so later stages meet no missing or misshapen weight.
+//! The check runs once when a checkpoint is opened, so later stages need not handle missing weights or wrong shapes.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,6 @@
 //! Lines for people, broken between words so that they fit a terminal. Text that programs read is never broken.
+//!
+//! Wrapping is our own, because only spaces between words break a line: paths, and parts of a summary, stay whole.
 
 use std::borrow::Cow;
 

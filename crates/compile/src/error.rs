@@ -72,7 +72,7 @@ pub enum CompileError {
     #[error(transparent)]
     Open(#[from] OnnxFileError),
     /// The source is well-formed, but the target format of the import or export cannot represent it.
-    #[error("{what} {found:?} cannot be taken over: expected {expected}")]
+    #[error("{what} {found:?} is not supported: expected {expected}")]
     Foreign {
         /// The part.
         what: String,

@@ -203,12 +203,12 @@ mod tests {
     use super::*;
 
     /// A stream that fails with a full disk, or cancels, at its second piece.
-    struct Second<'a> {
+    struct FailingStream<'a> {
         pieces: usize,
         cancel: Option<&'a AtomicBool>,
     }
 
-    impl Second<'_> {
+    impl FailingStream<'_> {
         fn next(&mut self) -> io::Result<()> {
             self.pieces += 1;
             match self.cancel {
@@ -222,14 +222,14 @@ mod tests {
         }
     }
 
-    impl Read for Second<'_> {
+    impl Read for FailingStream<'_> {
         fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
             bytes.fill(1);
             self.next().map(|()| bytes.len())
         }
     }
 
-    impl Write for Second<'_> {
+    impl Write for FailingStream<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.next().map(|()| bytes.len())
         }
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn copy_errors_name_the_failed_side_and_copies_can_be_cancelled() {
         let go = AtomicBool::new(false);
-        let second = || Second { pieces: 0, cancel: None };
+        let second = || FailingStream { pieces: 0, cancel: None };
         fn stream<T>(data: T, name: &str) -> Stream<'_, T> {
             Stream { data, path: Path::new(name) }
         }
@@ -256,7 +256,7 @@ mod tests {
             matches!(&written, CompileError::Write { path, .. } if path == Path::new(target)),
             "{written}"
         );
-        let cancel = Second { pieces: 0, cancel: Some(&go) };
+        let cancel = FailingStream { pieces: 0, cancel: Some(&go) };
         let cancelled = copy_stream(stream(io::repeat(1), source), stream(cancel, target), &go);
         assert!(matches!(cancelled, Err(CompileError::Cancelled)));
     }

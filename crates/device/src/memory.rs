@@ -109,8 +109,8 @@ fn status_of_machine() -> Option<windows_sys::Win32::System::SystemInformation::
 
     let mut status = MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
     // SAFETY: `dwLength` is the size of `status`, which outlives the call.
-    let told = unsafe { GlobalMemoryStatusEx(&raw mut status) };
-    (told != 0 && status.ullTotalPhys > 0).then_some(status)
+    let succeeded = unsafe { GlobalMemoryStatusEx(&raw mut status) };
+    (succeeded != 0 && status.ullTotalPhys > 0).then_some(status)
 }
 
 /// Returns the bytes of memory that the system can provide without swapping, if it reports them.

@@ -22,7 +22,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use narthex_catalog::{Cancel, fetch::fetch, index::Catalog, resolve::ModelRef, store::Store};
+use narthex_catalog::{CancelFlag, fetch::fetch, index::Catalog, resolve::ModelRef, store::Store};
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
@@ -185,7 +185,7 @@ fn minilm_on_the_gpu_gives_the_cpu_s_vectors() {
     let store = Store::open(None).unwrap();
     let model = ModelRef::parse("all-minilm-l6-v2").unwrap().resolve(&Catalog::builtin().unwrap()).unwrap();
     let checkpoint =
-        fetch(&store, &model, &Quiet, &Cancel::default()).unwrap_or_else(|error| panic!("{error}"));
+        fetch(&store, &model, &Quiet, &CancelFlag::default()).unwrap_or_else(|error| panic!("{error}"));
     for scheme in [Scheme::F32, Scheme::W8] {
         let recipe = Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
         let package = Package::make(checkpoint.path.clone(), recipe);

@@ -36,7 +36,7 @@ const FIRST_CREDIT: f32 = 32.0;
 /// Maximum credit.
 const MAX_CREDIT: f32 = 256.0;
 
-/// Credit that each step adds: the share of the time that a draft model may take in vain.
+/// Credit that each step adds: the share of the time that a draft model may waste.
 const STEP_CREDIT: f32 = 0.02;
 
 /// Times of the draft model, in steps of one token of the model that answers.

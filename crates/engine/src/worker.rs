@@ -104,18 +104,19 @@ impl Engine {
     ) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
-        let mut core = EngineLoop::new(executor, config);
+        let mut engine_loop = EngineLoop::new(executor, config);
         if let Some(draft_model) = companions.draft_model {
-            core = core.with_draft_model(draft_model);
+            engine_loop = engine_loop.with_draft_model(draft_model);
         }
         if let Some(storage) = companions.prefix_storage {
-            core = core.with_prefix_storage(storage);
+            engine_loop = engine_loop.with_prefix_storage(storage);
         }
-        let config = core.config().clone();
-        let inbox = Mutex::new(Inbox { stats: core.stats(), ..Inbox::default() });
+        let config = engine_loop.config().clone();
+        let inbox = Mutex::new(Inbox { stats: engine_loop.stats(), ..Inbox::default() });
         let shared = Arc::new(Shared { inbox, wake: companions.storage_progress.0 });
         let own = shared.clone();
-        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(core, &own))?;
+        let thread =
+            std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(engine_loop, &own))?;
         let thread_id = thread.thread().id();
         Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
@@ -197,39 +198,39 @@ impl Drop for CloseOnExit<'_> {
 }
 
 /// Body of the thread. It accepts requests, runs steps, and sleeps when there is no work.
-fn run(mut core: EngineLoop, shared: &Shared) {
+fn run(mut engine_loop: EngineLoop, shared: &Shared) {
     let _close = CloseOnExit(shared);
     let mut work = Work::Idle;
     loop {
         if work == Work::Waiting && !shared.wake.wait_for(STORAGE_WAIT) {
-            core.give_up_storage();
+            engine_loop.give_up_storage();
         }
-        match take_arrivals(&mut core, shared, work) {
-            Some(Drain::Now) => break core.finish_all(&Finish::ShutDown),
-            Some(Drain::Finish) if work == Work::Idle && core.waiting() == 0 => break,
+        match take_arrivals(&mut engine_loop, shared, work) {
+            Some(Drain::Now) => break engine_loop.finish_all(&Finish::ShutDown),
+            Some(Drain::Finish) if work == Work::Idle && engine_loop.waiting() == 0 => break,
             _ => {}
         }
-        work = core.step();
-        shared.inbox.lock().stats = core.stats();
-        if core.is_dead() {
+        work = engine_loop.step();
+        shared.inbox.lock().stats = engine_loop.stats();
+        if engine_loop.is_dead() {
             break;
         }
     }
     // The slots of ended sequences are stored, as far as the queue of the storage has room.
-    core.offer_all();
-    shared.inbox.lock().stats = core.stats();
+    engine_loop.offer_all();
+    shared.inbox.lock().stats = engine_loop.stats();
 }
 
 /// Moves arrivals into the loop. Waits first if there is no work.
-fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
+fn take_arrivals(engine_loop: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
         MutexGuard::unlocked(&mut inbox, || shared.wake.wait());
     }
     for sequence in inbox.arrivals.drain(..) {
-        core.enqueue(sequence);
+        engine_loop.enqueue(sequence);
     }
-    inbox.stats.waiting = core.waiting();
+    inbox.stats.waiting = engine_loop.waiting();
     inbox.drain
 }
 
@@ -243,9 +244,9 @@ mod tests {
         request::{TokenEvent, TokenSink, Usage},
     };
 
-    struct Ignored;
+    struct IgnoringSink;
 
-    impl TokenSink for Ignored {
+    impl TokenSink for IgnoringSink {
         fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
             ControlFlow::Continue(())
         }
@@ -267,7 +268,7 @@ mod tests {
         };
         let is_woken = || engine.shared.wake.wait_for(Duration::ZERO);
         assert!(!is_woken());
-        let handle = engine.submit(Request::greedy(vec![1], 1, Ignored)).unwrap();
+        let handle = engine.submit(Request::greedy(vec![1], 1, IgnoringSink)).unwrap();
         assert!(is_woken());
         handle.cancel();
         assert!(is_woken());

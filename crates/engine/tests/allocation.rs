@@ -38,7 +38,7 @@ fn decoding_allocates_nothing() {
     let kv = KvLimits { bytes_per_token: 1, step: 64, budget: 1 << 30 };
     let limits = Limits { slots: 6, context: 4096, chunk: 64, batch: 6, vocab: 1000, kv };
     let executor = Box::new(FakeExecutor::new(limits.clone()));
-    let mut core = EngineLoop::new(executor, EngineConfig::for_limits(&limits));
+    let mut engine_loop = EngineLoop::new(executor, EngineConfig::for_limits(&limits));
     let warm = Sampling { temperature: 0.7, ..Sampling::greedy() };
     let samplings = [
         Sampling::greedy(),
@@ -48,20 +48,20 @@ fn decoding_allocates_nothing() {
         Sampling { frequency_penalty: 0.1, repetition_penalty: 1.1, ..warm },
     ];
     for (number, sampling) in samplings.into_iter().enumerate() {
-        core.submit(request(number, sampling, None)).unwrap();
+        engine_loop.submit(request(number, sampling, None)).unwrap();
     }
     let logprobs = Some(LogProbs { top: 20, prompt: false });
-    core.submit(request(5, Sampling::greedy(), logprobs)).unwrap();
+    engine_loop.submit(request(5, Sampling::greedy(), logprobs)).unwrap();
     for _ in 0..50 {
-        core.step();
+        engine_loop.step();
     }
-    let generated = core.stats().generated_tokens;
+    let generated = engine_loop.stats().generated_tokens;
     let before = ALLOCATOR.allocations();
     for _ in 0..1000 {
-        core.step();
+        engine_loop.step();
     }
     assert_eq!(ALLOCATOR.allocations() - before, 0);
-    assert_eq!(core.stats().generated_tokens - generated, 6000);
+    assert_eq!(engine_loop.stats().generated_tokens - generated, 6000);
     // A single sequence with drafts from its own text, and with those of a draft model.
     for looks_back in [1, usize::MAX] {
         let fake = || {
@@ -70,18 +70,18 @@ fn decoding_allocates_nothing() {
             Box::new(executor)
         };
         let draft_model = DraftModel::new(fake(), |_| ());
-        let mut core =
+        let mut engine_loop =
             EngineLoop::new(fake(), EngineConfig::for_limits(&limits)).with_draft_model(draft_model);
-        core.submit(request(0, Sampling::greedy(), None)).unwrap();
+        engine_loop.submit(request(0, Sampling::greedy(), None)).unwrap();
         for _ in 0..40 {
-            core.step();
+            engine_loop.step();
         }
-        let accepted = core.stats().accepted_tokens;
+        let accepted = engine_loop.stats().accepted_tokens;
         let before = ALLOCATOR.allocations();
         for _ in 0..40 {
-            core.step();
+            engine_loop.step();
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
-        assert!(core.stats().accepted_tokens - accepted > 100, "{:?}", core.stats());
+        assert!(engine_loop.stats().accepted_tokens - accepted > 100, "{:?}", engine_loop.stats());
     }
 }

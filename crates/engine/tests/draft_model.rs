@@ -44,7 +44,7 @@ fn prompt(length: usize) -> Vec<u32> {
 
 /// An engine with a draft model, or without speculation.
 struct Bench {
-    core: EngineLoop,
+    engine_loop: EngineLoop,
     watch: Watch,
     failures: Arc<AtomicUsize>,
 }
@@ -56,15 +56,15 @@ impl Bench {
         let failures = Arc::new(AtomicUsize::new(0));
         let speculation = if draft.is_some() { Speculation::Auto } else { Speculation::Off };
         let config = EngineConfig { speculation, ..EngineConfig::for_limits(&limits()) };
-        let mut core = EngineLoop::new(Box::new(executor), config);
+        let mut engine_loop = EngineLoop::new(Box::new(executor), config);
         if let Some(draft) = draft {
             let failures = failures.clone();
             let count = move |_: &StepError| {
                 failures.fetch_add(1, Ordering::Relaxed);
             };
-            core = core.with_draft_model(DraftModel::new(Box::new(draft), count));
+            engine_loop = engine_loop.with_draft_model(DraftModel::new(Box::new(draft), count));
         }
-        Self { core, watch, failures }
+        Self { engine_loop, watch, failures }
     }
 
     /// Runs a request, and checks the engine's invariants after each step.
@@ -72,19 +72,19 @@ impl Bench {
         let sink = Recorder::new();
         let mut request = Request::greedy(prompt(length), max_tokens, sink.clone());
         change(&mut request);
-        self.core.submit(request).unwrap();
+        self.engine_loop.submit(request).unwrap();
         self.drain();
         sink.recording()
     }
 
     fn drain(&mut self) {
-        while self.core.step() == Work::Busy {
-            invariant::check_engine(&self.core, &self.watch).unwrap();
+        while self.engine_loop.step() == Work::Busy {
+            invariant::check_engine(&self.engine_loop, &self.watch).unwrap();
         }
     }
 
     fn stats(&self) -> EngineStats {
-        self.core.stats()
+        self.engine_loop.stats()
     }
 
     fn failures(&self) -> usize {
@@ -143,7 +143,7 @@ fn the_draft_model_follows_the_sequence_that_runs_alone() {
     // Sequences that run together have no drafts.
     let sinks = [Recorder::new(), Recorder::new()];
     for sink in &sinks {
-        bench.core.submit(Request::greedy(prompt(9), 40, sink.clone())).unwrap();
+        bench.engine_loop.submit(Request::greedy(prompt(9), 40, sink.clone())).unwrap();
     }
     bench.drain();
     assert_eq!((bench.stats().accepted_tokens, watch.lengths()[0]), (alone.accepted_tokens, held));
@@ -209,14 +209,14 @@ fn speedup(draft: fn() -> FakeExecutor, costs: [[u64; 2]; 2], prompt_length: usi
             TimedExecutor::new(executor, clock.clone(), costs).supervised()
         };
         let config = EngineConfig::for_limits(&limits());
-        let mut core = EngineLoop::new(timed(FakeExecutor::new(limits()), costs[0]), config);
+        let mut engine_loop = EngineLoop::new(timed(FakeExecutor::new(limits()), costs[0]), config);
         if with_draft {
-            core = core.with_draft_model(DraftModel::new(timed(draft(), costs[1]), |_| ()));
+            engine_loop = engine_loop.with_draft_model(DraftModel::new(timed(draft(), costs[1]), |_| ()));
         }
         for turn in 0..2 {
             let sink = Recorder::new();
-            core.submit(Request::greedy(prompt(prompt_length + turn), 200, sink.clone())).unwrap();
-            while core.step() == Work::Busy {}
+            engine_loop.submit(Request::greedy(prompt(prompt_length + turn), 200, sink.clone())).unwrap();
+            while engine_loop.step() == Work::Busy {}
             assert_eq!(sink.recording().tokens.len(), 200);
         }
         clock.now().as_secs_f64()

@@ -28,7 +28,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
 
 /// An engine whose invariants are checked after every step.
 struct Bench {
-    core: EngineLoop,
+    engine_loop: EngineLoop,
     watch: Watch,
 }
 
@@ -42,18 +42,18 @@ impl Bench {
         let mut executor = FakeExecutor::new(limits);
         change(&mut executor);
         let watch = executor.watch();
-        Self { core: EngineLoop::new(Box::new(executor), config), watch }
+        Self { engine_loop: EngineLoop::new(Box::new(executor), config), watch }
     }
 
     fn ask(&mut self, prompt: &[u32], max_tokens: usize) -> Recorder {
         let sink = Recorder::new();
-        self.core.submit(request(prompt, max_tokens, &sink)).unwrap();
+        self.engine_loop.submit(request(prompt, max_tokens, &sink)).unwrap();
         sink
     }
 
     fn step(&mut self) -> Work {
-        let work = self.core.step();
-        invariant::check_engine(&self.core, &self.watch).unwrap();
+        let work = self.engine_loop.step();
+        invariant::check_engine(&self.engine_loop, &self.watch).unwrap();
         work
     }
 
@@ -67,7 +67,7 @@ impl Bench {
 fn alone(prompt: &[u32], max_tokens: usize, sampling: Sampling) -> Vec<u32> {
     let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
-    bench.core.submit(Request { sampling, ..request(prompt, max_tokens, &sink) }).unwrap();
+    bench.engine_loop.submit(Request { sampling, ..request(prompt, max_tokens, &sink) }).unwrap();
     bench.drain();
     sink.recording().tokens
 }
@@ -101,7 +101,7 @@ fn company_changes_no_answer() {
         let sinks: Vec<Recorder> = prompts.iter().map(|_| Recorder::new()).collect();
         for (n, (prompt, sink)) in prompts.iter().zip(&sinks).enumerate() {
             let request = Request { sampling: sampling(n), ..request(prompt, 20, sink) };
-            bench.core.submit(request).unwrap();
+            bench.engine_loop.submit(request).unwrap();
             bench.step();
         }
         bench.drain();
@@ -110,7 +110,7 @@ fn company_changes_no_answer() {
             assert_eq!(recording.tokens, alone(prompt, 20, sampling(n)), "sequence {n} under {budget}");
             assert_eq!((end(&recording).0, end(&recording).1.completion_tokens), (&Finish::Length, 20));
         }
-        assert_eq!(bench.core.stats().preemptions > 0, budget == 320);
+        assert_eq!(bench.engine_loop.stats().preemptions > 0, budget == 320);
     }
 }
 
@@ -156,7 +156,7 @@ fn a_prefix_in_a_slot_is_not_run_again() {
     bench.drain();
     assert_eq!(third.recording().tokens, second.recording().tokens);
     assert_eq!(end(&third.recording()).1.cached_tokens, 43);
-    let stats = bench.core.stats();
+    let stats = bench.engine_loop.stats();
     assert_eq!((stats.cached_tokens, stats.prompt_tokens), (83, 40 + 3));
 }
 
@@ -170,7 +170,7 @@ fn a_prompt_that_is_kept_whole_is_answered_within_the_same_bounds() {
         assert_eq!(finish(&sink), Finish::Length);
     }
     // All sequences but the first reuse the whole prompt.
-    assert_eq!((bench.core.stats().cached_tokens, bench.core.stats().prompt_tokens), (60, 20));
+    assert_eq!((bench.engine_loop.stats().cached_tokens, bench.engine_loop.stats().prompt_tokens), (60, 20));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn stop_tokens_end_and_are_not_reported() {
     let answer = greedy(&[1, 2], 10);
     let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
-    bench.core.submit(Request { stop: vec![answer[4]], ..request(&[1, 2], 10, &sink) }).unwrap();
+    bench.engine_loop.submit(Request { stop: vec![answer[4]], ..request(&[1, 2], 10, &sink) }).unwrap();
     bench.drain();
     let at = answer.iter().position(|token| *token == answer[4]).unwrap();
     assert_eq!(sink.recording().tokens, answer[..at]);
@@ -207,7 +207,7 @@ fn prompt_log_probabilities_cover_every_token_once() {
     for max_tokens in [3, 0] {
         let sink = Recorder::new();
         let logprobs = Some(LogProbs { top: 3, prompt: true });
-        bench.core.submit(Request { logprobs, ..request(&prompt(2, 50), max_tokens, &sink) }).unwrap();
+        bench.engine_loop.submit(Request { logprobs, ..request(&prompt(2, 50), max_tokens, &sink) }).unwrap();
         bench.drain();
         let recording = sink.recording();
         assert_eq!(recording.prompt.iter().map(|(token, _)| *token).collect::<Vec<_>>(), prompt(2, 50));
@@ -224,8 +224,8 @@ fn prompt_log_probabilities_cover_every_token_once() {
 fn a_cancelled_sequence_frees_its_slot_at_the_next_plan() {
     let mut bench = Bench::new(limits(1, 1 << 20));
     let (first, sink) = (Recorder::new(), Recorder::new());
-    let handle = bench.core.submit(request(&[1], 100, &first)).unwrap();
-    let waiting = bench.core.submit(request(&[2], 100, &sink)).unwrap();
+    let handle = bench.engine_loop.submit(request(&[1], 100, &first)).unwrap();
+    let waiting = bench.engine_loop.submit(request(&[2], 100, &sink)).unwrap();
     let last = bench.ask(&[3], 3);
     for _ in 0..4 {
         bench.step();
@@ -243,7 +243,7 @@ fn a_cancelled_sequence_frees_its_slot_at_the_next_plan() {
 fn a_sink_that_leaves_frees_the_slot_and_its_tokens_are_kept() {
     let mut bench = Bench::new(limits(1, 1 << 20));
     let leaver = Recorder::leaving_after(2);
-    bench.core.submit(request(&[1, 5], 100, &leaver)).unwrap();
+    bench.engine_loop.submit(request(&[1, 5], 100, &leaver)).unwrap();
     let next = bench.ask(&[1, 5, 7], 3);
     bench.drain();
     assert_eq!((finish(&leaver), leaver.recording().tokens), (Finish::Cancelled, greedy(&[1, 5], 2)));
@@ -261,7 +261,7 @@ fn failures_end_those_who_took_part_and_no_others() {
                 executor.faults = [Fault::None, fault.clone()].into();
             });
             let hit = Recorder::new();
-            bench.core.submit(Request { logprobs, ..request(&prompt(4, 20), 9, &hit) }).unwrap();
+            bench.engine_loop.submit(Request { logprobs, ..request(&prompt(4, 20), 9, &hit) }).unwrap();
             let spared = bench.ask(&[5], 4);
             bench.drain();
             assert_eq!(finish(&hit), Finish::Failed(expected.clone()));
@@ -334,7 +334,7 @@ fn idle_slots_are_emptied_when_the_device_runs_out_of_memory() {
     bench.drain();
     assert_eq!(sink.recording().tokens, greedy(&[2], 6));
     assert_eq!(bench.watch.lengths(), [0, 0, 6]);
-    assert_eq!(bench.core.stats().preemptions, 0);
+    assert_eq!(bench.engine_loop.stats().preemptions, 0);
 }
 
 /// A device whose memory holds one sequence, contrary to its limits.
@@ -369,14 +369,14 @@ fn a_device_with_less_memory_than_it_says_still_answers_everybody() {
     let limits = limits(4, 1 << 20);
     let executor = FakeExecutor::new(limits.clone());
     let watch = executor.watch();
-    let core = EngineLoop::new(Box::new(Narrow(executor)), EngineConfig::for_limits(&limits));
-    let mut bench = Bench { core, watch };
+    let engine_loop = EngineLoop::new(Box::new(Narrow(executor)), EngineConfig::for_limits(&limits));
+    let mut bench = Bench { engine_loop, watch };
     let sinks: Vec<Recorder> = (0..6).map(|n| bench.ask(&prompt(n, 20), 10)).collect();
     bench.drain();
     for (n, sink) in (0..).zip(&sinks) {
         assert_eq!(sink.recording().tokens, greedy(&prompt(n, 20), 10));
     }
-    assert!(bench.core.stats().preemptions > 0);
+    assert!(bench.engine_loop.stats().preemptions > 0);
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn the_budget_bounds_a_sequence_alone_and_in_company_alike() {
         assert_eq!((finish(sink), sink.recording().tokens), (Finish::Length, greedy(&[n], 24)));
     }
     assert_eq!(last.recording().tokens, greedy(&prompt(1, 24), 1));
-    let too_long = bench.core.submit(request(&prompt(1, 25), 1, &last)).map(drop);
+    let too_long = bench.engine_loop.submit(request(&prompt(1, 25), 1, &last)).map(drop);
     assert_eq!(too_long, Err(SubmitError::PromptTooLong { prompt: 25, context: 25 }));
 }
 
@@ -399,7 +399,7 @@ fn bad_requests_are_refused() {
     let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
     let mut check = |prompt: &[u32], expect| {
-        assert_eq!(bench.core.submit(request(prompt, 1, &sink)).map(drop), Err(expect));
+        assert_eq!(bench.engine_loop.submit(request(prompt, 1, &sink)).map(drop), Err(expect));
     };
     check(&[], SubmitError::Empty);
     check(&[50], SubmitError::BadToken { token: 50, vocab: 50 });
@@ -466,9 +466,9 @@ fn scripted(
     let script = Script { tokens: SCRIPT.to_vec(), forced, at: 0, allowed: [0; 2], outcome: end };
     let mut request = Request { constraint: Some(Box::new(script)), ..request(&[1, 2, 3], 20, &sink) };
     change(&mut request);
-    bench.core.submit(request).unwrap();
+    bench.engine_loop.submit(request).unwrap();
     bench.drain();
-    (sink.recording(), bench.core.stats().steps)
+    (sink.recording(), bench.engine_loop.stats().steps)
 }
 
 #[test]

@@ -36,18 +36,18 @@ fn read_prompt_beside_answer(token_latency: Option<Duration>) -> Steps {
     let config = EngineConfig { token_latency, ..EngineConfig::for_limits(&limits) };
     let clock = Clock::default();
     let executor = TimedExecutor::new(FakeExecutor::new(limits), clock.clone(), COSTS);
-    let mut core = EngineLoop::new(executor.supervised(), config);
+    let mut engine_loop = EngineLoop::new(executor.supervised(), config);
     let (answer, prompt) = (Recorder::new(), Recorder::new());
-    core.submit(request(100, 2000, &answer)).unwrap();
+    engine_loop.submit(request(100, 2000, &answer)).unwrap();
     while answer.recording().tokens.len() < 20 {
-        core.step();
+        engine_loop.step();
     }
-    core.submit(request(PROMPT, 1, &prompt)).unwrap();
+    engine_loop.submit(request(PROMPT, 1, &prompt)).unwrap();
     let start = clock.now();
     let mut longest = Duration::ZERO;
     while prompt.recording().ends.is_empty() {
         let (time, tokens) = (clock.now(), answer.recording().tokens.len());
-        assert_eq!(core.step(), Work::Busy);
+        assert_eq!(engine_loop.step(), Work::Busy);
         assert!(answer.recording().tokens.len() > tokens, "the answer advances in every step");
         longest = longest.max(clock.now() - time);
     }

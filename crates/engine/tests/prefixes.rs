@@ -27,16 +27,16 @@ fn engine(executor: impl Executor + 'static) -> EngineLoop {
     EngineLoop::new(Box::new(executor), config)
 }
 
-fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
+fn submit(engine_loop: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
     let sink = Recorder::new();
     let request = Request::greedy(prompt.to_vec(), max_tokens, sink.clone());
-    core.submit(request).unwrap();
+    engine_loop.submit(request).unwrap();
     sink
 }
 
-fn drain(core: &mut EngineLoop) {
-    while core.step() == Work::Busy {
-        invariant::check(&core.snapshot()).unwrap();
+fn drain(engine_loop: &mut EngineLoop) {
+    while engine_loop.step() == Work::Busy {
+        invariant::check(&engine_loop.snapshot()).unwrap();
     }
 }
 
@@ -45,9 +45,9 @@ fn usage(sink: &Recorder) -> Usage {
 }
 
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
-    let mut core = engine(FakeExecutor::new(limits(1)));
-    let sink = submit(&mut core, prompt, max_tokens);
-    drain(&mut core);
+    let mut engine_loop = engine(FakeExecutor::new(limits(1)));
+    let sink = submit(&mut engine_loop, prompt, max_tokens);
+    drain(&mut engine_loop);
     sink.recording().tokens
 }
 
@@ -63,31 +63,31 @@ fn conversation(number: usize, own: usize) -> Vec<u32> {
 
 #[test]
 fn an_agent_s_turns_read_hardly_more_than_their_new_tokens() {
-    let mut core = engine(FakeExecutor::new(limits(2)));
+    let mut engine_loop = engine(FakeExecutor::new(limits(2)));
     let mut history = conversation(0, 0);
     let mut new = history.len();
     for turn in 0..20 {
         let user: Vec<u32> = words(turn + 2, 0..12).collect();
         new += user.len();
         history.extend(user);
-        let sink = submit(&mut core, &history, 9);
-        drain(&mut core);
+        let sink = submit(&mut engine_loop, &history, 9);
+        drain(&mut engine_loop);
         assert_eq!(sink.recording().tokens, alone(&history, 9));
         history.extend(sink.recording().tokens);
     }
-    let read = core.stats().prompt_tokens as usize;
+    let read = engine_loop.stats().prompt_tokens as usize;
     assert!(read * 10 <= new * 11, "{read} tokens were read for {new} new ones");
 }
 
 #[test]
 fn interleaved_conversations_each_keep_their_own_tail() {
     for slots in [4, 6] {
-        let mut core = engine(FakeExecutor::new(limits(slots)));
+        let mut engine_loop = engine(FakeExecutor::new(limits(slots)));
         let mut histories: Vec<Vec<u32>> = (0..4).map(|number| conversation(number, 20)).collect();
         for turn in 0..6 {
             for (number, history) in histories.iter_mut().enumerate() {
-                let sink = submit(&mut core, history, 7);
-                drain(&mut core);
+                let sink = submit(&mut engine_loop, history, 7);
+                drain(&mut engine_loop);
                 let usage = usage(&sink);
                 let expected = match (turn, number) {
                     (0, 0) => 0,
@@ -106,15 +106,15 @@ fn interleaved_conversations_each_keep_their_own_tail() {
 
 #[test]
 fn prompts_that_arrive_together_run_their_prefix_once() {
-    let mut core = engine(FakeExecutor::new(limits(4)));
+    let mut engine_loop = engine(FakeExecutor::new(limits(4)));
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| conversation(number, 10)).collect();
-    let sinks: Vec<Recorder> = prompts.iter().map(|prompt| submit(&mut core, prompt, 5)).collect();
-    let whole = submit(&mut core, &prompts[0], 5);
-    drain(&mut core);
+    let sinks: Vec<Recorder> = prompts.iter().map(|prompt| submit(&mut engine_loop, prompt, 5)).collect();
+    let whole = submit(&mut engine_loop, &prompts[0], 5);
+    drain(&mut engine_loop);
     for (prompt, sink) in prompts.iter().zip(&sinks) {
         assert_eq!(sink.recording().tokens, alone(prompt, 5));
     }
-    assert_eq!(core.stats().prompt_tokens, (SYSTEM + 4 * 10) as u64);
+    assert_eq!(engine_loop.stats().prompt_tokens, (SYSTEM + 4 * 10) as u64);
     // Nothing of the repeated prompt runs.
     assert_eq!((usage(&whole).cached_tokens, whole.recording().tokens), (70, alone(&prompts[0], 5)));
 }
@@ -122,11 +122,11 @@ fn prompts_that_arrive_together_run_their_prefix_once() {
 #[test]
 fn a_prefix_is_taken_over_where_memory_has_no_room_for_a_copy() {
     let kv = KvLimits { budget: 160, ..limits(4).kv };
-    let mut core = engine(FakeExecutor::new(Limits { kv, ..limits(4) }));
+    let mut engine_loop = engine(FakeExecutor::new(Limits { kv, ..limits(4) }));
     for number in 0..6 {
         let prompt = conversation(number, 30);
-        let sink = submit(&mut core, &prompt, 5);
-        drain(&mut core);
+        let sink = submit(&mut engine_loop, &prompt, 5);
+        drain(&mut engine_loop);
         assert_eq!(usage(&sink).cached_tokens, if number == 0 { 0 } else { SYSTEM });
         assert_eq!(sink.recording().tokens, alone(&prompt, 5));
     }
@@ -144,10 +144,10 @@ fn a_copy_that_fails_costs_time_and_no_answer() {
         let mut executor = FakeExecutor::new(limits(3));
         executor.copy_faults = [fault.clone()].into();
         executor.truncate_faults = [truncated].into();
-        let mut core = engine(executor);
+        let mut engine_loop = engine(executor);
         let sinks: Vec<Recorder> =
-            (0..3).map(|number| submit(&mut core, &conversation(number, 10), 5)).collect();
-        drain(&mut core);
+            (0..3).map(|number| submit(&mut engine_loop, &conversation(number, 10), 5)).collect();
+        drain(&mut engine_loop);
         for (number, sink) in sinks.iter().enumerate() {
             assert_eq!(sink.recording().tokens, alone(&conversation(number, 10), 5), "{fault:?}");
         }
@@ -156,11 +156,11 @@ fn a_copy_that_fails_costs_time_and_no_answer() {
 
 #[test]
 fn an_executor_that_copies_nothing_runs_the_prefix_again() {
-    let mut core = engine(ClosedExecutor(FakeExecutor::new(limits(3))));
+    let mut engine_loop = engine(ClosedExecutor(FakeExecutor::new(limits(3))));
     for number in 0..3 {
         let prompt = conversation(number, 10);
-        let sink = submit(&mut core, &prompt, 5);
-        drain(&mut core);
+        let sink = submit(&mut engine_loop, &prompt, 5);
+        drain(&mut engine_loop);
         assert_eq!(sink.recording().tokens, alone(&prompt, 5));
     }
 }

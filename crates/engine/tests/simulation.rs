@@ -30,7 +30,7 @@ enum Truncations {
 
 struct World {
     rng: SplitMix64,
-    core: EngineLoop,
+    engine_loop: EngineLoop,
     limits: Limits,
     /// Number of last tokens that the model's logits depend on; a small number makes answers repetitive.
     looks_back: usize,
@@ -131,10 +131,10 @@ impl Ask {
         let mut executor = FakeExecutor::new(limits.clone());
         executor.looks_back = looks_back;
         let config = EngineConfig { speculation: Speculation::Off, ..EngineConfig::for_limits(limits) };
-        let mut core = EngineLoop::new(Box::new(executor), config);
+        let mut engine_loop = EngineLoop::new(Box::new(executor), config);
         let sink = Recorder::new();
-        core.submit(self.request(sink.clone(), None)).unwrap();
-        while core.step() == Work::Busy {}
+        engine_loop.submit(self.request(sink.clone(), None)).unwrap();
+        while engine_loop.step() == Work::Busy {}
         let recording = sink.recording();
         (recording.ends[0].0.clone(), recording.tokens)
     }
@@ -179,8 +179,8 @@ impl World {
             executor.truncate_faults = failing.collect();
         }
         let watch = executor.watch();
-        let core = EngineLoop::new(Box::new(executor), config);
-        Self { core, rng, limits, looks_back, watch, submitted: Vec::new() }
+        let engine_loop = EngineLoop::new(Box::new(executor), config);
+        Self { engine_loop, rng, limits, looks_back, watch, submitted: Vec::new() }
     }
 
     fn arrive(&mut self) {
@@ -203,7 +203,7 @@ impl World {
         };
         let echo = below(rng, 5) == 0;
         let logprobs = echo.then_some(LogProbs { top: 2, prompt: true });
-        let handle = self.core.submit(ask.request(sink.clone(), logprobs)).unwrap();
+        let handle = self.engine_loop.submit(ask.request(sink.clone(), logprobs)).unwrap();
         self.submitted.push(Submitted { ask, echo, sink, handle });
     }
 
@@ -215,8 +215,8 @@ impl World {
     }
 
     fn step(&mut self) -> Work {
-        let work = self.core.step();
-        invariant::check_engine(&self.core, &self.watch).unwrap();
+        let work = self.engine_loop.step();
+        invariant::check_engine(&self.engine_loop, &self.watch).unwrap();
         work
     }
 }
@@ -266,7 +266,7 @@ fn compare_with_alone(world: &World) -> usize {
 fn simulate(seed: u64, truncations: Truncations) -> EngineStats {
     let mut world = World::new(seed, truncations);
     for _ in 0..STEPS {
-        if world.core.waiting() < 6 && below(&mut world.rng, 3) == 0 {
+        if world.engine_loop.waiting() < 6 && below(&mut world.rng, 3) == 0 {
             world.arrive();
         }
         if below(&mut world.rng, 80) == 0 {
@@ -276,7 +276,7 @@ fn simulate(seed: u64, truncations: Truncations) -> EngineStats {
     }
     let left = (0..STEPS).take_while(|_| world.step() == Work::Busy).count();
     assert!(left < STEPS, "the engine does not come to rest");
-    let (all, stats) = (world.submitted.len(), world.core.stats());
+    let (all, stats) = (world.submitted.len(), world.engine_loop.stats());
     let complete = compare_with_alone(&world);
     assert!(all > 200 && complete > all / 4, "{complete} of {all} were answered");
     assert!(stats.cached_tokens > 0 && stats.generated_tokens > 1000, "{stats:?}");

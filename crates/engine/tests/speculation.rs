@@ -30,7 +30,7 @@ const REPEATING: usize = 2;
 const RANDOM: usize = usize::MAX;
 
 struct Bench {
-    core: EngineLoop,
+    engine_loop: EngineLoop,
     watch: Watch,
 }
 
@@ -38,7 +38,7 @@ impl Bench {
     fn new(executor: FakeExecutor, speculation: Speculation) -> Self {
         let config = EngineConfig { speculation, ..EngineConfig::for_limits(executor.limits()) };
         let watch = executor.watch();
-        Self { core: EngineLoop::new(Box::new(executor), config), watch }
+        Self { engine_loop: EngineLoop::new(Box::new(executor), config), watch }
     }
 
     fn ask(&mut self, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recorder {
@@ -48,15 +48,15 @@ impl Bench {
     fn ask_with(&mut self, sink: Recorder, max_tokens: usize, change: impl FnOnce(&mut Request)) -> Recorder {
         let mut request = Request::greedy((0..20).map(|i| i * i % 50).collect(), max_tokens, sink.clone());
         change(&mut request);
-        self.core.submit(request).unwrap();
+        self.engine_loop.submit(request).unwrap();
         sink
     }
 
     fn drain(&mut self) -> EngineStats {
-        while self.core.step() == Work::Busy {
-            invariant::check_engine(&self.core, &self.watch).unwrap();
+        while self.engine_loop.step() == Work::Busy {
+            invariant::check_engine(&self.engine_loop, &self.watch).unwrap();
         }
-        self.core.stats()
+        self.engine_loop.stats()
     }
 }
 
@@ -169,7 +169,7 @@ fn faults_hit_a_draft_as_they_hit_a_token() {
             assert!(plain.starts_with(&recording.tokens));
             // A step of one token fails as well if memory is full and nothing can be freed.
             let is_whole = recording.ends[0].0 == Finish::Length && recording.tokens.len() == 100;
-            let single = fault != Fault::Lost && bench.core.stats().accepted_tokens == 0;
+            let single = fault != Fault::Lost && bench.engine_loop.stats().accepted_tokens == 0;
             assert!(is_whole == goes_on || single, "{fault:?} at step {at}: {:?}", recording.ends);
         }
     }
@@ -204,11 +204,11 @@ fn speedup(looks_back: usize, costs: [u64; 2]) -> f64 {
         let clock = Clock::default();
         let supervised = TimedExecutor::new(fake(looks_back), clock.clone(), costs).supervised();
         let config = EngineConfig { speculation, ..EngineConfig::for_limits(&limits()) };
-        let mut core = EngineLoop::new(supervised, config);
+        let mut engine_loop = EngineLoop::new(supervised, config);
         let sink = Recorder::new();
         let request = Request::greedy(vec![1, 2, 3], 400, sink.clone());
-        core.submit(request).unwrap();
-        while core.step() == Work::Busy {}
+        engine_loop.submit(request).unwrap();
+        while engine_loop.step() == Work::Busy {}
         assert_eq!(sink.recording().tokens.len(), 400);
         clock.now().as_secs_f64()
     });

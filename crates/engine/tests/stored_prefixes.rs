@@ -101,18 +101,18 @@ fn fake(storage: &MemoryStorage) -> EngineLoop {
     engine(FakeExecutor::new(limits(2)), storage)
 }
 
-fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
+fn submit(engine_loop: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
     let sink = Recorder::new();
-    core.submit(Request::greedy(prompt.to_vec(), max_tokens, sink.clone())).unwrap();
+    engine_loop.submit(Request::greedy(prompt.to_vec(), max_tokens, sink.clone())).unwrap();
     sink
 }
 
 /// Runs steps until nothing is left. Returns the number of steps that only waited for the storage.
-fn drain(core: &mut EngineLoop) -> usize {
+fn drain(engine_loop: &mut EngineLoop) -> usize {
     let mut waits = 0;
     for _ in 0..20_000 {
-        let work = core.step();
-        invariant::check(&core.snapshot()).unwrap();
+        let work = engine_loop.step();
+        invariant::check(&engine_loop.snapshot()).unwrap();
         waits += usize::from(work == Work::Waiting);
         if work == Work::Idle {
             return waits;
@@ -132,25 +132,25 @@ fn prompt(number: usize, length: usize) -> Vec<u32> {
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     let executor = FakeExecutor::new(limits(1));
     let config = EngineConfig::for_limits(executor.limits());
-    let mut core = EngineLoop::new(Box::new(executor), config);
-    let sink = submit(&mut core, prompt, max_tokens);
-    while core.step() == Work::Busy {}
+    let mut engine_loop = EngineLoop::new(Box::new(executor), config);
+    let sink = submit(&mut engine_loop, prompt, max_tokens);
+    while engine_loop.step() == Work::Busy {}
     sink.recording().tokens
 }
 
 /// Returns a storage with the blocks of a prompt and its answer.
 fn filled(prompt: &[u32], max_tokens: usize) -> MemoryStorage {
     let storage = MemoryStorage::default();
-    let mut core = fake(&storage);
-    submit(&mut core, prompt, max_tokens);
-    drain(&mut core);
+    let mut engine_loop = fake(&storage);
+    submit(&mut engine_loop, prompt, max_tokens);
+    drain(&mut engine_loop);
     storage
 }
 
 /// Answers a prompt in a new engine, and checks the answer and the number of cached tokens.
-fn check(core: &mut EngineLoop, prompt: &[u32], cached: usize) {
-    let sink = submit(core, prompt, 9);
-    drain(core);
+fn check(engine_loop: &mut EngineLoop, prompt: &[u32], cached: usize) {
+    let sink = submit(engine_loop, prompt, 9);
+    drain(engine_loop);
     assert_eq!((sink.recording().tokens, usage(&sink).cached_tokens), (alone(prompt, 9), cached));
 }
 
@@ -160,10 +160,10 @@ fn a_later_engine_starts_with_the_stored_prefix() {
     let storage = filled(&prompt, 30);
     // 329 tokens were in the slot.
     assert_eq!(storage.blocks.lock().len(), 5);
-    let mut core = fake(&storage);
-    check(&mut core, &prompt, 4 * BLOCK_TOKENS);
+    let mut engine_loop = fake(&storage);
+    check(&mut engine_loop, &prompt, 4 * BLOCK_TOKENS);
     // The slot has more than the storage now.
-    check(&mut core, &[&prompt[..], &[3, 4]].concat(), 300);
+    check(&mut engine_loop, &[&prompt[..], &[3, 4]].concat(), 300);
     // Another tail needs a part only.
     check(&mut fake(&storage), &[&prompt[..150], &[9; 60]].concat(), 2 * BLOCK_TOKENS);
     // The last token of a prompt always runs.
@@ -178,42 +178,42 @@ fn a_later_engine_starts_with_the_stored_prefix() {
 fn a_stored_prefix_continues_that_of_a_slot() {
     let first = prompt(1, 300);
     let storage = filled(&first, 5);
-    let mut core = fake(&storage);
+    let mut engine_loop = fake(&storage);
     let short = [&first[..100], &[8; 5]].concat();
-    check(&mut core, &short, BLOCK_TOKENS);
-    check(&mut core, &first, 4 * BLOCK_TOKENS);
+    check(&mut engine_loop, &short, BLOCK_TOKENS);
+    check(&mut engine_loop, &first, 4 * BLOCK_TOKENS);
 }
 
 #[test]
 fn blocks_are_stored_while_a_sequence_still_runs() {
     let storage = MemoryStorage::default();
-    let mut core = fake(&storage);
-    submit(&mut core, &prompt(1, 200), 100);
+    let mut engine_loop = fake(&storage);
+    submit(&mut engine_loop, &prompt(1, 200), 100);
     for _ in 0..40 {
-        core.step();
+        engine_loop.step();
     }
-    assert_eq!((core.stats().running, storage.blocks.lock().len()), (1, 3));
+    assert_eq!((engine_loop.stats().running, storage.blocks.lock().len()), (1, 3));
 }
 
 #[test]
 fn others_run_while_a_prefix_is_read() {
     let first = prompt(1, 200);
     let storage = MemoryStorage { delay: 30, ..filled(&first, 5) };
-    let mut core = fake(&storage);
-    let other = submit(&mut core, &prompt(2, 20), 20);
-    core.step();
-    let sink = submit(&mut core, &first, 9);
-    let waits = drain(&mut core);
+    let mut engine_loop = fake(&storage);
+    let other = submit(&mut engine_loop, &prompt(2, 20), 20);
+    engine_loop.step();
+    let sink = submit(&mut engine_loop, &first, 9);
+    let waits = drain(&mut engine_loop);
     assert!((5..30).contains(&waits), "{waits}");
     assert_eq!(other.recording().tokens, alone(&prompt(2, 20), 20));
     assert_eq!((sink.recording().tokens, usage(&sink).cached_tokens), (alone(&first, 9), 3 * BLOCK_TOKENS));
     // A look-up whose sequence is cancelled holds nothing up.
     let cancelled = Recorder::new();
-    let mut core = fake(&storage);
-    let handle = core.submit(Request::greedy(first.clone(), 9, cancelled.clone())).unwrap();
-    assert_eq!(core.step(), Work::Waiting);
+    let mut engine_loop = fake(&storage);
+    let handle = engine_loop.submit(Request::greedy(first.clone(), 9, cancelled.clone())).unwrap();
+    assert_eq!(engine_loop.step(), Work::Waiting);
     handle.cancel();
-    assert_eq!(core.step(), Work::Idle);
+    assert_eq!(engine_loop.step(), Work::Idle);
     assert_eq!(cancelled.recording().ends.len(), 1);
 }
 
@@ -223,8 +223,8 @@ fn blocks_that_do_not_fit_are_removed_and_run() {
     let spoil = |index: usize, block: &dyn Fn(&KvBlock) -> KvBlock, cached: usize, expect: &str| {
         let storage = filled(&first, 5);
         storage.blocks.lock().values_mut().skip(index).for_each(|value| *value = block(value));
-        let mut core = fake(&storage);
-        check(&mut core, &first, cached);
+        let mut engine_loop = fake(&storage);
+        check(&mut engine_loop, &first, cached);
         let removed = storage.removed.lock();
         assert!(removed.len() == 1 && removed[0].contains(expect), "{removed:?}");
         assert_eq!(storage.blocks.lock().len(), 4, "the removed block is written again");
@@ -240,16 +240,16 @@ fn blocks_that_do_not_fit_are_removed_and_run() {
 #[test]
 fn a_full_queue_ends_the_writes_and_nothing_else() {
     let storage = MemoryStorage { room: Some(2), ..MemoryStorage::default() };
-    let mut core = fake(&storage);
-    let sink = submit(&mut core, &prompt(1, 300), 9);
-    while core.step() == Work::Busy {}
-    assert!((0..100).all(|_| core.step() == Work::Waiting), "the queue is still full");
-    core.give_up_storage();
-    assert_eq!(core.step(), Work::Idle);
+    let mut engine_loop = fake(&storage);
+    let sink = submit(&mut engine_loop, &prompt(1, 300), 9);
+    while engine_loop.step() == Work::Busy {}
+    assert!((0..100).all(|_| engine_loop.step() == Work::Waiting), "the queue is still full");
+    engine_loop.give_up_storage();
+    assert_eq!(engine_loop.step(), Work::Idle);
     assert_eq!(sink.recording().tokens, alone(&prompt(1, 300), 9));
     assert_eq!(storage.blocks.lock().len(), 2);
-    submit(&mut core, &prompt(2, 300), 9);
-    assert_eq!(drain(&mut core), 0);
+    submit(&mut engine_loop, &prompt(2, 300), 9);
+    assert_eq!(drain(&mut engine_loop), 0);
 }
 
 #[test]
@@ -332,18 +332,18 @@ impl Executor for Switching {
 fn only_keys_that_do_not_depend_on_the_length_are_stored_and_written() {
     let first = prompt(1, 300);
     let storage = MemoryStorage::default();
-    let mut core = engine(Switching::new(200), &storage);
+    let mut engine_loop = engine(Switching::new(200), &storage);
     // The first blocks are stored before the sequence becomes too long.
-    check(&mut core, &first, 0);
+    check(&mut engine_loop, &first, 0);
     let stored = storage.blocks.lock().len();
     assert!((1..=3).contains(&stored), "{stored}");
     let executor = Switching::new(200);
     let restored = executor.restored.clone();
-    let mut core = engine(executor, &storage);
-    check(&mut core, &first, 0);
+    let mut engine_loop = engine(executor, &storage);
+    check(&mut engine_loop, &first, 0);
     assert!(restored.lock().is_empty());
     // The slot of the longer sequence has the first tokens, which count as cached.
-    check(&mut core, &[&first[..40], &[9; 40]].concat(), 40);
+    check(&mut engine_loop, &[&first[..40], &[9; 40]].concat(), 40);
     let executor = Switching::new(200);
     let restored = executor.restored.clone();
     check(&mut engine(executor, &storage), &first[..150], stored.min(2) * BLOCK_TOKENS);
@@ -387,9 +387,9 @@ fn a_write_to_a_slot_that_fails_costs_time_and_no_answer() {
     ] {
         let storage = filled(&first, 5);
         let executor = Failing(FakeExecutor::new(limits(2)), Some(error.clone()));
-        let mut core = engine(executor, &storage);
-        let sink = submit(&mut core, &first, 9);
-        drain(&mut core);
+        let mut engine_loop = engine(executor, &storage);
+        let sink = submit(&mut engine_loop, &first, 9);
+        drain(&mut engine_loop);
         assert_eq!(sink.recording().tokens, alone(&first, 9), "{error}");
     }
 }

@@ -19,12 +19,10 @@ use crate::error::Error;
 /// use narthex_gateway::Cancel;
 ///
 /// let cancel = Cancel::new();
-/// let job = {
-///     let cancel = cancel.clone();
-///     std::thread::spawn(move || while !cancel.is_cancelled() {})
-/// };
+/// let (sender, receiver) = std::sync::mpsc::channel();
+/// let _callback = cancel.on_cancel(move || sender.send(()).unwrap());
 /// cancel.cancel();
-/// job.join().unwrap();
+/// assert!(cancel.is_cancelled() && receiver.recv().is_ok());
 /// ```
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<Signal>);

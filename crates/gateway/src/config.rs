@@ -89,6 +89,15 @@ pub struct Config {
 }
 
 /// Settings of the prefix cache in files.
+///
+/// ```
+/// use narthex_gateway::{Config, PrefixCacheConfig};
+///
+/// let bytes = PrefixCacheConfig::DEFAULT_BYTES;
+/// let cache = PrefixCacheConfig { folder: "/var/cache/narthex".into(), bytes };
+/// let config = Config { prefix_cache: Some(cache), ..Config::standard() };
+/// assert!(config.prefix_cache.is_some());
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixCacheConfig {
     /// Folder of the files. Several models and processes may share it.

@@ -333,13 +333,13 @@ mod tests {
     }
 
     /// Signals the start of a run, and ends it on a signal.
-    struct Held {
+    struct HeldEncoder {
         limits: EncoderLimits,
         begun: mpsc::Sender<()>,
         go_on: mpsc::Receiver<()>,
     }
 
-    impl Encoder for Held {
+    impl Encoder for HeldEncoder {
         fn limits(&self) -> &EncoderLimits {
             &self.limits
         }
@@ -385,7 +385,11 @@ mod tests {
             width: 1,
         };
         let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
-        (EncoderQueue::start(Box::new(Held { limits, begun, go_on }), most).unwrap(), has_begun, release)
+        (
+            EncoderQueue::start(Box::new(HeldEncoder { limits, begun, go_on }), most).unwrap(),
+            has_begun,
+            release,
+        )
     }
 
     #[test]

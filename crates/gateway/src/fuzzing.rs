@@ -51,7 +51,7 @@ pub fn read_prefix_block(bytes: &[u8]) -> Result<usize, String> {
         assert_eq!(
             block_file::decode(&written, label).as_ref(),
             Ok(&block),
-            "a written file reads otherwise"
+            "a written file differs after it is read"
         );
     }
     Ok(block.tokens())

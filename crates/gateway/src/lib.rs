@@ -36,7 +36,7 @@ pub use library::{
     import::ImportRequest,
     runtimes::RuntimeListing,
 };
-pub use load::residency::{LoadPlace, LoadStart, PendingLoad, ReadyModel};
+pub use load::residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel};
 pub use narthex_catalog::{
     keys,
     network::Network,
@@ -50,7 +50,7 @@ pub use report::{
     fallback::{FallbackNode, FallbackNodes},
     memory::MemoryReport,
     models,
-    placement::{PhaseShares, PlacementLine, PlacementReport, RanOn},
+    placement::{AnsweringDevice, PhaseShares, PlacementLine, PlacementReport},
 };
 pub use rights::{AutoPull, Rights};
 pub use serve::{generation::Generation, request};

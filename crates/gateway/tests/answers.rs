@@ -307,7 +307,7 @@ fn a_malformed_call_is_named_in_the_log() {
 }
 
 #[test]
-fn tokenising_has_a_limit_and_can_be_cancelled() {
+fn tokenizing_has_a_limit_and_can_be_cancelled() {
     let tiny = Tiny::new();
     let (model, gateway) = (tiny.chat(), tiny.gateway());
     assert!(!gateway.tokenize(&model, "the cat").unwrap().is_empty());

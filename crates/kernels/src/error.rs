@@ -10,7 +10,7 @@ pub enum KernelError {
         found: usize,
     },
     /// A slice whose length does not match the shape.
-    #[error("{what} should have {expected} elements and have {found}: check the shape of the weight")]
+    #[error("{what}: expected {expected} elements, found {found}; check the shape of the weight")]
     Length {
         /// Name of the slice.
         what: &'static str,

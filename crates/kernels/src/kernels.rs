@@ -253,7 +253,7 @@ impl Kernels {
     /// half is rotated with the element at the same index of the second half.
     ///
     /// # Panics
-    /// Panics if `heads` is no number of whole heads, or the angles exceed a head.
+    /// Panics if `heads` is not a whole number of heads, or the angles exceed a head.
     pub fn rotate(&self, heads: &mut [f32], head_size: usize, cos: &[f32], sin: &[f32]) {
         assert!(head_size > 0 && heads.len().is_multiple_of(head_size), "heads of {head_size}");
         assert!(cos.len() == sin.len() && 2 * cos.len() <= head_size, "{} angles", cos.len());

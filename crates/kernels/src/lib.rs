@@ -5,8 +5,8 @@
 //! product between threads. No kernel starts a thread. None allocates memory once its buffers are large enough, except
 //! for the parts of attention.
 //!
-//! Every instruction set gives the same bits as the portable code. `unsafe` code stands in the modules of instruction
-//! sets under `simd` and in `view`, and nowhere else.
+//! Every instruction set gives the same bits as the portable code. `unsafe` code occurs only in the modules of
+//! instruction sets under `simd` and in `view`.
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 #![allow(

@@ -181,13 +181,13 @@ mod tests {
 
     /// A model with scripted answers, and a user who refuses `rm`.
     #[derive(Default)]
-    struct Scripted {
+    struct ScriptedModel {
         answers: VecDeque<ModelAnswer>,
         choices: Vec<ToolChoice>,
         shown: Vec<String>,
     }
 
-    impl Dialogue for Scripted {
+    impl Dialogue for ScriptedModel {
         type Failure = std::convert::Infallible;
 
         fn answer(&mut self, _: &[Message], choice: &ToolChoice) -> Result<ModelAnswer, Self::Failure> {
@@ -226,8 +226,8 @@ mod tests {
         Toolbox::open(&[], vec![file], &Cancel::new()).unwrap()
     }
 
-    fn run(answers: Vec<ModelAnswer>, most: usize) -> (RoundsEnd, Scripted, Vec<Message>) {
-        let mut scripted = Scripted { answers: answers.into(), ..Scripted::default() };
+    fn run(answers: Vec<ModelAnswer>, most: usize) -> (RoundsEnd, ScriptedModel, Vec<Message>) {
+        let mut scripted = ScriptedModel { answers: answers.into(), ..ScriptedModel::default() };
         let mut messages = vec![Message::new(Role::User, "Go.".to_owned())];
         let rounds = Rounds { first: ToolChoice::Required, most };
         let end = rounds.run(&toolbox(), &mut scripted, &mut messages, &Cancel::new()).unwrap();

@@ -4,10 +4,10 @@ use narthex_gateway::{Cancel, Error, ReadyModel};
 
 use crate::{app::App, budget::Reservation, error::ApiError, loading};
 
-/// Maximum memory that tokenising takes for each byte of a text.
-const TOKENISING_BYTES: usize = 100;
+/// Maximum memory that tokenizing takes for each byte of a text.
+const TOKENIZING_BYTES: usize = 100;
 
-/// A text that is tokenised as a whole.
+/// A text that is tokenized as a whole.
 pub(crate) struct WholeText {
     /// Memory of the body with the text.
     pub(crate) body: Reservation,
@@ -24,7 +24,7 @@ impl WholeText {
         answer_bytes: impl FnOnce(&ReadyModel) -> usize,
     ) -> Result<ReadyModel, ApiError> {
         let model = loading::wait(app, model).await?;
-        app.shared.bodies.reserve_work(&self.body, self.length.saturating_mul(TOKENISING_BYTES)).await?;
+        app.shared.bodies.reserve_work(&self.body, self.length.saturating_mul(TOKENIZING_BYTES)).await?;
         app.answer.reserve(answer_bytes(&model)).await?;
         Ok(model)
     }
@@ -67,12 +67,12 @@ pub(crate) async fn run_cancellable<T: Send + 'static>(
     body: Reservation,
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    run_tokenising(app, model, body.into(), |_| 0, call).await
+    run_tokenizing(app, model, body.into(), |_| 0, call).await
 }
 
-/// Runs a request like [`run_cancellable`] that tokenises a whole text. Waits for the memory of that, and then for the
+/// Runs a request like [`run_cancellable`] that tokenizes a whole text. Waits for the memory of that, and then for the
 /// memory of its answer, of which `answer_bytes` returns an upper bound.
-pub(crate) async fn run_tokenising<T: Send + 'static>(
+pub(crate) async fn run_tokenizing<T: Send + 'static>(
     app: &App,
     model: &str,
     text: WholeText,
@@ -85,7 +85,7 @@ pub(crate) async fn run_tokenising<T: Send + 'static>(
     app.shared.jobs.run(text.job(model, cancel, call)).await
 }
 
-/// Runs a request like [`run_tokenising`] that waits in the queue of an encoder.
+/// Runs a request like [`run_tokenizing`] that waits in the queue of an encoder.
 pub(crate) async fn run_encoder<T: Send + 'static>(
     app: &App,
     model: &str,

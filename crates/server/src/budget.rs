@@ -1,7 +1,7 @@
 //! Limits on the memory of all requests together.
 //!
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
-//! from them. It reserves the memory of its values before it is parsed, and a request that tokenises a whole text or
+//! from them. It reserves the memory of its values before it is parsed, and a request that tokenizes a whole text or
 //! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is computed,
 //! and every answer holds memory until its client has taken it. The four have budgets of their own, so that a request
 //! that holds a share of one and waits for the next never waits for itself. Each budget has a separate part for small

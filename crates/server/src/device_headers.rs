@@ -5,7 +5,7 @@ use axum::{
     http::HeaderValue,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::RanOn;
+use narthex_gateway::AnsweringDevice;
 
 /// Name of the device as in `--providers`, or of two devices as in `--place`.
 const DEVICE: &str = "x-narthex-device";
@@ -17,7 +17,7 @@ const FALLBACK: &str = "x-narthex-fallback";
 const MAX_REASONS: usize = 1024;
 
 /// Returns a response with the headers.
-pub(crate) fn with_device_headers(ran_on: &RanOn, response: impl IntoResponse) -> Response {
+pub(crate) fn with_device_headers(ran_on: &AnsweringDevice, response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&ran_on.device) {
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn a_fallback_is_reported() {
         let check = |fallback: Option<&str>, expected: Option<&str>| {
-            let ran_on = RanOn { device: "cpu".to_owned(), fallback: fallback.map(str::to_owned) };
+            let ran_on = AnsweringDevice { device: "cpu".to_owned(), fallback: fallback.map(str::to_owned) };
             let response = with_device_headers(&ran_on, "answer");
             let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
             assert_eq!(header(DEVICE).as_deref(), Some("cpu"));

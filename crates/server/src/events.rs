@@ -10,7 +10,7 @@ use std::{
 };
 
 use narthex_gateway::{
-    Cancel, Error, Generation, RanOn, ReadyModel,
+    AnsweringDevice, Cancel, Error, Generation, ReadyModel,
     request::{GenerationEvent, GenerationSink},
 };
 use parking_lot::Mutex;
@@ -154,7 +154,7 @@ impl Events {
     }
 
     /// Returns the device that the request runs on.
-    pub(crate) fn ran_on(&self) -> RanOn {
+    pub(crate) fn ran_on(&self) -> AnsweringDevice {
         self.generation.0.ran_on.clone()
     }
 }

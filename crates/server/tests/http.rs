@@ -348,7 +348,7 @@ fn what_is_too_long_is_refused_with_both_numbers() {
         .unwrap();
     assert!((1000..1100).contains(&found), "{error}");
     check(CHAT, with(chat(&model, 4), messages), "messages", found, LLAMA_CONTEXT);
-    // An even longer text is refused without tokenising it completely.
+    // An even longer text is refused without tokenizing it completely.
     let endless = "x".repeat(1_000_000);
     let body = json!({"messages": [{"role": "user", "content": endless}]});
     for (path, body) in

@@ -35,7 +35,7 @@ pub struct Mix {
 /// A string that is not a [`MatFormer`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{found:?} is no smaller model: expected e2b, or inner widths and layers to leave out, as in ffn=8192, skip=20-24 or \
+    "{found:?} is not a smaller model: expected e2b, or inner widths and layers to leave out, as in ffn=8192, skip=20-24 or \
      ffn=8192*10+16384*20,skip=20-24"
 )]
 pub struct BadMatFormer {
@@ -178,7 +178,7 @@ mod tests {
             "ffn=99999999999999999999",
         ] {
             let error = text.parse::<MatFormer>().unwrap_err().to_string();
-            assert!(error.contains("is no smaller model: expected e2b"), "{text}: {error}");
+            assert!(error.contains("is not a smaller model: expected e2b"), "{text}: {error}");
         }
     }
 }

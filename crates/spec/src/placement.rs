@@ -138,7 +138,7 @@ pub enum InvalidPlacement {
     },
     /// Embeddings are placed on a device other than the CPU.
     #[error(
-        "expected embeddings=cpu, found {device}: the host looks embeddings up, so that no graph holds their table"
+        "expected embeddings=cpu, found {device}: the host looks up embeddings, so no graph contains their table"
     )]
     Embeddings {
         /// The device.

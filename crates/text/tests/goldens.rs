@@ -72,7 +72,7 @@ fn both(tokenizer: &Tokenizer) -> [Tokenizer; 2] {
 }
 
 #[test]
-fn smollm_tokenises_as_the_reference() {
+fn smollm_tokenizes_as_the_reference() {
     for t in both(&BYTE_LEVEL) {
         for case in SMOLLM["cases"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
@@ -127,7 +127,7 @@ fn mistral_s_models_cut_text_as_sentencepiece_does() {
 }
 
 #[test]
-fn minilm_tokenises_as_the_reference() {
+fn minilm_tokenizes_as_the_reference() {
     for t in both(&WORD_PIECE) {
         for case in MINILM["cases"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();

@@ -99,7 +99,7 @@ pub enum HubError {
         found: u64,
     },
     /// More bytes were received than the hub stated.
-    #[error("{name} is longer than the {expected} bytes that the hub promised; it was deleted")]
+    #[error("{name} is longer than the {expected} bytes that the hub stated; it was deleted")]
     Long {
         /// The file.
         name: String,

@@ -116,7 +116,7 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
         &[(CORE, b"elf"), ("onnxruntime/__init__.py", b"no"), ("onnxruntime/LICENSE", b"MIT")],
     );
     let install =
-        || install_pin(&store, &pin, &WheelOrigin::File(wheel.clone()), &Quiet, &Cancel::new(false));
+        || install_pin(&store, &pin, &WheelOrigin::File(wheel.clone()), &Quiet, &CancelFlag::new(false));
     let info = install().unwrap();
     assert_eq!(fs::read(&info.library).unwrap(), b"elf");
     assert_eq!(info.dir, store.root().join("runtimes/cpu-1.31.1"));
@@ -127,7 +127,7 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
     fs::remove_file(&wheel).unwrap();
     assert_eq!(install().unwrap(), info);
     // A changed byte is found, although the file has its length.
-    let verify = || verify_files(&store, &info, &Quiet, &Cancel::new(false));
+    let verify = || verify_files(&store, &info, &Quiet, &CancelFlag::new(false));
     verify().unwrap();
     fs::write(&info.library, b"elg").unwrap();
     let error = verify().unwrap_err();
@@ -148,7 +148,7 @@ fn another_wheel_is_refused() {
     let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf")]);
     fs::write(&wheel, b"something else").unwrap();
     let error =
-        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &CancelFlag::new(false)).unwrap_err();
     assert!(matches!(error, Error::WrongHash { .. }), "{error}");
     assert!(error.to_string().contains("onnxruntime 1.31.1"), "{error}");
     assert!(list(&store).is_empty());
@@ -160,7 +160,7 @@ fn a_wheel_without_the_library_leaves_nothing() {
     let store = Store::open(Some(folder.path().join("store"))).unwrap();
     let (wheel, pin) = tiny(folder.path(), &[("onnxruntime/LICENSE", b"MIT")]);
     let error =
-        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &CancelFlag::new(false)).unwrap_err();
     assert!(matches!(error, Error::MissingMember { .. }), "{error}");
     assert!(!store.root().join("runtimes/cpu-1.31.1").exists());
     assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);

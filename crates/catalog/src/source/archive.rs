@@ -18,7 +18,7 @@ use narthex_spec::{
 use sha2::Digest;
 use zip::ZipArchive;
 
-use crate::{Cancel, check_cancel, error::Error, files::CHUNK};
+use crate::{CancelFlag, check_cancel, error::Error, files::CHUNK};
 
 /// Maximum unpacked size in bytes of the selected members. The largest pinned wheel needs 700 MB.
 const UNPACKED_LIMIT: u64 = 16 << 30;
@@ -35,7 +35,7 @@ pub(crate) fn unpack(
     into: &Path,
     choose: &dyn Fn(&str) -> Option<String>,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, FileEntry>, Error> {
     let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
     let file = narthex_mmap::open_regular(archive).map_err(Error::io("open", archive))?;
@@ -113,7 +113,7 @@ fn copy_member(
     member: &ArchiveMember,
     archive: &Path,
     seen: &dyn Fn(u64),
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<FileEntry, Error> {
     if let Some(parent) = target.parent() {
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
@@ -185,7 +185,7 @@ pub(crate) mod tests {
         write_wheel(&wheel, &[("p/a.bin", b"abc"), ("p/sub/b.bin", b""), ("q/c", b"no")]);
         let out = folder.path().join("out");
         let choose = |name: &str| name.strip_prefix("p/").map(str::to_owned);
-        let files = unpack("w", &wheel, &out, &choose, &Quiet, &Cancel::new(false)).unwrap();
+        let files = unpack("w", &wheel, &out, &choose, &Quiet, &CancelFlag::new(false)).unwrap();
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a.bin", "sub/b.bin"]);
         assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: files::digest(b"abc") });
         assert_eq!(fs::read(out.join("a.bin")).unwrap(), b"abc");
@@ -199,7 +199,7 @@ pub(crate) mod tests {
             let wheel = folder.path().join("w.whl");
             write_wheel(&wheel, &[(name, b"x")]);
             let out = folder.path().join("out");
-            let result = unpack("w", &wheel, &out, &everything, &Quiet, &Cancel::new(false));
+            let result = unpack("w", &wheel, &out, &everything, &Quiet, &CancelFlag::new(false));
             assert!(matches!(result, Err(Error::HostileArchive { .. })), "{name}: {result:?}");
             assert!(!folder.path().join("evil").exists());
         }
@@ -213,7 +213,7 @@ pub(crate) mod tests {
         zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
         zip.finish().unwrap();
         let result =
-            unpack("w", &wheel, &folder.path().join("out"), &everything, &Quiet, &Cancel::new(false));
+            unpack("w", &wheel, &folder.path().join("out"), &everything, &Quiet, &CancelFlag::new(false));
         assert!(matches!(result, Err(Error::HostileArchive { reason: "is a link", .. })), "{result:?}");
     }
 
@@ -228,7 +228,10 @@ pub(crate) mod tests {
         let check = |bytes: &[u8], case: &str| {
             let (path, out) = (folder.path().join(format!("{case}.whl")), folder.path().join(case));
             fs::write(&path, bytes).unwrap();
-            assert!(unpack("w", &path, &out, &everything, &Quiet, &Cancel::new(false)).is_err(), "{case}");
+            assert!(
+                unpack("w", &path, &out, &everything, &Quiet, &CancelFlag::new(false)).is_err(),
+                "{case}"
+            );
         };
         check(&whole[..whole.len() / 2], "half");
         check(b"", "empty");

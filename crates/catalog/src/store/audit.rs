@@ -19,7 +19,7 @@ use super::{
     receipt::{RECEIPT_FILE, Receipt},
     verification::{digest, forget},
 };
-use crate::{Cancel, check_cancel, error::Error, files};
+use crate::{CancelFlag, check_cancel, error::Error, files};
 
 /// Result of the audit of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -108,7 +108,7 @@ impl Store {
         name: Option<&ModelName>,
         scheme: Option<Scheme>,
         progress: &dyn ProgressSink,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Vec<AuditedFile>, Error> {
         let mut results = Vec::new();
         let mut listed = Vec::new();
@@ -152,7 +152,7 @@ impl Store {
         listed: &AuditFolder,
         results: &mut Vec<AuditedFile>,
         seen: &dyn Fn(u64),
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<(), Error> {
         let (mut done, mut intact) = (0, true);
         for (name, entry) in &listed.files {
@@ -263,7 +263,7 @@ mod tests {
 
     fn audit(store: &Store, name: Option<&str>) -> Vec<(String, bool)> {
         let name = name.map(|name| name.parse().unwrap());
-        let results = store.audit(name.as_ref(), None, &Quiet, &Cancel::new(false)).unwrap();
+        let results = store.audit(name.as_ref(), None, &Quiet, &CancelFlag::new(false)).unwrap();
         results.into_iter().map(|file| (file.owner, file.state.is_intact())).collect()
     }
 
@@ -280,9 +280,9 @@ mod tests {
         assert_eq!(audit(&store, None), owners([false, false]));
         assert_eq!(audit(&store, Some("a:b")), owners([false, false])[..1]);
         let absent = "c".parse().unwrap();
-        let none = store.audit(Some(&absent), None, &Quiet, &Cancel::new(false));
+        let none = store.audit(Some(&absent), None, &Quiet, &CancelFlag::new(false));
         assert!(matches!(none, Err(Error::NoPackage { .. })));
-        let cancelled = store.audit(None, None, &Quiet, &Cancel::new(true));
+        let cancelled = store.audit(None, None, &Quiet, &CancelFlag::new(true));
         assert!(matches!(cancelled, Err(Error::Cancelled)));
     }
 
@@ -292,7 +292,7 @@ mod tests {
             let home = tempfile::tempdir().unwrap();
             let store = store(home.path());
             fs::write(home.path().join("packages/a--b/w8").join(MANIFEST_FILE), manifest).unwrap();
-            let results = store.audit(None, None, &Quiet, &Cancel::new(false)).unwrap();
+            let results = store.audit(None, None, &Quiet, &CancelFlag::new(false)).unwrap();
             let found = results.into_iter().find(|file| !file.state.is_intact()).unwrap();
             let FileCondition::Unreadable { reason } = found.state else { panic!("{found:?}") };
             assert!(reason.contains(expect), "{reason}");

@@ -11,7 +11,7 @@ use narthex_spec::progress::Quiet;
 
 use super::Store;
 use crate::{
-    Cancel,
+    CancelFlag,
     error::Error,
     files,
     keys::{self, ApiKey, KeyFileStamp, KeyHash, KeyLimits, Secret},
@@ -52,7 +52,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BadKeyName`], and [`Error::KeyExists`] for the name of another key.
-    pub fn add_key(&self, name: &str, limits: KeyLimits, cancel: &Cancel) -> Result<Secret, Error> {
+    pub fn add_key(&self, name: &str, limits: KeyLimits, cancel: &CancelFlag) -> Result<Secret, Error> {
         keys::check_name(name)?;
         let secret = Secret::random()?;
         let _lock = self.lock(FILE, &Quiet, cancel)?;
@@ -70,7 +70,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NoKey`] if no key has this name.
-    pub fn remove_key(&self, name: &str, cancel: &Cancel) -> Result<(), Error> {
+    pub fn remove_key(&self, name: &str, cancel: &CancelFlag) -> Result<(), Error> {
         let _lock = self.lock(FILE, &Quiet, cancel)?;
         let mut keys = self.keys()?;
         let before = keys.len();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     fn add(store: &Store, name: &str) -> Result<Secret, Error> {
-        store.add_key(name, KeyLimits::default(), &Cancel::new(false))
+        store.add_key(name, KeyLimits::default(), &CancelFlag::new(false))
     }
 
     #[test]
@@ -114,8 +114,8 @@ mod tests {
         assert!(matches!(add(&store, "a b"), Err(Error::BadKeyName { .. })));
         add(&store, "other").unwrap();
         assert_ne!(store.key_file_stamp().unwrap(), first);
-        store.remove_key("app", &Cancel::new(false)).unwrap();
-        assert!(matches!(store.remove_key("app", &Cancel::new(false)), Err(Error::NoKey { .. })));
+        store.remove_key("app", &CancelFlag::new(false)).unwrap();
+        assert!(matches!(store.remove_key("app", &CancelFlag::new(false)), Err(Error::NoKey { .. })));
         assert_eq!(store.keys().unwrap().len(), 1);
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use narthex_spec::{Progress, ProgressSink, Sha256};
 
-use crate::{Cancel, check_cancel, error::Error, files};
+use crate::{CancelFlag, check_cancel, error::Error, files};
 
 /// Time between two attempts, and maximum delay until a set cancel flag is seen. A blocking wait for a file lock cannot be
 /// cancelled.
@@ -53,7 +53,7 @@ pub(super) fn wait(
     path: &Path,
     key: &str,
     progress: &dyn ProgressSink,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<Guard, Error> {
     let mut noted = false;
     loop {
@@ -102,7 +102,7 @@ mod tests {
         let held = attempt(&path).unwrap().unwrap();
         assert!(attempt(&path).unwrap().is_none());
         let notes = Mutex::new(Vec::new());
-        let cancel = Cancel::new(false);
+        let cancel = CancelFlag::new(false);
         let sink = |event: Progress| {
             notes.lock().unwrap().push(event);
             cancel.store(true, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::{
 use narthex_spec::{Sha256, manifest::MANIFEST_FILE};
 
 use super::{Staging, Store, lock, privacy};
-use crate::{Cancel, error::Error, files};
+use crate::{CancelFlag, error::Error, files};
 
 /// Maximum size in bytes of a record.
 const RECORD_LIMIT: u64 = 16 << 20;
@@ -46,7 +46,7 @@ impl Store {
     /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its
     /// files.
     pub fn package_digest(folder: &Path) -> Result<Sha256, Error> {
-        files::digest_file(&folder.join(MANIFEST_FILE), &Cancel::new(false), |_| ())
+        files::digest_file(&folder.join(MANIFEST_FILE), &CancelFlag::new(false), |_| ())
     }
 }
 
@@ -80,7 +80,7 @@ impl MachineFolder {
 
     /// Returns the digest of a file in any location.
     pub fn digest(file: &Path) -> Result<Sha256, Error> {
-        files::digest_file(file, &Cancel::new(false), |_| ())
+        files::digest_file(file, &CancelFlag::new(false), |_| ())
     }
 
     /// Returns a record, or `None` if it does not exist.

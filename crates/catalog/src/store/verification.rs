@@ -23,7 +23,7 @@ use narthex_spec::{
 use serde::{Deserialize, Serialize};
 
 use super::{MachineFolder, Staging, Store, privacy, staging::swap_lock};
-use crate::{Cancel, error::Error, files};
+use crate::{CancelFlag, error::Error, files};
 
 /// Name of the record of a folder's last verification.
 const RECORD: &str = "verified.json";
@@ -86,7 +86,7 @@ impl Store {
         &self,
         stored: &StoredFiles<'_>,
         progress: &dyn ProgressSink,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<(), Error> {
         let record = self.machine_of(stored.identity);
         let known = read_record(&record, RECORD);
@@ -193,7 +193,7 @@ impl StoredFiles<'_> {
 pub(super) fn digest(
     folder: &Path,
     name: &str,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
     seen: impl FnMut(u64),
 ) -> Result<Sha256, Error> {
     files::digest_open(open(folder, name)?, &folder.join(name), cancel, seen)
@@ -284,7 +284,7 @@ mod tests {
                     *read.lock().unwrap() += total;
                 }
             };
-            self.store.verify_changed(&stored, &sink, &Cancel::new(false))?;
+            self.store.verify_changed(&stored, &sink, &CancelFlag::new(false))?;
             Ok(read.into_inner().unwrap())
         }
     }
@@ -324,7 +324,7 @@ mod tests {
         let folder = fixture.home.path().join("package");
         let identity = files::digest(b"other");
         let stored = StoredFiles { folder: &folder, identity, files: &fixture.files, title: "m", repair: "" };
-        let cancelled = fixture.store.verify_changed(&stored, &Quiet, &Cancel::new(true));
+        let cancelled = fixture.store.verify_changed(&stored, &Quiet, &CancelFlag::new(true));
         assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
         fs::remove_file(fixture.path("weights.bin")).unwrap();
         let missing = fixture.verify().unwrap_err().to_string();

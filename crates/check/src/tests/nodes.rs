@@ -95,33 +95,33 @@ fn operators_are_judged_by_what_the_compiler_answered() {
 #[test]
 fn fixable_forms_are_fixed() {
     use Rule::*;
-    let mended = |op, dtype, inputs: &[&str], attributes: &[(&str, Attribute)], rule| {
+    let check_fixed = |op, dtype, inputs: &[&str], attributes: &[(&str, Attribute)], rule| {
         check_one((op, dtype, inputs), attributes, REFUSED, Some((rule, Severity::Falls)), Some(WHOLE));
     };
     let nbits_op = "com.microsoft/MatMulNBits";
     let (quants, scales) = ("u8:=16 2 16", "=16 2");
     check_one((nbits_op, F16, &["1 4 64", quants, scales]), &nbits(64, 32, 4), WHOLE, None, None);
-    mended(nbits_op, F16, &["4 64", quants, scales], &nbits(64, 32, 4), MatMulNBitsRank);
-    mended(nbits_op, F32, &["1 2 4 64", quants, scales], &nbits(64, 32, 4), MatMulNBitsRank);
-    mended(nbits_op, F16, &["1 4 64", quants, scales, "-", "-", "=16"], &nbits(64, 32, 4), OperatorForm);
-    mended(
+    check_fixed(nbits_op, F16, &["4 64", quants, scales], &nbits(64, 32, 4), MatMulNBitsRank);
+    check_fixed(nbits_op, F32, &["1 2 4 64", quants, scales], &nbits(64, 32, 4), MatMulNBitsRank);
+    check_fixed(nbits_op, F16, &["1 4 64", quants, scales, "-", "-", "=16"], &nbits(64, 32, 4), OperatorForm);
+    check_fixed(
         "com.microsoft/SkipSimplifiedLayerNormalization",
         F16,
         &["1 4 8", "1 4 8", "=8"],
         &[],
         ContribOperator,
     );
-    mended(
+    check_fixed(
         "com.microsoft/SkipLayerNormalization",
         F32,
         &["1 4 8", "1 4 8", "=8", "=8", "=8"],
         &[],
         ContribOperator,
     );
-    mended("com.microsoft/BiasGelu", F32, &["1 4 8", "=8"], &[], ContribOperator);
-    mended("com.microsoft/FastGelu", F32, &["1 4 8"], &[], ContribOperator);
+    check_fixed("com.microsoft/BiasGelu", F32, &["1 4 8", "=8"], &[], ContribOperator);
+    check_fixed("com.microsoft/FastGelu", F32, &["1 4 8"], &[], ContribOperator);
     let qkv = ["1 4 8 16", "1 4 8 16", "1 4 8 16", "bool:1 1 8 8"];
-    mended("Attention", F16, &qkv, &[], BooleanMask);
+    check_fixed("Attention", F16, &qkv, &[], BooleanMask);
     let picked = ["bool:4 8", "i64:=3 2"];
     check_one(("GatherND", F32, &picked), &[], REFUSED, Some((ElementType, Severity::Falls)), Some(WHOLE));
     check_one(

@@ -139,8 +139,7 @@ pub(crate) struct RopeKeys {
 }
 
 /// Expected content of a file that has both keys, for errors.
-pub(crate) const ROPE_TWICE: &str =
-    "rope_scaling and rope_parameters that say the same, or one of them alone";
+pub(crate) const ROPE_TWICE: &str = "equal rope_scaling and rope_parameters, or only one of them";
 
 /// Distinguishes `null` (`Some(None)`) from an absent key (`None`).
 pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(

@@ -92,7 +92,7 @@ mod tests {
     use narthex_gateway::{
         Encryption, FallbackNodes,
         bench::Outcome,
-        models::{ModelKind, PassedOver},
+        models::{DeviceRefusal, ModelKind},
         request::Times,
     };
     use narthex_spec::{DeviceName, OpenVinoDevice, Scheme};
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu"), note.clone()]);
         let why = Some("measured on this machine, 5 ms".to_owned());
         status.placement = Some(PlacementReport { why, ..placement.clone() });
-        status.passed_over = vec![PassedOver {
+        status.passed_over = vec![DeviceRefusal {
             device: DeviceName::WebGpu,
             reason: "it is in quarantine".to_owned(),
             fix: None,

@@ -24,7 +24,7 @@ pub(crate) struct CacheInputs {
 }
 
 /// Result of a layer's attention over the cache.
-pub(crate) struct CachedAttended {
+pub(crate) struct CachedAttentionOutput {
     /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
     /// New tokens' keys and values, which later layers may share; `None` if they are packed with the queries.
@@ -53,7 +53,7 @@ pub(crate) fn group_query_attention(
     layer: &AttentionLayer<'_>,
     x: Tensor,
     cache: &CacheInputs,
-) -> Result<CachedAttended> {
+) -> Result<CachedAttentionOutput> {
     let spec = layer.spec;
     let QueryKeyValue { query, key_value } = match spec.kv {
         KvSource::Own => query_key_value(e, layer, x)?,
@@ -77,7 +77,7 @@ pub(crate) fn group_query_attention(
         softcap: spec.score_cap,
     };
     let (mixed, present) = e.graph.group_query_attention(layer.scope, &operands)?;
-    Ok(CachedAttended { output: layer.output(e, mixed)?, key_value, present })
+    Ok(CachedAttentionOutput { output: layer.output(e, mixed)?, key_value, present })
 }
 
 /// Returns the layer's own queries, keys and values `[batch, sequence, heads · size]`. They are separate tensors if one

@@ -31,7 +31,7 @@ pub(crate) enum StaticCache {
 }
 
 /// Result of a layer's attention with fixed shapes.
-pub(crate) struct StaticAttended {
+pub(crate) struct StaticAttentionOutput {
     /// Branch that is added to the residual stream.
     pub(crate) output: Tensor,
     /// Keys and values of the past and of the new tokens, which later layers may share.
@@ -62,7 +62,7 @@ pub(crate) fn scaled_dot_product_attention(
     x: Tensor,
     step: &StaticStep,
     cache: &StaticCache,
-) -> Result<StaticAttended> {
+) -> Result<StaticAttentionOutput> {
     let (q, kv, new) = match *cache {
         StaticCache::Own(past) => {
             let parts = [Projection::Query, Projection::Key, Projection::Value];
@@ -83,7 +83,7 @@ pub(crate) fn scaled_dot_product_attention(
     let mixed = attend(e, layer, q, kv, step)?;
     let rows = join_heads(e, layer.scope, mixed, [1, step.tokens, layer.spec.heads * layer.spec.head_size])?;
     let output = layer.output(e, rows)?;
-    Ok(StaticAttended { output, joined: kv, new })
+    Ok(StaticAttentionOutput { output, joined: kv, new })
 }
 
 /// Returns values weighted by the scores of queries: `[1, heads, tokens, size]` for both queries and result. For one

@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_loss_is_known_by_each_of_its_forms() {
-        for told in [
+        for message in [
             "run the graph: NPU crashed again after SSR recovery.",
             "NPU crashed. SSR detected during QNN graph execute.",
             "QNN graph execute error. Error code: 1007",
@@ -333,15 +333,15 @@ mod tests {
             "ZE_RESULT_ERROR_DEVICE_LOST",
             "A valid external Instance reference no longer exists: Device is lost.",
         ] {
-            assert!(is_loss(told), "{told}");
+            assert!(is_loss(message), "{message}");
         }
-        for told in [
+        for message in [
             "Error code: 1002",
             "QNN graph execute error. Error code: 6001",
             "SSR recovery succeeded.",
             "out of memory",
         ] {
-            assert!(!is_loss(told), "{told}");
+            assert!(!is_loss(message), "{message}");
         }
     }
 
@@ -349,10 +349,10 @@ mod tests {
     fn settings_of_an_npu_reach_it_and_count_where_they_change_what_is_compiled() {
         let npu = |text: &str| text.parse::<NpuOptions>().unwrap();
         let qnn = Device::Qnn(QnnOptions::new(Path::new("/q/plugin.so"), &[QnnChip::XElite]));
-        let told = |text: &str| qnn.clone().with_npu_options(npu(text)).unwrap();
-        assert!(told("priority=high").options().contains(&("qnn_context_priority", "high".to_owned())));
-        assert_eq!(told("priority=high,rpc-latency=7").settings(), qnn.settings());
-        assert_eq!(told("vtcm=4").settings()["vtcm_mb"], "4");
+        let with = |text: &str| qnn.clone().with_npu_options(npu(text)).unwrap();
+        assert!(with("priority=high").options().contains(&("qnn_context_priority", "high".to_owned())));
+        assert_eq!(with("priority=high,rpc-latency=7").settings(), qnn.settings());
+        assert_eq!(with("vtcm=4").settings()["vtcm_mb"], "4");
         assert_eq!(Device::Cpu.with_npu_options(npu("vtcm=4")), Ok(Device::Cpu));
         let other = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
         assert_eq!(other.clone().with_npu_options(NpuOptions::default()), Ok(other.clone()));

@@ -366,11 +366,11 @@ mod tests {
         let (npu, gpu) = (AcceleratorKind::Npu, AcceleratorKind::Gpu);
         let accelerators =
             [accelerator(npu, "amdxdna"), accelerator(npu, "fastrpc"), accelerator(gpu, "nvidia")];
-        let told = || {
+        let drivers = || {
             let drivers = drivers_at(root.path(), &accelerators);
             drivers.into_iter().map(|driver| driver.text).collect::<Vec<_>>()
         };
-        assert_eq!(told(), ["amdxdna unknown", "fastrpc unknown", "nvidia unknown"]);
+        assert_eq!(drivers(), ["amdxdna unknown", "fastrpc unknown", "nvidia unknown"]);
         let write = |file: &str, text: &str| {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -387,7 +387,7 @@ mod tests {
         .unwrap();
         let xdna = if cfg!(unix) { " with firmware 1.5.2.380" } else { "" };
         let xdna = format!("amdxdna kernel 6.12.9{xdna}");
-        assert_eq!(told(), [&xdna, "fastrpc kernel 6.12.9", "nvidia 580.95"]);
+        assert_eq!(drivers(), [&xdna, "fastrpc kernel 6.12.9", "nvidia 580.95"]);
     }
 
     #[test]

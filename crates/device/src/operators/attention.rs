@@ -13,7 +13,7 @@ use ort::{
 
 use super::{
     Shared,
-    attention_step::{Angles, AttentionStep, Heads, Pasts, Present},
+    attention_step::{Angles, AttentionStep, Heads, Pasts, PresentCache},
     attributes::Attributes,
     cache::CacheElement,
     call::{Call, Input},
@@ -114,7 +114,7 @@ impl<T: CacheElement> AttentionKernel<T> {
         let keys: &mut [T] = call.output(1, &present)?;
         let values: &mut [T] = call.output(2, &present)?;
         let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
-        step.run(call, Present { keys, values, past, held: shape.held }, out)
+        step.run(call, PresentCache { keys, values, past, held: shape.held }, out)
     }
 }
 

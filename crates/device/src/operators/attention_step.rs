@@ -69,7 +69,7 @@ impl Pasts<'_> {
 }
 
 /// Keys and values `[batch, heads, capacity, size]`, and those that must first be copied to them.
-pub(super) struct Present<'a, T> {
+pub(super) struct PresentCache<'a, T> {
     pub(super) keys: &'a mut [T],
     pub(super) values: &'a mut [T],
     /// Past keys and values, if they are in other memory.
@@ -113,10 +113,10 @@ impl AttentionStep<'_> {
     pub(super) fn run<T: CacheElement>(
         &self,
         call: &Call<'_>,
-        present: Present<'_, T>,
+        present: PresentCache<'_, T>,
         out: &mut [f32],
     ) -> ort::Result<()> {
-        let Present { keys, values, past, held } = present;
+        let PresentCache { keys, values, past, held } = present;
         let row = self.capacity * self.row_elements::<T>();
         if out.is_empty() {
             return Ok(());

@@ -31,13 +31,13 @@ const CLOSED: u64 = u64::MAX;
 #[derive(Default)]
 pub(super) struct Region {
     led: AtomicBool,
-    /// Number of the loop and of its unclaimed tasks. The number of the loop prevents that a helper claims a task of
+    /// Number of the loop and of its unclaimed tasks. The number of the loop keeps a helper from claiming a task of
     /// a later loop with the tickets of an earlier one.
     tickets: CacheLine<AtomicU64>,
     /// Number of tasks of the loop that have ended.
     ended: CacheLine<AtomicUsize>,
     panicked: AtomicBool,
-    /// LoopTasks of the loop. The leader writes them while no task is unclaimed or running; other threads read them only
+    /// Tasks of the current loop. The leader writes them while no task is unclaimed or running; other threads read them only
     /// after they have claimed one.
     tasks: UnsafeCell<LoopTasks>,
 }
@@ -51,7 +51,7 @@ unsafe impl Sync for Region {}
 #[repr(align(64))]
 struct CacheLine<T>(T);
 
-/// LoopTasks of a loop.
+/// Tasks of one loop, which share a function.
 #[derive(Clone, Copy)]
 struct LoopTasks {
     /// Function for an index. It is of the type that `run` expects.

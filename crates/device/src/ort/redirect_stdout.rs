@@ -75,7 +75,7 @@ impl RedirectedStdout {
         let kept = io::stdout().as_fd().try_clone_to_owned()?;
         // SAFETY: the name is a C string; the new descriptor belongs only to this file.
         let file = unsafe {
-            match libc::memfd_create(c"aside".as_ptr(), libc::MFD_CLOEXEC) {
+            match libc::memfd_create(c"stdout".as_ptr(), libc::MFD_CLOEXEC) {
                 -1 => return Err(io::Error::last_os_error()),
                 made => File::from_raw_fd(made),
             }
@@ -135,8 +135,8 @@ mod tests {
         let notice =
             " # LIBNATIVE: No alternate configuration present in libnative_tls.conf or from LIBNATIVE_CONFIG";
         let text = format!("{notice}\n\nLIBNATIVE - Error: malloc failed for thread_t.\n[ ERROR ] x\n");
-        let told: Vec<&str> = without_notice(&text).collect();
-        assert_eq!(told, ["LIBNATIVE - Error: malloc failed for thread_t.", "[ ERROR ] x"]);
+        let lines: Vec<&str> = without_notice(&text).collect();
+        assert_eq!(lines, ["LIBNATIVE - Error: malloc failed for thread_t.", "[ ERROR ] x"]);
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl Session {
         if let Writes::Everything(_) = options.writes {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
-        let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
+        let _redirect = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
         let own = options.own_operators().then(|| {
             let SessionOptions { threads, kv_precision: cache, packed_weights: stored, padded, .. } = options;
             OwnOperators::of(model, RewriteOptions { stored, threads, cache, padded })

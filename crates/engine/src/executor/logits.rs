@@ -23,7 +23,7 @@ impl<'a> Logits<'a> {
     pub fn new(data: &'a [f32], vocab: usize) -> Self {
         assert!(
             vocab > 0 && data.len().is_multiple_of(vocab),
-            "{} values are no rows of {vocab}",
+            "{} values are not whole rows of {vocab}",
             data.len()
         );
         Self { data, vocab, scans: &[] }

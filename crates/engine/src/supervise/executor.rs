@@ -255,13 +255,13 @@ mod tests {
     use crate::executor::{KvLimits, LogitRows};
 
     /// An executor that returns these logits for every plan, and panics once if there are none.
-    struct Fixed {
+    struct FixedLogitsExecutor {
         limits: Limits,
         logits: Vec<f32>,
         width: usize,
     }
 
-    impl Executor for Fixed {
+    impl Executor for FixedLogitsExecutor {
         fn limits(&self) -> &Limits {
             &self.limits
         }
@@ -295,8 +295,11 @@ mod tests {
     fn check(count: usize, width: usize, expect: &str) {
         let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
-        let mut supervised =
-            SupervisedExecutor::new(Box::new(Fixed { limits, logits: vec![0.0; count], width }));
+        let mut supervised = SupervisedExecutor::new(Box::new(FixedLogitsExecutor {
+            limits,
+            logits: vec![0.0; count],
+            width,
+        }));
         let mut plan = StepPlan::default();
         plan.push(SlotId(0), 0, &[1, 2], LogitRows::Last);
         let first = supervised.step(&plan).map(|logits| logits.rows());
@@ -327,7 +330,8 @@ mod tests {
     fn a_panic_of_a_supervised_executor_inside_is_noticed() {
         let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
-        let side = SupervisedExecutor::new(Box::new(Fixed { limits, logits: Vec::new(), width: 4 }));
+        let side =
+            SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits: Vec::new(), width: 4 }));
         let mut supervised = SupervisedExecutor::new(Box::new(side));
         let mut plan = StepPlan::default();
         plan.push(SlotId(0), 0, &[1, 2], LogitRows::Last);
@@ -340,7 +344,7 @@ mod tests {
         let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let mut supervised =
-            SupervisedExecutor::new(Box::new(Fixed { limits, logits: vec![0.0; 4], width: 4 }));
+            SupervisedExecutor::new(Box::new(FixedLogitsExecutor { limits, logits: vec![0.0; 4], width: 4 }));
         let block = supervised.read_kv(SlotId(0), 3..4).unwrap();
         let error = supervised.read_kv(SlotId(0), 3..5).unwrap_err().to_string();
         assert!(error.contains("expected keys of 2 tokens, found 1"), "{error}");

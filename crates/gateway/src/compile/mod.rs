@@ -1,7 +1,7 @@
 //! From checkpoints to packages of the store: calibration, NPU compilers, the measured cost of passes and reductions,
 //! and the limit on builds of requests.
 
-pub(crate) mod build_places;
+pub(crate) mod build_permits;
 mod calibration;
 pub(crate) mod package_build;
 pub(crate) mod precompile;

@@ -23,7 +23,7 @@ use narthex_spec::{
 };
 
 use super::{
-    build_places::BuildRight,
+    build_permits::BuildRight,
     calibration::CpuRunner,
     precompile,
     quality::{self, ComparedPackage},

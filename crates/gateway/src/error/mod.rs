@@ -14,7 +14,7 @@ use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 use narthex_text::{template::TemplateError, tokenizer::TokenizerError};
 
-use crate::report::{fallback::FallbackNodes, models::PassedOver};
+use crate::report::{fallback::FallbackNodes, models::DeviceRefusal};
 use hint::{io_hint, package_id, unknown_hint};
 use kind::{catalog_kind, check_kind, compile_kind};
 
@@ -52,7 +52,7 @@ pub enum ErrorKind {
 pub enum TokenCount {
     /// Exact number of tokens.
     Exact(usize),
-    /// Lower bound from the number of bytes, for a text that is too long to be tokenised.
+    /// Lower bound from the number of bytes, for a text that is too long to be tokenized.
     AtLeast(usize),
 }
 
@@ -175,7 +175,7 @@ pub enum Error {
         /// NPU policy of the load.
         policy: NpuPolicy,
         /// Every device with its reason.
-        passed_over: Vec<PassedOver>,
+        passed_over: Vec<DeviceRefusal>,
     },
     /// A device does not run every node of a graph that it must run completely.
     #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {fallback}", fallback.count)]
@@ -273,7 +273,7 @@ fn required(policy: NpuPolicy) -> &'static str {
     if policy == NpuPolicy::Require { " although an NPU is required" } else { "" }
 }
 
-fn reasons(passed_over: &[PassedOver]) -> String {
+fn reasons(passed_over: &[DeviceRefusal]) -> String {
     let reasons: Vec<String> =
         passed_over.iter().map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
     reasons.join("; ")
@@ -286,12 +286,12 @@ impl Error {
     }
 
     /// Returns the entry of a device that failed with this error.
-    pub(crate) fn passed_over(&self, device: DeviceName) -> PassedOver {
+    pub(crate) fn passed_over(&self, device: DeviceName) -> DeviceRefusal {
         let fallback = match self {
             Self::NotWhole { fallback, .. } => fallback.clone(),
             _ => FallbackNodes::default(),
         };
-        PassedOver { device, reason: self.to_string(), fix: self.hint(), announced: true, fallback }
+        DeviceRefusal { device, reason: self.to_string(), fix: self.hint(), announced: true, fallback }
     }
 
     /// Returns the kind of failure.

@@ -18,7 +18,7 @@ use narthex_spec::{
 use super::Gateway;
 use crate::{
     cancel::Cancel,
-    compile::{build_places::BuildPlace, package_build::PackageBuild, precompile, request::CompileRequest},
+    compile::{build_permits::BuildPermit, package_build::PackageBuild, precompile, request::CompileRequest},
     error::Error,
     library::{
         RequestedModel,
@@ -40,7 +40,7 @@ pub struct RequestedPull {
     key: PackageKey,
     id: ModelId,
     /// Place among the builds of requests; `None` for an installed model.
-    _place: Option<BuildPlace>,
+    _place: Option<BuildPermit>,
 }
 
 impl RequestedPull {

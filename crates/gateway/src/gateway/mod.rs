@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::{
     cancel::Cancel,
     compile::{
-        build_places::{BuildPlaces, BuildRight},
+        build_permits::{BuildPermits, BuildRight},
         package_build::{self, ModelSource, PullLimit, RequiredGraphs},
     },
     config::Config,
@@ -79,7 +79,7 @@ pub struct Gateway {
     server_record: Arc<Mutex<Option<ServerRecord>>>,
     rights: Arc<Rights>,
     /// Places for the builds of all requests.
-    builds: BuildPlaces,
+    builds: BuildPermits,
     /// Set by [`Self::shutdown`].
     closing: Cancel,
 }
@@ -116,7 +116,7 @@ impl Gateway {
             models: Arc::new(models),
             server_record: Arc::new(Mutex::new(None)),
             rights: Arc::default(),
-            builds: BuildPlaces::default(),
+            builds: BuildPermits::default(),
             closing: Cancel::new(),
         })
     }
@@ -395,7 +395,7 @@ mod tests {
     use narthex_spec::{Calibration, Scheme, manifest::Manifest};
 
     use super::*;
-    use crate::compile::{build_places::MAX_BUILDS, request::CompileRequest};
+    use crate::compile::{build_permits::MAX_BUILDS, request::CompileRequest};
 
     /// Opens a gateway whose builds fail, because they may not use the network.
     fn offline(home: &std::path::Path) -> Gateway {

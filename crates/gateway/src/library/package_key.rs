@@ -9,7 +9,7 @@ pub(crate) struct PackageKey {
     pub(crate) scheme: Scheme,
 }
 
-/// Splits `model@scheme`. Text after the last `@` that is no scheme belongs to the model.
+/// Splits `model@scheme`. Text after the last `@` that is not a scheme belongs to the model.
 pub(crate) fn split_scheme(text: &str) -> (&str, Option<Scheme>) {
     match text.rsplit_once('@') {
         Some((model, scheme)) => match scheme.parse() {

@@ -13,7 +13,7 @@ use crate::{
     config::Config,
     error::Error,
     library::package_key::PackageKey,
-    report::{fallback::FallbackNodes, models::PassedOver},
+    report::{fallback::FallbackNodes, models::DeviceRefusal},
 };
 
 /// Note of a package that only its own device runs.
@@ -41,13 +41,13 @@ pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Optio
 }
 
 /// Returns the entry of a refused device.
-pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal) -> PassedOver {
+pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal) -> DeviceRefusal {
     let Refusal { cause, reason, fix } = refusal;
     // An absent device is worth a warning only if the user named it.
     let Config { place, providers, .. } = config;
     let placed = matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
     let announced = cause != Cause::Absent || placed || providers.is_explicit();
-    PassedOver { device, reason, fix, announced, fallback: FallbackNodes::default() }
+    DeviceRefusal { device, reason, fix, announced, fallback: FallbackNodes::default() }
 }
 
 /// Returns whether a load on this machine would use static graphs: on the first usable device, on a device to be
@@ -117,7 +117,7 @@ fn refusals(
     key: &PackageKey,
     devices: &[DeviceName],
     refusal: impl Fn(DeviceName) -> Option<Refusal>,
-) -> Vec<PassedOver> {
+) -> Vec<DeviceRefusal> {
     let of = |name| refusal(name).or_else(|| check_scheme(name, &key.name, key.scheme).err());
     devices.iter().filter_map(|&name| Some(passed_over(config, name, of(name)?))).collect()
 }

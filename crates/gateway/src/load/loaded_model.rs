@@ -28,8 +28,8 @@ use crate::{
         sessions::Model,
     },
     report::{
-        models::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
-        placement::{PlacementReport, RanOn},
+        models::{DeviceRefusal, EngineCounters, ModelKind, ModelState, ModelStatus},
+        placement::{AnsweringDevice, PlacementReport},
     },
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct LoadedModel {
     /// Compiled for the first grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     placement: PlacementReport,
-    passed_over: Vec<PassedOver>,
+    passed_over: Vec<DeviceRefusal>,
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
     draft: Option<Arc<Package>>,
@@ -168,11 +168,14 @@ impl LoadedModel {
     }
 
     /// Returns the device of the answers, with the preferred devices that refused the model.
-    pub(crate) fn ran_on(&self) -> RanOn {
+    pub(crate) fn ran_on(&self) -> AnsweringDevice {
         let announced = self.passed_over.iter().filter(|passed| passed.announced);
         let reasons: Vec<String> =
             announced.map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
-        RanOn { device: self.placement.name(), fallback: (!reasons.is_empty()).then(|| reasons.join("; ")) }
+        AnsweringDevice {
+            device: self.placement.name(),
+            fallback: (!reasons.is_empty()).then(|| reasons.join("; ")),
+        }
     }
 
     /// Stops the worker. Running sequences finish or end, depending on `drain`.

@@ -5,7 +5,7 @@ use narthex_spec::{DevicePlacement, HeadSplit, ModelName, PhaseSplit};
 
 use crate::{
     load::sessions::Model,
-    report::{models::PassedOver, placement::PlacementReport},
+    report::{models::DeviceRefusal, placement::PlacementReport},
 };
 
 /// Target of the log line with the device of a loaded model, so that programs can show only this line.
@@ -16,7 +16,7 @@ pub(crate) struct OpenModel {
     pub(crate) model: Model,
     pub(crate) report: PlacementReport,
     /// Preferred devices that refused the model.
-    pub(crate) passed_over: Vec<PassedOver>,
+    pub(crate) passed_over: Vec<DeviceRefusal>,
     /// Monitors of the devices' numerics.
     pub(crate) monitors: Vec<NumericsMonitor>,
 }
@@ -25,7 +25,7 @@ impl OpenModel {
     /// Logs the placement, with a warning for each preferred device that is present and refused the model.
     pub(crate) fn log(&self, name: &ModelName) {
         let device = self.report.device;
-        for PassedOver { device, reason, fix, announced, .. } in &self.passed_over {
+        for DeviceRefusal { device, reason, fix, announced, .. } in &self.passed_over {
             let fix = fix.as_deref().map(|fix| format!(" ({fix})")).unwrap_or_default();
             if *announced {
                 tracing::warn!("{name} does not run on {}: {reason}{fix}", device.describe());

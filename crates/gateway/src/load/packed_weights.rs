@@ -24,7 +24,7 @@ pub(crate) fn stored(machine: &MachineFolder) -> Option<PathBuf> {
 }
 
 /// Stores the packed weights of a package's graphs, unless all of them come from the store. A load does not depend on
-/// this, so a store that is full or read-only is no error.
+/// this, so a store that is full or read-only is not an error.
 pub(crate) fn store(machine: &MachineFolder, weights: &[PackedWeights], progress: &dyn ProgressSink) {
     if weights.iter().all(PackedWeights::is_stored) {
         return;

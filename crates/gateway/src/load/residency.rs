@@ -29,7 +29,7 @@ use crate::{
 };
 
 use load_failure::LoadFailure;
-pub use pending::{LoadPlace, LoadStart, PendingLoad};
+pub use pending::{LoadStart, LoadWaiter, PendingLoad};
 pub use ready_model::ReadyModel;
 pub(crate) use room::ModelRoom;
 use room::RoomInUse;

@@ -166,9 +166,9 @@ mod tests {
     }
 
     /// Executor with correct logits whose keys are not numbers.
-    struct Spoiled(FakeExecutor);
+    struct NanKeysExecutor(FakeExecutor);
 
-    impl Executor for Spoiled {
+    impl Executor for NanKeysExecutor {
         fn limits(&self) -> &Limits {
             self.0.limits()
         }
@@ -203,7 +203,7 @@ mod tests {
         let (monitor, reported) = monitor();
         let fake =
             || FakeExecutor::new(Limits { slots: 1, context: 16, chunk: 8, batch: 1, vocab: 5, kv: KV });
-        let Model::Decoder(prefill) = monitored(decoder(Spoiled(fake())), &monitor) else {
+        let Model::Decoder(prefill) = monitored(decoder(NanKeysExecutor(fake())), &monitor) else {
             panic!("no decoder")
         };
         let mut split =

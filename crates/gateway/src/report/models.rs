@@ -145,7 +145,7 @@ pub struct ModelStatus {
     /// Placement on devices, once loaded.
     pub placement: Option<PlacementReport>,
     /// Preferred devices that refused the model.
-    pub passed_over: Vec<PassedOver>,
+    pub passed_over: Vec<DeviceRefusal>,
     /// Counters of the engine or of the encoder's queue.
     pub engine: Option<EngineCounters>,
     /// Maximum sequence length in tokens.
@@ -216,7 +216,7 @@ pub enum ModelState {
 
 /// A preferred device that refused a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedOver {
+pub struct DeviceRefusal {
     /// Device.
     pub device: DeviceName,
     /// Reason.

@@ -132,7 +132,7 @@ impl PlacementReport {
 
 /// Device that answered a request, for the reply's headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RanOn {
+pub struct AnsweringDevice {
     /// Name of the device, or both as `prefill=qnn,decode=cpu`.
     pub device: String,
     /// Preferred devices that did not run the model, with their reasons.

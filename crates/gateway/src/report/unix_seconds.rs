@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Dated {
+    struct DatedRecord {
         #[serde(with = "crate::report::unix_seconds")]
         made: SystemTime,
     }
@@ -31,12 +31,15 @@ mod tests {
     #[test]
     fn times_are_numbers() {
         let check = |time: SystemTime, seconds: u64| {
-            assert_eq!(serde_json::to_value(Dated { made: time }).unwrap(), json!({"made": seconds}));
+            assert_eq!(serde_json::to_value(DatedRecord { made: time }).unwrap(), json!({"made": seconds}));
         };
         check(UNIX_EPOCH + Duration::from_millis(1_763_000_000_999), 1_763_000_000);
         check(UNIX_EPOCH - Duration::from_secs(1), 0);
-        let read = |value: Value| serde_json::from_value::<Dated>(value);
-        assert_eq!(read(json!({"made": 5})).unwrap(), Dated { made: UNIX_EPOCH + Duration::from_secs(5) });
+        let read = |value: Value| serde_json::from_value::<DatedRecord>(value);
+        assert_eq!(
+            read(json!({"made": 5})).unwrap(),
+            DatedRecord { made: UNIX_EPOCH + Duration::from_secs(5) }
+        );
         for wrong in [json!(u64::MAX), json!(-1), json!({"secs_since_epoch": 5, "nanos_since_epoch": 0})] {
             assert!(read(json!({ "made": wrong })).is_err());
         }

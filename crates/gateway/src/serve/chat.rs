@@ -30,7 +30,7 @@ use crate::{
 /// Length of a conversation, in multiples of the context, from which it is refused without rendering it.
 const LEFT_OUT: usize = 8;
 
-/// Maximum bytes of a text that is only tokenised.
+/// Maximum bytes of a text that is only tokenized.
 const MAX_TOKENIZED: usize = 1 << 20;
 
 /// Maximum bytes of the text of tokens.
@@ -73,7 +73,7 @@ impl ReadyModel {
     /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
     /// [`Error::Cancelled`] if `cancel` is set before it begins.
     pub fn tokenize(&self, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
-        // A cut could change tokens, so the text is tokenised as a whole, and its length is limited instead.
+        // A cut could change tokens, so the text is tokenized as a whole, and its length is limited instead.
         if text.len() > MAX_TOKENIZED {
             let found = text.len();
             let message = format!(
@@ -285,7 +285,7 @@ fn grammar_param(options: &GenerateOptions) -> &'static str {
     }
 }
 
-/// Tokenises a prompt. Refuses a text that cannot fit before it is tokenised completely. Stops when the request is
+/// Tokenizes a prompt. Refuses a text that cannot fit before it is tokenized completely. Stops when the request is
 /// cancelled.
 fn tokenize(
     model: &LoadedModel,

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, TokenCount},
     load::residency::ReadyModel,
-    report::placement::RanOn,
+    report::placement::AnsweringDevice,
     serve::{
         answer_rules::AnswerRules,
         constraint::{AnswerConstraint, ConstraintParts, ReasoningTrack},
@@ -39,7 +39,7 @@ pub struct Generation {
     /// Number of prompt tokens.
     pub prompt_tokens: usize,
     /// Device.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
     /// True if the model may reason before it answers.
     pub reasons: bool,
     sequences: Vec<SequenceHandle>,

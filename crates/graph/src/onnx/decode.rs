@@ -56,7 +56,7 @@ fn graph(proto: GraphProto) -> Result<Graph, DecodeError> {
         for proto in protos {
             let (value, shaped) = value(proto);
             if value.dtype == Element::NONE {
-                graph.unread.push(format!("the type of {:?}, which is no tensor", value.name));
+                graph.unread.push(format!("the type of {:?}, which is not a tensor", value.name));
             }
             if !shaped {
                 graph.unranked.push(value.name.clone());

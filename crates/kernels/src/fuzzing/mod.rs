@@ -2,7 +2,7 @@
 //! those of the portable kernels. Not part of the product.
 //!
 //! Start at [`compare_with_portable`]. [`input`] makes operands from bytes. All kernels write into matrices with a
-//! margin, which shows numbers that are written beside the result.
+//! margin, which shows numbers that are written outside the result.
 
 mod attention;
 mod float;

@@ -64,7 +64,7 @@ impl PackedMatrix {
     /// memory.
     ///
     /// # Errors
-    /// Returns an error if the bytes are no packed matrix, or lie outside their owner's.
+    /// Returns an error if the bytes are not a packed matrix, or lie outside their owner's.
     pub fn from_bytes(bytes: SharedBytes, range: Range<usize>) -> Result<Self, KernelError> {
         let part = (*bytes).as_ref().get(range.clone()).ok_or(KernelError::Format { reason: "range" })?;
         let layout = Layout::parse(part)?;

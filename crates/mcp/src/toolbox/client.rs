@@ -258,7 +258,7 @@ impl McpClient {
     }
 }
 
-/// Returns the result of a call as text. Contents that are no text are named.
+/// Returns the result of a call as text. Contents that are not text are named.
 fn text(result: &CallToolResult) -> ToolResult {
     let parts: Vec<String> = result.content.iter().map(content).collect();
     let text = match &result.structured_content {

@@ -43,7 +43,7 @@ const END_TIME: Duration = Duration::from_secs(2);
 /// Failure to prepare tools.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolboxError {
-    /// The text is no command line.
+    /// The text is not a command line.
     #[error("mcp: expected the command line of an MCP server, found {found:?}: {reason}")]
     CommandLine {
         /// Text.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narthex_gateway::{
     FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
-    models::{DraftModelStatus, EngineCounters, ModelState, ModelStatus, PassedOver},
+    models::{DeviceRefusal, DraftModelStatus, EngineCounters, ModelState, ModelStatus},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,7 +28,8 @@ pub(super) struct ModelHealth {
     /// An entry for each graph and provider.
     placement: Option<Vec<GraphPlacement>>,
     /// Nodes on another device than intended.
-    fallen: Option<FallbackReport>,
+    #[serde(rename = "fallen")]
+    fallback: Option<FallbackReport>,
     /// Events of the load that a user should know of.
     notes: Option<Vec<String>>,
     /// Preferred devices that refused the model.
@@ -112,8 +113,8 @@ struct RefusedDevice {
     /// True if the device is present or was named.
     announced: bool,
     /// Nodes that the device refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fallen: Option<FallbackReport>,
+    #[serde(rename = "fallen", skip_serializing_if = "Option::is_none")]
+    fallback: Option<FallbackReport>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -163,7 +164,7 @@ impl From<&ModelStatus> for ModelHealth {
             npu_share: placement.map(|report| report.npu_share),
             npu_phases: placement.and_then(|report| report.phases).map(NpuPhases::from),
             placement: placement.map(lines),
-            fallen: placement.map(|report| FallbackReport::from(&report.fallback)),
+            fallback: placement.map(|report| FallbackReport::from(&report.fallback)),
             notes: placement.map(|report| report.notes.clone()),
             passed_over: model.passed_over.iter().map(RefusedDevice::from).collect(),
             max_length: model.max_length,
@@ -210,14 +211,14 @@ impl From<&FallbackNode> for FallbackEntry {
     }
 }
 
-impl From<&PassedOver> for RefusedDevice {
-    fn from(passed: &PassedOver) -> Self {
+impl From<&DeviceRefusal> for RefusedDevice {
+    fn from(passed: &DeviceRefusal) -> Self {
         Self {
             device: passed.device.to_string(),
             reason: passed.reason.clone(),
             fix: passed.fix.clone(),
             announced: passed.announced,
-            fallen: (!passed.fallback.is_empty()).then(|| FallbackReport::from(&passed.fallback)),
+            fallback: (!passed.fallback.is_empty()).then(|| FallbackReport::from(&passed.fallback)),
         }
     }
 }
@@ -331,7 +332,7 @@ mod tests {
             notes: vec!["the kept contexts were refused".to_owned()],
         };
         let mut status = samples::status(ModelState::Ready, Some(placement));
-        let passed = |fallback| PassedOver {
+        let passed = |fallback| DeviceRefusal {
             device: DeviceName::Qnn,
             reason: "refused".to_owned(),
             fix: None,

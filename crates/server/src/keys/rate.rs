@@ -2,7 +2,7 @@
 //!
 //! The capacity of a bucket is the budget of one minute, and it refills evenly. Tokens are charged when an answer ends,
 //! so a long answer can make the level of its bucket negative; the next request then waits until the level is positive
-//! again.
+//! again. Crates for rate limits, such as `governor`, have no negative levels.
 
 use std::{
     num::NonZeroU32,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{messages::WireMessage, read_body, reasoning::ReasoningOptions, tools::WireTool};
 use crate::{
     app::App,
-    blocking::{WholeText, run_cancellable, run_tokenising},
+    blocking::{WholeText, run_cancellable, run_tokenizing},
     body::{self, Body, FromBody},
     conversation,
     error::ApiError,
@@ -117,7 +117,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
         Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
         None => model.tokenize(&content.unwrap_or_default(), cancel),
     };
-    let tokens = run_tokenising(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
+    let tokens = run_tokenizing(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 

@@ -51,7 +51,7 @@ fn leading_digits(bytes: &[u8]) -> usize {
 
 /// Place in a JSON text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum JsonPlace {
+enum JsonPosition {
     String,
     /// After a backslash in a string.
     Escape,
@@ -65,27 +65,27 @@ enum JsonPlace {
 #[derive(Clone)]
 pub(super) struct ExponentLimit {
     tokens: Arc<ExponentTokens>,
-    place: JsonPlace,
+    place: JsonPosition,
 }
 
 impl ExponentLimit {
     /// Begins a text.
     pub(super) fn new(tokens: Arc<ExponentTokens>) -> Self {
-        Self { tokens, place: JsonPlace::After(b' ') }
+        Self { tokens, place: JsonPosition::After(b' ') }
     }
 
     /// Takes the next token of the text.
     pub(super) fn accept(&mut self, token: TokenId) {
         for byte in self.tokens.tokenizer.token_bytes(token) {
             self.place = match (self.place, byte) {
-                (JsonPlace::String, b'\\') => JsonPlace::Escape,
-                (JsonPlace::String, b'"') => JsonPlace::After(byte),
-                (JsonPlace::String | JsonPlace::Escape, _) => JsonPlace::String,
-                (JsonPlace::After(_) | JsonPlace::Exponent(_), b'"') => JsonPlace::String,
-                (JsonPlace::After(b'0'..=b'9'), b'e' | b'E') => JsonPlace::Exponent(0),
-                (JsonPlace::Exponent(0), b'+' | b'-') => JsonPlace::Exponent(0),
-                (JsonPlace::Exponent(digits), b'0'..=b'9') => JsonPlace::Exponent(digits + 1),
-                (JsonPlace::After(_) | JsonPlace::Exponent(_), _) => JsonPlace::After(byte),
+                (JsonPosition::String, b'\\') => JsonPosition::Escape,
+                (JsonPosition::String, b'"') => JsonPosition::After(byte),
+                (JsonPosition::String | JsonPosition::Escape, _) => JsonPosition::String,
+                (JsonPosition::After(_) | JsonPosition::Exponent(_), b'"') => JsonPosition::String,
+                (JsonPosition::After(b'0'..=b'9'), b'e' | b'E') => JsonPosition::Exponent(0),
+                (JsonPosition::Exponent(0), b'+' | b'-') => JsonPosition::Exponent(0),
+                (JsonPosition::Exponent(digits), b'0'..=b'9') => JsonPosition::Exponent(digits + 1),
+                (JsonPosition::After(_) | JsonPosition::Exponent(_), _) => JsonPosition::After(byte),
             };
         }
     }
@@ -99,8 +99,8 @@ impl ExponentLimit {
             }
         };
         match self.place {
-            JsonPlace::String | JsonPlace::Escape => return,
-            JsonPlace::Exponent(digits) => {
+            JsonPosition::String | JsonPosition::Escape => return,
+            JsonPosition::Exponent(digits) => {
                 let left = MAX_DIGITS.saturating_sub(digits);
                 self.tokens
                     .digits
@@ -108,7 +108,7 @@ impl ExponentLimit {
                     .filter(|(_, count)| *count > left)
                     .for_each(|(token, _)| clear(*token));
             }
-            JsonPlace::After(_) => {}
+            JsonPosition::After(_) => {}
         }
         self.tokens.whole.iter().for_each(|&token| clear(token));
     }

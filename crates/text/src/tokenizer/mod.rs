@@ -55,7 +55,7 @@ pub enum TokenizerError {
         reason: String,
     },
     /// A kind of tokenizer or pre-tokenizer is not supported.
-    #[error("the {what} {found:?} is not supported: expected one of {known}; a guess would tokenise wrongly")]
+    #[error("the {what} {found:?} is not supported: expected one of {known}; a guess would tokenize wrongly")]
     Unknown {
         /// Name of the setting.
         what: &'static str,
@@ -81,10 +81,10 @@ pub enum TokenizerError {
         found: String,
     },
     /// The request was cancelled.
-    #[error("tokenising was cancelled")]
+    #[error("tokenizing was cancelled")]
     Cancelled,
     /// A text could not be encoded.
-    #[error("the text cannot be tokenised: {reason}")]
+    #[error("the text cannot be tokenized: {reason}")]
     Encode {
         /// The encoder's error.
         reason: String,
@@ -205,7 +205,7 @@ impl Tokenizer {
         self.run(&parts.join(kept), true)
     }
 
-    /// Returns a lower bound on the number of tokens of a text without tokenising it, or 0 if no bound is known.
+    /// Returns a lower bound on the number of tokens of a text without tokenizing it, or 0 if no bound is known.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         self.inner.reach.as_ref().map_or(0, |reach| reach.fewest(text))
     }

@@ -1,4 +1,4 @@
-//! Upper bound on the bytes of text per token. A text that is far too long is refused by it before it is tokenised,
+//! Upper bound on the bytes of text per token. A text that is far too long is refused by it before it is tokenized,
 //! which is slow.
 
 use serde_json::Value;

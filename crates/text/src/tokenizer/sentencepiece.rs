@@ -123,7 +123,7 @@ struct PieceProto {
     kind: Option<i32>,
 }
 
-/// The fields of `TrainerSpec` that affect tokenisation.
+/// The fields of `TrainerSpec` that affect tokenization.
 #[derive(Clone, PartialEq, Message)]
 struct TrainerSpec {
     #[prost(int32, optional, tag = "3")]
@@ -134,7 +134,7 @@ struct TrainerSpec {
     byte_fallback: Option<bool>,
 }
 
-/// The fields of `NormalizerSpec` that affect tokenisation.
+/// The fields of `NormalizerSpec` that affect tokenization.
 #[derive(Clone, PartialEq, Message)]
 struct NormalizerSpec {
     #[prost(bytes = "vec", optional, tag = "2")]

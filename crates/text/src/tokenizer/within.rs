@@ -1,8 +1,8 @@
-//! Tokenisation of long texts up to a limit.
+//! Tokenization of long texts up to a limit.
 //!
-//! The time and memory of the `tokenizers` crate grow with the text, so a text that is far too long is not tokenised as
-//! a whole. A prefix is tokenised, then one of twice the length, until the tokens exceed the limit or the text is
-//! complete. A cut changes only tokens near it: texts are split into words before tokenisation, and a token has few
+//! The time and memory of the `tokenizers` crate grow with the text, so a text that is far too long is not tokenized as
+//! a whole. A prefix is tokenized, then one of twice the length, until the tokens exceed the limit or the text is
+//! complete. A cut changes only tokens near it: texts are split into words before tokenization, and a token has few
 //! bytes. Some text has no tokens, such as white space or characters that a normaliser removes, so the bytes have a limit,
 //! too.
 
@@ -23,12 +23,12 @@ const MAX_PER_TOKEN: usize = 256;
 /// Maximum number of tokens that a cut may change; more than the characters of a word that WordPiece splits.
 const CHANGED: usize = 128;
 
-/// Bounds of one tokenisation.
+/// Bounds of one tokenization.
 #[derive(Clone, Copy)]
 pub struct Bounds<'a> {
     /// Maximum number of tokens.
     pub limit: usize,
-    /// Returns true if the caller no longer needs the tokens. Called before each prefix is tokenised.
+    /// Returns true if the caller no longer needs the tokens. Called before each prefix is tokenized.
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
@@ -93,7 +93,7 @@ impl Tokenizer {
     }
 
     /// Returns the tokens as [`Self::encode_pair`], within bounds on both texts together. A second text that is too
-    /// long is replaced by a prefix. The first text is tokenised as a whole.
+    /// long is replaced by a prefix. The first text is tokenized as a whole.
     pub fn encode_pair_within(
         &self,
         first: &str,
@@ -103,7 +103,7 @@ impl Tokenizer {
         self.within(second, bounds, |second| self.encode_pair(first, second))
     }
 
-    /// Tokenises longer and longer prefixes of a text.
+    /// Tokenizes longer and longer prefixes of a text.
     fn within<T: TokenCount>(
         &self,
         text: &str,
@@ -143,7 +143,7 @@ mod tests {
         Bounds { limit, is_cancelled }
     }
 
-    /// Returns the lengths of the prefixes that are tokenised if each token has `per_token` bytes.
+    /// Returns the lengths of the prefixes that are tokenized if each token has `per_token` bytes.
     fn lengths(text: usize, limit: usize, per_token: usize) -> Vec<usize> {
         let lengths = RefCell::new(Vec::new());
         let encode = |text: &str| {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_tokenised_than_the_limit_asks_for() {
+    fn no_more_is_tokenized_than_the_limit_asks_for() {
         assert_eq!(lengths(1000, 10, 4), [1000]);
         assert_eq!(lengths(FIRST, 10, 4), [FIRST]);
         assert_eq!(lengths(31 << 20, 10, 4), [FIRST]);

@@ -8,7 +8,7 @@ use super::{MAX_CALL, ToolEvent, push_arguments};
 /// Parser of one object with the name and the arguments of a call.
 #[derive(Debug, Default)]
 pub(super) struct JsonObject {
-    place: ObjectPlace,
+    place: ObjectPosition,
     /// Number of open objects and arrays in the value.
     depth: usize,
     in_string: bool,
@@ -26,7 +26,7 @@ pub(super) struct JsonObject {
 
 /// Position in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum ObjectPlace {
+enum ObjectPosition {
     /// Before a key or the end.
     #[default]
     Key,
@@ -45,7 +45,7 @@ pub(super) enum Progress {
     Open,
     /// The object is complete.
     Complete,
-    /// This is no call.
+    /// The text is not a call.
     Bad,
 }
 
@@ -68,34 +68,36 @@ impl JsonObject {
     /// Takes a character after the opening brace.
     pub(super) fn feed(&mut self, c: char, events: &mut Vec<ToolEvent>) -> Progress {
         match (self.place, c) {
-            (ObjectPlace::Key | ObjectPlace::Colon | ObjectPlace::Value | ObjectPlace::Comma, _)
-                if c.is_whitespace() => {}
-            (ObjectPlace::Key, '"') => {
+            (
+                ObjectPosition::Key | ObjectPosition::Colon | ObjectPosition::Value | ObjectPosition::Comma,
+                _,
+            ) if c.is_whitespace() => {}
+            (ObjectPosition::Key, '"') => {
                 self.key.clear();
-                self.place = ObjectPlace::InKey;
+                self.place = ObjectPosition::InKey;
             }
-            (ObjectPlace::Key | ObjectPlace::Comma, '}') => return self.end(events),
-            (ObjectPlace::InKey, '"') if !self.escaped => self.place = ObjectPlace::Colon,
-            (ObjectPlace::InKey, _) => {
+            (ObjectPosition::Key | ObjectPosition::Comma, '}') => return self.end(events),
+            (ObjectPosition::InKey, '"') if !self.escaped => self.place = ObjectPosition::Colon,
+            (ObjectPosition::InKey, _) => {
                 self.escaped = c == '\\' && !self.escaped;
                 self.key.push(c);
                 return if self.key.len() > MAX_CALL { Progress::Bad } else { Progress::Open };
             }
-            (ObjectPlace::Colon, ':') => {
+            (ObjectPosition::Colon, ':') => {
                 self.has_other_keys |= !matches!(
                     self.key.as_str(),
                     "name" | "function" | "id" | "type" | "arguments" | "parameters"
                 );
-                self.place = ObjectPlace::Value;
+                self.place = ObjectPosition::Value;
             }
-            (ObjectPlace::Comma, ',') => self.place = ObjectPlace::Key,
-            (ObjectPlace::Value, _) => {
+            (ObjectPosition::Comma, ',') => self.place = ObjectPosition::Key,
+            (ObjectPosition::Value, _) => {
                 self.value.clear();
                 (self.depth, self.in_string, self.escaped) = (0, false, false);
-                self.place = ObjectPlace::InValue;
+                self.place = ObjectPosition::InValue;
                 return self.value_char(c, events);
             }
-            (ObjectPlace::InValue, _) => return self.value_char(c, events),
+            (ObjectPosition::InValue, _) => return self.value_char(c, events),
             _ => return Progress::Bad,
         }
         Progress::Open
@@ -154,7 +156,7 @@ impl JsonObject {
     }
 
     fn end_value(&mut self, events: &mut Vec<ToolEvent>) -> Progress {
-        self.place = ObjectPlace::Comma;
+        self.place = ObjectPosition::Comma;
         let text = || serde_json::from_str::<String>(&self.value).ok();
         match self.key.as_str() {
             "name" | "function" if self.name.is_none() => match text() {

@@ -11,7 +11,7 @@ use std::{
 
 use super::{Hub, cache::RepoCache, client::broken, glob};
 use crate::{
-    Cancel, check_cancel,
+    CancelFlag, check_cancel,
     error::{Error, HubError},
     index::HubSource,
 };
@@ -48,7 +48,7 @@ impl Hub {
         source: &HubSource,
         folder: &Path,
         header_length: &HeaderLength<'_>,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Option<RepoSummary>, Error> {
         if self.options.network == crate::network::Network::CacheOnly {
             return Ok(None);
@@ -91,7 +91,7 @@ impl Hub {
         &self,
         file: &WeightsFile<'_>,
         header_length: &HeaderLength<'_>,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Vec<u8>, Error> {
         let WeightsFile { repo, url, name, size } = *file;
         let mut bytes = Vec::new();

@@ -23,7 +23,7 @@ use super::{
     reference::blob_name,
 };
 use crate::{
-    Cancel, check_cancel,
+    CancelFlag, check_cancel,
     error::{Error, HubError},
     files::{self, CHUNK},
 };
@@ -63,7 +63,12 @@ impl Transfer<'_> {
     ///
     /// Transient failures are retried as long as bytes arrive. The first wait is `backoff`; each further one is twice
     /// as long.
-    pub(super) fn run(&self, backoff: Duration, seen: &dyn Fn(u64), cancel: &Cancel) -> Result<u64, Error> {
+    pub(super) fn run(
+        &self,
+        backoff: Duration,
+        seen: &dyn Fn(u64),
+        cancel: &CancelFlag,
+    ) -> Result<u64, Error> {
         let mut failures = 0;
         let mut wait = backoff;
         let mut reached = 0;
@@ -96,7 +101,7 @@ impl Transfer<'_> {
         &self,
         former: &mut Option<String>,
         seen: &dyn Fn(u64),
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<u64, Error> {
         let url = self.client.file_url(&self.repo.repo, self.commit, self.name);
         let FileMetadata { etag, bytes } = self.client.metadata(&self.repo.repo, &url, self.name)?;
@@ -125,7 +130,7 @@ impl Transfer<'_> {
             .is_ok_and(|meta| meta.is_file() && remote.bytes.is_none_or(|bytes| bytes == meta.len()))
     }
 
-    fn lock(&self, etag: &str, cancel: &Cancel) -> Result<File, Error> {
+    fn lock(&self, etag: &str, cancel: &CancelFlag) -> Result<File, Error> {
         let path = self.repo.lock_file(etag)?;
         let options = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = options.map_err(Error::io("open the lock", &path))?;
@@ -146,7 +151,7 @@ impl Transfer<'_> {
         remote: &RemoteFile,
         blob: &Path,
         seen: &dyn Fn(u64),
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<(), Error> {
         let path = self.repo.partial(&remote.etag);
         if let Some(parent) = path.parent() {
@@ -193,7 +198,7 @@ impl Transfer<'_> {
         remote: &RemoteFile,
         partial: &mut PartialFile<'_>,
         seen: &dyn Fn(u64),
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<(), Error> {
         let mut reader = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; REPORT];
@@ -232,7 +237,7 @@ struct PartialFile<'a> {
 
 impl<'a> PartialFile<'a> {
     /// Opens the file of an earlier attempt, or creates it, and empties it if it is longer than `limit` bytes.
-    fn open(path: &'a Path, limit: u64, cancel: &Cancel) -> Result<Self, Error> {
+    fn open(path: &'a Path, limit: u64, cancel: &CancelFlag) -> Result<Self, Error> {
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = options.map_err(Error::io("create", path))?;
         let mut partial = Self { path, file, hasher: sha2::Sha256::new(), bytes: 0 };
@@ -274,7 +279,7 @@ fn continues(response: &Response<Body>, from: u64) -> bool {
 }
 
 /// Sleeps for `wait`, before another attempt. Returns an error soon after `cancel` is set; a flag cannot wake a thread.
-pub(super) fn pause(wait: Duration, cancel: &Cancel) -> Result<(), Error> {
+pub(super) fn pause(wait: Duration, cancel: &CancelFlag) -> Result<(), Error> {
     let end = Instant::now() + wait;
     loop {
         check_cancel(cancel)?;

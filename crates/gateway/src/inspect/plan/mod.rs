@@ -40,6 +40,13 @@ use crate::{
 const NPU_MACHINE_MEMORY: u64 = 64_000_000_000;
 
 /// Request for the plan of a model.
+///
+/// ```
+/// use narthex_gateway::plan::PlanRequest;
+///
+/// let request = PlanRequest { subject: "smollm2:135m".to_owned(), targets: Vec::new(), yarn: None };
+/// assert!(request.targets.is_empty());
+/// ```
 #[derive(Debug, Clone)]
 pub struct PlanRequest {
     /// Catalogue name, `hf:owner/repo`, folder of a checkpoint, or GGUF file.

@@ -19,7 +19,7 @@ use crate::{
         eligibility,
         request::{LoadRequest, SelectedDevice},
     },
-    report::models::PassedOver,
+    report::models::DeviceRefusal,
 };
 pub(crate) use estimate::explain_break_even;
 use estimate::{DeviceChoice, Handover, Measurements};
@@ -55,12 +55,12 @@ pub(crate) struct MeasurementRecord {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasurementOutcome {
     pub(crate) measured: Measurements,
-    refused: Vec<PassedOver>,
+    refused: Vec<DeviceRefusal>,
 }
 
 /// Opens a decoder on a device. The inner error is that of a device that refuses the package.
 pub(crate) type OpenDecoder<'a> =
-    &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>;
+    &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, DeviceRefusal>, Error>;
 
 /// Returns the fastest place for a decoder, and the devices that were not measured. Measures the devices of the order
 /// that this machine has, unless a record under the same keys exists. Returns `None` if fewer than two devices are
@@ -71,7 +71,7 @@ pub(crate) type OpenDecoder<'a> =
 pub(crate) fn choose(
     request: &LoadRequest<'_>,
     open: OpenDecoder<'_>,
-) -> Result<Option<(DeviceChoice, Vec<PassedOver>)>, Error> {
+) -> Result<Option<(DeviceChoice, Vec<DeviceRefusal>)>, Error> {
     let (usable, mut passed_over) = usable(&request.config, &request.facts);
     if usable.len() < 2 {
         return Ok(None);
@@ -113,7 +113,7 @@ pub(crate) fn break_even(request: &LoadRequest<'_>, split: PhaseSplit) -> Option
 }
 
 /// Divides the devices of the order into those that may be chosen and those that may not.
-fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<PassedOver>) {
+fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<DeviceRefusal>) {
     let (mut usable, mut passed_over) = (Vec::new(), Vec::new());
     for &name in config.providers.devices() {
         let refusal = match name.kind() {

@@ -22,14 +22,14 @@ const GPU: DeviceName = DeviceName::WebGpu;
 const CPU: DeviceName = DeviceName::Cpu;
 
 /// Executor whose steps and handovers advance a clock by a given number of microseconds.
-struct Timed {
+struct TimedExecutor {
     inner: FakeExecutor,
     step: fn(usize) -> u64,
     handover: u64,
     clock: Arc<AtomicU64>,
 }
 
-impl Executor for Timed {
+impl Executor for TimedExecutor {
     fn limits(&self) -> &Limits {
         self.inner.limits()
     }
@@ -59,7 +59,7 @@ impl Executor for Timed {
 
 /// Fake device: an NPU takes 4 ms for a step of up to 64 tokens, a GPU 1 ms per token, and a CPU 3 ms per token.
 /// `handover` is in microseconds per token.
-fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
+fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> TimedExecutor {
     let chunk = if device == NPU { 64 } else { 256 };
     let step: fn(usize) -> u64 = match device {
         NPU => |_| 4_000,
@@ -67,13 +67,13 @@ fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
         _ => |tokens| 3_000 * tokens as u64,
     };
     let inner = FakeExecutor::new(Limits { slots: 1, context: 512, chunk, batch: 1, vocab: 32, kv: KV });
-    Timed { inner, step, handover, clock: clock.clone() }
+    TimedExecutor { inner, step, handover, clock: clock.clone() }
 }
 
 /// Measures the three devices. `spoil` may change a loaded device, or refuse it.
 fn measure(
     handover: u64,
-    spoil: &dyn Fn(DeviceName, &mut Timed) -> Option<PassedOver>,
+    spoil: &dyn Fn(DeviceName, &mut TimedExecutor) -> Option<DeviceRefusal>,
 ) -> (MeasurementOutcome, Vec<DeviceName>) {
     let (clock, mut loads) = (Arc::new(AtomicU64::new(0)), Vec::new());
     let mut load = |device| {
@@ -125,7 +125,7 @@ fn a_device_that_refuses_or_fails_is_not_chosen() {
         }
         let reason = "in quarantine".to_owned();
         let refused =
-            PassedOver { device, reason, fix: None, announced: true, fallback: FallbackNodes::default() };
+            DeviceRefusal { device, reason, fix: None, announced: true, fallback: FallbackNodes::default() };
         (device == NPU).then_some(refused)
     });
     assert_eq!(loads, [NPU, GPU, CPU]);

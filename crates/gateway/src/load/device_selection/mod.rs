@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     error::Error,
     load::{auto, eligibility, open_model::OpenModel, request::LoadRequest},
-    report::{models::PassedOver, placement::PlacementReport},
+    report::{models::DeviceRefusal, placement::PlacementReport},
 };
 use attempt::AttemptError;
 
@@ -97,7 +97,7 @@ fn open_at(request: &LoadRequest<'_>, place: DevicePlacement) -> Result<OpenMode
 fn open_decoder(
     request: &LoadRequest<'_>,
     device: DeviceName,
-) -> Result<Result<Box<dyn Executor>, PassedOver>, Error> {
+) -> Result<Result<Box<dyn Executor>, DeviceRefusal>, Error> {
     let open = attempt::open(request, device, None);
     match open.and_then(|open| Ok(open.model.decoder(&request.manifest().name)?)) {
         Ok(executor) => Ok(Ok(Box::new(executor))),
@@ -110,7 +110,7 @@ fn open_decoder(
 }
 
 /// Returns the entry of a device whose NPU share is lower than required.
-fn insufficient_share(config: &Config, report: &PlacementReport) -> Option<PassedOver> {
+fn insufficient_share(config: &Config, report: &PlacementReport) -> Option<DeviceRefusal> {
     if config.npu != NpuPolicy::Require || report.npu_share >= config.npu_share {
         return None;
     }
@@ -121,20 +121,20 @@ fn insufficient_share(config: &Config, report: &PlacementReport) -> Option<Passe
         report.share_in_words(),
         config.npu_share * 100.0
     );
-    Some(PassedOver { device: report.device, reason, fix: fallback.fix(), announced: true, fallback })
+    Some(DeviceRefusal { device: report.device, reason, fix: fallback.fix(), announced: true, fallback })
 }
 
 /// Devices that refused a model.
 #[derive(Default)]
 struct Failures {
-    passed_over: Vec<PassedOver>,
+    passed_over: Vec<DeviceRefusal>,
     /// Errors of the devices that were present and tried.
     errors: Vec<Error>,
 }
 
 impl Failures {
     /// Adds a device, once for each reason.
-    fn add(&mut self, passed_over: PassedOver) {
+    fn add(&mut self, passed_over: DeviceRefusal) {
         if !self.passed_over.contains(&passed_over) {
             self.passed_over.push(passed_over);
         }

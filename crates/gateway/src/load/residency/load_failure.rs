@@ -6,7 +6,7 @@ use narthex_spec::ModelName;
 
 use crate::{
     error::{Error, ErrorKind},
-    report::models::PassedOver,
+    report::models::DeviceRefusal,
 };
 
 /// Report of a failed load.
@@ -17,7 +17,7 @@ pub(super) struct LoadFailure {
     /// Time during which requests receive the report before one of them loads again.
     pub(super) lasts: Duration,
     /// Every device with its reason, if no device took the model.
-    pub(super) passed_over: Vec<PassedOver>,
+    pub(super) passed_over: Vec<DeviceRefusal>,
 }
 
 impl LoadFailure {

@@ -32,10 +32,10 @@ impl PendingLoad {
 
     /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many
     /// requests wait for the model.
-    pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadPlace, Error> {
+    pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadWaiter, Error> {
         let Self { models, key } = self;
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
-        let place = LoadPlace { models: models.clone(), key: key.clone(), number };
+        let place = LoadWaiter { models: models.clone(), key: key.clone(), number };
         let mut residences = models.models.lock();
         let waiters = match residences.get_mut(key) {
             Some(Residence::Loading { waiters, .. }) => waiters,
@@ -106,13 +106,13 @@ impl PendingLoad {
 /// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their
 /// places.
 #[must_use = "without it, the model may leave the memory before the request uses it"]
-pub struct LoadPlace {
+pub struct LoadWaiter {
     models: Arc<ResidentModels>,
     key: PackageKey,
     number: u64,
 }
 
-impl Drop for LoadPlace {
+impl Drop for LoadWaiter {
     fn drop(&mut self) {
         let mut residences = self.models.models.lock();
         let wake = match residences.get_mut(&self.key) {

@@ -25,9 +25,9 @@ fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
 }
 
 /// Executor whose rows are rotated by one element, as with a wrong layout.
-struct Turned(FakeExecutor, Vec<f32>);
+struct RotatedRows(FakeExecutor, Vec<f32>);
 
-impl Executor for Turned {
+impl Executor for RotatedRows {
     fn limits(&self) -> &Limits {
         self.0.limits()
     }
@@ -49,7 +49,7 @@ impl Executor for Turned {
 
 #[test]
 fn other_arithmetic_is_found_out() {
-    let mut turned = Turned(executor(16), Vec::new());
+    let mut turned = RotatedRows(executor(16), Vec::new());
     let positions = compare_decoders(&mut turned, &mut executor(16), &texts(), &Cancel::new()).unwrap();
     assert!(positions.iter().all(|position| !position.agrees), "{positions:?}");
     assert!(compare::decoder_verdict(&positions).is_some());

@@ -1,6 +1,6 @@
 //! Requests to encoders: embeddings, reranking, question answering and masked tokens.
 
-use crate::{report::placement::RanOn, serve::request::Prompt};
+use crate::{report::placement::AnsweringDevice, serve::request::Prompt};
 
 /// Request to embed texts.
 ///
@@ -52,10 +52,22 @@ pub struct Embeddings {
     /// Number of tokens of all inputs, special tokens included.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
 }
 
 /// Request to sort documents by relevance to a query.
+///
+/// ```
+/// use narthex_gateway::request::{InputOverflow, RerankRequest};
+///
+/// let request = RerankRequest {
+///     query: "boats to the island".to_owned(),
+///     documents: vec!["The quarterly report is late.".to_owned(), "The ferry leaves at dawn.".to_owned()],
+///     top_n: Some(1),
+///     overlong: InputOverflow::Truncate,
+/// };
+/// assert_eq!(request.documents.len(), 2);
+/// ```
 #[derive(Debug, Clone)]
 pub struct RerankRequest {
     /// Query.
@@ -76,7 +88,7 @@ pub struct Ranking {
     /// Number of tokens of all pairs, special tokens included.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
 }
 
 /// A document with its score.
@@ -92,6 +104,13 @@ pub struct DocumentScore {
 pub const MAX_ANSWER_TEXT: usize = 1 << 20;
 
 /// Question about a text.
+///
+/// ```
+/// use narthex_gateway::request::AnswerRequest;
+///
+/// let request = AnswerRequest { top_k: 3, ..AnswerRequest::new("When?", "The ferry leaves at dawn.") };
+/// assert_eq!(request.window, 384);
+/// ```
 #[derive(Debug, Clone)]
 pub struct AnswerRequest {
     /// Question.
@@ -133,7 +152,7 @@ pub struct Answers {
     /// Number of tokens of all windows, special tokens included.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
 }
 
 impl Answers {
@@ -157,6 +176,13 @@ pub struct Answer {
 }
 
 /// Request to predict the masked tokens of a text.
+///
+/// ```
+/// use narthex_gateway::request::MaskRequest;
+///
+/// let request = MaskRequest { text: "The [MASK] leaves at dawn.".to_owned(), top_k: 5 };
+/// assert!(request.text.contains("[MASK]"));
+/// ```
 #[derive(Debug, Clone)]
 pub struct MaskRequest {
     /// Text with the model's mask (`[MASK]`, `<mask>`), 1 to 64 times.
@@ -173,7 +199,7 @@ pub struct Fillings {
     /// Number of tokens of the text, special tokens included.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
 }
 
 /// A token in the place of a mask.
@@ -217,5 +243,5 @@ pub struct MaskPredictOutput {
     /// Number of tokens of one pass: the text, the generated and the special tokens.
     pub prompt_tokens: usize,
     /// Device that computed the answer.
-    pub ran_on: RanOn,
+    pub ran_on: AnsweringDevice,
 }

@@ -59,6 +59,15 @@ pub struct ChatPrompt {
 }
 
 /// Request for a text completion.
+///
+/// ```
+/// use narthex_gateway::request::{CompletionRequest, Echo, GenerateOptions, Prompt};
+///
+/// let options = GenerateOptions { max_tokens: Some(64), temperature: 0.0, ..GenerateOptions::api_defaults() };
+/// let prompt = Prompt::Text("The ferry leaves at".to_owned());
+/// let request = CompletionRequest { prompt, echo: Echo::Completion, options };
+/// assert_eq!(request.options.top_p, 1.0);
+/// ```
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     /// Text to continue.
@@ -223,7 +232,7 @@ impl GenerationSink for mpsc::Sender<GenerationEvent> {
 /// Event of a generation. Events of different choices interleave.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerationEvent {
-    /// The prompt was tokenised.
+    /// The prompt was tokenized.
     Started {
         /// Number of prompt tokens.
         prompt_tokens: usize,

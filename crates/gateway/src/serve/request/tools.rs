@@ -4,6 +4,20 @@ pub use narthex_text::tools::CallLimit;
 use serde_json::Value;
 
 /// Tools of a request.
+///
+/// ```
+/// use narthex_gateway::request::{Strictness, Tool, ToolChoice, ToolSettings};
+/// use serde_json::json;
+///
+/// let tool = Tool {
+///     name: "get_weather".to_owned(),
+///     description: Some("Weather of a city".to_owned()),
+///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}),
+///     strictness: Strictness::Strict,
+/// };
+/// let settings = ToolSettings { tools: vec![tool], ..ToolSettings::default() };
+/// assert_eq!(settings.choice, ToolChoice::Auto);
+/// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ToolSettings {
     /// Functions that the model may call.

@@ -36,21 +36,21 @@ pub(crate) enum ResponseEvent {
     #[serde(rename = "response.content_part.added")]
     PartAdded {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         part: ContentPart,
     },
     /// Whole part.
     #[serde(rename = "response.content_part.done")]
     PartDone {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         part: ContentPart,
     },
     /// More of a text.
     #[serde(rename = "response.output_text.delta")]
     TextDelta {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         delta: String,
         logprobs: Vec<Value>,
     },
@@ -58,7 +58,7 @@ pub(crate) enum ResponseEvent {
     #[serde(rename = "response.output_text.done")]
     TextDone {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         text: String,
         logprobs: Vec<Value>,
     },
@@ -66,28 +66,28 @@ pub(crate) enum ResponseEvent {
     #[serde(rename = "response.reasoning_text.delta")]
     ReasoningDelta {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         delta: String,
     },
     /// Whole reasoning.
     #[serde(rename = "response.reasoning_text.done")]
     ReasoningDone {
         #[serde(flatten)]
-        place: PartPlace,
+        place: PartPosition,
         text: String,
     },
     /// More of the JSON text of a call's arguments.
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta {
         #[serde(flatten)]
-        place: ItemPlace,
+        place: ItemPosition,
         delta: String,
     },
     /// Whole arguments of a call.
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone {
         #[serde(flatten)]
-        place: ItemPlace,
+        place: ItemPosition,
         name: String,
         arguments: String,
     },
@@ -95,44 +95,44 @@ pub(crate) enum ResponseEvent {
     #[serde(rename = "response.custom_tool_call_input.delta")]
     InputDelta {
         #[serde(flatten)]
-        place: ItemPlace,
+        place: ItemPosition,
         delta: String,
     },
     /// Whole input of a custom tool.
     #[serde(rename = "response.custom_tool_call_input.done")]
     InputDone {
         #[serde(flatten)]
-        place: ItemPlace,
+        place: ItemPosition,
         input: String,
     },
 }
 
 /// Place of an item in the output.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
-pub(crate) struct ItemPlace {
+pub(crate) struct ItemPosition {
     item_id: String,
     output_index: usize,
 }
 
 /// Place of a part, the only one of its item.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
-pub(crate) struct PartPlace {
+pub(crate) struct PartPosition {
     #[serde(flatten)]
-    item: ItemPlace,
+    item: ItemPosition,
     content_index: usize,
 }
 
-impl ItemPlace {
+impl ItemPosition {
     /// Returns the place of an item.
     pub(super) fn new(item_id: &str, output_index: usize) -> Self {
         Self { item_id: item_id.to_owned(), output_index }
     }
 }
 
-impl PartPlace {
+impl PartPosition {
     /// Returns the place of the part of an item.
     pub(super) fn new(item_id: &str, output_index: usize) -> Self {
-        Self { item: ItemPlace::new(item_id, output_index), content_index: 0 }
+        Self { item: ItemPosition::new(item_id, output_index), content_index: 0 }
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     ResponseForm,
-    event::{ContentPart, ItemPlace, NumberedEvent, PartPlace, ResponseEvent},
+    event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent},
     new_id,
     object::{OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseSettings, ResponseStatus},
 };
@@ -127,7 +127,7 @@ impl ResponseEvents {
         }
         if let Some(OpenItem { id, kind: OpenKind::Message(text) }) = &mut self.open {
             text.push_str(&delta);
-            let place = PartPlace::new(id, self.items);
+            let place = PartPosition::new(id, self.items);
             events.push(ResponseEvent::TextDelta { place, delta, logprobs: Vec::new() });
         }
         events
@@ -143,7 +143,7 @@ impl ResponseEvents {
         }
         if let Some(OpenItem { id, kind: OpenKind::Reasoning(text) }) = &mut self.open {
             text.push_str(&delta);
-            events.push(ResponseEvent::ReasoningDelta { place: PartPlace::new(id, self.items), delta });
+            events.push(ResponseEvent::ReasoningDelta { place: PartPosition::new(id, self.items), delta });
         }
         events
     }
@@ -165,7 +165,7 @@ impl ResponseEvents {
             let settings = self.form.as_ref().map(|form| &form.object.settings);
             // The arguments of a custom tool are not its input, which is sent at the end.
             if !settings.is_some_and(|settings| settings.is_custom(&call.name)) {
-                let place = ItemPlace::new(id, self.items);
+                let place = ItemPosition::new(id, self.items);
                 events.push(ResponseEvent::ArgumentsDelta { place, delta: delta.arguments });
             }
         }
@@ -174,7 +174,7 @@ impl ResponseEvents {
 
     /// Returns the events of a new item with one empty part.
     fn added(&self, item: OutputItem, part: ContentPart) -> [ResponseEvent; 2] {
-        let place = PartPlace::new(item.id(), self.items);
+        let place = PartPosition::new(item.id(), self.items);
         [
             ResponseEvent::ItemAdded { output_index: self.items, item },
             ResponseEvent::PartAdded { place, part },
@@ -185,7 +185,7 @@ impl ResponseEvents {
     fn close(&mut self, is_cut: bool) -> Vec<ResponseEvent> {
         let Some(OpenItem { id, kind }) = self.open.take() else { return Vec::new() };
         let output_index = self.items;
-        let place = PartPlace::new(&id, output_index);
+        let place = PartPosition::new(&id, output_index);
         let mut is_answer = true;
         let (mut events, item) = match kind {
             OpenKind::Reasoning(text) => {
@@ -221,7 +221,7 @@ impl ResponseEvents {
 
 /// Returns the events with the whole input of a call.
 fn call_end(item: &OutputItem, call: WholeToolCall, index: usize) -> Vec<ResponseEvent> {
-    let place = ItemPlace::new(item.id(), index);
+    let place = ItemPosition::new(item.id(), index);
     match item {
         OutputItem::CustomToolCall { input, .. } => vec![
             ResponseEvent::InputDelta { place: place.clone(), delta: input.clone() },

@@ -112,7 +112,7 @@ mod tests {
                 r#"stop( broken "{\"a\": 1" malformed "{\"name\": \"stop\", \"arguments\": {\"a\": 1""#,
             ),
         ];
-        // Other objects, and objects after text, are no calls.
+        // Other objects, and objects after text, are not calls.
         let texts = [
             r#"{"name": "Ann", "arguments": {}}"#,
             r#"{"name": "Ann", "age": 5}"#,

@@ -98,9 +98,9 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
     let status = loaded.status();
     let passed = &status.passed_over[0];
     assert!(passed.announced && passed.device == DeviceName::Qnn && named(&passed.reason), "{passed:?}");
-    let fallen = passed.fallback.nodes.iter().find(|node| node.path == path).unwrap();
-    assert!(fallen.why.contains("the qnn provider reports: "), "{fallen:?}");
-    assert!(fallen.fix.as_ref().is_some_and(|found| found.contains(fix)), "{fallen:?}");
+    let node = passed.fallback.nodes.iter().find(|node| node.path == path).unwrap();
+    assert!(node.why.contains("the qnn provider reports: "), "{node:?}");
+    assert!(node.fix.as_ref().is_some_and(|found| found.contains(fix)), "{node:?}");
     assert!(named(&log) && log.contains(fix), "{log}");
     assert!(loaded.ran_on().fallback.is_some_and(|told| named(&told)));
 }
@@ -169,9 +169,9 @@ fn a_smaller_share_that_is_required_decides_about_the_rest() {
     let report = loaded.placement();
     assert_eq!(report.device, DeviceName::Qnn);
     assert!(report.npu_share > 0.5 && report.npu_share < 0.99, "{report:?}");
-    let fallen = report.fallback.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
-    assert!(fallen.why.contains("its activations have 2 axes") && fallen.fix.is_some(), "{fallen:?}");
-    assert_eq!((fallen.path.as_str(), report.fallback.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
+    let node = report.fallback.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
+    assert!(node.why.contains("its activations have 2 axes") && node.fix.is_some(), "{node:?}");
+    assert_eq!((node.path.as_str(), report.fallback.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
     // A share that is too low is an error with the node. At the default share, the graph is refused before it runs.
     let told = |share| package.load_with(share).err().expect("it was loaded").to_string();
     let (few, whole) = (told(0.985), told(0.99));

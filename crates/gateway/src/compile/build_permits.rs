@@ -12,14 +12,14 @@ pub(crate) const MAX_BUILDS: usize = 2;
 
 /// The places of a gateway. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct BuildPlaces {
+pub(crate) struct BuildPermits {
     taken: Arc<AtomicUsize>,
 }
 
 /// A place for one build. It is free again when this value is dropped.
 #[derive(Debug)]
 #[must_use = "the place is free again when this is dropped"]
-pub(crate) struct BuildPlace {
+pub(crate) struct BuildPermit {
     taken: Arc<AtomicUsize>,
 }
 
@@ -29,20 +29,20 @@ pub(crate) enum BuildRight {
     /// Right of a command that a person runs.
     Operator,
     /// Right of a request that already has a place.
-    Place(BuildPlace),
+    Place(BuildPermit),
     /// Right of a request that takes a place when it builds.
-    Request(BuildPlaces),
+    Request(BuildPermits),
 }
 
-impl BuildPlaces {
+impl BuildPermits {
     /// Takes a place.
     ///
     /// # Errors
     /// [`Error::TooManyBuilds`] if all places are taken.
-    pub(crate) fn take(&self) -> Result<BuildPlace, Error> {
+    pub(crate) fn take(&self) -> Result<BuildPermit, Error> {
         let next = |taken: usize| (taken < MAX_BUILDS).then_some(taken + 1);
         match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
-            Ok(_) => Ok(BuildPlace { taken: self.taken.clone() }),
+            Ok(_) => Ok(BuildPermit { taken: self.taken.clone() }),
             Err(running) => Err(Error::TooManyBuilds(running)),
         }
     }
@@ -52,8 +52,8 @@ impl BuildRight {
     /// Returns the place of a build, which it must keep until its end; `None` if it needs none.
     ///
     /// # Errors
-    /// As [`BuildPlaces::take`].
-    pub(crate) fn place(self) -> Result<Option<BuildPlace>, Error> {
+    /// As [`BuildPermits::take`].
+    pub(crate) fn place(self) -> Result<Option<BuildPermit>, Error> {
         match self {
             Self::Operator => Ok(None),
             Self::Place(place) => Ok(Some(place)),
@@ -62,7 +62,7 @@ impl BuildRight {
     }
 }
 
-impl Drop for BuildPlace {
+impl Drop for BuildPermit {
     fn drop(&mut self) {
         self.taken.fetch_sub(1, Ordering::AcqRel);
     }
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn places_are_limited_and_become_free() {
-        let places = BuildPlaces::default();
-        let mut taken: Vec<BuildPlace> = (0..MAX_BUILDS).map(|_| places.take().unwrap()).collect();
+        let places = BuildPermits::default();
+        let mut taken: Vec<BuildPermit> = (0..MAX_BUILDS).map(|_| places.take().unwrap()).collect();
         let error = BuildRight::Request(places.clone()).place().unwrap_err();
         assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
         assert!(error.retry_after().is_some());

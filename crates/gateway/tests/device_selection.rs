@@ -14,7 +14,7 @@ use std::{
 use narthex_catalog::store::Store;
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
-    models::PassedOver,
+    models::DeviceRefusal,
     request::{
         CallLimit, ChatRequest, FinishReason, GenerateOptions, Grammar, Strictness, Tool, ToolChoice,
         ToolSettings,
@@ -45,7 +45,7 @@ fn fixed(tiny: &Tiny) -> String {
     compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
 }
 
-fn only(passed_over: &[PassedOver]) -> &PassedOver {
+fn only(passed_over: &[DeviceRefusal]) -> &DeviceRefusal {
     let [passed] = passed_over else { panic!("{passed_over:?}") };
     passed
 }
