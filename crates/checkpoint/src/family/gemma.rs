@@ -293,7 +293,7 @@ mod tests {
         };
         assert_eq!(both(8.0).unwrap().arch, found);
         let error = both(4.0).err().unwrap().to_string();
-        assert!(error.contains("rope_scaling and rope_parameters that say the same"), "{error}");
+        assert!(error.contains("equal rope_scaling and rope_parameters"), "{error}");
         assert_eq!(found, arch(json!({"model_type": "gemma3", "text_config": new})));
         assert_eq!((found.vocab, found.layers[0].attention.heads, found.tied_head), (262_208, 8, true));
         let linear = RopeScaling::Linear { factor: 8.0 };

@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(found, Some(Rope { theta: 7e4, dims: 16, scaling: RopeScaling::Linear { factor: 2.0 } }));
         assert_eq!(both(json!({}), twice.clone()).unwrap().rope, found);
         let linear = json!({"type": "linear", "factor": 4.0});
-        refused(both(linear.clone(), twice.clone()), "rope_scaling and rope_parameters that say the same");
+        refused(both(linear.clone(), twice.clone()), "equal rope_scaling and rope_parameters");
         let default = json!({"rope_type": "default", "rope_theta": 7e4});
         refused(both(linear, default.clone()), "found \"linear\" and \"default\" that differ");
         refused(both(json!({"type": "dynamic", "factor": 2.0}), default), "rope scaling \"dynamic\"");

@@ -81,11 +81,15 @@ impl ReasoningOptions {
         names
     }
 
-    /// Returns the gateway's settings. Those of the protocol's own parameters take precedence.
+    /// Returns the gateway's settings. Those of the protocol's own parameters take precedence, but the budget of an
+    /// effort does not replace one in tokens.
     pub(crate) fn settings_after(self, own: ReasoningSettings) -> ReasoningSettings {
+        let has_budget = self.thinking_budget.is_some();
         let mut settings = self.settings();
         settings.variables.extend(own.variables);
-        settings.budget = own.budget.or(settings.budget);
+        if !has_budget {
+            settings.budget = own.budget.or(settings.budget);
+        }
         if own.thinking != Thinking::Template {
             settings.thinking = own.thinking;
         }
@@ -135,6 +139,8 @@ mod tests {
         let shared = json!({"reasoning_effort": "low", "add_generation_prompt": false});
         let settings = read(shared.clone()).settings_after(Effort::None.settings());
         assert_eq!((settings.thinking, settings.budget), (Thinking::Off, Some(0)));
+        let budget = read(json!({"thinking_budget": 6})).settings_after(Effort::High.settings()).budget;
+        assert_eq!(budget, Some(6));
         let settings = read(shared).settings_after(ReasoningSettings::default());
         assert_eq!((settings.thinking, settings.budget), (Thinking::On, Some(1024)));
         assert_eq!(settings.variables["add_generation_prompt"], false);
