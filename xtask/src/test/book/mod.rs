@@ -142,16 +142,20 @@ impl<'a> FollowedPage<'a> {
     }
 }
 
-/// Copies a folder. Files become hard links if the file system supports them, because the files of a store never
-/// change.
+/// Folder of a store with files whose inodes and times the store records.
+const MACHINE: &str = "machine";
+
+/// Copies a store. Files become hard links if the file system supports them, because the files of a store never change.
+/// A link changes the times of a file, so the files of [`MACHINE`] are copied.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(to).with_context(|| to.display().to_string())?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
         let entry = entry?;
         let (path, target) = (entry.path(), to.join(entry.file_name()));
+        let is_linked = || !path.iter().any(|part| part == MACHINE) && fs::hard_link(&path, &target).is_ok();
         if entry.file_type()?.is_dir() {
             copy(&path, &target)?;
-        } else if fs::hard_link(&path, &target).is_err() {
+        } else if !is_linked() {
             fs::copy(&path, &target).with_context(|| path.display().to_string())?;
         }
     }
