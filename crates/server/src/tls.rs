@@ -112,6 +112,10 @@ impl AsyncWrite for TlsConnection {
         match &mut *self {
             // A server writes only after it has read, which completes the handshake.
             Self::Handshake(_) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+            // Writing no bytes checks the connection, which TLS alone does not.
+            Self::Open(stream) if bytes.is_empty() => {
+                Pin::new(&mut stream.get_mut().0).poll_write(context, bytes)
+            }
             Self::Open(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
         }
     }

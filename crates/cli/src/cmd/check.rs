@@ -25,8 +25,9 @@ pub(super) fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram
     Ok(TrialProgram { path: env::current_exe().context("cannot find the path of this program")?, arguments })
 }
 
-/// Runs a vendor's compiler on one graph, and writes the outcome to a file.
+/// Runs a vendor's compiler on one graph, and writes the outcome to a file. Ends when standard input closes.
 pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
+    interrupt::end_with_standard_input()?;
     let cancel = interrupt::cancel();
     let answer = |found: &CompilerResult| {
         fs::write(&args.answer, serde_json::to_vec(found)?).with_context(|| args.answer.display().to_string())

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::Arc,
 };
 
@@ -33,7 +33,8 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Command of the subprocesses that try one graph each with a vendor's compiler.
 ///
-/// The arguments are followed by a target, the graph's file, and a file for the JSON result of [`Gateway::try_out`]. If
+/// The arguments are followed by a target, the graph's file, and a file for the JSON result of [`Gateway::try_out`]. Its
+/// standard input is a pipe that closes when the caller's process ends; the program must then end, too. If
 /// a signal ends the process before it has written the file, the compiler crashed. With a folder as a fourth argument,
 /// the file is for the result of [`Gateway::control`], and [`Gateway::save`] and [`Gateway::record`] then fill the
 /// folder.
@@ -250,7 +251,11 @@ fn signal(status: ExitStatus) -> Option<i32> {
 }
 
 /// A subprocess. Dropping it kills the process.
-struct TrialProcess(Arc<SharedChild>);
+struct TrialProcess {
+    child: Arc<SharedChild>,
+    /// The pipe to the process's standard input, which the system closes when this process ends.
+    _input: Option<ChildStdin>,
+}
 
 impl TrialProcess {
     fn start(program: &TrialProgram, target: &Target, files: &[&Path]) -> Result<Self, Error> {
@@ -259,20 +264,21 @@ impl TrialProcess {
         for name in SECRET_VARIABLES {
             command.env_remove(name);
         }
-        let child = SharedChild::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
         let failed = |source| Error::Io { what: format!("cannot start {}", program.path.display()), source };
-        Ok(Self(Arc::new(child.map_err(failed)?)))
+        let child =
+            SharedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null())).map_err(failed)?;
+        Ok(Self { _input: child.take_stdin(), child: Arc::new(child) })
     }
 
     /// Waits for the end of the process. Cancelling kills it.
     fn wait(self, cancel: &Cancel) -> Result<ExitStatus, Error> {
-        let child = self.0.clone();
+        let child = self.child.clone();
         let _callback = cancel.on_cancel(move || {
             // The process may have ended already.
             let _ = child.kill();
         });
         let failed = |source| Error::Io { what: "cannot wait for the compiler's process".into(), source };
-        let status = self.0.wait().map_err(failed)?;
+        let status = self.child.wait().map_err(failed)?;
         cancel.check()?;
         Ok(status)
     }
@@ -281,7 +287,7 @@ impl TrialProcess {
 impl Drop for TrialProcess {
     fn drop(&mut self) {
         // The process may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
