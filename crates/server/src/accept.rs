@@ -1,6 +1,6 @@
 //! The sockets that a server listens on, and the connections that it accepts there.
 //!
-//! The number of connections is limited. If a client connects when all places are taken, the server evicts the
+//! The number of connections is limited. If a client connects when all permits are in use, the server evicts the
 //! connection with the earliest deadline. Without one, every connection has an active request whose answer is taken: then
 //! it evicts the connection with the oldest request that has not arrived completely. If all requests have, it accepts a
 //! few more connections, which can only ask for reports about the server.
@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 #[cfg(unix)]
 use crate::unix_socket::UnixSocket;
 use crate::{
-    connection::{self, ClientStream, ConnectionState},
+    connection::{self, ClientStream, ConnectionState, HeadBudget},
     limits::Limits,
     routes,
     tls::TlsConnection,
@@ -31,11 +31,11 @@ use crate::{
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
 /// Maximum time for an evicted connection to end.
-const ROOM: Duration = Duration::from_secs(1);
+const EVICTION_TIME: Duration = Duration::from_secs(1);
 
-/// Number of places beyond the maximum number of connections. They are for reports about the server, and for the answer
-/// to other clients that all places are taken.
-const REPORT_PLACES: usize = 8;
+/// Number of connections beyond the maximum. They are for reports about the server, and for the answer
+/// to other clients that all connections are in use.
+const REPORT_CONNECTIONS: usize = 8;
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,15 +108,16 @@ pub(crate) struct Connections {
     limits: Limits,
     /// Becomes true at shutdown.
     stopped: watch::Receiver<bool>,
-    places: Places,
+    permits: ConnectionPermits,
     /// Router of connections beyond the maximum, which answers only reports.
     report_router: Router,
-    report_places: Places,
+    report_permits: ConnectionPermits,
+    heads: HeadBudget,
 }
 
-/// A number of places for connections. Clones share them.
+/// A number of permits for connections. Clones share them.
 #[derive(Clone)]
-struct Places {
+struct ConnectionPermits {
     number: usize,
     free: Arc<Semaphore>,
     open: Arc<Mutex<OpenConnections>>,
@@ -129,7 +130,7 @@ struct OpenConnections {
     states: BTreeMap<u64, ConnectionState>,
 }
 
-/// Place of a connection. Dropping it frees the place.
+/// Permit of a connection. Dropping it returns the permit.
 struct ConnectionPermit {
     number: u64,
     open: Arc<Mutex<OpenConnections>>,
@@ -144,9 +145,10 @@ impl Drop for ConnectionPermit {
 
 impl Connections {
     pub(crate) fn new(router: Router, limits: Limits, stopped: watch::Receiver<bool>) -> Self {
-        let (places, report_places) = (Places::new(limits.connections), Places::new(REPORT_PLACES));
+        let (permits, report_permits) =
+            (ConnectionPermits::new(limits.connections), ConnectionPermits::new(REPORT_CONNECTIONS));
         let report_router = routes::only_reports(router.clone());
-        Self { router, limits, stopped, places, report_router, report_places }
+        Self { router, limits, stopped, permits, report_router, report_permits, heads: HeadBudget::new() }
     }
 
     /// Serves the clients of a listener until it is dropped.
@@ -160,7 +162,7 @@ impl Connections {
                 Err(error) if is_of_client(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    self.places.evict();
+                    self.permits.evict();
                     sleep(AFTER_ERROR).await;
                 }
             }
@@ -169,37 +171,38 @@ impl Connections {
 
     /// Waits for the end of every connection.
     pub(crate) async fn ended(&self) {
-        self.places.ended().await;
-        self.report_places.ended().await;
+        self.permits.ended().await;
+        self.report_permits.ended().await;
     }
 
     async fn serve_client(&self, stream: impl ClientStream) {
         let state = ConnectionState::new(self.limits.clone(), self.stopped.clone());
-        let (permit, router) = match self.places.take(&state).await {
+        let (permit, router) = match self.permits.take(&state).await {
             Some(permit) => (permit, self.router.clone()),
-            None => match self.report_places.take(&state).await {
+            None => match self.report_permits.take(&state).await {
                 Some(permit) => (permit, self.report_router.clone()),
                 None => return,
             },
         };
+        let heads = self.heads.clone();
         tokio::spawn(async move {
-            connection::serve(stream, state, router).await;
+            connection::serve(stream, state, router, heads).await;
             drop(permit);
         });
     }
 }
 
-impl Places {
+impl ConnectionPermits {
     fn new(number: usize) -> Self {
         Self { number, free: Arc::new(Semaphore::new(number)), open: Arc::default() }
     }
 
-    /// Takes a place for a new connection, after an eviction if necessary; `None` if no connection can be evicted.
+    /// Takes a permit for a new connection, after an eviction if necessary; `None` if no connection can be evicted.
     async fn take(&self, state: &ConnectionState) -> Option<ConnectionPermit> {
         let permit = match self.free.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) if !self.evict() => return None,
-            Err(_) => timeout(ROOM, self.free.clone().acquire_owned()).await.ok()?.ok()?,
+            Err(_) => timeout(EVICTION_TIME, self.free.clone().acquire_owned()).await.ok()?.ok()?,
         };
         let mut open = self.open.lock();
         let number = open.next;
@@ -221,9 +224,9 @@ impl Places {
         found.inspect(|(_, state)| state.evict()).is_some()
     }
 
-    /// Waits until every place is free.
+    /// Waits until every permit is returned.
     async fn ended(&self) {
-        // The number of places is far below the maximum of permits, and the semaphore is never closed.
+        // The number is far below the maximum of the semaphore, and the semaphore is never closed.
         let number = u32::try_from(self.number).unwrap_or(u32::MAX);
         let _ = self.free.acquire_many(number).await;
     }
@@ -244,23 +247,23 @@ mod tests {
     #[tokio::test]
     async fn the_oldest_incomplete_request_makes_room_if_nothing_else_can() {
         let (_stop, stopped) = watch::channel(false);
-        let places = Places::new(3);
+        let permits = ConnectionPermits::new(3);
         let begin = async |has_body| {
             let state = ConnectionState::new(Limits::standard(), stopped.clone());
-            let permit = places.take(&state).await.unwrap();
+            let permit = permits.take(&state).await.unwrap();
             (state.begin(Version::HTTP_11, has_body), state, permit)
         };
         let [whole, older, newer] = [begin(false).await, begin(true).await, begin(true).await];
         let is_evicted = |state: &ConnectionState| state.deadline().is_some();
-        assert!(places.evict());
+        assert!(permits.evict());
         assert_eq!([&whole.1, &older.1, &newer.1].map(is_evicted), [false, true, false]);
         drop((older.0, older.2));
         let idle = begin(false).await;
         drop(idle.0);
-        assert!(places.evict());
+        assert!(permits.evict());
         assert!(idle.1.deadline() <= Some(Instant::now()) && !is_evicted(&newer.1));
         drop((idle.1, idle.2));
         newer.0.connection().request_received();
-        assert!(!places.evict() && !is_evicted(&whole.1) && !is_evicted(&newer.1));
+        assert!(!permits.evict() && !is_evicted(&whole.1) && !is_evicted(&newer.1));
     }
 }

@@ -1,13 +1,16 @@
 //! State that every handler shares.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
 use narthex_gateway::{
-    Gateway,
+    Gateway, MemoryReport,
     request::{InputOverflow, Summary},
 };
 
@@ -16,6 +19,7 @@ use crate::{
     error::ApiError,
     jobs::Jobs,
     keys::Caller,
+    memory_reports::MemoryReports,
     metrics::Metrics,
     npus::NpuList,
 };
@@ -52,6 +56,7 @@ pub(crate) struct ServerResources {
     pub(crate) jobs: Jobs,
     pub(crate) bodies: BodyBudget,
     pub(crate) npus: NpuList,
+    pub(crate) memory: MemoryReports,
     pub(crate) options: RequestOptions,
 }
 
@@ -59,7 +64,8 @@ impl ServerResources {
     /// Creates the state of a server whose requests wait for memory up to this time.
     pub(crate) fn new(gateway: &Gateway, options: RequestOptions, memory_wait: Duration) -> Self {
         let bodies = BodyBudget::new(memory_wait);
-        Self { jobs: Jobs::new(), bodies, npus: NpuList::new(gateway), options }
+        let (npus, memory) = (NpuList::new(gateway), MemoryReports::default());
+        Self { jobs: Jobs::new(), bodies, npus, memory, options }
     }
 }
 
@@ -80,6 +86,13 @@ impl Meter {
     /// Charges tokens of a request without generation, or of one whose client disconnected.
     pub(crate) fn tokens(&self, tokens: usize) {
         self.caller.charge(tokens);
+    }
+}
+
+impl App {
+    /// Returns the memory of this process for a report.
+    pub(crate) fn memory(&self) -> MemoryReport {
+        self.shared.memory.at(Instant::now(), || self.gateway.memory())
     }
 }
 

@@ -29,17 +29,19 @@ impl WholeText {
         Ok(model)
     }
 
-    /// Returns the call as a job that holds the memory of the body.
+    /// Returns the call as a job that holds the memory of the body, and a guard that cancels it.
     fn job<T>(
         self,
         model: ReadyModel,
-        cancel: Cancel,
         call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error>,
-    ) -> impl FnOnce() -> Result<T, Error> {
-        move || {
+    ) -> (impl FnOnce() -> Result<T, Error>, CancelOnDrop) {
+        let cancel = Cancel::new();
+        let guard = CancelOnDrop(cancel.clone());
+        let job = move || {
             let _body = self.body;
             call(&model, &cancel)
-        }
+        };
+        (job, guard)
     }
 }
 
@@ -80,9 +82,8 @@ pub(crate) async fn run_tokenizing<T: Send + 'static>(
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
     let model = text.ready(app, model, answer_bytes).await?;
-    let cancel = Cancel::new();
-    let _on_disconnect = CancelOnDrop(cancel.clone());
-    app.shared.jobs.run(text.job(model, cancel, call)).await
+    let (job, _on_disconnect) = text.job(model, call);
+    app.shared.jobs.run(job).await
 }
 
 /// Runs a request like [`run_tokenizing`] that waits in the queue of an encoder.
@@ -94,7 +95,6 @@ pub(crate) async fn run_encoder<T: Send + 'static>(
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
     let model = text.ready(app, model, answer_bytes).await?;
-    let cancel = Cancel::new();
-    let _on_disconnect = CancelOnDrop(cancel.clone());
-    app.shared.jobs.run_encoder(text.job(model, cancel, call)).await
+    let (job, _on_disconnect) = text.job(model, call);
+    app.shared.jobs.run_encoder(job).await
 }

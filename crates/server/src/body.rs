@@ -19,10 +19,11 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     app::{App, ServerResources},
-    budget::{BodyBudget, CompressedBytes, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
+    budget::{BodyBudget, CompressedBytes, MAX_BODY_BYTES, Reservation},
     connection::RequestConnection,
     error::ApiError,
     ignored::IgnoredParameters,
+    incomplete_bodies::SMALL_BODY_BYTES,
     limits::Limits,
     outline::{self, BodyValues},
 };
@@ -150,13 +151,15 @@ impl BodyReader<'_> {
                 (reservation, Some(self.budget.reserve_compressed(room).await?))
             }
         };
+        let reserved = |room| if encoding == Encoding::Identity { room } else { MAX_BODY_BYTES };
+        let mut incomplete = self.budget.add_incomplete(reserved(room));
         let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
         let limit = self.limit;
         let end = Instant::now() + limit * WHOLE_BODY;
         loop {
             let part = timeout_at(end.min(Instant::now() + limit), parts.next());
             let part = tokio::select! {
-                part = part => part.map_err(|_| too_slow(limit))?,
+                part = incomplete.wait_for_client(part) => part.ok_or_else(evicted)?.map_err(|_| too_slow(limit))?,
                 () = self.stopped() => return Err(stopped()),
             };
             let Some(part) = part else { break };
@@ -173,7 +176,9 @@ impl BodyReader<'_> {
                     // The buffer doubles when it is full.
                     Some(compressed) => *compressed = self.budget.reserve_compressed(2 * room).await?,
                 }
+                incomplete = self.budget.add_incomplete(reserved(room));
             }
+            incomplete.received(part.len());
             if bytes.is_empty() {
                 bytes.reserve_exact(length.unwrap_or(0) as usize);
             }
@@ -200,6 +205,11 @@ fn too_slow(limit: Duration) -> ApiError {
     let message = format!(
         "the body is too slow: {limit:?} may pass between two of its parts and {whole:?} in all; send it again"
     );
+    ApiError::plain(StatusCode::REQUEST_TIMEOUT, message)
+}
+
+fn evicted() -> ApiError {
+    let message = "the body came too slowly while other requests waited for its memory; send it again";
     ApiError::plain(StatusCode::REQUEST_TIMEOUT, message)
 }
 
@@ -261,7 +271,7 @@ pub(crate) fn filled<'de, T: DeserializeOwned, D: Deserializer<'de>>(
 }
 
 /// Fields with counts that are at least 1; other counts may be 0.
-const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
+const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_output_tokens", "n"];
 
 /// Returns the message for a negative number in a count field. Serde's own message would name the Rust type.
 fn negative_count(path: &str, message: &str) -> Option<String> {
@@ -341,6 +351,28 @@ mod tests {
     async fn a_body_that_does_not_come_is_given_up() {
         let begun = futures::stream::iter([b"{".as_slice()]).chain(futures::stream::pending());
         assert!(message(receive(begun, Duration::from_millis(1)).await).contains("too slow"));
+    }
+
+    #[tokio::test]
+    async fn bodies_that_do_not_come_make_room_for_others() {
+        let budget = BodyBudget::new(Duration::from_secs(15));
+        let begin = || {
+            let begun = futures::stream::iter([Ok::<_, std::io::Error>(b"{".as_slice())]);
+            let body = HttpBody::from_stream(begun.chain(futures::stream::pending()));
+            let budget = budget.clone();
+            tokio::spawn(async move {
+                let reader = BodyReader { budget: &budget, connection: None, limit: Duration::from_secs(60) };
+                reader.read(body, Encoding::Identity).await
+            })
+        };
+        let begun: Vec<_> = (0..64).map(|_| begin()).collect();
+        // The bodies begin before this one waits.
+        for _ in &begun {
+            tokio::task::yield_now().await;
+        }
+        budget.reserve(1000).await.unwrap();
+        let ended = begun.into_iter().find(tokio::task::JoinHandle::is_finished).unwrap();
+        assert!(message(ended.await.unwrap()).contains("too slowly"));
     }
 
     /// Reads a body of this many mebibytes without a length.

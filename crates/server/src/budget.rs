@@ -3,7 +3,8 @@
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
 //! from them. It reserves the memory of its values before it is parsed, and a request that tokenizes a whole text or
 //! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is computed,
-//! and every answer holds memory until its client has taken it. The four have budgets of their own, so that a request
+//! and every answer holds memory until its client has taken it. The parts of a generated answer hold memory from the
+//! engine on. The four have budgets of their own, so that a request
 //! that holds a share of one and waits for the next never waits for itself. Each budget has a separate part for small
 //! shares, so that these never wait for large ones.
 
@@ -16,13 +17,13 @@ use tokio::{
     time::timeout,
 };
 
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    incomplete_bodies::{BodySize, IncompleteBodies, IncompleteBody, SMALL_BODY_BYTES},
+};
 
 /// Maximum size of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;
-
-/// Maximum size of a small body.
-pub(crate) const SMALL_BODY_BYTES: usize = 256 << 10;
 
 /// Bytes for the small shares of a budget, and for all others.
 const BUDGET_BYTES: [usize; 2] = [32 << 20, 128 << 20];
@@ -49,6 +50,8 @@ const UNIT: usize = 1 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct BodyBudget {
     bodies: Pool,
+    /// Bodies that hold shares and were not received completely.
+    incomplete: IncompleteBodies,
     values: Pool,
     work: Pool,
     answers: Pool,
@@ -72,6 +75,26 @@ struct Pool {
 pub(crate) struct AnswerMemory {
     budget: BodyBudget,
     share: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
+    parts: Arc<Mutex<AnswerParts>>,
+}
+
+/// Parts of an answer that were generated, and wait for its client or for the rest of the answer.
+#[derive(Debug, Default)]
+struct AnswerParts {
+    bytes: usize,
+    /// Share of the part of the budget for large shares.
+    share: Option<OwnedSemaphorePermit>,
+}
+
+impl AnswerParts {
+    /// Returns the permits that this number of bytes needs. A few bytes need none.
+    fn needed(bytes: usize) -> usize {
+        bytes.saturating_sub(STREAM_BYTES).div_ceil(UNIT)
+    }
+
+    fn reserved(&self) -> usize {
+        self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
 }
 
 /// Memory of the compressed bytes of a body. Dropping it releases the memory.
@@ -94,7 +117,7 @@ struct Shares {
 const NO_ROOM: &str = "the bodies of other requests take all the memory for bodies; try again in a moment";
 
 /// Error of an answer without room.
-const NO_ROOM_TO_ANSWER: &str =
+pub(crate) const NO_ROOM_TO_ANSWER: &str =
     "the answers that other clients have not read take all the memory for answers; try again in a moment";
 
 impl Pool {
@@ -114,6 +137,7 @@ impl BodyBudget {
     pub(crate) fn new(wait: Duration) -> Self {
         Self {
             bodies: Pool::new(2 * SMALL_BODY_BYTES, NO_ROOM),
+            incomplete: IncompleteBodies::default(),
             values: Pool::new(SMALL_VALUES_BYTES, NO_ROOM),
             work: Pool::new(SMALL_WORK_BYTES, NO_ROOM),
             answers: Pool::new(SMALL_ANSWER_BYTES, NO_ROOM_TO_ANSWER),
@@ -121,10 +145,16 @@ impl BodyBudget {
         }
     }
 
-    /// Waits for the share of a body with `length` bytes.
+    /// Waits for the share of a body with `length` bytes. Slow bodies are evicted meanwhile.
     pub(crate) async fn reserve(&self, length: usize) -> Result<Reservation, ApiError> {
-        let body = self.share(&self.bodies, 2 * length.min(MAX_BODY_BYTES)).await?;
+        let share = self.share(&self.bodies, 2 * length.min(MAX_BODY_BYTES));
+        let body = self.incomplete.make_room(BodySize::of(length), share).await?;
         Ok(Reservation(Arc::new(Mutex::new(Shares { body, others: Vec::new() }))))
+    }
+
+    /// Adds a body that has its share and will be received now.
+    pub(crate) fn add_incomplete(&self, length: usize) -> IncompleteBody {
+        self.incomplete.add(BodySize::of(length))
     }
 
     /// Waits for the share of values that take this memory, which the reservation keeps.
@@ -170,7 +200,7 @@ impl BodyBudget {
 impl AnswerMemory {
     /// Creates the memory of an answer, which has no share yet.
     pub(crate) fn new(budget: &BodyBudget) -> Self {
-        Self { budget: budget.clone(), share: Arc::default() }
+        Self { budget: budget.clone(), share: Arc::default(), parts: Arc::default() }
     }
 
     /// Waits for the share of an answer that will take up to this memory. A larger one than the budget waits for all of
@@ -189,12 +219,44 @@ impl AnswerMemory {
         self.share.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
+    /// Adds the memory of a generated part. Returns false if there is no room for it. Never waits.
+    pub(crate) fn add_part(&self, bytes: usize) -> bool {
+        let mut parts = self.parts.lock();
+        let total = parts.bytes.saturating_add(bytes);
+        let more = AnswerParts::needed(total).saturating_sub(parts.reserved());
+        if more > 0 {
+            let large = self.budget.answers.large.clone();
+            let found = u32::try_from(more).ok().and_then(|more| large.try_acquire_many_owned(more).ok());
+            let Some(found) = found else { return false };
+            match &mut parts.share {
+                Some(share) => share.merge(found),
+                None => parts.share = Some(found),
+            }
+        }
+        parts.bytes = total;
+        true
+    }
+
+    /// Removes the memory of a part, or of some of it.
+    pub(crate) fn remove_part(&self, bytes: usize) {
+        let mut parts = self.parts.lock();
+        parts.bytes = parts.bytes.saturating_sub(bytes);
+        let unneeded = parts.reserved().saturating_sub(AnswerParts::needed(parts.bytes));
+        if let Some(share) = parts.share.as_mut().filter(|_| unneeded > 0) {
+            drop(share.split(unneeded));
+        }
+    }
+
     /// Fits the share to an answer that exists. `length` is its number of bytes; `None` for a stream, which keeps a
     /// share that was reserved.
     ///
     /// # Errors
     /// 429 if the share was too small and there is no room for more. The answer would hold memory while it waits.
     pub(crate) fn fit(&self, length: Option<usize>) -> Result<(), ApiError> {
+        if length.is_some() {
+            // The whole answer has replaced its parts.
+            *self.parts.lock() = AnswerParts::default();
+        }
         let mut share = self.share.lock();
         let reserved = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let bytes = length.map_or(STREAM_BYTES, |length| length.saturating_mul(BYTES_PER_WRITTEN));
@@ -318,6 +380,26 @@ mod tests {
         all.reserve(usize::MAX).await.unwrap();
         all.fit(Some(BUDGET_BYTES[1])).unwrap();
         assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], 0]);
+    }
+
+    #[tokio::test]
+    async fn generated_parts_hold_memory_until_they_are_taken() {
+        let budget = impatient();
+        let (first, second) = (AnswerMemory::new(&budget), AnswerMemory::new(&budget));
+        // Short answers need no share.
+        assert!(first.add_part(STREAM_BYTES / 2) && first.add_part(STREAM_BYTES / 2));
+        assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
+        assert!(first.add_part(100 << 20));
+        assert!(!second.add_part(100 << 20) && second.add_part(10 << 20));
+        assert_eq!(free_for_answers(&budget)[1], BUDGET_BYTES[1] - (110 << 20) + STREAM_BYTES);
+        first.remove_part(100 << 20);
+        assert!(second.add_part(100 << 20));
+        // The whole answer replaces its parts.
+        second.fit(Some(1000)).unwrap();
+        assert_eq!(free_for_answers(&budget)[1], BUDGET_BYTES[1]);
+        assert!(first.add_part(100 << 20) && !first.add_part(usize::MAX));
+        drop((first, second));
+        assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
     }
 
     #[tokio::test]

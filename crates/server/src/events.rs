@@ -1,9 +1,11 @@
 //! The channel from the engine's thread to a request's task.
 //!
-//! The channel is unbounded because the engine must not wait for a slow client. The queue is bounded by the request's
-//! `max_tokens` and the context, and the request of a client that does not read is cancelled.
+//! The channel is unbounded because the engine must not wait for a slow client. The memory of its events, and of a whole
+//! answer that they become, is part of the budget for answers, and the request of a client that does not read is
+//! cancelled.
 
 use std::{
+    mem,
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
@@ -11,7 +13,7 @@ use std::{
 
 use narthex_gateway::{
     AnsweringDevice, Cancel, Error, Generation, ReadyModel,
-    request::{GenerationEvent, GenerationSink},
+    request::{GenerationEvent, GenerationSink, TokenAlternative, TokenInfo},
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -19,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::{
     app::{App, Meter},
     blocking::run_cancellable,
-    budget::Reservation,
+    budget::{AnswerMemory, NO_ROOM_TO_ANSWER, Reservation},
     error::{ApiError, public_text},
     limits::MAX_UNREAD,
 };
@@ -28,6 +30,36 @@ use crate::{
 struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
+    memory: AnswerMemory,
+}
+
+/// Memory of an event in the channel, without its contents.
+const EVENT_BYTES: usize = 2 * size_of::<GenerationEvent>();
+
+/// Memory that the system takes for a string in addition to its bytes.
+const STRING_BYTES: usize = 16;
+
+/// Returns the memory of an event's contents, which become part of a whole answer.
+fn content_bytes(event: &GenerationEvent) -> usize {
+    let strings = |text: &str, bytes: &[u8]| text.len() + bytes.len() + 2 * STRING_BYTES;
+    let of_alternative =
+        |one: &TokenAlternative| size_of::<TokenAlternative>() + strings(&one.text, &one.bytes);
+    let of_token = |token: &TokenInfo| {
+        let top: usize = token.top.iter().map(of_alternative).sum();
+        size_of::<TokenInfo>() + strings(&token.text, &token.bytes) + top
+    };
+    match event {
+        GenerationEvent::Text { text, tokens, .. } => text.len() + tokens.iter().map(of_token).sum::<usize>(),
+        GenerationEvent::Reasoning { text, .. } => text.len(),
+        GenerationEvent::ToolCall { delta, .. } => {
+            let start = delta.start.as_ref().map_or(0, |start| start.id.len() + start.name.len());
+            delta.arguments.len() + start
+        }
+        GenerationEvent::Started { .. }
+        | GenerationEvent::Finished { .. }
+        | GenerationEvent::Done(_)
+        | GenerationEvent::Failed { .. } => 0,
+    }
 }
 
 /// Events in the channel that were not received yet.
@@ -41,7 +73,12 @@ struct Backlog {
 }
 
 impl GenerationSink for ChannelSink {
-    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
+    fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
+        let has_room = self.memory.add_part(EVENT_BYTES + content_bytes(&event));
+        if !has_room {
+            tracing::debug!("the answers of all requests take the memory for answers");
+            event = GenerationEvent::Failed { message: NO_ROOM_TO_ANSWER.to_owned() };
+        }
         let mut backlog = self.backlog.lock();
         if backlog.events == 0 {
             backlog.since = Instant::now();
@@ -52,7 +89,8 @@ impl GenerationSink for ChannelSink {
         backlog.events += 1;
         drop(backlog);
         match self.sender.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
+            Ok(()) if has_room => ControlFlow::Continue(()),
+            Ok(()) => ControlFlow::Break(()),
             // The client disconnected, which dropped the receiver.
             Err(_) => ControlFlow::Break(()),
         }
@@ -63,17 +101,21 @@ impl GenerationSink for ChannelSink {
     }
 }
 
-/// Creates a channel and returns both ends.
-fn channel() -> (ChannelSink, EventReceiver) {
+/// Creates a channel for an answer with this memory, and returns both ends.
+fn channel(memory: AnswerMemory) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
     let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
-    (ChannelSink { sender, backlog: backlog.clone() }, EventReceiver { receiver, backlog })
+    let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone() };
+    (sink, EventReceiver { receiver, backlog, memory, taken: 0 })
 }
 
 /// Receiving end of the channel, in the request's task.
 struct EventReceiver {
     receiver: UnboundedReceiver<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
+    memory: AnswerMemory,
+    /// Memory of the last event of a stream, which its connection may still hold.
+    taken: usize,
 }
 
 impl EventReceiver {
@@ -86,13 +128,21 @@ impl EventReceiver {
 
     /// Returns the next event. The text of an error is short and without credentials, for every protocol.
     async fn next(&mut self) -> Option<GenerationEvent> {
+        self.memory.remove_part(mem::take(&mut self.taken));
         let mut event = self.receiver.recv().await?;
+        let content = content_bytes(&event);
         if let GenerationEvent::Failed { message } = &mut event {
             *message = public_text(message);
         }
         let mut backlog = self.backlog.lock();
         backlog.events -= 1;
         backlog.since = Instant::now();
+        let is_stream = backlog.limit.is_some();
+        drop(backlog);
+        self.memory.remove_part(EVENT_BYTES);
+        if is_stream {
+            self.taken = content;
+        }
         Some(event)
     }
 }
@@ -166,7 +216,7 @@ pub(crate) async fn start(
     body: Reservation,
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
-    let (sink, receiver) = channel();
+    let (sink, receiver) = channel(app.answer.clone());
     let sink = Box::new(sink);
     let call = move |model: &ReadyModel, _: &Cancel| call(model, sink).map(CancelOnDisconnect);
     let generation = run_cancellable(app, model, body, call).await?;
@@ -176,10 +226,52 @@ pub(crate) async fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::BodyBudget;
+
+    fn memory() -> AnswerMemory {
+        AnswerMemory::new(&BodyBudget::new(Duration::ZERO))
+    }
+
+    #[tokio::test]
+    async fn unread_events_have_a_budget() {
+        const PART: usize = 20 << 20;
+        let part = || GenerationEvent::Text { choice: 0, text: "a".repeat(PART), tokens: Vec::new() };
+        for is_stream in [true, false] {
+            let (mut sink, mut receiver) = channel(memory());
+            if is_stream {
+                receiver.limit(MAX_UNREAD);
+            }
+            // Six parts fit, and a stream releases those that its client has taken.
+            for _ in 0..6 {
+                assert!(sink.event(part()).is_continue());
+            }
+            for _ in 0..3 {
+                receiver.next().await.unwrap();
+            }
+            let more: Vec<bool> = (0..4).map(|_| sink.event(part()).is_continue()).collect();
+            let expected = if is_stream { [true, true, false, false] } else { [false; 4] };
+            assert_eq!(more, expected, "{is_stream}");
+            let mut last = receiver.next().await;
+            while let Some(GenerationEvent::Text { .. }) = last {
+                last = receiver.next().await;
+            }
+            let Some(GenerationEvent::Failed { message }) = last else { panic!("{last:?}") };
+            assert!(message.contains("memory for answers"), "{message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn alternatives_count() {
+        let top = TokenAlternative { text: "a".to_owned(), bytes: b"a".to_vec(), logprob: 0.0 };
+        let token =
+            TokenInfo { text: "a".to_owned(), bytes: b"a".to_vec(), logprob: None, top: vec![top; 20] };
+        let event = GenerationEvent::Text { choice: 0, text: String::new(), tokens: vec![token; 10] };
+        assert!(content_bytes(&event) > 10 * 20 * 80, "{}", content_bytes(&event));
+    }
 
     #[tokio::test]
     async fn failures_are_short_and_without_credentials() {
-        let (mut sink, mut receiver) = channel();
+        let (mut sink, mut receiver) = channel(memory());
         let message = format!("cannot read https://user:secret@host/?token=secret: {}", "é".repeat(20_000));
         assert!(sink.event(GenerationEvent::Failed { message }).is_continue());
         let Some(GenerationEvent::Failed { message }) = receiver.next().await else { panic!("it failed") };
@@ -190,7 +282,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_ends_when_its_client_reads_nothing() {
         let started = || GenerationEvent::Started { prompt_tokens: 1 };
-        let (mut sink, mut receiver) = channel();
+        let (mut sink, mut receiver) = channel(memory());
         for _ in 0..3 {
             assert!(sink.event(started()).is_continue());
         }

@@ -227,6 +227,50 @@ fn a_client_of_http_2_that_opens_no_window_is_given_up() {
     assert!(is_answered && start.elapsed() < PATIENCE);
 }
 
+const RST_STREAM: u8 = 3;
+
+/// Kinds of the frames that a client receives, up to the first frame of an answer to `stream`.
+fn kinds_until_answered(client: &mut TcpStream, stream: u32) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    loop {
+        let mut next = [0; 9];
+        client.read_exact(&mut next).unwrap();
+        let [high, middle, low, kind, _, rest @ ..] = next;
+        client.read_exact(&mut vec![0; u32::from_be_bytes([0, high, middle, low]) as usize]).unwrap();
+        kinds.push(kind);
+        if u32::from_be_bytes(rest) == stream && matches!(kind, HEADERS | RST_STREAM) {
+            return kinds;
+        }
+    }
+}
+
+#[test]
+fn the_heads_of_concurrent_requests_have_a_budget() {
+    const STREAMS: u32 = 64;
+    let live = live(Limits::standard());
+    // A literal field (RFC 7541, section 6.2.2) whose value has 15,000 bytes.
+    let field = [&[0, 1, b'a', 0x7f, 0x99, 0x74][..], &[b'x'; 15_000]].concat();
+    let large = [head(POST, CHAT), field].concat();
+    let mut connections = Vec::new();
+    let has_reset = (0..40).any(|_| {
+        let mut client = live.begin("");
+        let mut bytes = preface(&[]);
+        for index in 0..STREAMS - 1 {
+            bytes.extend(frame(HEADERS, END_HEADERS, 2 * index + 1, &large));
+        }
+        let last = 2 * STREAMS - 1;
+        bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, last, &head(GET, "/health")));
+        client.write_all(&bytes).unwrap();
+        let kinds = kinds_until_answered(&mut client, last);
+        connections.push(client);
+        kinds.contains(&RST_STREAM)
+    });
+    assert!(has_reset && connections.len() > 10, "{} connections", connections.len());
+    // The first request of a connection always has room.
+    assert_eq!(live.get("/health").status, 200);
+    assert_eq!(live.get("/v1/models").status, 200);
+}
+
 #[test]
 fn a_shutdown_ends_half_sent_requests_of_http_2() {
     let live = live(Limits::standard());

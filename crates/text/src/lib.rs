@@ -12,4 +12,4 @@ pub mod template;
 pub mod tokenizer;
 pub mod tools;
 
-mod barrier;
+mod catch_panic;

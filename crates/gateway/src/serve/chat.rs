@@ -5,7 +5,7 @@ use narthex_text::{
     detokenize::Detokenizer,
     grammar::GrammarError,
     prompt::PromptError,
-    template::{Abilities, ChatTemplate, RenderOptions, RenderedPrompt},
+    template::{Abilities, ChatTemplate, GenerationPrompt, RenderOptions, RenderedPrompt, Role},
     tokenizer::{BoundedTokens, Bounds, Specials},
     tools::{CallReading, ReasoningParser},
 };
@@ -19,6 +19,7 @@ use crate::{
         date,
         generation::{self, Generation, PromptTokens},
         options::{self, Length},
+        permits::{GRAMMARS, RENDERINGS},
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
             Message, Prompt, ReasoningSettings, SpecialTokens, Tool, ToolChoice, ToolSettings,
@@ -52,7 +53,7 @@ impl ReadyModel {
         if request.messages.is_empty() {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
-        let mut rules = rules(model, &request.tools, &request.options)?;
+        let mut rules = rules(model, &request.tools, &request.options, &|| sink.is_closed())?;
         let ChatRequest { messages, tools, reasoning, options } = request;
         let render = render_options(&reasoning);
         let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, &|| sink.is_closed())?;
@@ -87,6 +88,12 @@ impl ReadyModel {
 
     /// Returns the text of tokens, without special tokens.
     pub fn detokenize(&self, tokens: &[TokenId]) -> Result<String, Error> {
+        self.text_bytes(tokens)?;
+        Ok(self.loaded.package.tokenizer.decode(tokens))
+    }
+
+    /// Returns the number of bytes of the tokens, which is at least that of their text. Fails if there are too many.
+    pub fn text_bytes(&self, tokens: &[TokenId]) -> Result<usize, Error> {
         let tokenizer = &self.loaded.package.tokenizer;
         if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
             let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
@@ -99,7 +106,7 @@ impl ReadyModel {
             );
             return Err(Error::invalid("tokens", message));
         }
-        Ok(tokenizer.decode(tokens))
+        Ok(bytes)
     }
 
     /// Starts a text completion. Returns once it is queued.
@@ -130,7 +137,7 @@ impl ReadyModel {
             }
         };
         let prompt = PromptTokens { tokens, param: "prompt", echo };
-        let rules = rules(model, &ToolSettings::default(), &request.options)?;
+        let rules = rules(model, &ToolSettings::default(), &request.options, &|| sink.is_closed())?;
         generation::start(self, prompt, &request.options, rules, sink)
     }
 }
@@ -146,9 +153,9 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
 /// Returns the prompt of a conversation.
 fn prompt(
     model: &LoadedModel,
-    messages: Vec<Message>,
+    mut messages: Vec<Message>,
     settings: &ToolSettings,
-    options: RenderOptions,
+    mut options: RenderOptions,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<ChatPrompt, Error> {
     let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
@@ -164,7 +171,18 @@ fn prompt(
     if fewest / LEFT_OUT >= engine.limits().longest() {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let rendered = render(model, template, messages, settings, options)?;
+    let continued = take_continued(&mut messages, &mut options)?;
+    let permit = RENDERINGS.take(is_cancelled)?;
+    let mut rendered = render(model, template, messages, settings, options)?;
+    drop(permit);
+    if let Some(text) = continued {
+        // The text is that of an answer, which follows its reasoning.
+        let parser = model.reasoning_format().map(|format| ReasoningParser::new(format, rendered.text()));
+        if let Some(parser) = parser.filter(ReasoningParser::is_inside) {
+            rendered.append_written(&format!("\n{}\n\n", parser.markers().1));
+        }
+        rendered.append(&text);
+    }
     if is_cancelled() {
         return Err(Error::Cancelled);
     }
@@ -172,6 +190,24 @@ fn prompt(
     let tokens = tokenize(model, "messages", &shielded, is_cancelled)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
+}
+
+/// Removes the last message if the answer continues it, and returns its text.
+fn take_continued(messages: &mut Vec<Message>, options: &mut RenderOptions) -> Result<Option<String>, Error> {
+    let continues = options.variables.remove(ReasoningSettings::CONTINUE).is_some_and(|value| value == true);
+    if !continues {
+        return Ok(None);
+    }
+    match messages.as_slice() {
+        [.., _, last] if last.role == Role::Assistant && last.tool_calls.is_empty() => {
+            options.generation_prompt = GenerationPrompt::Add;
+            Ok(messages.pop().map(|last| last.content))
+        }
+        _ => {
+            let message = "expected a text of the assistant as the last message, after another message";
+            Err(Error::invalid(ReasoningSettings::CONTINUE, message))
+        }
+    }
 }
 
 /// Renders a conversation. Tools and calls that the template cannot write are passed to it as text.
@@ -215,8 +251,15 @@ fn check_ids(messages: &[Message]) -> Result<(), Error> {
 }
 
 /// Returns the rules of an answer with these tools.
-fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -> Result<AnswerRules, Error> {
+fn rules(
+    model: &LoadedModel,
+    tools: &ToolSettings,
+    options: &GenerateOptions,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<AnswerRules, Error> {
     check_grammar(tools, options)?;
+    let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
+    let _permit = if compiles { Some(GRAMMARS.take(is_cancelled)?) } else { None };
     let refused = |error| grammar_refusal(model, tools, options, error);
     let grammar =
         tools::answer_grammar(tools, model.tool_format, &model.package.tokenizer, options.grammar.as_ref());
@@ -258,7 +301,10 @@ fn grammar_refusal(
     let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
     let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
     let of_tool = |tool: &Tool| {
-        let error = alone(&Grammar::JsonSchema(tool.parameters.clone()))?;
+        let error = match tools::enforced_schema(tool) {
+            Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
+            Err(error) => error,
+        };
         Some(("tools", format!("tool {}: ", tool.name), error))
     };
     let is_callable =
@@ -321,9 +367,34 @@ fn with_start(model: &LoadedModel, tokens: Vec<TokenId>) -> Vec<TokenId> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_text::template::Role;
+    use narthex_text::template::ToolCall;
+    use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_answer_continues_a_text_of_the_assistant() {
+        let message = |role| Message::new(role, "a".to_owned());
+        let take = |messages: &mut Vec<Message>, continues: bool| {
+            let mut options = RenderOptions::answer(date::today());
+            options.generation_prompt = GenerationPrompt::Leave;
+            options.variables.insert("continue_final_message".to_owned(), json!(continues));
+            let taken = take_continued(messages, &mut options).map_err(|error| error.to_string());
+            assert!(options.variables.is_empty());
+            (taken, options.generation_prompt)
+        };
+        let mut both = vec![message(Role::User), message(Role::Assistant)];
+        assert_eq!(take(&mut both, false), (Ok(None), GenerationPrompt::Leave));
+        assert_eq!(take(&mut both, true), (Ok(Some("a".to_owned())), GenerationPrompt::Add));
+        assert_eq!(both, [message(Role::User)]);
+        let function = narthex_text::template::FunctionCall { name: "f".to_owned(), arguments: json!({}) };
+        let tool_calls = vec![ToolCall { id: None, function }];
+        let calls = Message { tool_calls, ..message(Role::Assistant) };
+        for last in [message(Role::User), calls] {
+            assert!(take(&mut vec![message(Role::User), last], true).0.is_err());
+        }
+        assert!(take(&mut vec![message(Role::Assistant)], true).0.is_err());
+    }
 
     #[test]
     fn ids_of_calls_have_a_maximum_length() {

@@ -10,6 +10,7 @@ mod fill;
 pub(crate) mod generation;
 mod mask_predict;
 mod options;
+mod permits;
 pub mod request;
 mod rerank;
 mod text;

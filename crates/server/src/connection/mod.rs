@@ -5,10 +5,11 @@
 //! takes nothing of an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
 //! the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
 
+mod heads;
 mod state;
 mod stream;
 
-use std::{convert::Infallible, pin::pin};
+use std::pin::pin;
 
 use axum::{Router, http::Request};
 use hyper::{
@@ -22,15 +23,22 @@ use hyper_util::{
 };
 use tokio::time::Duration;
 
+pub(crate) use heads::HeadBudget;
 pub(crate) use state::{ConnectionState, RequestConnection};
 pub(crate) use stream::ClientStream;
 
+use heads::{HeadMemory, NoRoomForHead};
+use state::ActiveRequest;
 use stream::Connection;
 
 use crate::held_body::{PollResult, hold_watched};
 
-/// Maximum size of a request's head.
+/// Maximum size of the head of an HTTP/1 request.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Maximum size of the head of an HTTP/2 request, with 32 bytes for each field (RFC 9113, section 6.5.2). A head with many
+/// short fields takes several times this memory.
+const MAX_HEADER_LIST: u32 = 32 << 10;
 
 /// Maximum number of concurrent requests of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 64;
@@ -44,24 +52,39 @@ const SEND_BUFFER: usize = 64 << 10;
 /// Interval of the pings that detect disconnected HTTP/2 clients, and the maximum time for a reply.
 const PING: Duration = Duration::from_secs(20);
 
+/// A request, until its answer is complete.
+struct RequestInProgress {
+    active: ActiveRequest,
+    _head: HeadMemory,
+}
+
 /// Serves a connection until it ends.
-pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, router: Router) {
+pub(crate) async fn serve(
+    stream: impl ClientStream,
+    state: ConnectionState,
+    router: Router,
+    heads: HeadBudget,
+) {
     let router = TowerToHyperService::new(router);
     let shared = state.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         // The request begins here, because the client's input may end before the answer is polled for the first time.
-        let active = shared.begin(request.version(), !request.body().is_end_stream());
-        request.extensions_mut().insert(active.connection());
+        let begun = heads.reserve(&request, !shared.has_active()).map(|head| {
+            let active = shared.begin(request.version(), !request.body().is_end_stream());
+            request.extensions_mut().insert(active.connection());
+            RequestInProgress { active, _head: head }
+        });
         let router = router.clone();
         async move {
-            let response = router.call(request).await?;
-            active.answer();
+            let begun = begun?;
+            let Ok(response) = router.call(request).await;
+            begun.active.answer();
             // The request is active until its answer is complete.
-            let answer = hold_watched(active, response, |active, result| match result {
-                PollResult::Next => active.wait_for_client(),
-                PollResult::Pending => active.wait_for_answer(),
+            let answer = hold_watched(begun, response, |begun, result| match result {
+                PollResult::Next => begun.active.wait_for_client(),
+                PollResult::Pending => begun.active.wait_for_answer(),
             });
-            Ok::<_, Infallible>(answer)
+            Ok::<_, NoRoomForHead>(answer)
         }
     });
     let mut builder = Builder::new(TokioExecutor::new());
@@ -75,7 +98,7 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
         .initial_connection_window_size(RECEIVE_WINDOW)
         .initial_stream_window_size(RECEIVE_WINDOW)
         .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(MAX_HEAD_BYTES as u32);
+        .max_header_list_size(MAX_HEADER_LIST);
     let io = TokioIo::new(Connection::new(stream, state.clone()));
     let mut connection = pin!(builder.serve_connection(io, service));
     let mut is_stopping = false;

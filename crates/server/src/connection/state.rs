@@ -120,6 +120,11 @@ impl ConnectionState {
         }
     }
 
+    /// Returns true if a request has no complete answer yet.
+    pub(super) fn has_active(&self) -> bool {
+        self.0.phase.lock().active > 0
+    }
+
     /// Returns true if the request of an HTTP/1 connection has no complete answer yet.
     pub(super) fn is_active(&self) -> bool {
         let phase = self.0.phase.lock();

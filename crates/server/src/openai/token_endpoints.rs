@@ -2,7 +2,11 @@
 
 use std::mem;
 
-use axum::Json;
+use axum::{
+    Json,
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
 use narthex_gateway::{
     Cancel, ReadyModel,
     request::{ChatRequest, GenerateOptions, ToolSettings},
@@ -47,9 +51,9 @@ pub(crate) struct TokenList {
 
 /// Answer of `/detokenize`: the text, in the fields of both llama.cpp and vLLM.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct TokenText {
-    content: String,
-    prompt: String,
+pub(crate) struct TokenText<'a> {
+    content: &'a str,
+    prompt: &'a str,
 }
 
 /// Answer of `/apply-template`.
@@ -121,11 +125,23 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 
-/// Returns the text of tokens.
-pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Json<TokenText>, ApiError> {
+/// Memory of an answer for each byte of the text of tokens: the text, and a buffer with its JSON twice. A character takes
+/// two bytes there if it is escaped, and the buffer doubles when it is full.
+const TEXT_COPIES: usize = 9;
+
+/// Returns the text of tokens. Its length is known, and its memory reserved, before it is created.
+pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Response, ApiError> {
     let Body(DetokenizeBody { model, tokens }, held) = body;
-    let text = run_cancellable(&app, &model, held, move |model, _| model.detokenize(&tokens)).await?;
-    Ok(Json(TokenText { content: text.clone(), prompt: text }))
+    let measure = move |model: &ReadyModel, _: &Cancel| Ok((model.text_bytes(&tokens)?, tokens));
+    let (bytes, tokens) = run_cancellable(&app, &model, held.clone(), measure).await?;
+    app.answer.reserve(bytes.saturating_mul(TEXT_COPIES)).await?;
+    let write = move |model: &ReadyModel, _: &Cancel| {
+        let text = model.detokenize(&tokens)?;
+        // Serialising strings to JSON cannot fail.
+        Ok(serde_json::to_vec(&TokenText { content: &text, prompt: &text }).unwrap_or_default())
+    };
+    let json = run_cancellable(&app, &model, held, write).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 /// Returns the prompt of a conversation.

@@ -8,18 +8,19 @@
 //! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. The exception are
 //! tokens that a prompt's template itself writes: there a message cannot end or begin a block of the template.
 
+mod bounded;
 mod bytes;
 mod charsmap;
 mod gguf;
+mod growth;
+mod limited_json;
 mod outline;
 mod pair;
 mod patterns;
 mod pre;
-mod reach;
 mod sentencepiece;
-mod small;
 mod special;
-mod within;
+mod token_length;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -27,20 +28,20 @@ use narthex_spec::TokenId;
 use serde_json::{Value, json};
 use tokenizers::{AddedToken, ModelWrapper};
 
+pub use bounded::{BoundedTokens, Bounds};
 pub use gguf::GgufVocab;
 pub use outline::{MAX_MERGES, MAX_TOKENS};
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
-pub use within::{BoundedTokens, Bounds};
 
 pub(crate) use bytes::Leading;
 
 use bytes::Pieces;
-use reach::TokenLengthBound;
 use special::{SpecialTable, break_outside};
+use token_length::TokenLengthBound;
 
-use crate::barrier::contain;
+use crate::catch_panic::contain;
 
 /// Unicode noncharacter that breaks special tokens in user text. Text for interchange never contains it.
 pub(crate) const SHIELD: char = '\u{FDD0}';
@@ -137,6 +138,7 @@ impl Tokenizer {
         fields.insert("padding".to_owned(), Value::Null);
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
         charsmap::check(&json)?;
+        growth::check(&json)?;
         patterns::check(&json)?;
         let reach = TokenLengthBound::of(&json, outline.longest_piece());
         add_shield(&mut json);
@@ -270,10 +272,10 @@ impl Tokenizer {
     }
 
     /// Appends the bytes of a token at a position in a text.
-    pub(crate) fn append_bytes(&self, token: TokenId, place: Place, text: &mut Vec<u8>) {
-        let first = match place {
-            Place::Start => self.inner.pieces.first_bytes(|| self.id_text(token)),
-            Place::Inside => None,
+    pub(crate) fn append_bytes(&self, token: TokenId, position: TokenPosition, text: &mut Vec<u8>) {
+        let first = match position {
+            TokenPosition::Start => self.inner.pieces.first_bytes(|| self.id_text(token)),
+            TokenPosition::Inside => None,
         };
         text.extend_from_slice(first.as_deref().unwrap_or(self.inner.pieces.bytes(token)));
     }
@@ -286,7 +288,7 @@ impl Tokenizer {
 
 /// The position of a token in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum TokenPosition {
     /// First token.
     Start,
     /// Any other token.

@@ -5,8 +5,9 @@
 use std::fmt;
 
 use super::{
-    TokenizerError, malformed,
-    small::{Small, too_many},
+    TokenizerError,
+    limited_json::{LimitedValue, too_many},
+    malformed,
 };
 use serde::{
     Deserialize, Deserializer,
@@ -128,7 +129,7 @@ impl<'de> Deserialize<'de> for Outline {
                             has_model = true;
                         }
                         _ => {
-                            map.next_value::<Small>()?;
+                            map.next_value::<LimitedValue>()?;
                         }
                     }
                 }
@@ -157,7 +158,7 @@ impl<'de> Deserialize<'de> for ModelOutline {
                         "merges" => model.merges = map.next_value()?,
                         "continuing_subword_prefix" => model.continuing_subword_prefix = map.next_value()?,
                         _ => {
-                            map.next_value::<Small>()?;
+                            map.next_value::<LimitedValue>()?;
                         }
                     }
                 }
@@ -217,7 +218,7 @@ impl<'de> Deserialize<'de> for DeclaredToken {
                         "id" => id = Some(map.next_value()?),
                         "content" => content = Some(map.next_value::<String>()?),
                         _ => {
-                            map.next_value::<Small>()?;
+                            map.next_value::<LimitedValue>()?;
                         }
                     }
                 }
@@ -375,7 +376,7 @@ impl<'de> Deserialize<'de> for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::small::{MAX_TEXT, MAX_VALUES};
+    use crate::tokenizer::limited_json::{MAX_TEXT, MAX_VALUES};
 
     fn check(json: &str, expect: &str) {
         let found = match read(json.as_bytes()) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use narthex_spec::TokenId;
 
 use super::{SHIELD, Tokenizer, TokenizerError};
-use crate::barrier::contain;
+use crate::catch_panic::contain;
 
 /// A pair of texts as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]

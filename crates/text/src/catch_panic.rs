@@ -1,6 +1,6 @@
 //! Conversion of a panic inside a third-party library into an error.
 //!
-//! Tokenizer files and templates come from outside, and the libraries that interpret them panic on some malformed
+//! Tokenizer files and templates are untrusted, and the libraries that interpret them panic on some malformed
 //! input. Panics of our own code are not handled this way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -20,12 +20,12 @@ pub(super) fn too_many<E: Error>(what: &str, limit: usize) -> E {
 
 /// A value that is not kept and has a limited size.
 #[derive(Debug, Default)]
-pub(super) struct Small;
+pub(super) struct LimitedValue;
 
 /// Counts the values in a value.
 struct CountValues<'a>(&'a mut usize);
 
-impl<'de> Deserialize<'de> for Small {
+impl<'de> Deserialize<'de> for LimitedValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         CountValues(&mut 0).deserialize(deserializer).map(|()| Self)
     }

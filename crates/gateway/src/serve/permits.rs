@@ -1,0 +1,108 @@
+//! Permits for work of a request that takes much memory before its model answers. Grammars come from clients and
+//! templates from model files, and both may be hostile: the limits of each, times many requests, would be gigabytes.
+
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::Error;
+
+/// Interval of the checks whether a waiting request was cancelled.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// Permits of this process for compiling the grammars of a request, which takes up to seconds and 60 MB. Requests that wait
+/// occupy threads.
+pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 32);
+
+/// Permits of this process for rendering a template, which takes less than a millisecond, and 200 MB if the template is
+/// hostile.
+pub(super) static RENDERINGS: WorkPermits = WorkPermits::new(3, usize::MAX);
+
+/// A number of permits.
+pub(super) struct WorkPermits {
+    /// Maximum number of requests that have a permit.
+    most: usize,
+    /// Maximum number of requests that wait for one.
+    most_waiting: usize,
+    counts: Mutex<Counts>,
+    returned: Condvar,
+}
+
+struct Counts {
+    running: usize,
+    waiting: usize,
+}
+
+/// Permit of one request. It is returned when this value is dropped.
+#[must_use = "the permit is returned when this is dropped"]
+pub(super) struct WorkPermit<'a>(&'a WorkPermits);
+
+impl WorkPermits {
+    const fn new(most: usize, most_waiting: usize) -> Self {
+        let counts = Mutex::new(Counts { running: 0, waiting: 0 });
+        Self { most, most_waiting, counts, returned: Condvar::new() }
+    }
+
+    /// Waits for a permit.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if too many requests wait, and [`Error::Cancelled`] once the request is cancelled.
+    pub(super) fn take(&self, is_cancelled: &dyn Fn() -> bool) -> Result<WorkPermit<'_>, Error> {
+        let mut counts = self.counts.lock();
+        if counts.running >= self.most && counts.waiting >= self.most_waiting {
+            return Err(Error::Overloaded { queued: counts.waiting, retry_after: Duration::from_secs(1) });
+        }
+        counts.waiting += 1;
+        while counts.running >= self.most {
+            if is_cancelled() {
+                counts.waiting -= 1;
+                return Err(Error::Cancelled);
+            }
+            self.returned.wait_for(&mut counts, CHECK);
+        }
+        counts.waiting -= 1;
+        counts.running += 1;
+        Ok(WorkPermit(self))
+    }
+}
+
+impl Drop for WorkPermit<'_> {
+    fn drop(&mut self) {
+        self.0.counts.lock().running -= 1;
+        self.0.returned.notify_one();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    #[test]
+    fn permits_and_waiting_requests_are_limited() {
+        const WAITING: usize = 8;
+        let permits = WorkPermits::new(2, WAITING);
+        let mut taken: Vec<_> = (0..2).map(|_| permits.take(&|| false).ok().unwrap()).collect();
+        assert!(matches!(permits.take(&|| true), Err(Error::Cancelled)));
+        thread::scope(|scope| {
+            let (sender, ended) = mpsc::channel();
+            for _ in 0..WAITING {
+                let (permits, sender) = (&permits, sender.clone());
+                scope.spawn(move || sender.send(permits.take(&|| false).is_ok()).unwrap());
+            }
+            while permits.counts.lock().waiting < WAITING {
+                thread::yield_now();
+            }
+            let refused = permits.take(&|| false).err().unwrap();
+            assert!(matches!(refused, Error::Overloaded { queued: WAITING, .. }), "{refused}");
+            assert!(ended.try_recv().is_err());
+            taken.pop();
+            assert!((0..WAITING).all(|_| ended.recv().unwrap()));
+        });
+        drop(taken);
+        let counts = permits.counts.lock();
+        assert_eq!((counts.running, counts.waiting), (0, 0));
+    }
+}
