@@ -34,6 +34,7 @@ fn grammar(data: &[u8]) -> Option<Grammar> {
 
 fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
     let Some(grammar) = grammar(data) else { return };
+    let _ = grammar.pattern();
     let Ok(mut matcher) = COMPILER.compile(&grammar) else { return };
     let mut forced = Vec::new();
     for step in 0..TOKENS {

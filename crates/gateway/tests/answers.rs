@@ -253,8 +253,8 @@ fn tool() -> ToolSettings {
         "required": ["n"],
         "additionalProperties": false,
     });
-    let tool =
-        Tool { name: "set".to_owned(), description: None, parameters, strictness: Strictness::BestEffort };
+    let strictness = Strictness::BestEffort;
+    let tool = Tool { name: "set".to_owned(), description: None, parameters, strictness, text: None };
     ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
 }
 

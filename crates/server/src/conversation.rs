@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
-    request::{ChatRequest, Role},
+    request::{ChatRequest, ReasoningSettings, Role},
 };
 use serde::Serialize;
 
@@ -42,6 +42,24 @@ pub(crate) fn stable_text(role: Role, text: String) -> Option<String> {
     }
     let lines = text.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(BILLING_LINE));
     Some(lines.collect()).filter(|text: &String| !text.is_empty())
+}
+
+/// Lets the answer continue the last message if it is a text of the assistant, as in the protocols of Anthropic and Ollama.
+pub(crate) fn continue_last(request: &mut ChatRequest) {
+    if let [.., _, last] = request.messages.as_slice()
+        && last.role == Role::Assistant
+        && last.tool_calls.is_empty()
+        && !last.content.is_empty()
+    {
+        let variables = &mut request.reasoning.variables;
+        variables.entry(ReasoningSettings::CONTINUE).or_insert(true.into());
+    }
+}
+
+/// Returns the text in place of a part that the model cannot read, in the result of a tool. An agent that has received
+/// one sends it with every later request.
+pub(crate) fn omission_note(what: &str) -> String {
+    format!("[{what} omitted: this model reads text]")
 }
 
 /// A request for the next answer of a conversation.
@@ -123,7 +141,7 @@ pub(crate) async fn whole_or_streamed(
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::request::{GenerateOptions, Message, ReasoningSettings, ToolSettings};
+    use narthex_gateway::request::{GenerateOptions, Message, ToolSettings};
 
     use super::*;
 

@@ -45,6 +45,7 @@ const HINTS: &[(&str, NeutralValues)] = &[
     ("best_of", Choices),
     ("cache_prompt", All),
     ("chat_template_kwargs", All),
+    ("continue_final_message", All),
     ("dry_allowed_length", All),
     ("dry_base", All),
     ("dry_multiplier", Number(0.0)),
@@ -91,10 +92,19 @@ const HINTS: &[(&str, NeutralValues)] = &[
 ];
 
 /// Hints of OpenAI's responses. OpenAI limits the calls of its own tools, which Narthex does not have.
-pub(crate) const OF_RESPONSES: &[&str] = &["include", "truncation", "client_metadata", "max_tool_calls"];
+pub(crate) const OF_RESPONSES: &[&str] =
+    &["truncation", "client_metadata", "max_tool_calls", "context_management"];
 
-/// Hints of Anthropic's messages.
-pub(crate) const OF_MESSAGES: &[&str] = &["context_management", "cache_control"];
+/// Hints of Anthropic's messages. The last ones are headers of the API that some proxies send in the body.
+pub(crate) const OF_MESSAGES: &[&str] = &[
+    "context_management",
+    "cache_control",
+    "speed",
+    "inference_geo",
+    "betas",
+    "anthropic_beta",
+    "anthropic_version",
+];
 
 /// Hints of Ollama's embeddings. These options apply to generation and to Ollama's own runtime.
 pub(crate) const OF_EMBEDDINGS: &[&str] = &["options"];
@@ -332,7 +342,7 @@ mod tests {
         check(r#"{"tool_choice": "required"}"#, Err("tool_choice"));
         check(r#"{"truncate": "START"}"#, Err("truncate"));
         // Protocols have hints of their own.
-        check(r#"{"include": ["usage"]}"#, Ok(&["include"]));
+        check(r#"{"truncation": "auto"}"#, Ok(&["truncation"]));
         check(r#"{"cache_control": {"type": "ephemeral"}}"#, Err("cache_control"));
     }
 

@@ -50,6 +50,7 @@ use crate::{
         options::{ChoiceOptions, Sampling},
         reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
+        response_format::GrammarOptions,
         responses::{self, DeletedResponse, NumberedEvent, ResponseObject, ResponseStore},
         shared_fields::SharedFields,
         stream::Chunk,
@@ -128,6 +129,7 @@ fn of_openai() -> Vec<Operation> {
             .body::<completions::CompletionBody>()
             .body::<ChoiceOptions>()
             .body::<Sampling>()
+            .body::<GrammarOptions>()
             .body::<Hints>()
             .or_chunks::<Chunk<TextChoice>>(),
         Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
@@ -189,7 +191,7 @@ fn of_others() -> Vec<Operation> {
         )
         .body::<TokenizeBody>()
         .body::<ReasoningOptions>(),
-        Op::json::<TokenText>(
+        Op::json::<TokenText<'static>>(
             "post",
             "/detokenize",
             post(token_endpoints::detokenize),
@@ -270,14 +272,14 @@ async fn health(app: App) -> Json<HealthReport> {
         return Json(HealthReport::alive());
     }
     let npus = app.shared.npus.current(&app.gateway).await;
-    Json(HealthReport::new(&app.gateway.status(), &app.gateway.memory(), &npus))
+    Json(HealthReport::new(&app.gateway.status(), &app.memory(), &npus))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
     if !app.meter.caller.is_admin() {
         return Err(keys::admins_only("/metrics"));
     }
-    let text = app.meter.metrics.render(&app.gateway.status(), &app.gateway.memory());
+    let text = app.meter.metrics.render(&app.gateway.status(), &app.memory());
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 

@@ -386,7 +386,7 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     drop(live);
     let config = Config { aliases: [("a".to_owned(), "nothing".to_owned())].into(), ..tiny.config() };
     let refused = Gateway::open(config).err().unwrap().to_string();
-    assert!(refused.contains("alias nothing"), "{refused}");
+    assert!(refused.contains("alias: no model is called \"nothing\""), "{refused}");
 }
 
 #[test]
@@ -727,4 +727,111 @@ fn drafts_are_counted_unless_speculation_is_off() {
     assert!(drafted(Speculation::Auto, true) > 0);
     assert_eq!(drafted(Speculation::Auto, false), 0);
     assert_eq!(drafted(Speculation::Off, true), 0);
+}
+
+/// Grammar of a short patch.
+const PATCH: &str = r#"
+start: "*** " NAME LF line{1,2} "*** End"
+line: "+" /[a-c"]{0,3}/ LF
+NAME: /[xy]/
+%import common.LF
+"#;
+
+fn check_patch(input: &str) {
+    let lines: Vec<&str> = input.split('\n').collect();
+    let (first, last) = (lines[0], *lines.last().unwrap());
+    assert!(["*** x", "*** y"].contains(&first) && last == "*** End" && lines.len() <= 4, "{input:?}");
+    let is_line =
+        |line: &str| line.strip_prefix('+').is_some_and(|rest| rest.chars().all(|c| "abc\"".contains(c)));
+    assert!(lines[1..lines.len() - 1].iter().all(|line| is_line(line)), "{input:?}");
+}
+
+#[test]
+fn the_input_of_a_custom_tool_follows_its_grammar() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let source = json!({"syntax": "lark", "definition": PATCH});
+    let sampling = json!({"temperature": 1, "seed": 5, "parallel_tool_calls": false});
+
+    let format = json!({"type": "grammar", "grammar": source});
+    let tool = json!({"type": "custom", "custom": {"name": "patch", "format": format}});
+    let fields = json!({"tools": [tool], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}});
+    let request = with(with(chat(&model, 300), sampling.clone()), fields);
+    let answer = whole(&live, &request);
+    let call = &answer["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &answer["finish_reason"]), (&json!("custom"), &json!("tool_calls")));
+    let input = call["custom"]["input"].as_str().unwrap();
+    check_patch(input);
+    let chunks = chunks(&live, request);
+    let inputs = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0]["custom"]["input"].as_str());
+    assert_eq!(inputs.collect::<String>(), input);
+
+    let format = with(source, json!({"type": "grammar"}));
+    let tool = json!({"type": "custom", "name": "patch", "format": format});
+    let fields = json!({"model": model, "input": "the cat", "tools": [tool], "tool_choice": "required"});
+    let request = with(with(fields, sampling), json!({"max_output_tokens": 300}));
+    let output = live.post("/v1/responses", &request).json()["output"].clone();
+    assert_eq!(output[0]["type"], "custom_tool_call", "{output}");
+    check_patch(output[0]["input"].as_str().unwrap());
+
+    let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"(\" start? \")\""});
+    let tool = json!({"type": "custom", "name": "patch", "format": format});
+    let answer = live.post("/v1/responses", &json!({"model": model, "input": "the cat", "tools": [tool]}));
+    let error = answer.json()["error"].clone();
+    assert_eq!((answer.status, &error["param"]), (400, &json!("tools")), "{error}");
+    let expect = "tool patch: the rule start cannot be enforced: it refers to itself";
+    assert!(error["message"].as_str().unwrap().contains(expect), "{error}");
+}
+
+#[test]
+fn every_endpoint_takes_a_grammar() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let shared = json!({"model": model, "max_tokens": 50, "regex": "(yes|no)!", "stream": false});
+    for (path, fields, place) in [
+        ("/v1/completions", json!({"prompt": "the cat"}), "/choices/0/text"),
+        ("/v1/responses", json!({"input": "the cat"}), "/output/0/content/0/text"),
+        ("/v1/messages", json!({"messages": messages()}), "/content/0/text"),
+        ("/api/chat", json!({"messages": messages()}), "/message/content"),
+        ("/api/generate", json!({"prompt": "the cat"}), "/response"),
+        ("/api/generate", json!({"prompt": "the cat", "raw": true}), "/response"),
+    ] {
+        let answer = live.post(path, &with(shared.clone(), fields));
+        let answer = answer.json();
+        let text = answer.pointer(place).and_then(Value::as_str);
+        assert!(matches!(text, Some("yes!" | "no!")), "{path}: {answer}");
+    }
+    let format = json!({"response_format": {"type": "json_object"}, "prompt": "the cat"});
+    let answer = live.post("/v1/completions", &with(shared.clone(), format));
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("response_format")));
+    let format = json!({"format": "json", "prompt": "the cat"});
+    assert_eq!(live.post("/api/generate", &with(shared, format)).status, 400);
+}
+
+#[test]
+fn responses_have_log_probabilities_on_request() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let request = json!({
+        "model": model, "input": "the cat", "max_output_tokens": 6, "temperature": 0, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    });
+    let answer = live.post("/v1/responses", &request);
+    assert_eq!(answer.header("x-narthex-ignored"), None);
+    let part = answer.json()["output"][0]["content"][0].clone();
+    let tokens = part["logprobs"].as_array().unwrap();
+    assert!(
+        !tokens.is_empty() && tokens.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2)
+    );
+    let text: String = tokens.iter().filter_map(|token| token["token"].as_str()).collect();
+    assert!(text.starts_with(part["text"].as_str().unwrap()), "{part}");
+    let streamed = events(&live.post("/v1/responses", &with(request, json!({"stream": true}))).text());
+    let deltas = streamed.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let streamed: Vec<&Value> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap()).collect();
+    assert_eq!(streamed, tokens.iter().collect::<Vec<_>>());
 }

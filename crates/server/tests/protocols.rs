@@ -179,11 +179,13 @@ fn supports(path: &str, name: &str) -> bool {
     match name {
         "skip_special_tokens" => true,
         name if SAMPLING.contains(&name) => true,
-        "add_generation_prompt" | "chat_template_kwargs" => has_chat_template,
+        "add_generation_prompt" | "chat_template_kwargs" | "continue_final_message" => has_chat_template,
         "tool_choice" | "parallel_tool_calls" => has_chat_template && path != "/api/generate",
         "n" => path.ends_with("completions"),
         "stream_options" => path.ends_with("completions"),
-        "top_logprobs" => path.starts_with("/api/") || path == "/v1/chat/completions",
+        "top_logprobs" => {
+            path.starts_with("/api/") || ["/v1/chat/completions", "/v1/responses"].contains(&path)
+        }
         "store" => path == "/v1/responses",
         _ => false,
     }
@@ -365,6 +367,36 @@ fn the_start_of_the_answer_can_be_left_out_of_the_prompt() {
 }
 
 #[test]
+fn an_answer_continues_the_text_of_the_assistant() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let both = json!([messages()[0], {"role": "assistant", "content": "the dog"}]);
+    let continued = json!({"model": model, "messages": both, "continue_final_message": true});
+    let prompt = live.post("/apply-template", &continued).json()["prompt"].clone();
+    assert!(prompt.as_str().unwrap().ends_with("<|im_start|>assistant\nthe dog"), "{prompt}");
+    let tokens = live.post("/tokenize", &json!({"model": model, "content": prompt})).json()["count"].clone();
+    let body = json!({"model": model, "messages": both, "max_tokens": 2, "stream": false});
+    for (path, fields, usage) in [
+        ("/v1/chat/completions", json!({"continue_final_message": true}), "/usage/prompt_tokens"),
+        ("/v1/messages", json!({}), "/usage/input_tokens"),
+        ("/api/chat", json!({}), "/prompt_eval_count"),
+    ] {
+        let count = |fields: Value| {
+            let answer = live.post(path, &with(body.clone(), fields)).json();
+            // Anthropic's number of input tokens has no tokens of the prefix cache.
+            let cached = answer["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0);
+            json!(answer.pointer(usage).and_then(Value::as_u64).unwrap() + cached)
+        };
+        assert_eq!(count(fields), tokens, "{path}");
+        assert_ne!(count(json!({"continue_final_message": false})), tokens, "{path}");
+    }
+    let question = json!({"messages": messages(), "continue_final_message": true});
+    let refused = live.post("/v1/chat/completions", &with(body, question));
+    assert_eq!(refused.error(400)["param"], "continue_final_message");
+}
+
+#[test]
 fn agents_of_every_protocol_send_their_hints() {
     let tiny = Tiny::new();
     let model = tiny.chat();
@@ -376,7 +408,7 @@ fn agents_of_every_protocol_send_their_hints() {
         "prompt_cache_key": "k", "text": {"verbosity": "low"}, "tools": [{"type": "web_search"}], "store": false,
         "max_tool_calls": 3,
     });
-    let expect = "include, max_tool_calls, prompt_cache_key, web_search, text.verbosity, reasoning.summary, reasoning.effort";
+    let expect = "max_tool_calls, prompt_cache_key, web_search, text.verbosity, reasoning.summary, include, reasoning.effort";
     check_ignored(&live, response.path, &with(response.body, codex), expect);
     let claude = json!({
         "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},

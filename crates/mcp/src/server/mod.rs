@@ -120,8 +120,8 @@ async fn serve_until(
 /// The handler of MCP's requests.
 struct ToolServer {
     site: Arc<CallSite>,
-    /// Places of calls.
-    places: Arc<Semaphore>,
+    /// Permits for concurrent calls.
+    permits: Arc<Semaphore>,
     /// Set when the server stops.
     stopped: watch::Receiver<bool>,
 }
@@ -131,7 +131,7 @@ impl ToolServer {
         let rights = Rights { auto_pull: options.auto_pull, ..Rights::default() };
         let gateway = gateway.with_rights(Arc::new(rights));
         let site = Arc::new(CallSite { gateway, options });
-        Self { site, places: Arc::new(Semaphore::new(MAX_CALLS)), stopped }
+        Self { site, permits: Arc::new(Semaphore::new(MAX_CALLS)), stopped }
     }
 
     /// Runs a call on its own thread. The call is cancelled if the client cancels it or the server stops.
@@ -141,7 +141,7 @@ impl ToolServer {
         arguments: JsonObject,
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             let message =
                 format!("expected at most {MAX_CALLS} calls at once, found more; wait for an answer");
             return failed(message, None);
@@ -151,7 +151,7 @@ impl ToolServer {
             let cancel = cancel.clone();
             tokio::task::spawn_blocking(move || {
                 let answer = site.call(&name, arguments, &cancel);
-                drop(place);
+                drop(permit);
                 answer
             })
         };

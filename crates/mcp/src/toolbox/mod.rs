@@ -239,7 +239,7 @@ fn cut(text: &str) -> String {
 
 /// Returns a definition for requests.
 fn definition(name: String, description: Option<String>, parameters: Value) -> Tool {
-    Tool { name, description, parameters, strictness: Strictness::BestEffort }
+    Tool { name, description, parameters, strictness: Strictness::BestEffort, text: None }
 }
 
 #[cfg(test)]

@@ -36,7 +36,8 @@ impl FromBody for ParsedMessages {
             ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES)?;
         let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
         let of_reasoning = own.of_reasoning().into_iter().chain(shared.reasoning.given()).collect();
-        let request = own.into_request(shared, &mut ignored)?;
+        let mut request = own.into_request(shared, &mut ignored)?;
+        conversation::continue_last(&mut request);
         Ok(Self(Conversation { model, is_streamed, request, ignored, of_reasoning }))
     }
 

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::blocks::{Block, Blocks, not_text};
 use crate::{
     body,
     conversation::stable_text,
@@ -18,7 +19,6 @@ use crate::{
         shared_fields::SharedFields,
         tools::{call_limit, no_parameters},
     },
-    text_or_list::{ListElement, TextOrList},
 };
 
 /// Names of the fields, without the hints.
@@ -34,6 +34,7 @@ pub(super) const FIELDS: &[&str] = &[
     "parallel_tool_calls",
     "thinking",
     "output_config",
+    "output_format",
 ];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -53,6 +54,9 @@ pub(crate) struct MessagesBody {
     #[serde(default, deserialize_with = "body::filled")]
     thinking: Option<ThinkingSettings>,
     output_config: Option<OutputConfig>,
+    /// As in `output_config`, where it was before.
+    #[serde(default, deserialize_with = "body::filled")]
+    output_format: Option<OutputFormat>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -96,39 +100,6 @@ enum TurnRole {
     System,
 }
 
-/// A text or a list of content blocks.
-type Blocks = TextOrList<Block>;
-
-impl ListElement for Block {
-    const EXPECTED: &'static str = "a string or a list of content blocks";
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Block {
-    Text {
-        text: String,
-    },
-    ToolUse {
-        id: String,
-        name: String,
-        #[serde(default)]
-        input: Value,
-    },
-    ToolResult {
-        tool_use_id: String,
-        content: Option<Blocks>,
-    },
-    Thinking {
-        thinking: String,
-    },
-    RedactedThinking {},
-    Image {},
-    Document {},
-    #[serde(other)]
-    Unknown,
-}
-
 #[derive(Debug, Deserialize, JsonSchema)]
 struct ToolDefinition {
     /// Type of a tool that Anthropic defines.
@@ -157,44 +128,15 @@ enum ChoiceType {
     None,
 }
 
-fn not_text(path: &str) -> ApiError {
-    let message = format!(
-        "{path}: only text, tool_use and tool_result blocks are supported by this version of Narthex"
-    );
-    ApiError::unsupported_as(path, message)
-}
-
-impl Blocks {
-    /// Returns the text of a tool's result, with notes instead of images and documents. An agent that has read one sends
-    /// it with every later request.
-    fn into_result_text(self, path: &str) -> Result<String, ApiError> {
-        let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
-        let note = |what: &str| Block::Text { text: format!("[{what} omitted: this model reads text]") };
-        let noted = blocks.into_iter().map(|block| match block {
-            Block::Image {} => note("image"),
-            Block::Document {} => note("document"),
-            other => other,
-        });
-        Self::List(noted.collect()).into_text(Role::Tool, path)
-    }
-
-    /// Returns the text of a message of this role, whose blocks are all text.
-    fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
-        let blocks = match self {
-            Self::Text(text) => return Ok(text),
-            Self::List(blocks) => blocks,
-        };
-        let texts = blocks.into_iter().filter_map(|block| match block {
-            Block::Text { text } => stable_text(role, text).map(Ok),
-            _ => Some(Err(not_text(path))),
-        });
-        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
-    }
-}
-
 impl WireTurn {
-    /// Appends the messages of a turn: the results of tools, then the turn's text and calls.
-    fn add_to(self, messages: &mut Vec<Message>, index: usize) -> Result<(), ApiError> {
+    /// Appends the messages of a turn: the results of tools, then the turn's text and calls. Adds the blocks of tools on
+    /// Anthropic's servers, whose results are encrypted, to `ignored`.
+    fn add_to(
+        self,
+        messages: &mut Vec<Message>,
+        index: usize,
+        ignored: &mut IgnoredParameters,
+    ) -> Result<(), ApiError> {
         let path = format!("messages[{index}].content");
         let blocks = match self.content {
             Blocks::Text(text) => vec![Block::Text { text }],
@@ -224,7 +166,14 @@ impl WireTurn {
                 // The model's template keeps or drops earlier reasoning.
                 Block::Thinking { thinking } => reasoning.push(thinking),
                 Block::RedactedThinking {} => {}
-                Block::Image {} | Block::Document {} | Block::Unknown => return Err(not_text(&path)),
+                Block::ServerToolUse {} => ignored.push("server_tool_use"),
+                Block::WebSearchToolResult {} => ignored.push("web_search_tool_result"),
+                Block::WebFetchToolResult {} => ignored.push("web_fetch_tool_result"),
+                Block::CodeExecutionToolResult {}
+                | Block::BashCodeExecutionToolResult {}
+                | Block::TextEditorCodeExecutionToolResult {} => ignored.push("code_execution_tool_result"),
+                Block::ToolSearchToolResult {} => ignored.push("tool_search_tool_result"),
+                other => texts.push(other.into_plain_text().ok_or_else(|| not_text(&path))?),
             }
         }
         if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
@@ -258,15 +207,17 @@ impl MessagesBody {
             messages.push(Message::new(Role::System, system.into_text(Role::System, "system")?));
         }
         for (index, turn) in self.messages.into_iter().enumerate() {
-            turn.add_to(&mut messages, index)?;
+            turn.add_to(&mut messages, index, ignored)?;
         }
         let options = shared.sampling.options()?;
         let (format, effort) =
             self.output_config.map_or((None, None), |config| (config.format, config.effort));
+        let format = format.or(self.output_format);
+        let format = format.map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema));
         let options = GenerateOptions {
             max_tokens: self.max_tokens.or(options.max_tokens),
             stop: self.stop_sequences.unwrap_or(options.stop),
-            grammar: format.map(|OutputFormat::JsonSchema { schema }| Grammar::JsonSchema(schema)),
+            grammar: shared.grammar.grammar(format)?,
             ..options
         };
         let mut tools = Vec::new();
@@ -315,6 +266,7 @@ impl ToolDefinition {
             description: self.description,
             parameters: self.input_schema.unwrap_or_else(no_parameters),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
+            text: None,
         })
     }
 }
@@ -441,8 +393,50 @@ mod tests {
             "A cat.\n[image omitted: this model reads text]\n[document omitted: this model reads text]"
         );
         assert!(result(json!([{"type": "video"}])).is_err());
+        let found = json!({"type": "search_result", "title": "Cats", "source": "a.md", "content": [text]});
+        let read = result(json!([found, {"type": "tool_reference", "tool_name": "f"}])).unwrap();
+        assert_eq!(read.messages[0].content, "Cats\na.md\nA cat.\nf");
         // The question itself cannot be answered without its image.
         let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
         assert!(question.into_request(SharedFields::default(), &mut IgnoredParameters::default()).is_err());
+    }
+    #[test]
+    fn documents_with_a_text_are_read() {
+        let document = |source: Value| {
+            let document = json!({"type": "document", "title": "Notes", "source": source});
+            let question = json!({"type": "text", "text": "Why?"});
+            body(json!({"messages": [{"role": "user", "content": [document, question]}]}))
+                .into_request(SharedFields::default(), &mut IgnoredParameters::default())
+        };
+        let plain = json!({"type": "text", "media_type": "text/plain", "data": "A cat."});
+        let parts = json!({"type": "content", "content": [{"type": "text", "text": "A cat."}]});
+        for source in [plain, parts] {
+            assert_eq!(document(source).unwrap().messages[0].content, "Notes\nA cat.\nWhy?");
+        }
+        let refused = document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}));
+        assert_eq!(refused.unwrap_err().body()["error"]["param"], "messages[0].content");
+    }
+
+    #[test]
+    fn blocks_of_anthropic_s_tools_are_ignored() {
+        let turn = json!([
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "text", "text": "Warm."},
+        ]);
+        let mut ignored = IgnoredParameters::default();
+        let read = body(json!({"messages": [{"role": "assistant", "content": turn}]}))
+            .into_request(SharedFields::default(), &mut ignored)
+            .unwrap();
+        assert_eq!(read.messages[0].content, "Warm.");
+        assert_eq!(ignored.names(), ["server_tool_use", "web_search_tool_result"]);
+    }
+
+    #[test]
+    fn the_schema_of_the_answer_has_two_places() {
+        let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+        for fields in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
+            assert_eq!(request(fields).options.grammar, Some(Grammar::json_object()));
+        }
     }
 }

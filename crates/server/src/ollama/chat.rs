@@ -47,8 +47,7 @@ pub(crate) struct OllamaBody {
 struct OllamaMessage {
     #[schemars(with = "String")]
     role: Role,
-    #[serde(default)]
-    content: String,
+    content: Option<String>,
     thinking: Option<String>,
     tool_name: Option<String>,
     /// Id of the call that this result answers.
@@ -80,14 +79,15 @@ impl FromBody for ParsedOllamaChat {
         let unloads = body.messages.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(shared.sampling, &mut ignored)?;
+        let options = fields.read(shared.sampling, shared.grammar, &mut ignored)?;
         let messages = body.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         let of_reasoning = Think::name(body.think).into_iter().chain(shared.reasoning.given()).collect();
         let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
-        let request = ChatRequest { messages, tools, reasoning, options };
+        let mut request = ChatRequest { messages, tools, reasoning, options };
+        conversation::continue_last(&mut request);
         let (model, is_streamed) = (body.model, body.stream != Some(false));
         let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
         Ok(Self { conversation, unloads })
@@ -100,13 +100,17 @@ impl FromBody for ParsedOllamaChat {
 
 impl OllamaMessage {
     fn into_message(self, index: usize) -> Result<Message, ApiError> {
-        if self.images.is_some_and(|images| !images.is_empty()) {
-            return Err(ApiError::unsupported(&format!("messages[{index}].images")));
+        let mut content = self.content.unwrap_or_default();
+        for _ in self.images.iter().flatten() {
+            if self.role != Role::Tool {
+                return Err(ApiError::unsupported(&format!("messages[{index}].images")));
+            }
+            content.push_str(&conversation::omission_note("image"));
         }
         let calls = self.tool_calls.unwrap_or_default().into_iter();
         let tool_calls = calls.map(|call| ToolCall { id: call.id, function: call.function }).collect();
         let (name, tool_call_id, reasoning_content) = (self.tool_name, self.tool_call_id, self.thinking);
-        let message = Message::new(self.role, self.content);
+        let message = Message::new(self.role, content);
         Ok(Message { name, tool_call_id, reasoning_content, tool_calls, ..message })
     }
 }
@@ -143,5 +147,21 @@ mod tests {
         let messages = read.conversation.request.messages;
         assert_eq!(messages[0].tool_calls[0].id.as_deref(), Some("call_1"));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("call_1"));
+    }
+
+    #[test]
+    fn images_in_the_results_of_tools_become_notes() {
+        let read = |role: &str, content: Value| {
+            let message = json!({"role": role, "content": content, "images": ["AA"]});
+            let body = json!({"model": "m", "messages": [message]});
+            ParsedOllamaChat::read(body.to_string().as_bytes())
+        };
+        let content = |content| {
+            let read = read("tool", content).ok().unwrap();
+            read.conversation.request.messages[0].content.clone()
+        };
+        assert_eq!(content(json!("A cat.")), "A cat.[image omitted: this model reads text]");
+        assert_eq!(content(Value::Null), "[image omitted: this model reads text]");
+        assert!(read("user", json!("What is it?")).is_err());
     }
 }

@@ -90,7 +90,7 @@ impl FromBody for ParsedGenerate {
         let unloads = body.prompt.is_empty() && is_zero(body.keep_alive.as_ref());
         let keep_alive = body.keep_alive.filter(|_| !unloads);
         let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(shared.sampling, &mut ignored)?;
+        let options = fields.read(shared.sampling, shared.grammar, &mut ignored)?;
         let mut of_reasoning = Think::name(body.think);
         if body.raw == Some(true) {
             // A continuation has no chat template and does not reason.

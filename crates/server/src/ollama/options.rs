@@ -9,7 +9,7 @@ use crate::{
     error::ApiError,
     hints,
     ignored::IgnoredParameters,
-    openai::{options::Sampling, reasoning::Effort},
+    openai::{options::Sampling, reasoning::Effort, response_format::GrammarOptions},
 };
 
 /// `think`: a switch or a level.
@@ -83,14 +83,15 @@ pub(super) struct AnswerFields {
 }
 
 impl AnswerFields {
-    /// Returns the options of the answer, and adds ignored fields to `ignored`. `sampling` has the parameters
-    /// outside of `options`, which take precedence.
+    /// Returns the options of the answer, and adds ignored fields to `ignored`. `options` take precedence over the shared
+    /// fields.
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for options that Narthex does not support.
     pub(super) fn read(
         self,
         sampling: Sampling,
+        shared: GrammarOptions,
         ignored: &mut IgnoredParameters,
     ) -> Result<GenerateOptions, ApiError> {
         if self.keep_alive.is_some() {
@@ -98,14 +99,15 @@ impl AnswerFields {
         }
         let options = read(self.options, ignored)?.or(sampling).options()?;
         let logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
-        Ok(GenerateOptions { grammar: grammar(self.format)?, logprobs, ..options })
+        Ok(GenerateOptions { grammar: shared.grammar(grammar(self.format)?)?, logprobs, ..options })
     }
 }
 
 /// Parses the `options` object of a request: the parameters of the text in every protocol, and those of Ollama.
 fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) -> Result<Sampling, ApiError> {
     let mut answer = options.unwrap_or_default();
-    answer.retain(|_, value| !value.is_null());
+    // Ollama has no limit for 0, which is not a number of tokens here.
+    answer.retain(|name, value| !value.is_null() && (name != NUM_PREDICT || value.as_i64() != Some(0)));
     for (name, value) in &answer {
         if name == NUM_PREDICT || Sampling::FIELDS.contains(&name.as_str()) {
             continue;
@@ -172,6 +174,8 @@ mod tests {
         let options = options.or(serde_json::from_value(outside).unwrap()).options().unwrap();
         assert_eq!((options.max_tokens, options.top_k, options.min_p), (Some(7), 40, 0.5));
         assert_eq!(options.stop, ["a"]);
+        let unlimited = read(json!({"num_predict": 0})).unwrap().0;
+        assert_eq!(unlimited.options().unwrap().max_tokens, None);
         let mut expect = IgnoredParameters::default();
         ["num_ctx", "mirostat"].into_iter().for_each(|name| expect.push(name));
         assert_eq!(ignored, expect);

@@ -13,6 +13,7 @@ use super::{
     logprobs::TextLogprobs,
     options::{ChoiceOptions, Sampling, StreamOptions},
     prompts::Prompts,
+    response_format::GrammarOptions,
     stream::{ChunkChoice, ChunkEncoder},
 };
 use crate::{
@@ -67,10 +68,11 @@ impl FromBody for ParsedCompletion {
     const TOKENS: Option<&'static str> = Some("prompt");
 
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS];
+        let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS, GrammarOptions::FIELDS];
         let (request, ignored) = hints::read_body::<CompletionBody>(body, &fields, &[])?;
         let choices: ChoiceOptions = body::read_fields(body)?;
         let sampling: Sampling = body::read_fields(body)?;
+        let grammar = body::read_fields::<GrammarOptions>(body)?.grammar(None)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
                 "logprobs",
@@ -78,8 +80,10 @@ impl FromBody for ParsedCompletion {
             ));
         }
         let mut options =
-            GenerateOptions { n: choices.n(), logprobs: request.logprobs, ..sampling.options()? };
-        options.max_tokens.get_or_insert(DEFAULT_TOKENS);
+            GenerateOptions { n: choices.n(), logprobs: request.logprobs, grammar, ..sampling.options()? };
+        if !sampling.has_limit() {
+            options.max_tokens = Some(DEFAULT_TOKENS);
+        }
         let streaming = choices.streaming();
         let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
         let prompts = request.prompt.0;
@@ -113,7 +117,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     if let Some(options) = streaming
         && let Some(events) = pending.pop()
     {
-        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, events.ran_on().device);
+        let device = events.ran_on().device;
+        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], device);
         return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
     }
     let Some(ran_on) = pending.first().map(Events::ran_on) else {
@@ -189,8 +194,10 @@ impl TextChoice {
 
 impl ChunkChoice for TextChoice {
     const OBJECT: &'static str = OBJECT;
+    /// Length of each choice so far in characters.
+    type State = Vec<usize>;
 
-    fn from_event(event: GenerationEvent, lengths: &mut [usize]) -> Vec<Self> {
+    fn from_event(event: GenerationEvent, lengths: &mut Vec<usize>) -> Vec<Self> {
         match event {
             GenerationEvent::Text { choice, text, tokens } => {
                 let length = lengths.get_mut(choice).filter(|_| !tokens.is_empty());

@@ -15,15 +15,15 @@ pub(super) struct ChatLogprobs {
 }
 
 /// A token with the likeliest tokens at its position.
-#[derive(Debug, Serialize, JsonSchema)]
-struct ChatToken {
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(super) struct ChatToken {
     token: String,
     logprob: Option<f64>,
     bytes: Vec<u8>,
     top_logprobs: Vec<LikelyToken>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 struct LikelyToken {
     token: String,
     logprob: f64,
@@ -45,18 +45,25 @@ pub(super) struct TextLogprobs {
 impl ChatLogprobs {
     /// Returns the log-probabilities of these tokens.
     pub(super) fn new(tokens: Vec<TokenInfo>) -> Self {
+        Self { content: ChatToken::list(tokens), refusal: None }
+    }
+}
+
+impl ChatToken {
+    /// Returns the entries of tokens.
+    pub(super) fn list(tokens: Vec<TokenInfo>) -> Vec<Self> {
         let likely = |top: TokenAlternative| LikelyToken {
             token: top.text,
             logprob: top.logprob.into(),
             bytes: top.bytes,
         };
-        let content = tokens.into_iter().map(|token| ChatToken {
+        let entry = |token: TokenInfo| Self {
             token: token.text,
             logprob: token.logprob.map(f64::from),
             bytes: token.bytes,
             top_logprobs: token.top.into_iter().map(likely).collect(),
-        });
-        Self { content: content.collect(), refusal: None }
+        };
+        tokens.into_iter().map(entry).collect()
     }
 }
 

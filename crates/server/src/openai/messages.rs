@@ -5,8 +5,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::custom_tools;
 use crate::{
-    conversation::stable_text,
+    conversation::{omission_note, stable_text},
     error::ApiError,
     outline::json_or_text,
     text_or_list::{ListElement, TextOrList},
@@ -42,7 +43,16 @@ enum WireRole {
 #[derive(Debug, Deserialize, JsonSchema)]
 struct WireToolCall {
     id: Option<String>,
-    function: WireFunctionCall,
+    function: Option<WireFunctionCall>,
+    custom: Option<WireCustomCall>,
+}
+
+/// Call of a custom tool.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct WireCustomCall {
+    name: String,
+    #[serde(default)]
+    input: String,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -75,7 +85,7 @@ impl Content {
             Self::Text(text) => Ok(text),
             Self::List(parts) => {
                 let texts = parts.into_iter().enumerate().filter_map(|(index, part)| {
-                    let text = part.into_text(&format!("{path}[{index}]"));
+                    let text = part.into_text(role, &format!("{path}[{index}]"));
                     text.map(|text| stable_text(role, text)).transpose()
                 });
                 texts.collect()
@@ -96,9 +106,12 @@ impl Content {
 }
 
 impl Part {
-    /// Returns the text. `path` is the path of the part for errors.
-    fn into_text(self, path: &str) -> Result<String, ApiError> {
+    /// Returns the text, or a note in the result of a tool. `path` is the path of the part for errors.
+    fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
         let text = match self.r#type.as_str() {
+            "image_url" | "input_image" | "image" if role == Role::Tool => Some(omission_note("image")),
+            "file" | "input_file" if role == Role::Tool => Some(omission_note("file")),
+            "input_audio" | "audio" if role == Role::Tool => Some(omission_note("audio")),
             "text" | "input_text" | "output_text" => self.text,
             "refusal" => self.refusal,
             other => {
@@ -134,6 +147,24 @@ impl WireFunctionCall {
     }
 }
 
+impl WireToolCall {
+    /// Converts the call for the gateway. `path` is its path for errors.
+    fn into_call(self, path: &str) -> Result<ToolCall, ApiError> {
+        let id = self.id;
+        match (self.function, self.custom) {
+            (Some(function), _) => Ok(function.into_call(id)),
+            (None, Some(WireCustomCall { name, input })) => {
+                let arguments = custom_tools::arguments(&input);
+                Ok(ToolCall { id, function: FunctionCall { name, arguments } })
+            }
+            (None, None) => {
+                let path = format!("{path}.function");
+                Err(ApiError::bad_request(path.clone(), format!("{path} is required")))
+            }
+        }
+    }
+}
+
 impl WireMessage {
     /// Converts the message for the gateway. `index` is its index for errors.
     pub(crate) fn into_message(self, index: usize) -> Result<Message, ApiError> {
@@ -141,9 +172,10 @@ impl WireMessage {
             None => self.refusal.unwrap_or_default(),
             Some(content) => content.into_text(self.role.into(), &format!("messages[{index}].content"))?,
         };
-        let calls = self.tool_calls.unwrap_or_default().into_iter();
-        let calls = calls.map(|call| call.function.into_call(call.id));
-        let tool_calls = calls.chain(self.function_call.map(|call| call.into_call(None))).collect();
+        let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
+        let calls = calls.map(|(at, call)| call.into_call(&format!("messages[{index}].tool_calls[{at}]")));
+        let mut tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
+        tool_calls.extend(self.function_call.map(|call| call.into_call(None)));
         let (name, tool_call_id) = (self.name, self.tool_call_id);
         let reasoning_content = self.reasoning_content.filter(|_| self.role == WireRole::Assistant);
         let message = Message::new(self.role.into(), content);
@@ -177,5 +209,23 @@ mod tests {
         assert_eq!(message(json!({"role": "system", "content": parts})).unwrap().content, "a");
         let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
+    }
+
+    #[test]
+    fn images_in_the_results_of_tools_become_notes() {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}});
+        let parts = json!([{"type": "text", "text": "A cat."}, image, {"type": "input_file"}]);
+        let read = message(json!({"role": "tool", "tool_call_id": "c1", "content": parts})).unwrap();
+        let note = |what: &str| format!("[{what} omitted: this model reads text]");
+        assert_eq!(read.content, format!("A cat.{}{}", note("image"), note("file")));
+    }
+
+    #[test]
+    fn calls_of_custom_tools_have_their_input_as_an_argument() {
+        let call = json!({"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}});
+        let read = message(json!({"role": "assistant", "tool_calls": [call]})).unwrap();
+        assert_eq!(read.tool_calls[0].function.arguments, json!({"input": "a\nb"}));
+        let error = message(json!({"role": "assistant", "tool_calls": [{"id": "c1"}]})).unwrap_err().body();
+        assert_eq!(error["error"]["param"], "messages[3].tool_calls[0].function");
     }
 }

@@ -1,6 +1,6 @@
 //! OpenAI's protocol: one file per endpoint, and the JSON that endpoints share.
 //!
-//! Another protocol is a folder beside this one, with its own JSON types and an
+//! Another protocol is a folder next to this one, with its own JSON types and an
 //! [`EventEncoder`](crate::sse::EventEncoder) for its streams. Reading bodies, starting requests, streaming and the
 //! mapping of errors are shared modules outside these folders.
 
@@ -8,6 +8,7 @@ pub(crate) mod answer;
 pub(crate) mod chat;
 pub(crate) mod chat_answer;
 pub(crate) mod completions;
+pub(crate) mod custom_tools;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
 mod logprobs;

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use narthex_gateway::request::{GenerateOptions, SpecialTokens, StopTokens};
 use narthex_spec::Speculation;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Unexpected},
+};
 
 use crate::{error::ApiError, text_or_list::TextOrList};
 
@@ -40,11 +43,27 @@ impl ChoiceOptions {
     }
 }
 
+/// Maximum number of tokens; `None` for -1, which clients of local servers send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
+#[schemars(transparent)]
+struct TokenLimit(#[schemars(with = "i64", range(min = -1))] Option<usize>);
+
+impl<'de> Deserialize<'de> for TokenLimit {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        match i64::deserialize(value)? {
+            -1 => Ok(Self(None)),
+            tokens => usize::try_from(tokens).map(|tokens| Self(Some(tokens))).map_err(|_| {
+                D::Error::invalid_value(Unexpected::Signed(tokens), &"-1 or a number of tokens")
+            }),
+        }
+    }
+}
+
 /// Parameters of the text in every protocol.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct Sampling {
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
+    max_tokens: Option<TokenLimit>,
+    max_completion_tokens: Option<TokenLimit>,
     #[serde(alias = "num_predict")]
     n_predict: Option<i64>,
     ignore_eos: Option<bool>,
@@ -122,10 +141,15 @@ impl Sampling {
         }
     }
 
+    /// Returns true if a maximum number of tokens was given, or -1.
+    pub(crate) fn has_limit(&self) -> bool {
+        self.max_completion_tokens.is_some() || self.max_tokens.is_some() || self.n_predict.is_some()
+    }
+
     /// Returns the maximum number of tokens. -1, which llama.cpp's clients send, means no limit.
     fn max_tokens(&self) -> Option<usize> {
-        let predicted = self.n_predict.and_then(|tokens| usize::try_from(tokens).ok());
-        self.max_completion_tokens.or(self.max_tokens).or(predicted)
+        let predicted = self.n_predict.map(|tokens| TokenLimit(usize::try_from(tokens).ok()));
+        self.max_completion_tokens.or(self.max_tokens).or(predicted).and_then(|limit| limit.0)
     }
 
     /// Returns the gateway's options for one choice. The gateway checks their ranges.
@@ -168,5 +192,26 @@ impl Sampling {
                 }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn minus_one_is_no_limit() {
+        let check = |fields: serde_json::Value, is_given: bool, expect: Option<usize>| {
+            let sampling: Sampling = serde_json::from_value(fields.clone()).unwrap();
+            assert_eq!((sampling.has_limit(), sampling.max_tokens()), (is_given, expect), "{fields}");
+        };
+        check(json!({}), false, None);
+        check(json!({"max_tokens": -1}), true, None);
+        check(json!({"max_tokens": 7, "max_completion_tokens": -1}), true, None);
+        check(json!({"max_tokens": 7, "n_predict": 3}), true, Some(7));
+        check(json!({"max_tokens": null, "n_predict": -2}), true, None);
+        assert!(serde_json::from_value::<Sampling>(json!({"max_tokens": -2})).is_err());
     }
 }

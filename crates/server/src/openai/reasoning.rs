@@ -15,6 +15,8 @@ pub(crate) struct ReasoningOptions {
     chat_template_kwargs: Option<Map<String, Value>>,
     /// `false`: the prompt ends with the last message, without the start of the answer.
     add_generation_prompt: Option<bool>,
+    /// `true`: the answer continues the last message, a text of the assistant.
+    continue_final_message: Option<bool>,
 }
 
 /// `reasoning_effort`.
@@ -60,6 +62,7 @@ impl ReasoningOptions {
         "reasoning_budget",
         "chat_template_kwargs",
         "add_generation_prompt",
+        ReasoningSettings::CONTINUE,
     ];
 
     /// Returns the names of the given parameters, which have no effect on a model that does not reason.
@@ -78,6 +81,7 @@ impl ReasoningOptions {
         let has_variables = self.chat_template_kwargs.as_ref().is_some_and(|variables| !variables.is_empty());
         names.extend(has_variables.then_some("chat_template_kwargs"));
         names.extend(self.add_generation_prompt.map(|_| "add_generation_prompt"));
+        names.extend(self.continue_final_message.map(|_| ReasoningSettings::CONTINUE));
         names
     }
 
@@ -113,6 +117,9 @@ impl ReasoningOptions {
         settings.variables.extend(variables);
         if let Some(adds) = self.add_generation_prompt {
             settings.variables.insert("add_generation_prompt".to_owned(), adds.into());
+        }
+        if let Some(continues) = self.continue_final_message {
+            settings.variables.insert(ReasoningSettings::CONTINUE.to_owned(), continues.into());
         }
         settings
     }

@@ -1,9 +1,44 @@
-//! `response_format`.
+//! `response_format`, and other grammars of an answer.
 
 use narthex_gateway::request::Grammar;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::{body, error::ApiError};
+
+/// Grammar of the answer's text, in OpenAI's API and in the APIs of other local servers.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub(crate) struct GrammarOptions {
+    #[serde(default, deserialize_with = "body::filled")]
+    response_format: Option<ResponseFormat>,
+    /// Lark grammar.
+    grammar: Option<String>,
+    /// Regular expression of the whole text.
+    regex: Option<String>,
+}
+
+impl GrammarOptions {
+    /// Names of the fields.
+    pub(crate) const FIELDS: &[&str] = &["response_format", "grammar", "regex"];
+
+    /// Returns the grammar; `None` for any text. `own` is that of the protocol's own parameter.
+    ///
+    /// # Errors
+    /// 400 for more than one grammar.
+    pub(crate) fn grammar(self, own: Option<Grammar>) -> Result<Option<Grammar>, ApiError> {
+        let format = self.response_format.and_then(ResponseFormat::into_grammar);
+        let (lark, regex) = (self.grammar.map(Grammar::Lark), self.regex.map(Grammar::Regex));
+        let mut given = [own, format, lark, regex].into_iter().flatten();
+        match (given.next(), given.next()) {
+            (_, Some(_)) => {
+                let message = "expected one of response_format, grammar, regex and the protocol's own parameter, found more";
+                Err(ApiError::bad_request("response_format", message))
+            }
+            (grammar, None) => Ok(grammar),
+        }
+    }
+}
 
 /// Form of the answer's text.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use super::{options::Sampling, reasoning::ReasoningOptions};
+use super::{options::Sampling, reasoning::ReasoningOptions, response_format::GrammarOptions};
 use crate::{body, error::ApiError, hints, ignored::IgnoredParameters};
 
 /// Parameters that mean the same in every protocol. A protocol's own parameters take precedence.
@@ -13,6 +13,8 @@ pub(crate) struct SharedFields {
     pub(crate) sampling: Sampling,
     #[schemars(flatten)]
     pub(crate) reasoning: ReasoningOptions,
+    #[schemars(flatten)]
+    pub(crate) grammar: GrammarOptions,
 }
 
 /// Body of a request for an answer in a conversation.
@@ -32,10 +34,13 @@ impl<T: DeserializeOwned> ConversationBody<T> {
         fields: &[&[&str]],
         hints: &'static [&'static str],
     ) -> Result<Self, ApiError> {
-        let fields = [fields, &[Sampling::FIELDS, ReasoningOptions::FIELDS]].concat();
+        let fields = [fields, &[Sampling::FIELDS, ReasoningOptions::FIELDS, GrammarOptions::FIELDS]].concat();
         let (own, ignored) = hints::read_body(bytes, &fields, hints)?;
-        let shared =
-            SharedFields { sampling: body::read_fields(bytes)?, reasoning: body::read_fields(bytes)? };
+        let shared = SharedFields {
+            sampling: body::read_fields(bytes)?,
+            reasoning: body::read_fields(bytes)?,
+            grammar: body::read_fields(bytes)?,
+        };
         Ok(Self { own, shared, ignored })
     }
 }

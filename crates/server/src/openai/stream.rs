@@ -14,9 +14,11 @@ pub(crate) trait ChunkChoice: Serialize + JsonSchema + Send + Sized + 'static {
     /// Type of the chunk's object.
     const OBJECT: &'static str;
 
-    /// Returns the choices for an event, in order, each for a chunk of its own. `lengths` has the length of each
-    /// choice so far in characters, for endpoints that count it.
-    fn from_event(event: GenerationEvent, lengths: &mut [usize]) -> Vec<Self>;
+    /// State between the events of an answer.
+    type State: Send;
+
+    /// Returns the choices for an event, in order, each for a chunk of its own.
+    fn from_event(event: GenerationEvent, state: &mut Self::State) -> Vec<Self>;
 }
 
 /// Chunk of a streamed answer.
@@ -46,16 +48,22 @@ pub(crate) struct ChunkEncoder<C: ChunkChoice> {
     header: CompletionHeader,
     options: StreamOptions,
     device: String,
-    lengths: Vec<usize>,
+    state: C::State,
     /// Number of choices that have not ended.
     unfinished: usize,
     held: Option<Chunk<C>>,
 }
 
 impl<C: ChunkChoice> ChunkEncoder<C> {
-    /// Creates the encoder of an answer with `n` choices that this device computes.
-    pub(crate) fn new(header: CompletionHeader, options: StreamOptions, n: usize, device: String) -> Self {
-        Self { header, options, device, lengths: vec![0; n], unfinished: n, held: None }
+    /// Creates the encoder of an answer that `device` computes. `state` is that of its `n` choices.
+    pub(crate) fn new(
+        header: CompletionHeader,
+        options: StreamOptions,
+        n: usize,
+        state: C::State,
+        device: String,
+    ) -> Self {
+        Self { header, options, device, state, unfinished: n, held: None }
     }
 
     fn chunk(&self, choice: Option<C>) -> Chunk<C> {
@@ -80,7 +88,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
             return chunks;
         }
         let is_end = matches!(event, GenerationEvent::Finished { .. });
-        let choices = C::from_event(event, &mut self.lengths).into_iter();
+        let choices = C::from_event(event, &mut self.state).into_iter();
         let mut chunks: Vec<_> = choices.map(|choice| self.chunk(Some(choice))).collect();
         if is_end {
             self.unfinished = self.unfinished.saturating_sub(1);
@@ -122,8 +130,9 @@ mod tests {
 
     impl ChunkChoice for EndedChoice {
         const OBJECT: &'static str = "chunk";
+        type State = ();
 
-        fn from_event(event: GenerationEvent, _lengths: &mut [usize]) -> Vec<Self> {
+        fn from_event(event: GenerationEvent, (): &mut ()) -> Vec<Self> {
             match event {
                 GenerationEvent::Finished { choice, .. } => vec![Self(choice)],
                 _ => Vec::new(),
@@ -133,7 +142,7 @@ mod tests {
 
     fn encoder(include_usage: bool) -> ChunkEncoder<EndedChoice> {
         let header = CompletionHeader::new("chunk", "m".to_owned());
-        ChunkEncoder::new(header, StreamOptions { include_usage }, 2, "cpu".to_owned())
+        ChunkEncoder::new(header, StreamOptions { include_usage }, 2, (), "cpu".to_owned())
     }
 
     #[tokio::test]

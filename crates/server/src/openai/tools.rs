@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::custom_tools::CustomTool;
 use crate::{body, error::ApiError};
 
 /// Parameters of tools.
@@ -23,12 +24,40 @@ impl ToolOptions {
     /// Returns the gateway's settings.
     pub(crate) fn settings(self) -> Result<ToolSettings, ApiError> {
         let tools = self.tools.unwrap_or_default().into_iter().enumerate();
-        Ok(ToolSettings {
-            tools: tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?,
-            choice: self.tool_choice.map_or(ToolChoice::Auto, WireToolChoice::into_choice),
-            calls: call_limit(self.parallel_tool_calls),
-        })
+        let mut tools: Vec<Tool> =
+            tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+        let choice = match self.tool_choice {
+            None => ToolChoice::Auto,
+            Some(WireToolChoice::Mode(mode)) => mode.into(),
+            Some(WireToolChoice::Function { function: FunctionName { name } })
+            | Some(WireToolChoice::Custom { custom: FunctionName { name } }) => ToolChoice::Function(name),
+            Some(WireToolChoice::Allowed { allowed_tools }) => {
+                allow(&mut tools, &allowed_tools.tools, "tool_choice.allowed_tools.tools")?;
+                allowed_tools.mode.into()
+            }
+        };
+        Ok(ToolSettings { tools, choice, calls: call_limit(self.parallel_tool_calls) })
     }
+
+    /// Returns the names of custom tools.
+    pub(crate) fn custom_names(&self) -> Vec<String> {
+        let customs = self.tools.iter().flatten().filter(|tool| tool.r#type == CUSTOM);
+        customs.filter_map(|tool| Some(tool.custom.as_ref()?.name.clone())).collect()
+    }
+}
+
+/// Type of a custom tool.
+const CUSTOM: &str = "custom";
+
+/// Keeps only these tools. Tools without a name, which run on OpenAI's servers, are not among them.
+pub(crate) fn allow(tools: &mut Vec<Tool>, allowed: &[NamedTool], path: &str) -> Result<(), ApiError> {
+    let names: Vec<&str> = allowed.iter().filter_map(NamedTool::name).collect();
+    if let Some(unknown) = names.iter().find(|name| tools.iter().all(|tool| tool.name != **name)) {
+        let message = format!("{path}: expected the names of tools, found {unknown:?}");
+        return Err(ApiError::bad_request(path, message));
+    }
+    tools.retain(|tool| names.contains(&tool.name.as_str()));
+    Ok(())
 }
 
 /// Returns the limit of `parallel_tool_calls`.
@@ -41,6 +70,7 @@ pub(crate) fn call_limit(parallel: Option<bool>) -> CallLimit {
 pub(crate) struct WireTool {
     r#type: String,
     function: Option<WireFunction>,
+    custom: Option<CustomTool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -53,7 +83,7 @@ struct WireFunction {
 
 /// `tool_choice`.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
+#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\", a function or allowed_tools")]
 enum WireToolChoice {
     /// A mode.
     Mode(ChoiceMode),
@@ -62,6 +92,38 @@ enum WireToolChoice {
         /// The function.
         function: FunctionName,
     },
+    /// One custom tool.
+    Custom {
+        /// The tool.
+        custom: FunctionName,
+    },
+    /// Some of the tools.
+    Allowed {
+        /// The tools.
+        allowed_tools: AllowedTools,
+    },
+}
+
+/// Tools that may be called, and whether one must be.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct AllowedTools {
+    mode: ChoiceMode,
+    tools: Vec<NamedTool>,
+}
+
+/// A tool in a list of allowed ones. The responses API has its name here, the chat API in an object.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct NamedTool {
+    name: Option<String>,
+    function: Option<FunctionName>,
+    custom: Option<FunctionName>,
+}
+
+impl NamedTool {
+    fn name(&self) -> Option<&str> {
+        let inside = self.function.as_ref().or(self.custom.as_ref()).map(|tool| &tool.name);
+        self.name.as_ref().or(inside).map(String::as_str)
+    }
 }
 
 /// A mode of `tool_choice`.
@@ -70,10 +132,12 @@ enum WireToolChoice {
 pub(crate) enum ChoiceMode {
     None,
     Auto,
+    /// `any` in Mistral's API.
+    #[serde(alias = "any")]
     Required,
 }
 
-/// Name of a function in `tool_choice`.
+/// Name of a function or of a custom tool in `tool_choice`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct FunctionName {
     name: String,
@@ -83,9 +147,12 @@ impl WireTool {
     /// Converts the tool for the gateway. `index` is its index for errors.
     pub(crate) fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
         let path = format!("tools[{index}]");
+        if let Some(custom) = self.custom.filter(|_| self.r#type == CUSTOM) {
+            return custom.into_tool(&format!("{path}.custom"));
+        }
         let Some(function) = self.function.filter(|_| self.r#type == "function") else {
             let message = format!(
-                "{path}: expected a tool of type \"function\" with a function, found the type {:?}",
+                "{path}: expected a tool of type \"function\" or \"custom\" with its object, found the type {:?}",
                 self.r#type
             );
             return Err(ApiError::unsupported_as(&path, message));
@@ -100,6 +167,7 @@ impl WireTool {
             } else {
                 Strictness::BestEffort
             },
+            text: None,
         })
     }
 }
@@ -107,16 +175,6 @@ impl WireTool {
 /// Returns the schema of a function without parameters.
 pub(crate) fn no_parameters() -> Value {
     json!({"type": "object", "properties": {}, "additionalProperties": false})
-}
-
-impl WireToolChoice {
-    /// Returns the gateway's choice.
-    fn into_choice(self) -> ToolChoice {
-        match self {
-            Self::Mode(mode) => mode.into(),
-            Self::Function { function } => ToolChoice::Function(function.name),
-        }
-    }
 }
 
 impl From<ChoiceMode> for ToolChoice {

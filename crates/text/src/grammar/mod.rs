@@ -6,6 +6,8 @@
 //! it and the work of each step are bounded.
 
 mod exponent;
+mod lark_tokens;
+mod pattern;
 mod refusal;
 mod vocabulary;
 
@@ -22,12 +24,13 @@ use narthex_spec::TokenId;
 use serde_json::{Value, json};
 
 use crate::{
-    barrier::contain,
+    catch_panic::contain,
     compile_thread::{self, ThreadStartError},
     tokenizer::Tokenizer,
 };
 
 use exponent::{ExponentLimit, ExponentTokens};
+pub(crate) use pattern::{text_expression, whole_expression};
 use refusal::{cleaned, refusal};
 
 /// Maximum bytes of a grammar or of a schema's JSON.

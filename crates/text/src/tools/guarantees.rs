@@ -241,6 +241,36 @@ fn answers_are_calls_or_the_content_of_a_grammar() {
 }
 
 #[test]
+fn a_text_inside_of_a_call_follows_its_grammar() {
+    let source = "start: \"*** \" NAME LF (\"+\" /(.*)/ LF)+ \"*** End\"\nNAME: /.+/\n%import common.LF";
+    let pattern = Grammar::Lark(source.to_owned()).pattern().unwrap();
+    let schema = json!({
+        "type": "object",
+        "properties": {"input": {"type": "string", "pattern": pattern}},
+        "required": ["input"],
+        "additionalProperties": false,
+    });
+    let functions = [Callable { name: "get-weather", parameters: &schema }];
+    for format in DETECTION_ORDER {
+        let tokenizer = tokenizer(&[&["<|end|>"], markers_of_lists(format)].concat());
+        let grammar =
+            call_grammar(&tokenizer, format, &functions, CallLimit::Any, ContentRule::Nothing).unwrap();
+        let matcher = matcher(&tokenizer, &grammar);
+        let check = |input: &str, expect: bool| {
+            let one = call("get-weather", json!({"input": input}));
+            let text = write_calls(format, std::slice::from_ref(&one));
+            assert_eq!(follows(&tokenizer, &matcher, &text), expect, "{format:?}: {text} {grammar:?}");
+            if expect {
+                assert_eq!(parsed(format, &schema, &text), (vec![one], false));
+            }
+        };
+        check("*** a \"b\" \\ é\n+x\ty = '1'\n+\n*** End", true);
+        check("*** a\n+x\n", false);
+        check("*** a\nx\n*** End", false);
+    }
+}
+
+#[test]
 fn arguments_that_cannot_be_named_are_a_dictionary() {
     let tokenizer = tokenizer(&["<|end|>"]);
     let schema = json!({

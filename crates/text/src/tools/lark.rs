@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::CallLimit;
+pub(super) use crate::grammar::text_expression as regex;
 use crate::tokenizer::Tokenizer;
 
 /// A function that a model may call.
@@ -92,18 +93,6 @@ pub(super) fn one_of(name: &str, count: usize) -> String {
 /// Returns a text as a string literal of a Lark grammar; the escapes are those of JSON.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
-}
-
-/// Returns a regular expression that matches a text, for use between slashes.
-pub(super) fn regex(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len() * 2);
-    for char in text.chars() {
-        if r"\.+*?()|[]{}^$#&~/".contains(char) {
-            escaped.push('\\');
-        }
-        escaped.push(char);
-    }
-    escaped
 }
 
 /// Returns a regular expression that matches the functions' names.

@@ -19,7 +19,9 @@ pub use encoder::{
 
 pub use reasoning::{ReasoningSettings, Thinking};
 
-pub use tools::{CallLimit, Strictness, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings};
+pub use tools::{
+    CallLimit, Strictness, TextArgument, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
+};
 
 /// Request for an answer in a conversation.
 ///

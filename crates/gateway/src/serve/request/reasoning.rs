@@ -11,7 +11,8 @@ pub struct ReasoningSettings {
     /// Maximum number of tokens of reasoning; `None` for no limit. At the limit, the answer begins.
     pub budget: Option<usize>,
     /// Further variables of the chat template. With `add_generation_prompt: false`, the prompt ends with the last
-    /// message, without the start of the answer.
+    /// message, without the start of the answer. With `continue_final_message: true`, the answer continues the last
+    /// message, a text of the assistant.
     pub variables: Map<String, Value>,
 }
 
@@ -28,6 +29,9 @@ pub enum Thinking {
 }
 
 impl ReasoningSettings {
+    /// Variable of an answer that continues the last message. Templates do not receive it.
+    pub const CONTINUE: &str = "continue_final_message";
+
     /// Returns the variables of the chat template. Templates use one of two names for the reasoning switch.
     pub(crate) fn template_variables(&self) -> Map<String, Value> {
         let mut variables = self.variables.clone();

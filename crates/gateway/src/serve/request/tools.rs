@@ -1,5 +1,6 @@
 //! Tools that a model may call, and the calls in its answer.
 
+use narthex_text::grammar::Grammar;
 pub use narthex_text::tools::CallLimit;
 use serde_json::Value;
 
@@ -14,6 +15,7 @@ use serde_json::Value;
 ///     description: Some("Weather of a city".to_owned()),
 ///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}),
 ///     strictness: Strictness::Strict,
+///     text: None,
 /// };
 /// let settings = ToolSettings { tools: vec![tool], ..ToolSettings::default() };
 /// assert_eq!(settings.choice, ToolChoice::Auto);
@@ -39,6 +41,17 @@ pub struct Tool {
     pub parameters: Value,
     /// Guarantee for the arguments.
     pub strictness: Strictness,
+    /// Form of an argument that is a text; `None` if the schema describes all arguments.
+    pub text: Option<TextArgument>,
+}
+
+/// An argument whose text follows a grammar that the model does not see.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextArgument {
+    /// Name of a property of the schema.
+    pub name: String,
+    /// Grammar of its text: one in Lark without recursion, or a regular expression.
+    pub grammar: Grammar,
 }
 
 impl Tool {

@@ -1,11 +1,14 @@
 //! Grammars of answers with tools.
 
+use std::borrow::Cow;
+
 use narthex_spec::ToolFormat;
 use narthex_text::{
     grammar::{Grammar, GrammarError},
     tokenizer::Tokenizer,
     tools::{Callable, ContentRule, call_grammar},
 };
+use serde_json::Value;
 
 use crate::serve::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
 
@@ -32,11 +35,28 @@ pub(in crate::serve) fn answer_grammar(
         (ToolChoice::Function(_), _) => (ContentRule::Nothing, CallLimit::One),
         (ToolChoice::Required | ToolChoice::None, _) => (ContentRule::Nothing, settings.calls),
     };
+    let schemas: Vec<Cow<'_, Value>> =
+        callable.iter().map(|tool| enforced_schema(tool)).collect::<Result<_, _>>()?;
     let callable: Vec<Callable<'_>> = callable
-        .into_iter()
-        .map(|tool| Callable { name: &tool.name, parameters: &tool.parameters })
+        .iter()
+        .zip(&schemas)
+        .map(|(tool, schema)| Callable { name: &tool.name, parameters: schema })
         .collect();
     call_grammar(tokenizer, format, &callable, limit, beside).map(Some)
+}
+
+/// Returns the schema that the arguments of guaranteed calls follow: that of the tool, with the grammar of its text.
+///
+/// # Errors
+/// The grammar of the text has no regular expression.
+pub(in crate::serve) fn enforced_schema(tool: &Tool) -> Result<Cow<'_, Value>, GrammarError> {
+    let Some(text) = &tool.text else { return Ok(Cow::Borrowed(&tool.parameters)) };
+    let mut schema = tool.parameters.clone();
+    let property = schema.get_mut("properties").and_then(|properties| properties.get_mut(&text.name));
+    if let Some(fields) = property.and_then(Value::as_object_mut) {
+        fields.insert("pattern".to_owned(), text.grammar.pattern()?.into());
+    }
+    Ok(Cow::Owned(schema))
 }
 
 /// Returns true if the settings require calls, or require them to be valid.
@@ -54,6 +74,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::serve::request::TextArgument;
 
     #[test]
     fn only_calls_that_must_be_valid_restrict_the_answer() {
@@ -67,7 +88,7 @@ mod tests {
         let object = Grammar::json_object();
         let check = |choice, strictness, content: Option<&Grammar>, expect: &str| {
             let parameters = json!({"type": "object"});
-            let tool = Tool { name: "f".to_owned(), description: None, parameters, strictness };
+            let tool = Tool { name: "f".to_owned(), description: None, parameters, strictness, text: None };
             let settings = ToolSettings { tools: vec![tool], choice, calls: CallLimit::Any };
             let found = answer_grammar(&settings, ToolFormat::Hermes, &tokenizer, content).unwrap();
             let start = match &found {
@@ -88,5 +109,19 @@ mod tests {
         }
         check(ToolChoice::Required, BestEffort, None, "start: calls");
         check(ToolChoice::Function("f".to_owned()), BestEffort, Some(&object), "start: calls");
+    }
+    #[test]
+    fn the_grammar_of_a_text_is_part_of_its_schema() {
+        let text = |grammar| Some(TextArgument { name: "input".to_owned(), grammar });
+        let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}});
+        let tool = |text| {
+            let (name, parameters) = ("f".to_owned(), parameters.clone());
+            Tool { name, description: None, parameters, strictness: Strictness::Strict, text }
+        };
+        assert_eq!(*enforced_schema(&tool(None)).unwrap(), parameters);
+        let lark = tool(text(Grammar::Lark("start: \"a\"+".to_owned())));
+        let schema = enforced_schema(&lark).unwrap();
+        assert_eq!(schema["properties"]["input"], json!({"type": "string", "pattern": "^(?:(?:(?:a)+))$"}));
+        assert!(enforced_schema(&tool(text(Grammar::Lark("start: start".to_owned())))).is_err());
     }
 }

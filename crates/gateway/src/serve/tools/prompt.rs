@@ -115,6 +115,7 @@ mod tests {
             description: Some("Weather".to_owned()),
             parameters: json!({"type": "object"}),
             strictness: Strictness::BestEffort,
+            text: None,
         };
         ToolSettings { tools: vec![tool], choice, ..ToolSettings::default() }
     }

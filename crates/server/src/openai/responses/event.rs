@@ -2,9 +2,11 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
-use super::object::{OutputItem, OutputPart, ReasoningPart, ResponseObject};
+use super::{
+    super::logprobs::ChatToken,
+    object::{OutputItem, OutputPart, ReasoningPart, ResponseObject},
+};
 
 /// Event with its number in the stream.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -52,7 +54,7 @@ pub(crate) enum ResponseEvent {
         #[serde(flatten)]
         place: PartPosition,
         delta: String,
-        logprobs: Vec<Value>,
+        logprobs: Vec<ChatToken>,
     },
     /// Whole text.
     #[serde(rename = "response.output_text.done")]
@@ -60,7 +62,7 @@ pub(crate) enum ResponseEvent {
         #[serde(flatten)]
         place: PartPosition,
         text: String,
-        logprobs: Vec<Value>,
+        logprobs: Vec<ChatToken>,
     },
     /// More of the reasoning.
     #[serde(rename = "response.reasoning_text.delta")]

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{error::ApiError, outline::json_or_text};
 
@@ -115,31 +115,10 @@ pub(super) fn arguments_value(arguments: String) -> Value {
     json_or_text(arguments)
 }
 
-/// Returns the schema of a custom tool's arguments. A custom tool takes a text, which the model writes as the argument
-/// `input`.
-pub(super) fn custom_parameters() -> Value {
-    json!({
-        "type": "object",
-        "properties": {"input": {"type": "string"}},
-        "required": ["input"],
-        "additionalProperties": false,
-    })
-}
-
-/// Returns the arguments of a custom tool's call with this input.
-pub(super) fn custom_arguments(input: &str) -> Value {
-    json!({"input": input})
-}
-
-/// Returns the input of a custom tool's call; if the arguments were cut off, their text.
-pub(super) fn custom_input(arguments: &str) -> String {
-    let value: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = value.as_ref().and_then(|value| value["input"].as_str());
-    input.unwrap_or(arguments).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn call(id: &str) -> HistoryItem {
@@ -200,13 +179,5 @@ mod tests {
             assert_eq!(error["error"]["param"], "input[1].id", "{error}");
             assert!(error["error"]["message"].as_str().unwrap().contains("store: true"), "{error}");
         }
-    }
-
-    #[test]
-    fn inputs_of_custom_tools_survive() {
-        for input in ["", "*** Begin Patch\n\"a\"", "{\"input\": 1}"] {
-            assert_eq!(custom_input(&custom_arguments(input).to_string()), input);
-        }
-        assert_eq!(custom_input("{\"input\": \"cut"), "{\"input\": \"cut");
     }
 }

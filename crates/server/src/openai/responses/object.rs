@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::new_id,
-    history::{HistoryItem, arguments_value, custom_arguments, custom_input, to_messages, within},
+    super::{custom_tools, logprobs::ChatToken, new_id},
+    history::{HistoryItem, arguments_value, to_messages, within},
 };
 use crate::{
     outline::values_in,
@@ -142,7 +142,7 @@ impl ResponseSettings {
     pub(super) fn call(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
         let WholeToolCall { id: call_id, name, arguments } = call.clone();
         if self.is_custom(&name) {
-            let input = custom_input(&arguments);
+            let input = custom_tools::input(&arguments);
             return OutputItem::CustomToolCall { id: id.to_owned(), call_id, name, input, status };
         }
         let tools = self.tools.iter().flatten().filter(|tool| tool["type"] == "namespace");
@@ -197,7 +197,7 @@ pub(crate) enum OutputItem {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum OutputPart {
     /// Text.
-    OutputText { text: String, annotations: Vec<Value>, logprobs: Vec<Value> },
+    OutputText { text: String, annotations: Vec<Value>, logprobs: Vec<ChatToken> },
 }
 
 /// Part of an item of reasoning.
@@ -216,9 +216,9 @@ impl ReasoningPart {
 }
 
 impl OutputPart {
-    /// Creates a part with a text.
-    pub(super) fn text(text: &str) -> Self {
-        Self::OutputText { text: text.to_owned(), annotations: Vec::new(), logprobs: Vec::new() }
+    /// Creates a part with a text and the log-probabilities of its tokens, if they were requested.
+    pub(super) fn text(text: &str, logprobs: Vec<ChatToken>) -> Self {
+        Self::OutputText { text: text.to_owned(), annotations: Vec::new(), logprobs }
     }
 }
 
@@ -259,7 +259,7 @@ impl OutputItem {
                 HistoryItem::call(Some(call_id.clone()), name, arguments_value(arguments.clone()))
             }
             Self::CustomToolCall { call_id, name, input, .. } => {
-                HistoryItem::call(Some(call_id.clone()), name.clone(), custom_arguments(input))
+                HistoryItem::call(Some(call_id.clone()), name.clone(), custom_tools::arguments(input))
             }
         }
     }
@@ -270,7 +270,9 @@ pub(super) fn output_items(choice: &Choice, settings: &ResponseSettings) -> Vec<
     let has_text = !choice.text.is_empty() || choice.calls.is_empty();
     let status = |is_whole| if is_whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
     let of_text = status(!choice.is_cut() || choice.ends_with_call());
-    let message = || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text)], of_text);
+    let logprobs = || ChatToken::list(choice.tokens.clone());
+    let message =
+        || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text, logprobs())], of_text);
     let calls =
         choice.calls.iter().map(|call| settings.call(&new_id("fc"), call, status(call.is_complete())));
     let parts = vec![ReasoningPart::text(&choice.reasoning)];

@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use super::{
     super::{
+        custom_tools::{self, CustomFormat, CustomTool},
         messages::{Content, Part},
         reasoning::Effort,
         shared_fields::SharedFields,
-        tools::{ChoiceMode, call_limit, no_parameters},
+        tools::{ChoiceMode, NamedTool, allow, call_limit, no_parameters},
     },
-    history::{HistoryItem, InputItem, arguments_value, custom_arguments, custom_parameters, within},
+    history::{HistoryItem, InputItem, arguments_value, within},
 };
 use crate::{
     body,
@@ -37,6 +38,8 @@ pub(super) const FIELDS: &[&str] = &[
     "store",
     "previous_response_id",
     "reasoning",
+    "include",
+    "top_logprobs",
 ];
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -53,6 +56,10 @@ pub(crate) struct ResponsesBody {
     parallel_tool_calls: Option<bool>,
     text: Option<TextSettings>,
     reasoning: Option<ReasoningEffort>,
+    /// More of the answer. Only log-probabilities can be included.
+    include: Option<Vec<String>>,
+    #[schemars(range(max = 20))]
+    top_logprobs: Option<usize>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -106,15 +113,17 @@ struct ResponseTool {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
+#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\", a function or allowed_tools")]
 enum ResponseChoice {
     Mode(ChoiceMode),
-    Function { name: String },
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-struct CustomFormat {
-    r#type: String,
+    Function {
+        name: String,
+    },
+    /// Some of the tools.
+    Allowed {
+        mode: ChoiceMode,
+        tools: Vec<NamedTool>,
+    },
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -164,7 +173,8 @@ impl Item {
             }
             "custom_tool_call" => {
                 let name = self.name.ok_or_else(|| missing("name"))?;
-                HistoryItem::call(self.call_id, name, custom_arguments(&self.input.unwrap_or_default()))
+                let input = self.input.unwrap_or_default();
+                HistoryItem::call(self.call_id, name, custom_tools::arguments(&input))
             }
             "local_shell_call" => {
                 let (id, action) = (self.call_id.or(self.id), self.action.unwrap_or_default());
@@ -195,6 +205,9 @@ impl Item {
 /// Type of items for searches on OpenAI's servers. Their results are not part of the conversation, so that the items do
 /// not change the prompt.
 const HOSTED_CALL: &str = "web_search_call";
+
+/// Value of `include` for the log-probabilities of the text.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Name of Codex's shell, whose calls are items of a type of their own.
 const LOCAL_SHELL: &str = "local_shell";
@@ -232,23 +245,13 @@ impl ResponseTool {
         Ok(())
     }
 
-    /// Returns a custom tool, whose input is a text, as a function. Its calls are strict, so that they have the input.
+    /// Returns a custom tool, whose input is a text, as a function.
     fn into_custom_tool(self, path: String) -> Result<Tool, ApiError> {
         let Some(name) = self.name else {
             let path = format!("{path}.name");
             return Err(ApiError::bad_request(path.clone(), format!("{path} is required")));
         };
-        // A grammar would have to hold inside of a JSON string.
-        if let Some(format) = self.format.filter(|format| format.r#type != "text") {
-            let path = format!("{path}.format");
-            let message = format!(
-                "{path}: expected the custom tool {name:?} with inputs of type \"text\", found {:?}",
-                format.r#type
-            );
-            return Err(ApiError::unsupported_as(&path, message));
-        }
-        let (description, parameters) = (self.description, custom_parameters());
-        Ok(Tool { name, description, parameters, strictness: Strictness::Strict })
+        CustomTool { name, description: self.description, format: self.format }.into_tool(&path)
     }
 
     fn into_tool(self, path: String) -> Result<Tool, ApiError> {
@@ -262,8 +265,19 @@ impl ResponseTool {
             description: self.description,
             parameters: self.parameters.filter(|schema| !schema.is_null()).unwrap_or_else(no_parameters),
             strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
+            text: None,
         })
     }
+}
+
+/// Returns the number of alternatives with log-probabilities; `None` for no log-probabilities. Adds other values of
+/// `include` to `ignored`.
+fn logprobs(include: Vec<String>, top: Option<usize>, ignored: &mut IgnoredParameters) -> Option<usize> {
+    if include.iter().any(|name| name != LOGPROBS) {
+        ignored.push("include");
+    }
+    let top = top.filter(|top| *top > 0);
+    if include.iter().any(|name| name == LOGPROBS) { Some(top.unwrap_or(0)) } else { top }
 }
 
 impl ResponsesBody {
@@ -299,6 +313,10 @@ impl ResponsesBody {
             None => ToolChoice::Auto,
             Some(ResponseChoice::Mode(mode)) => mode.into(),
             Some(ResponseChoice::Function { name }) => ToolChoice::Function(name),
+            Some(ResponseChoice::Allowed { mode, tools: allowed }) => {
+                allow(&mut tools, &allowed, "tool_choice.tools")?;
+                mode.into()
+            }
         };
         let calls = call_limit(self.parallel_tool_calls);
         if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
@@ -307,14 +325,16 @@ impl ResponsesBody {
         if self.reasoning.as_ref().is_some_and(|reasoning| reasoning.summary.is_some()) {
             ignored.push("reasoning.summary");
         }
-        let grammar = match self.text.and_then(|text| text.format) {
+        let format = match self.text.and_then(|text| text.format) {
             None | Some(TextFormat::Text) => None,
             Some(TextFormat::JsonObject) => Some(Grammar::json_object()),
             Some(TextFormat::JsonSchema { schema }) => Some(Grammar::JsonSchema(schema)),
         };
+        let logprobs = logprobs(self.include.unwrap_or_default(), self.top_logprobs, ignored);
+        let grammar = shared.grammar.grammar(format)?;
         let options = shared.sampling.options()?;
         let max_tokens = self.max_output_tokens.or(options.max_tokens);
-        let options = GenerateOptions { max_tokens, grammar, ..options };
+        let options = GenerateOptions { max_tokens, grammar, logprobs, ..options };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
         let effort = self.reasoning.and_then(|reasoning| reasoning.effort);
         let given = effort.map(|_| "reasoning.effort");
@@ -396,7 +416,7 @@ mod tests {
         let choice = json!({"type": "custom", "name": "patch"});
         let read = request(json!({"tools": [tool], "tool_choice": choice})).ok().unwrap();
         let found = &read.tools.tools[0];
-        assert_eq!((found.name.as_str(), &found.parameters), ("patch", &custom_parameters()));
+        assert_eq!((found.name.as_str(), &found.parameters["required"]), ("patch", &json!(["input"])));
         assert_eq!(read.tools.choice, ToolChoice::Function("patch".to_owned()));
         let messages = history(json!([
             {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
@@ -404,11 +424,44 @@ mod tests {
         ]));
         assert_eq!(messages[0].tool_calls[0].function.arguments, json!({"input": "a\nb"}));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("c1"));
-        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: WORD"});
+        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""});
         let tool = json!({"type": "custom", "name": "patch", "format": format});
-        let error = request(json!({"tools": [tool]})).err().unwrap().body();
-        assert_eq!(error["error"]["param"], "tools[0].format", "{error}");
-        assert!(error["error"]["message"].as_str().unwrap().contains("patch"), "{error}");
+        let read = request(json!({"tools": [tool]})).ok().unwrap();
+        let text = read.tools.tools[0].text.as_ref().unwrap();
+        assert_eq!((text.name.as_str(), &text.grammar), ("input", &Grammar::Lark("start: \"a\"".to_owned())));
+    }
+
+    #[test]
+    fn log_probabilities_are_included_on_request() {
+        let check = |fields: Value, logprobs: Option<usize>, names: &[&str]| {
+            let mut body = json!({"model": "m", "input": "Hi"});
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let mut ignored = IgnoredParameters::default();
+            let body: ResponsesBody = serde_json::from_value(body).unwrap();
+            let read = body.into_request(SharedFields::default(), &mut ignored).ok().unwrap();
+            assert_eq!((read.options.logprobs, ignored.names()), (logprobs, names), "{fields}");
+        };
+        check(json!({"top_logprobs": 0, "include": []}), None, &[]);
+        check(json!({"include": ["reasoning.encrypted_content"]}), None, &["include"]);
+        check(json!({"include": [LOGPROBS]}), Some(0), &[]);
+        check(json!({"include": [LOGPROBS, "x"], "top_logprobs": 3}), Some(3), &["include"]);
+        check(json!({"top_logprobs": 3}), Some(3), &[]);
+    }
+
+    #[test]
+    fn allowed_tools_are_the_only_ones() {
+        let tool = |name: &str| json!({"type": "function", "name": name});
+        let choice = |names: &[&str]| {
+            let allowed: Vec<Value> = names.iter().map(|name| tool(name)).collect();
+            json!({"type": "allowed_tools", "mode": "required", "tools": allowed})
+        };
+        let read =
+            |names: &[&str]| request(json!({"tools": [tool("a"), tool("b")], "tool_choice": choice(names)}));
+        let tools = read(&["b"]).ok().unwrap().tools;
+        assert_eq!((tools.tools.len(), tools.tools[0].name.as_str()), (1, "b"));
+        assert_eq!(tools.choice, ToolChoice::Required);
+        let error = read(&["b", "c"]).err().unwrap().body();
+        assert_eq!(error["error"]["param"], "tool_choice.tools", "{error}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Streamed responses.
 
 use axum::response::sse::Event;
-use narthex_gateway::request::{FinishReason, GenerationEvent, ToolCallDelta};
+use narthex_gateway::request::{FinishReason, GenerationEvent, TokenInfo, ToolCallDelta};
 use serde_json::json;
 
 use super::{
+    super::logprobs::ChatToken,
     ResponseForm,
     event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent},
     new_id,
@@ -39,7 +40,7 @@ struct OpenItem {
 
 enum OpenKind {
     Reasoning(String),
-    Message(String),
+    Message { text: String, logprobs: Vec<ChatToken> },
     Call(WholeToolCall),
 }
 
@@ -70,8 +71,10 @@ impl ResponseEvents {
         match event {
             GenerationEvent::Started { .. } if self.is_started => Vec::new(),
             GenerationEvent::Started { .. } => self.progress(),
-            GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
-            GenerationEvent::Text { text, .. } => self.text(text),
+            // A part may have only the log-probabilities of reasoning or of a call.
+            GenerationEvent::Text { text, .. } if text.is_empty() && !self.is_in_message() => Vec::new(),
+            GenerationEvent::Text { text, tokens, .. } if text.is_empty() && tokens.is_empty() => Vec::new(),
+            GenerationEvent::Text { text, tokens, .. } => self.text(text, tokens),
             GenerationEvent::Reasoning { text, .. } => self.reasoning(text),
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
@@ -116,19 +119,26 @@ impl ResponseEvents {
         events.into_iter().map(&mut encode).collect()
     }
 
-    fn text(&mut self, delta: String) -> Vec<ResponseEvent> {
+    fn is_in_message(&self) -> bool {
+        matches!(&self.open, Some(OpenItem { kind: OpenKind::Message { .. }, .. }))
+    }
+
+    fn text(&mut self, delta: String, tokens: Vec<TokenInfo>) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
-        if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Message(_), .. })) {
+        if !self.is_in_message() {
             events.extend(self.close(false));
             let id = new_id("msg");
             let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
-            events.extend(self.added(item, ContentPart::Text(OutputPart::text(""))));
-            self.open = Some(OpenItem { id, kind: OpenKind::Message(String::new()) });
+            events.extend(self.added(item, ContentPart::Text(OutputPart::text("", Vec::new()))));
+            let kind = OpenKind::Message { text: String::new(), logprobs: Vec::new() };
+            self.open = Some(OpenItem { id, kind });
         }
-        if let Some(OpenItem { id, kind: OpenKind::Message(text) }) = &mut self.open {
+        if let Some(OpenItem { id, kind: OpenKind::Message { text, logprobs: all } }) = &mut self.open {
             text.push_str(&delta);
+            let logprobs = ChatToken::list(tokens);
+            all.extend(logprobs.iter().cloned());
             let place = PartPosition::new(id, self.items);
-            events.push(ResponseEvent::TextDelta { place, delta, logprobs: Vec::new() });
+            events.push(ResponseEvent::TextDelta { place, delta, logprobs });
         }
         events
     }
@@ -194,11 +204,11 @@ impl ResponseEvents {
                 let done = ResponseEvent::ReasoningDone { place: place.clone(), text };
                 (vec![done, ResponseEvent::PartDone { place, part: ContentPart::Reasoning(part) }], item)
             }
-            OpenKind::Message(text) => {
-                let part = OutputPart::text(&text);
+            OpenKind::Message { text, logprobs } => {
+                let part = OutputPart::text(&text, logprobs.clone());
                 let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
                 let item = OutputItem::message(&id, vec![part.clone()], status);
-                let done = ResponseEvent::TextDone { place: place.clone(), text, logprobs: Vec::new() };
+                let done = ResponseEvent::TextDone { place: place.clone(), text, logprobs };
                 (vec![done, ResponseEvent::PartDone { place, part: ContentPart::Text(part) }], item)
             }
             OpenKind::Call(call) => {

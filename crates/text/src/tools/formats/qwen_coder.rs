@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::FormatDefinition;
 use crate::{
-    grammar::{GrammarError, json_rule},
+    grammar::{GrammarError, json_rule, whole_expression},
     template::FunctionCall,
     tools::{
         CallSyntax, MAX_CALL, TextEnd, ToolEvent,
@@ -123,11 +123,28 @@ fn value_rule(rule: &str, schema: &Value) -> Result<String, ValueError> {
             let texts: Vec<String> = texts.map(|text| quoted(&format!("{text}{END_PARAMETER}"))).collect();
             Ok(format!("{rule}_value: {}\n", texts.join(" | ")))
         }
-        _ => match keywords.find(|key| !FREE.contains(&key.as_str()) && !is_union(schema, key)) {
-            Some(keyword) => Err(ValueError::Keyword(keyword.clone())),
-            None => Ok(format!("{rule}_value: text_value\n")),
-        },
+        _ => {
+            let pattern = schema["pattern"].as_str().filter(|_| kinds == ValueKinds::Strings);
+            let pattern = pattern.and_then(whole_expression);
+            let is_known = |key: &str| {
+                FREE.contains(&key) || is_union(schema, key) || (key == "pattern" && pattern.is_some())
+            };
+            match (keywords.find(|key| !is_known(key)), &pattern) {
+                (Some(keyword), _) => Err(ValueError::Keyword(keyword.clone())),
+                (None, None) => Ok(format!("{rule}_value: text_value\n")),
+                (None, Some(pattern)) => Ok(pattern_rule(rule, pattern)),
+            }
+        }
     }
+}
+
+/// Returns the rule of a value that matches a regular expression. The end of the tag is not part of the value.
+fn pattern_rule(rule: &str, pattern: &str) -> String {
+    let terminal = rule.to_uppercase();
+    format!(
+        "{rule}_value[lazy]: {terminal} \"\\n</parameter>\"\n\
+         {terminal}: /{pattern}/ & ~/(\\n|.)*\\n<\\/parameter>(\\n|.)*/\n"
+    )
 }
 
 /// Keywords that do not restrict a text.

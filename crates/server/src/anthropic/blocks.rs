@@ -1,0 +1,159 @@
+//! Content blocks of messages, and their texts.
+
+use narthex_gateway::request::Role;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    conversation::{omission_note, stable_text},
+    error::ApiError,
+    text_or_list::{ListElement, TextOrList},
+};
+
+/// A text or a list of content blocks.
+pub(super) type Blocks = TextOrList<Block>;
+
+impl ListElement for Block {
+    const EXPECTED: &'static str = "a string or a list of content blocks";
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Block {
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        #[serde(default)]
+        input: Value,
+    },
+    ToolResult {
+        tool_use_id: String,
+        content: Option<Blocks>,
+    },
+    Thinking {
+        thinking: String,
+    },
+    RedactedThinking {},
+    Image {},
+    Document {
+        #[serde(default)]
+        source: DocumentSource,
+        title: Option<String>,
+    },
+    SearchResult {
+        title: Option<String>,
+        source: Option<String>,
+        content: Blocks,
+    },
+    /// Name of a tool that a search of tools found.
+    ToolReference {
+        tool_name: String,
+    },
+    /// Call of a tool on Anthropic's servers.
+    ServerToolUse {},
+    WebSearchToolResult {},
+    WebFetchToolResult {},
+    CodeExecutionToolResult {},
+    BashCodeExecutionToolResult {},
+    TextEditorCodeExecutionToolResult {},
+    ToolSearchToolResult {},
+    #[serde(other)]
+    Unknown,
+}
+
+/// Source of a document.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum DocumentSource {
+    Text {
+        data: String,
+    },
+    Content {
+        content: Blocks,
+    },
+    /// A file that the model cannot read.
+    #[default]
+    #[serde(other)]
+    File,
+}
+
+impl DocumentSource {
+    /// Returns the text, if it is one.
+    fn into_text(self) -> Option<String> {
+        match self {
+            Self::Text { data } => Some(data),
+            Self::Content { content } => content.into_plain_text(),
+            Self::File => None,
+        }
+    }
+}
+
+impl Block {
+    /// Returns the text of a block; `None` if it has parts that the model cannot read.
+    pub(super) fn into_plain_text(self) -> Option<String> {
+        let titled = |head: [Option<String>; 2], text: String| {
+            let lines = head.into_iter().flatten().chain([text]);
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        match self {
+            Self::Text { text } => Some(text),
+            Self::Document { source, title } => Some(titled([title, None], source.into_text()?)),
+            Self::SearchResult { title, source, content } => {
+                Some(titled([title, source], content.into_plain_text()?))
+            }
+            Self::ToolReference { tool_name } => Some(tool_name),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the error of a block that the model cannot read.
+pub(super) fn not_text(path: &str) -> ApiError {
+    let message = format!(
+        "{path}: only text, tool_use and tool_result blocks are supported by this version of Narthex"
+    );
+    ApiError::unsupported_as(path, message)
+}
+
+impl Blocks {
+    /// Returns the text of a tool's result, with notes instead of images and documents. An agent that has read one sends
+    /// it with every later request.
+    pub(super) fn into_result_text(self, path: &str) -> Result<String, ApiError> {
+        let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
+        let note = |what: &str| Block::Text { text: omission_note(what) };
+        let noted = blocks.into_iter().map(|block| match block {
+            Block::Image {} => note("image"),
+            Block::Document { source: DocumentSource::File, .. } => note("document"),
+            other => other,
+        });
+        Self::List(noted.collect()).into_text(Role::Tool, path)
+    }
+
+    /// Returns the text of blocks; `None` if one of them has parts that the model cannot read.
+    fn into_plain_text(self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::List(blocks) => {
+                let texts: Option<Vec<_>> = blocks.into_iter().map(Block::into_plain_text).collect();
+                Some(texts?.join("\n"))
+            }
+        }
+    }
+
+    /// Returns the text of a message of this role, whose blocks are all text.
+    pub(super) fn into_text(self, role: Role, path: &str) -> Result<String, ApiError> {
+        let blocks = match self {
+            Self::Text(text) => return Ok(text),
+            Self::List(blocks) => blocks,
+        };
+        let texts = blocks.into_iter().filter_map(|block| match block {
+            Block::Text { text } => stable_text(role, text).map(Ok),
+            other => Some(other.into_plain_text().ok_or_else(|| not_text(path))),
+        });
+        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    }
+}

@@ -1,0 +1,145 @@
+//! Custom tools, whose input is a text: as functions for the gateway, and their calls.
+
+use narthex_gateway::request::{Grammar, Strictness, TextArgument, Tool};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// Argument that has the input.
+const INPUT: &str = "input";
+
+/// A custom tool.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct CustomTool {
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+    /// Form of the input; any text if it is absent.
+    pub(crate) format: Option<CustomFormat>,
+}
+
+/// Form of a custom tool's input.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum CustomFormat {
+    /// Any text.
+    Text,
+    /// A text of a grammar. The responses API has its fields here, the chat API in `grammar`.
+    Grammar { syntax: Option<GrammarSyntax>, definition: Option<String>, grammar: Option<GrammarSource> },
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct GrammarSource {
+    syntax: GrammarSyntax,
+    definition: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum GrammarSyntax {
+    Lark,
+    Regex,
+}
+
+impl CustomTool {
+    /// Returns the tool as a function. Its calls are strict, so that they have the input. `path` is its path for errors.
+    pub(crate) fn into_tool(self, path: &str) -> Result<Tool, ApiError> {
+        let source = self.format.map_or(Ok(None), |format| format.source(path))?;
+        let mut parameters = parameters();
+        if let Some(GrammarSource { syntax, definition }) = &source {
+            let kind = match syntax {
+                GrammarSyntax::Lark => "Lark grammar",
+                GrammarSyntax::Regex => "regular expression",
+            };
+            parameters["properties"][INPUT]["description"] =
+                format!("Text that follows this {kind}:\n{definition}").into();
+        }
+        let text = source.map(|source| {
+            let grammar = match source.syntax {
+                GrammarSyntax::Lark => Grammar::Lark(source.definition),
+                GrammarSyntax::Regex => Grammar::Regex(source.definition),
+            };
+            TextArgument { name: INPUT.to_owned(), grammar }
+        });
+        let (name, description, strictness) = (self.name, self.description, Strictness::Strict);
+        Ok(Tool { name, description, parameters, strictness, text })
+    }
+}
+
+impl CustomFormat {
+    /// Returns the grammar; `None` for any text.
+    fn source(self, path: &str) -> Result<Option<GrammarSource>, ApiError> {
+        let Self::Grammar { syntax, definition, grammar } = self else { return Ok(None) };
+        let flat = syntax.zip(definition).map(|(syntax, definition)| GrammarSource { syntax, definition });
+        flat.or(grammar).map(Some).ok_or_else(|| {
+            let path = format!("{path}.format");
+            ApiError::bad_request(
+                path.clone(),
+                format!("{path}: expected a grammar with syntax and definition"),
+            )
+        })
+    }
+}
+
+/// Returns the schema of a custom tool's arguments: the input, which the model writes as one argument.
+fn parameters() -> Value {
+    json!({
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": false,
+    })
+}
+
+/// Returns the arguments of a custom tool's call with this input.
+pub(crate) fn arguments(input: &str) -> Value {
+    json!({INPUT: input})
+}
+
+/// Returns the input of a custom tool's call; if the arguments were cut off, their text.
+pub(crate) fn input(arguments: &str) -> String {
+    let value: Option<Value> = serde_json::from_str(arguments).ok();
+    let input = value.as_ref().and_then(|value| value[INPUT].as_str());
+    input.unwrap_or(arguments).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(format: Value) -> Result<Tool, ApiError> {
+        let tool = json!({"name": "patch", "description": "Edits.", "format": format});
+        serde_json::from_value::<CustomTool>(tool).unwrap().into_tool("tools[0]")
+    }
+
+    #[test]
+    fn inputs_survive() {
+        for text in ["", "*** Begin Patch\n\"a\"", "{\"input\": 1}"] {
+            assert_eq!(input(&arguments(text).to_string()), text);
+        }
+        assert_eq!(input("{\"input\": \"cut"), "{\"input\": \"cut");
+    }
+
+    #[test]
+    fn grammars_have_the_form_of_both_apis() {
+        let source = |syntax: &str| json!({"syntax": syntax, "definition": "a"});
+        let mut of_responses = source("regex");
+        of_responses["type"] = json!("grammar");
+        for (format, expect) in [
+            (of_responses, Grammar::Regex("a".to_owned())),
+            (json!({"type": "grammar", "grammar": source("lark")}), Grammar::Lark("a".to_owned())),
+        ] {
+            let tool = tool(format).unwrap();
+            assert_eq!(tool.text.unwrap().grammar, expect);
+            let told = &tool.parameters["properties"]["input"]["description"];
+            assert!(told.as_str().unwrap().ends_with(":\na"), "{told}");
+        }
+        for format in [Value::Null, json!({"type": "text"})] {
+            let tool = tool(format).unwrap();
+            assert_eq!((tool.text, tool.parameters), (None, parameters()));
+        }
+        let refused = tool(json!({"type": "grammar", "syntax": "lark"})).unwrap_err().body();
+        assert_eq!(refused["error"]["param"], "tools[0].format", "{refused}");
+    }
+}
