@@ -13,7 +13,7 @@ mod runtime;
 mod service;
 mod tools;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
@@ -224,7 +224,7 @@ pub(crate) struct ServeArgs {
 
     /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its models that come
     /// through pip, up to 1 GiB) or always [default: catalogue, and never if other machines can connect]
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY", value_parser = auto_pull)]
     pub(crate) auto_pull: Option<AutoPull>,
 
     /// End when standard input closes. `launch` starts its server so
@@ -260,12 +260,15 @@ pub(crate) struct ServeArgs {
     pub(crate) max_models: usize,
 
     /// Maximum number of waiting requests per model
-    #[arg(long, default_value_t = Config::standard().max_queue)]
+    #[arg(long, default_value_t = Config::standard().max_queue, value_parser = whole_number::<usize>)]
     pub(crate) max_queue: usize,
 
     /// Maximum time between two tokens of an answer while other prompts are processed, in milliseconds; limits the
     /// size of prompt chunks; 0 for no limit
-    #[arg(long, default_value_t = 200, value_name = "MS")]
+    #[arg(
+        long, default_value_t = 200, value_name = "MS", value_parser = whole_number::<u64>,
+        allow_negative_numbers = true
+    )]
     pub(crate) token_latency: u64,
 
     /// Speculative decoding: auto (when it is faster) or off
@@ -371,6 +374,16 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     found.ok_or_else(|| format!("expected a number of at least 1, found {text:?}"))
 }
 
+/// Parses a whole number of this type.
+fn whole_number<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected a whole number of at least 0, found {text:?}"))
+}
+
+/// Parses the downloads that requests may start.
+fn auto_pull(text: &str) -> Result<AutoPull, String> {
+    text.parse().map_err(|_| format!("expected never, catalogue or always, found {text:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -393,6 +406,24 @@ mod tests {
     fn numbers_that_nothing_can_run_with_are_refused() {
         assert_eq!(at_least_one("1"), Ok(1));
         assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
+    }
+
+    #[test]
+    fn a_refused_value_is_explained_in_words() {
+        let check = |words: &str, expect: &str| {
+            let error = Args::try_parse_from(words.split(' ')).unwrap_err().to_string();
+            assert!(error.contains(expect), "{words}: {error}");
+        };
+        check("narthex chat hi --max-tokens -1", "expected a number of at least 1, found \"-1\"");
+        check("narthex chat hi --max-tokens 0", "expected a number of at least 1, found \"0\"");
+        check("narthex chat hi --seed x", "expected a whole number of at least 0, found \"x\"");
+        check("narthex serve --token-latency -1", "expected a whole number of at least 0, found \"-1\"");
+        check("narthex serve --auto-pull foo", "expected never, catalogue or always, found \"foo\"");
+        check("narthex mcp --auto-pull foo", "expected never, catalogue or always, found \"foo\"");
+        check("narthex key add a --concurrency 0", "expected a number of at least 1, found \"0\"");
+        check("narthex chat hi --tool-format foo", "expected hermes, llama-json, pythonic,");
+        // The range of a negative temperature is stated where the request is checked.
+        assert!(Args::try_parse_from(["narthex", "chat", "hi", "--temperature", "-1"]).is_ok());
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn interrupt() {
 /// ends, even if that process is killed.
 pub(crate) fn end_with_standard_input() -> anyhow::Result<()> {
     let watch = || {
-        // An error also means that nobody keeps the pipe open.
+        // An error also means that the other end of the pipe is closed.
         let _ = io::copy(&mut stdin().lock(), &mut io::sink());
         interrupt();
     };

@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         drop(NewFile::create(&path).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "new", "it was given up");
-        // A folder cannot be replaced by a file, and no temporary file remains beside it.
+        // A folder cannot be replaced by a file, and no temporary file remains next to it.
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).unwrap();
         let error = NewFile::create(&taken).err().map(|error| error.to_string());

@@ -39,7 +39,7 @@ fn exports_become_models_like_any_other() {
         |args: &[&str], code, stdout: &str, stderr: &str| check(home.path(), args, code, stdout, stderr);
     let (chat, vectors) = (exports("genai-dml"), exports("sentence"));
     let (chat, vectors) = (chat.to_str().unwrap(), vectors.to_str().unwrap());
-    check(&["import", chat], 0, "genai-dml", "served up to there");
+    check(&["import", chat], 0, "genai-dml", "Sequences are limited to");
     check(
         &["import", vectors, "--name", "tiny", "--file", "onnx/model.onnx"],
         0,
@@ -57,7 +57,7 @@ fn exports_become_models_like_any_other() {
     assert!(!embedded.is_empty());
     let out = home.path().join("out");
     let out = out.to_str().unwrap();
-    check(&["export", "genai-dml", out], 10, "", "an import, which has its export already");
+    check(&["export", "genai-dml", out], 10, "", "an import, which is an ONNX export already");
     check(&["export", "no-such-model", out], 3, "", "no model is called");
     check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai, quark]");
     assert!(!Path::new(out).exists());

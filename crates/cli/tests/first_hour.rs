@@ -43,6 +43,38 @@ fn an_empty_prompt_is_refused_before_a_model_is_loaded() {
 }
 
 #[test]
+fn a_model_of_another_kind_is_refused_before_it_is_fetched() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("context.txt"), "notes").unwrap();
+    for (args, expect) in [
+        (&["embed", "-m", "llama3.3:70b", "a"][..], "llama3.3:70b is a chat model, not an embedding model"),
+        (&["rerank", "-m", "smollm2:135m", "a", "b"], "smollm2:135m is a chat model, not a reranker"),
+        (&["answer", "-m", "gpt2", "a", "--context", "context.txt"], "not a question-answering model"),
+        (&["fill", "-m", "all-minilm-l6-v2", "a"], "an embedding model, not a masked language model"),
+        (&["chat", "-m", "all-minilm-l6-v2", "a"], "is an embedding model, not a chat model"),
+        (&["complete", "-m", "all-minilm-l6-v2", "a"], "is an embedding model, not a text completion model"),
+        (&["bench", "-m", "all-minilm-l6-v2"], "is an embedding model, not a chat model"),
+        (&["chat", "-m", "gpt2", "a"], "gpt2 has no chat template; `narthex complete -m gpt2 TEXT`"),
+    ] {
+        let text = check(home.path(), args, 2, expect);
+        assert!(!text.contains("Fetching"), "{args:?}: {text}");
+    }
+    let args = ["embed", "-m", "llama3.3:70b", "a"];
+    check(home.path(), &args, 2, "`narthex list --available --kind embedding` lists suitable models");
+}
+
+#[test]
+fn names_of_no_model_are_refused_at_the_start() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code, expect: &str| check(home.path(), args, code, expect);
+    check(&["launch", "aider", "-m", "nope", "--print"], 3, "no model is called \"nope\"");
+    check(&["mcp", "--chat-model", "nope"], 3, "no model is called \"nope\"");
+    check(&["serve", "--port", "0", "--alias", "a=nope"], 2, "error: alias: no model is called \"nope\" (");
+    check(&["chat", "-m", "smollm2:135m@w5", "a"], 3, "is not a scheme: expected w8, w4, f16 or f32");
+    check(&["list", "--kind", "embedding"], 0, "No model of the kind embedding is installed; ");
+}
+
+#[test]
 fn hidden_commands_stay_hidden() {
     let home = tempfile::tempdir().unwrap();
     for args in [&["try-ou"][..], &["completions", "bash"], &["completions", "fish"], &["--help"]] {
@@ -118,6 +150,26 @@ fn a_plan_of_no_model_states_what_a_model_is() {
         let text = check(home.path(), &["plan", path], 2, "is not a model; expected a name of");
         assert!(!text.contains("narthex check"), "{text}");
     }
+}
+
+#[test]
+fn a_file_that_is_missing_or_of_another_kind_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    tiny_llama_safetensors(&folder, 7).unwrap();
+    std::fs::remove_file(folder.join("config.json")).unwrap();
+    for command in ["plan", "compile"] {
+        let text =
+            check(home.path(), &[command, "./model"], 3, "config.json: the file is missing beside model.");
+        assert!(!text.contains("another model"), "{text}");
+    }
+    std::fs::write(home.path().join("notes.txt"), "notes").unwrap();
+    std::fs::write(home.path().join("model.onnx"), "").unwrap();
+    let expect = "expected a folder with an ONNX export or an .onnx file, found the file ./notes.txt";
+    check(home.path(), &["import", "./notes.txt"], 2, expect);
+    let serve = ["serve", "--port", "0", "--prefix-cache-dir", "notes.txt"];
+    check(home.path(), &serve, 2, "prefix_cache_dir: expected a folder, found the file notes.txt");
 }
 
 #[test]

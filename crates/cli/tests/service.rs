@@ -133,6 +133,16 @@ fn a_service_is_installed_shown_replaced_and_removed() {
 }
 
 #[test]
+fn an_init_system_without_a_session_is_explained() {
+    let home = Home::new();
+    let before = home.settings();
+    fs::write(home.path("stand-in/refused"), "--user list-units narthex.service --no-pager\n").unwrap();
+    home.check(&["install"], 1, "systemctl does not answer, so nothing was installed: ");
+    home.check(&["install"], 1, "services of a user need a login session of that user");
+    assert_eq!(home.settings(), before);
+}
+
+#[test]
 fn a_failed_installation_leaves_everything_as_it_was() {
     let home = Home::new();
     let before = home.settings();

@@ -52,6 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let _generation = gateway.complete(&model.id(), request, Box::new(Printer(sender)))?;
     let summary = end.recv()??;
     let device = model.device().map_or_else(|| "no device".to_owned(), |device| device.to_string());
-    println!("\n{} tokens on {device}", summary.completion_tokens);
+    let tokens = summary.completion_tokens;
+    let speed = summary.times.map_or(0.0, |times| times.decode_rate(tokens));
+    println!("\n{tokens} tokens on {device}, {speed:.1} tokens/s");
     Ok(())
 }

@@ -229,7 +229,7 @@ impl Hub {
         let cache = RepoCache::new(&self.options.cache, repo);
         fs::create_dir_all(snapshot).map_err(Error::io("create", snapshot))?;
         for name in lent {
-            self.bring(&cache, &commit, name, cancel)?;
+            self.download_file(&cache, &commit, name, cancel)?;
             let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
             let bytes = narthex_mmap::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
             files::replace(&to, |new| files::write_durably(new, &bytes))?;
@@ -258,13 +258,19 @@ impl Hub {
             glob::wanted(&sibling.rfilename, &patterns) && sibling.size.is_none_or(|size| size <= SMALL_FILE)
         };
         for Sibling { rfilename: name, .. } in listing.siblings.iter().filter(small) {
-            self.bring(&repo, &listing.sha, name, cancel)?;
+            self.download_file(&repo, &listing.sha, name, cancel)?;
         }
         Ok(repo.snapshot(&listing.sha))
     }
 
     /// Downloads one small file into the cache.
-    fn bring(&self, repo: &RepoCache, commit: &str, name: &str, cancel: &CancelFlag) -> Result<(), Error> {
+    fn download_file(
+        &self,
+        repo: &RepoCache,
+        commit: &str,
+        name: &str,
+        cancel: &CancelFlag,
+    ) -> Result<(), Error> {
         let transfer = Transfer { client: &self.client, repo, commit, name };
         transfer.run(self.options.backoff, &|_| (), cancel).map(drop)
     }

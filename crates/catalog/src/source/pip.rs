@@ -68,7 +68,7 @@ impl fmt::Display for Pip {
 }
 
 impl Pip {
-    /// Finds a Python with pip: `NARTHEX_PYTHON` alone if it is set, otherwise `python3`, `python` and, on Windows, `py
+    /// Finds a Python with pip: only `NARTHEX_PYTHON` if it is set, otherwise `python3`, `python` and, on Windows, `py
     /// -3`. [`Error::NoPip`] lists the commands that were tried.
     pub fn find(wanted: Requirement<'_>) -> Result<Self, Error> {
         let chosen = env::var(PYTHON_VARIABLE).ok().filter(|value| !value.is_empty());
@@ -188,7 +188,7 @@ impl PipProcess {
         let mut process = Self { child, ended: false, stderr: None, name };
         if let Some(pipe) = stderr {
             let thread = thread::Builder::new().name("pip".to_owned()).spawn(move || tail(pipe));
-            // A process whose messages nobody reads would wait; it is killed here.
+            // A process would wait if its messages were not read; it is killed here.
             process.stderr = Some(thread.map_err(Error::io("start a thread for", &process.name))?);
         }
         Ok(process)

@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 
-use super::{LoadArgs, ToolArgs};
+use super::{LoadArgs, ToolArgs, at_least_one, whole_number};
 
 /// `narthex chat`.
 #[derive(Debug, ClapArgs)]
@@ -79,7 +79,7 @@ pub(crate) struct CompleteArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct GenerateArgs {
     /// Sampling temperature, 0 to 2; 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
 
     /// Keep the most likely tokens up to this cumulative probability
@@ -95,11 +95,11 @@ pub(crate) struct GenerateArgs {
     pub(crate) min_p: f32,
 
     /// Maximum number of generated tokens [default: up to the model's context; 128 for `complete`]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<usize>,
 
     /// Seed for reproducible sampling
-    #[arg(long)]
+    #[arg(long, value_parser = whole_number::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 
     /// Stop at this text; repeatable

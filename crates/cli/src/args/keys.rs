@@ -40,20 +40,25 @@ pub(crate) struct KeyAddArgs {
     model: Vec<ModelName>,
 
     /// Maximum number of requests per minute
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit)]
     requests_per_minute: Option<NonZeroU32>,
 
     /// Maximum number of prompt and generated tokens per minute
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit)]
     tokens_per_minute: Option<NonZeroU32>,
 
     /// Maximum number of concurrent requests
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit)]
     concurrency: Option<NonZeroU32>,
 
     /// Allow access to metrics, and requests that download or compile any model
     #[arg(long)]
     admin: bool,
+}
+
+/// Parses a limit of at least one.
+fn limit(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| format!("expected a number of at least 1, found {text:?}"))
 }
 
 impl KeyAddArgs {

@@ -22,7 +22,7 @@ pub(crate) struct McpArgs {
 
     /// Downloads and compiles that calls may start for other models: never, catalogue (its models that come through
     /// pip, up to 1 GiB) or always
-    #[arg(long, value_name = "POLICY", default_value_t = AutoPull::default())]
+    #[arg(long, value_name = "POLICY", default_value_t = AutoPull::default(), value_parser = super::auto_pull)]
     pub(crate) auto_pull: AutoPull,
 
     #[command(flatten)]

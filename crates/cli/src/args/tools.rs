@@ -76,8 +76,9 @@ pub(super) fn model_tool_format(text: &str) -> Result<ModelToolFormat, String> {
 
 /// Parses a format of tool calls by its name in manifests.
 fn tool_format(text: &str) -> Result<ToolFormat, String> {
+    const NAMES: &str = "hermes, llama-json, pythonic, qwen-coder, phi4-mini, mistral, granite or chatglm3";
     let name: StrDeserializer<'_, ValueError> = text.trim().into_deserializer();
-    ToolFormat::deserialize(name).map_err(|error| error.to_string())
+    ToolFormat::deserialize(name).map_err(|_| format!("expected {NAMES}, found {text:?}"))
 }
 
 #[cfg(test)]
@@ -88,7 +89,12 @@ mod tests {
     fn formats_are_named_as_in_manifests() {
         assert_eq!(tool_format("phi4-mini"), Ok(ToolFormat::Phi4Mini));
         let error = tool_format("toaster").unwrap_err();
-        assert!(error.contains("`toaster`") && error.contains("`hermes`, `llama-json`"), "{error}");
+        assert!(error.ends_with(", granite or chatglm3, found \"toaster\""), "{error}");
+        for name in
+            ["hermes", "llama-json", "pythonic", "qwen-coder", "phi4-mini", "mistral", "granite", "chatglm3"]
+        {
+            assert!(tool_format(name).is_ok() && error.contains(name), "{name}: {error}");
+        }
         let named = model_tool_format(" qwen3:0.6b=chatglm3").unwrap();
         assert_eq!((named.model.as_deref(), named.format), (Some("qwen3:0.6b"), ToolFormat::ChatGlm3));
         assert!(

@@ -4,6 +4,7 @@ use std::io;
 
 use narthex_gateway::{
     Error, Gateway,
+    models::ModelKind,
     request::{AnswerRequest, Answers, MAX_ANSWER_TEXT},
 };
 use serde::Serialize;
@@ -43,7 +44,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
         });
         text.map_err(|source| Error::Io { what, source })?
     };
-    let status = super::load(gateway, &args.model, &Bars::new())?;
+    let status = super::load(gateway, &args.model, &[ModelKind::Answer], &Bars::new())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
     let found = gateway.answer(&status.id(), &request, interrupt::cancel())?;
     if args.json { report(args, &found) } else { lines(args, &found) }

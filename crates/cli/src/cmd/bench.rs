@@ -1,6 +1,6 @@
 //! `narthex bench`.
 
-use narthex_gateway::{Gateway, bench::BenchOptions};
+use narthex_gateway::{Gateway, bench::BenchOptions, models::ModelKind};
 
 use crate::{
     args::BenchArgs,
@@ -17,6 +17,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
         generate_tokens: args.generate_tokens,
         rounds: args.rounds,
     };
+    gateway.check_kind(&args.model, &[ModelKind::Chat, ModelKind::Text])?;
     let (bars, cancel) = (Bars::new(), interrupt::cancel());
     let Some(places) = &args.devices else {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;

@@ -33,11 +33,20 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         given => Some(prompt(given.as_deref())?),
     };
     let mut tools = ChatTools::open(&args.tools)?;
-    let status = load(gateway, &args.model, &Bars::unless(args.generate.quiet))?;
-    if status.kind == Some(ModelKind::Text) {
+    let no_template = || {
         let message =
             format!("{0} has no chat template; `narthex complete -m {0} TEXT` continues a text", args.model);
-        return Err(Error::invalid("model", message).into());
+        Error::invalid("model", message)
+    };
+    if let Err(Error::WrongKind { is: ModelKind::Text, .. }) =
+        gateway.check_kind(&args.model, &[ModelKind::Chat])
+    {
+        return Err(no_template().into());
+    }
+    let status = load(gateway, &args.model, &[ModelKind::Chat], &Bars::unless(args.generate.quiet))?;
+    // A model from the hub or a path is known to have a template after it was compiled.
+    if status.kind == Some(ModelKind::Text) {
+        return Err(no_template().into());
     }
     let Some(prompt) = prompt else {
         return converse::run(gateway, args, &status, tools);
@@ -58,7 +67,8 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
             installed.map_or_else(|| DEFAULT_TEXT_MODEL.to_owned(), |name| name.to_string())
         }
     };
-    let status = load(gateway, &model, &Bars::unless(args.generate.quiet))?;
+    let status =
+        load(gateway, &model, &[ModelKind::Text, ModelKind::Chat], &Bars::unless(args.generate.quiet))?;
     let request = CompletionRequest {
         prompt: Prompt::Text(prompt),
         echo: Echo::Completion,
@@ -87,7 +97,8 @@ fn prompt(given: Option<&str>) -> anyhow::Result<String> {
         None => standard_input::text("Type the text")?.trim_end_matches(['\n', '\r']).to_owned(),
     };
     if prompt.trim().is_empty() {
-        return Err(Error::invalid("prompt", "expected a text, found an empty one").into());
+        let message = "expected a text, found an empty one; give it as an argument or on standard input";
+        return Err(Error::invalid("prompt", message).into());
     }
     Ok(prompt)
 }

@@ -2,6 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
+    models::ModelKind,
     request::{EmbedRequest, InputOverflow, Prompt},
 };
 use serde::Serialize;
@@ -31,7 +32,7 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     } else {
         args.texts.clone()
     };
-    let status = super::load(gateway, &args.model, &Bars::new())?;
+    let status = super::load(gateway, &args.model, &[ModelKind::Embedding], &Bars::new())?;
     let mut report = EmbedOutput { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {
         let request = EmbedRequest {

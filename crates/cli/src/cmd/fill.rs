@@ -2,6 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
+    models::ModelKind,
     request::{Filling, Fillings, MaskPredictOutput, MaskRequest, RefineRequest},
 };
 use serde::Serialize;
@@ -39,7 +40,7 @@ impl<'a> From<&'a Filling> for Token<'a> {
 /// Predicts masked tokens, or generates the requested number of tokens.
 pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
-    let model = super::load(gateway, &args.model, &Bars::new())?.id();
+    let model = super::load(gateway, &args.model, &[ModelKind::Masked], &Bars::new())?.id();
     match args.generate {
         Some(tokens) => {
             let request = RefineRequest { rounds: args.rounds, ..RefineRequest::new(&args.text, tokens) };

@@ -29,7 +29,10 @@ mod welcome;
 use std::thread;
 
 use anyhow::Context;
-use narthex_gateway::{Config, Drain, Gateway, models::ModelStatus};
+use narthex_gateway::{
+    Config, Drain, Gateway,
+    models::{ModelKind, ModelStatus},
+};
 use narthex_mmap::environment;
 
 use crate::{
@@ -52,8 +55,9 @@ fn open(config: Config) -> anyhow::Result<OpenGateway> {
     Ok(OpenGateway(Gateway::open(config)?))
 }
 
-/// Loads a model, which is fetched and compiled first if it is not installed.
-fn load(gateway: &Gateway, model: &str, bars: &Bars) -> anyhow::Result<ModelStatus> {
+/// Loads a model of one of these kinds, which is fetched and compiled first if it is not installed.
+fn load(gateway: &Gateway, model: &str, kinds: &[ModelKind], bars: &Bars) -> anyhow::Result<ModelStatus> {
+    gateway.check_kind(model, kinds)?;
     let status = gateway.load(model, bars, interrupt::cancel())?;
     bars.summarize(&format!("{model} is ready"));
     Ok(status)

@@ -36,13 +36,27 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     }
     if args.available {
         let ranked = gateway.rank(models);
-        return if args.json { output::json(&ranked) } else { output::report(render::catalogue(&ranked)) };
+        if args.json {
+            return output::json(&ranked);
+        }
+        output::report(render::catalogue(&ranked))?;
+        output::note(render::CATALOGUE_LEGEND);
+        return Ok(());
     }
     if args.json {
         return output::json(&models);
     }
     if models.is_empty() {
-        output::note("No model is installed; `narthex list --available` lists the catalogue.");
+        output::note(match args.kind {
+            None => "No model is installed; `narthex list --available` lists the catalogue.".to_owned(),
+            Some(kind) => {
+                let kind = kind.as_str();
+                format!(
+                    "No model of the kind {kind} is installed; `narthex list --available --kind {kind}` lists the \
+                     catalogue."
+                )
+            }
+        });
         return Ok(());
     }
     output::report(render::installed(&models))

@@ -2,6 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
+    models::ModelKind,
     request::{InputOverflow, RerankRequest},
 };
 use serde::Serialize;
@@ -30,7 +31,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     } else {
         args.documents.clone()
     };
-    let status = super::load(gateway, &args.model, &Bars::new())?;
+    let status = super::load(gateway, &args.model, &[ModelKind::Rerank], &Bars::new())?;
     let request = RerankRequest {
         query: args.query.clone(),
         documents,

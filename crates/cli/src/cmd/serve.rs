@@ -1,6 +1,6 @@
 //! `narthex serve`.
 
-use narthex_gateway::{Encryption, Gateway};
+use narthex_gateway::{Encryption, Error, Gateway, models::ModelKind};
 use narthex_server::{
     AccessOptions, Authentication, Limits, RequestOptions, ServeOptions, ServerAddress, TlsFiles,
 };
@@ -11,6 +11,11 @@ use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     if args.until_stdin_closes {
         interrupt::end_with_standard_input()?;
+    }
+    let cache = args.prefix_cache_dir.as_deref();
+    if let Some(file) = cache.filter(|folder| folder.exists() && !folder.is_dir()) {
+        let message = format!("expected a folder, found the file {}", file.display());
+        return Err(Error::invalid("prefix_cache_dir", message).into());
     }
     let authentication = if args.insecure_no_auth { Authentication::Off } else { Authentication::Standard };
     let access = AccessOptions {
@@ -41,7 +46,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     let rules = options.access_rules(gateway)?;
     rules.warnings().iter().for_each(|warning| output::note(format!("warning: {warning}")));
     for model in &args.model {
-        super::load(gateway, model, &Bars::new())?;
+        super::load(gateway, model, ModelKind::ALL, &Bars::new())?;
     }
     let mut announced = None;
     let ready = |address: ServerAddress| {

@@ -41,6 +41,11 @@ pub(crate) fn removal(removal: &Removal) -> String {
 /// Width of the catalogue.
 const COLUMNS: u16 = 80;
 
+/// Meaning of the catalogue's columns.
+pub(crate) const CATALOGUE_LEGEND: &str = "HERE is the best scheme for this machine, and SIZE, SPEED and QUALITY refer \
+    to it. QUALITY is the share of the quality in f32 that it keeps; figures with ~ were not measured with the model, \
+    but with smollm2:135m.";
+
 /// Renders the catalogue in the given order, within 80 columns.
 pub(crate) fn catalogue(models: &[RankedModel]) -> String {
     let mut table = table(&["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
@@ -59,6 +64,9 @@ pub(crate) fn catalogue(models: &[RankedModel]) -> String {
             SpeedClass::Medium => "medium",
             SpeedClass::Slow => "slow",
         };
+        let quality = |here: &Suitability| {
+            format!("{}{:.0} %", if here.measured { "" } else { "~" }, here.quality * 100.0)
+        };
         let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         table.add_row([
             Cell::new(&model.name),
@@ -66,7 +74,7 @@ pub(crate) fn catalogue(models: &[RankedModel]) -> String {
             right(shown(here.map(|here| bytes(here.bytes)))),
             Cell::new(shown(here.as_ref().map(|here| fit(here).to_owned()))),
             Cell::new(shown(here.as_ref().map(|here| speed(here).to_owned()))),
-            right(shown(here.map(|here| format!("{:.0} %", here.quality * 100.0)))),
+            right(shown(here.as_ref().map(quality))),
             Cell::new(state),
         ]);
     }
@@ -100,6 +108,7 @@ mod tests {
             download_bytes: None,
             figures: Some(figures),
             license: None,
+            quality: None,
             access,
             notes: None,
             source: String::new(),
@@ -111,12 +120,13 @@ mod tests {
 
     #[test]
     fn the_catalogue_shows_fit_speed_and_quality_within_80_columns() {
-        let here = |scheme, bytes, fits, quality| {
-            Some(Suitability { scheme, bytes, fits, speed: SpeedClass::Medium, quality, score: 0.0 })
+        let here = |bytes, fits, measured| {
+            let (scheme, speed, quality) = (Scheme::W4, SpeedClass::Medium, 0.877);
+            Some(Suitability { scheme, bytes, fits, speed, quality, measured, score: 0.0 })
         };
         let models = [
-            ranked("qwen3:4b", here(Scheme::W4, 2_500_000_000, true, 0.877), Access::Open),
-            ranked("llama3.3:70b", here(Scheme::W4, 43_000_000_000, false, 0.877), Access::Gated),
+            ranked("qwen3:4b", here(2_500_000_000, true, true), Access::Open),
+            ranked("llama3.3:70b", here(43_000_000_000, false, false), Access::Gated),
             ranked("a-very-long-name-of-a-model-in-several-parts", None, Access::Open),
         ];
         let text = catalogue(&models);
@@ -124,7 +134,7 @@ mod tests {
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
         assert_eq!(rows[1], ["qwen3:4b", "chat", "2.5", "GB", "w4", "medium", "88", "%", "available"]);
-        assert_eq!(rows[2], ["llama3.3:70b", "chat", "43", "GB", "no", "-", "88", "%", "gated"]);
+        assert_eq!(rows[2], ["llama3.3:70b", "chat", "43", "GB", "no", "-", "~88", "%", "gated"]);
         assert_eq!(rows[3][1..], ["chat", "-", "-", "-", "-", "available"]);
     }
 }

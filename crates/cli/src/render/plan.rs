@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, ContentArrangement};
 use narthex_gateway::plan::{
-    CacheEstimate, DeviceFit, PlanReport, Room, SchemeEstimate, SchemeFit, TargetEstimate,
+    CacheEstimate, DeviceFit, MinimumMemory, PlanReport, SchemeEstimate, SchemeFit, TargetEstimate,
 };
 
 use narthex_spec::Scheme;
@@ -35,10 +35,9 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         fact("KV cache", cached(cache));
     }
     if estimate.cpu_token_bytes() > 0 {
-        fact(
-            "on a CPU",
-            format!("{} of KV cache per 1000 tokens, in f16", bytes(estimate.cpu_token_bytes() * 1000)),
-        );
+        let [i8, f16] =
+            [estimate.cpu_token_bytes_in_i8(), estimate.cpu_token_bytes()].map(|token| bytes(token * 1000));
+        fact("on a CPU", format!("{i8} of KV cache per 1000 tokens in i8, {f16} in f16"));
     }
     if estimate.npu_token_bytes > 0 {
         fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(estimate.npu_token_bytes * 1000)));
@@ -48,7 +47,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
     text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
-    text.extend(report.least.as_ref().map(|room| least(room, &report.machine)));
+    text.extend(report.least.as_ref().map(|minimum| least(minimum, &report.machine)));
     text
 }
 
@@ -84,7 +83,7 @@ fn schemes(schemes: &[SchemeEstimate]) -> String {
     table.trim_fmt()
 }
 
-/// Renders the verdict on each NPU in each scheme. NPUs with the same verdicts share their rows.
+/// Renders the verdict on each NPU in each scheme. NPUs with the same verdicts share a table below their names.
 fn targets(schemes: &[SchemeEstimate]) -> String {
     let schemes: Vec<&SchemeEstimate> = schemes.iter().filter(|found| found.fixed_bytes.is_some()).collect();
     let mut groups: Vec<(Vec<String>, Vec<[String; 3]>)> = Vec::new();
@@ -100,19 +99,15 @@ fn targets(schemes: &[SchemeEstimate]) -> String {
             None => groups.push((vec![name], rows)),
         }
     }
-    let mut table = table(&["NPU", "SCHEME", "SCORE", "VERDICT"]);
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(super::columns());
-    for (names, rows) in &groups {
-        // The names fill the first column downwards.
-        let blank = std::iter::repeat(String::new());
-        let last = rows.len().saturating_sub(1);
-        for (at, (name, [scheme, score, verdict])) in names.iter().cloned().chain(blank).zip(rows).enumerate()
-        {
-            let name = if at == last { names.get(at..).map_or(name, |rest| rest.join("\n")) } else { name };
-            table.add_row([Cell::new(name), Cell::new(scheme), right(score), Cell::new(verdict)]);
+    let group = |(names, rows): &(Vec<String>, Vec<[String; 3]>)| {
+        let mut table = table(&["SCHEME", "SCORE", "VERDICT"]);
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(super::columns());
+        for [scheme, score, verdict] in rows {
+            table.add_row([Cell::new(scheme), right(score), Cell::new(verdict)]);
         }
-    }
-    table.trim_fmt()
+        format!("{}\n{}", names.join(", "), table.trim_fmt())
+    };
+    groups.iter().map(group).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Returns the scheme, the score and the verdict of a target.
@@ -130,24 +125,24 @@ fn machine(devices: &[DeviceFit]) -> String {
         let memory = device.memory.map_or_else(|| "unknown memory".to_owned(), bytes);
         text.push_str(&format!("  {} {} ({memory})\n", device.device, device.text));
         for fit in &device.schemes {
-            text.push_str(&format!("    {:<4} {}\n", fit.scheme.as_str(), room(fit)));
+            text.push_str(&format!("    {:<4} {}\n", fit.scheme.as_str(), longest(fit)));
         }
     }
     text
 }
 
 /// Renders the minimum memory of a model that fits on no device of this machine.
-fn least(room: &Room, devices: &[DeviceFit]) -> String {
+fn least(minimum: &MinimumMemory, devices: &[DeviceFit]) -> String {
     let known = devices.iter().all(|device| device.memory.is_some());
     let here = if known { "No device of this machine" } else { "No device whose memory size is known" };
-    let Room { scheme, memory, context } = room;
+    let MinimumMemory { scheme, memory, context } = minimum;
     let memory = bytes(*memory);
     format!(
         "\n{here} has room for the model. It needs at least {memory} on a CPU, in {scheme} for {context} tokens.\n"
     )
 }
 
-fn room(fit: &SchemeFit) -> String {
+fn longest(fit: &SchemeFit) -> String {
     match (fit.context, &fit.reason) {
         (Some(context), _) => format!("up to {context} tokens"),
         (None, Some(reason)) => format!("no: {reason}"),
@@ -161,10 +156,10 @@ mod tests {
 
     #[test]
     fn devices_of_unknown_memory_are_excluded() {
-        let room = Room { scheme: narthex_spec::Scheme::W4, memory: 5_000_000_000, context: 512 };
+        let minimum = MinimumMemory { scheme: narthex_spec::Scheme::W4, memory: 5_000_000_000, context: 512 };
         let device = |memory| DeviceFit { device: "gpu", text: String::new(), memory, schemes: Vec::new() };
         let of = |memories: &[Option<u64>]| {
-            least(&room, &memories.iter().copied().map(device).collect::<Vec<_>>())
+            least(&minimum, &memories.iter().copied().map(device).collect::<Vec<_>>())
         };
         let rest = "has room for the model. It needs at least 5.0 GB on a CPU, in w4 for 512 tokens.\n";
         assert_eq!(of(&[Some(1)]), format!("\nNo device of this machine {rest}"));

@@ -3,9 +3,16 @@
 use narthex_mmap::environment;
 use narthex_spec::{ModelName, Scheme};
 
+use crate::report::models::ModelKind;
+
 /// Returns the text that names a package: `smollm2:135m@w4`.
 pub(super) fn package_id(name: &ModelName, scheme: Option<Scheme>) -> String {
     scheme.map_or_else(|| name.to_string(), |scheme| format!("{name}@{scheme}"))
+}
+
+/// Returns the hint to the models of a kind.
+pub(super) fn models_of_kind(kind: ModelKind) -> String {
+    format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())
 }
 
 /// Returns the command that installs a package.
@@ -16,6 +23,12 @@ pub(super) fn pull(name: &ModelName, scheme: Option<Scheme>) -> String {
 /// Returns suggestions for a text that names no model.
 pub(super) fn unknown_hint(name: &str) -> String {
     let listed = "`narthex list --available` shows every name";
+    if let Some((model, scheme)) = name.rsplit_once('@').filter(|_| !name.contains('/')) {
+        return format!("{scheme:?} after {model}@ is not a scheme: expected w8, w4, f16 or f32; {listed}");
+    }
+    if name.starts_with("hf:") && !name.contains('/') {
+        return format!("write hf:OWNER/REPO for a hub repository; {listed}");
+    }
     match name.split('/').collect::<Vec<_>>()[..] {
         ["" | "." | ".." | "~", ..] | [_] => listed.to_owned(),
         [owner, repository] if name.starts_with("hf:") || owner.is_empty() || repository.is_empty() => {

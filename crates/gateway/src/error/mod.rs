@@ -14,7 +14,10 @@ use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 use narthex_text::{template::TemplateError, tokenizer::TokenizerError};
 
-use crate::report::{fallback::FallbackNodes, models::DeviceRefusal};
+use crate::report::{
+    fallback::FallbackNodes,
+    models::{DeviceRefusal, ModelKind},
+};
 use hint::{io_hint, package_id, unknown_hint};
 use kind::{catalog_kind, check_kind, compile_kind};
 
@@ -130,14 +133,14 @@ pub enum Error {
         scheme: Option<Scheme>,
     },
     /// The model does not support the task.
-    #[error("{name} is {is}, not {wanted}")]
+    #[error("{name} is {}, not {}", is.describe(), wanted.describe())]
     WrongKind {
         /// Model.
         name: ModelName,
-        /// The model's kind, such as `an embedding model`.
-        is: &'static str,
-        /// The required kind, such as `a chat model`.
-        wanted: &'static str,
+        /// The model's kind.
+        is: ModelKind,
+        /// The required kind.
+        wanted: ModelKind,
     },
     /// The queue is full.
     #[error("{queued} requests are already waiting; try again in a moment")]
@@ -221,12 +224,12 @@ pub enum Error {
         /// Reason.
         reason: String,
     },
-    /// The models in memory leave no room, and all are in use.
+    /// The limits on models in memory are reached, and all of these models are in use.
     #[error(
         "there is no room for {name}: at most {models} models and {} MiB of KV cache may be in memory, and all models there \
          are in use", kv_total >> 20
     )]
-    NoRoom {
+    ResidencyFull {
         /// The model.
         name: ModelName,
         /// Maximum number of models.
@@ -304,7 +307,9 @@ impl Error {
             | Self::NameTaken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::PathAsModel | Self::NotInstalled { .. } => ErrorKind::NotFound,
-            Self::Overloaded { .. } | Self::NoRoom { .. } | Self::TooManyBuilds(_) => ErrorKind::Overloaded,
+            Self::Overloaded { .. } | Self::ResidencyFull { .. } | Self::TooManyBuilds(_) => {
+                ErrorKind::Overloaded
+            }
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
             Self::Cancelled
@@ -346,7 +351,7 @@ impl Error {
         match self {
             Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
             Self::LoadFailed { retry_after, .. } => *retry_after,
-            Self::NoRoom { .. } => Some(Duration::from_secs(5)),
+            Self::ResidencyFull { .. } => Some(Duration::from_secs(5)),
             Self::TooManyBuilds(_) => Some(Duration::from_secs(30)),
             Self::ShuttingDown => Some(Duration::from_secs(10)),
             _ => None,
@@ -364,11 +369,12 @@ impl Error {
             Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
                 "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),
-            Self::NoRoom { .. } => Some(
+            Self::ResidencyFull { .. } => Some(
                 "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
             ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
             Self::NotInstalled { name, scheme } => Some(hint::pull(name, *scheme)),
+            Self::WrongKind { wanted, .. } => Some(hint::models_of_kind(*wanted)),
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"
             )),
@@ -407,6 +413,8 @@ mod tests {
         check("hf:owner/repo", "`narthex list");
         check("a/b/c", "write ./a/b/c");
         check("./a", "`narthex list");
+        check("hf:owner", "write hf:OWNER/REPO");
+        check("smollm2:135m@w5", "\"w5\" after smollm2:135m@ is not a scheme: expected w8, w4, f16 or f32; ");
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub struct RequestedPull {
     gateway: Gateway,
     key: PackageKey,
     id: ModelId,
-    /// Place among the builds of requests; `None` for an installed model.
-    _place: Option<BuildPermit>,
+    /// Permit for the build; `None` for an installed model.
+    _permit: Option<BuildPermit>,
 }
 
 impl RequestedPull {
@@ -89,6 +89,21 @@ impl Gateway {
         self.library.manifest(&self.library.installed_key(model)?)
     }
 
+    /// Refuses a model that is known to have none of these kinds, before it is fetched and loaded. The error names the
+    /// first of them.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`], and [`Error::UnknownModel`] for a name that no model has.
+    pub fn check_kind(&self, model: &str, wanted: &[ModelKind]) -> Result<(), Error> {
+        let key = self.library.key(model)?;
+        match (self.library.kind(&key), wanted.first()) {
+            (Some(is), Some(&first)) if !wanted.contains(&is) => {
+                Err(Error::WrongKind { name: key.name, is, wanted: first })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Fetches and compiles a model, unless it is installed.
     pub fn pull(
         &self,
@@ -101,17 +116,17 @@ impl Gateway {
         self.build(&key, &reference, progress, cancel)
     }
 
-    /// Admits the pull of a model within the rights of a caller, and only by name, not by path. The pull has a place
-    /// among the builds of requests until it is dropped.
+    /// Admits the pull of a model within the rights of a caller, and only by name, not by path. The pull has a permit
+    /// for a build until it is dropped.
     ///
     /// # Errors
     /// [`Error::ModelNotAllowed`], [`Error::NotInstalled`] for a download that the caller may not start, and
-    /// [`Error::TooManyBuilds`] if other requests take all places.
+    /// [`Error::TooManyBuilds`] if other requests take all permits.
     pub fn request_pull(&self, model: &str) -> Result<RequestedPull, Error> {
         let RequestedModel { id, key } = self.obtainable(model)?;
         let is_installed = self.library.store.package(&key.name, key.scheme).is_some();
-        let place = if is_installed { None } else { Some(self.builds.take()?) };
-        Ok(RequestedPull { gateway: self.clone(), key, id, _place: place })
+        let permit = if is_installed { None } else { Some(self.builds.take()?) };
+        Ok(RequestedPull { gateway: self.clone(), key, id, _permit: permit })
     }
 
     /// Fetches and compiles a package, unless it is installed.

@@ -34,7 +34,9 @@ use crate::{
         eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, LoadStart, ModelRoom, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
+        residency::{
+            Claim, LoadStart, ModelReservation, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels,
+        },
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
@@ -78,7 +80,7 @@ pub struct Gateway {
     models: Arc<ResidentModels>,
     server_record: Arc<Mutex<Option<ServerRecord>>>,
     rights: Arc<Rights>,
-    /// Places for the builds of all requests.
+    /// Permits for the builds of all requests.
     builds: BuildPermits,
     /// Set by [`Self::shutdown`].
     closing: Cancel,
@@ -109,7 +111,7 @@ impl Gateway {
         // While a model loads, as many requests may wait for it as the loaded model admits.
         let waiting = slots.max(1).saturating_add(max_queue);
         let limits =
-            ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting, room_wait: load_wait };
+            ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting, reservation_wait: load_wait };
         let models = ResidentModels::new(retry_failed_after, limits);
         Ok(Self {
             library: Arc::new(library),
@@ -233,13 +235,13 @@ impl Gateway {
     /// thread.
     ///
     /// # Errors
-    /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all places for builds.
+    /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all permits for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
         let RequestedModel { id, key } = self.requested(model)?;
         let mut right = BuildRight::Request(self.builds.clone());
         let admit = || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
-                right = BuildRight::Place(self.builds.take()?);
+                right = BuildRight::Permit(self.builds.take()?);
             }
             Ok(())
         };
@@ -346,7 +348,7 @@ impl Gateway {
         source: ModelSource<'_>,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<(LoadedModel, ModelRoom), Error> {
+    ) -> Result<(LoadedModel, ModelReservation), Error> {
         let library = &*self.library;
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
@@ -370,7 +372,7 @@ impl Gateway {
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
-        let room = self.models.reserve(key, kv_bytes, cancel)?;
+        let reservation = self.models.reserve(key, kv_bytes, cancel)?;
         let request = LoadRequest {
             package: Arc::new(package),
             runtime,
@@ -383,7 +385,7 @@ impl Gateway {
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         let format = library.tool_format(&key.name);
         let loaded = LoadedModel::load(&request, draft, format, device_selection::select)?;
-        Ok((loaded, room))
+        Ok((loaded, reservation))
     }
 }
 
@@ -420,11 +422,11 @@ mod tests {
         assert!(gateway.status().is_empty(), "a refused load leaves a state");
         drop(taken);
         let LoadStart::Pending(load) = gateway.start_load("smollm2:135m").unwrap() else { panic!("loaded") };
-        // While one model is built, requests for it wait and take no further place.
+        // While one model is built, requests for it wait and take no further permit.
         let second = gateway.builds.take();
         assert!(load.wait_for_end(&Cancel::new()).is_err());
         drop(second);
-        // The thread frees its place after it has reported the end of the load.
+        // The thread returns its permit after it has reported the end of the load.
         while gateway.builds.take().and_then(|_first| gateway.builds.take()).is_err() {
             std::thread::yield_now();
         }

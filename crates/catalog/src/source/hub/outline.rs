@@ -62,7 +62,7 @@ impl Hub {
         let small = super::SETTINGS.iter().copied().chain([INDEX]);
         let repo = RepoCache::new(&self.options.cache, &source.repo);
         for name in small.filter(|&name| chosen.iter().any(|chosen| chosen == name)) {
-            self.bring(&repo, &listing.sha, name, cancel)?;
+            self.download_file(&repo, &listing.sha, name, cancel)?;
             let target = folder.join(name);
             let parent = target.parent().unwrap_or(folder);
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;

@@ -41,6 +41,12 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         Some(model) => model,
         None => default_model(gateway, running.as_ref())?,
     };
+    // A running server may have further names for its models.
+    if running.is_none()
+        && let Err(error @ Error::UnknownModel { .. }) = gateway.model(&model)
+    {
+        return Err(error.into());
+    }
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
         let origin = running.as_ref().and_then(server::origin);

@@ -46,12 +46,17 @@ pub(super) fn run(command: Command) -> io::Result<AgentEnd> {
     })
 }
 
-/// The signals that ask this process to end, except Ctrl-C.
-#[cfg(unix)]
+/// The signals that ask this process to end, except Ctrl-C. There are none on Windows, whose console sends its events to
+/// the agent too.
 struct StopSignals {
+    #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
     hang_up: tokio::signal::unix::Signal,
 }
+
+/// A signal that this process received.
+struct StopSignal(#[cfg(unix)] rustix::process::Signal);
 
 #[cfg(unix)]
 impl StopSignals {
@@ -69,13 +74,9 @@ impl StopSignals {
     }
 }
 
-/// A signal that this process received.
-#[cfg(unix)]
-struct StopSignal(rustix::process::Signal);
-
 #[cfg(unix)]
 impl StopSignal {
-    /// Sends the signal to an agent. An agent that has been waited for has no process id any more.
+    /// Sends the signal to an agent. An agent that has ended and been waited for has no process id.
     fn send(self, agent: &Child) {
         let id = agent.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?));
         if let Some(id) = id {
@@ -85,25 +86,17 @@ impl StopSignal {
     }
 }
 
-/// No signals: on Windows, the console sends its events to the agent too.
-#[cfg(not(unix))]
-struct StopSignals;
-
 #[cfg(not(unix))]
 impl StopSignals {
     fn new() -> io::Result<Self> {
-        Ok(Self)
+        Ok(Self {})
     }
 
-    /// Waits for ever.
+    /// Waits forever.
     async fn next(&mut self) -> StopSignal {
         std::future::pending().await
     }
 }
-
-/// No signal.
-#[cfg(not(unix))]
-struct StopSignal;
 
 #[cfg(not(unix))]
 impl StopSignal {

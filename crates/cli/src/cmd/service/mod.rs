@@ -13,7 +13,7 @@ use std::{
     env, fs,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context, bail};
@@ -53,7 +53,15 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
         return output::text(&service.text);
     }
     let earlier = earlier_file(&service.file)?;
-    call(&service, &service.probe)?;
+    let probe = invoke(&service, &service.probe)?;
+    if !probe.status.success() {
+        bail!(
+            "{} does not answer, so nothing was installed: {}; services of a user need a login session of that user, and \
+             on Linux `narthex service install --system`, as root, installs one for the machine",
+            service.program,
+            refusal(&service, &service.probe, &probe)
+        );
+    }
     if let Some(folder) = service.file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
@@ -151,16 +159,18 @@ fn installed_file(service: &ServiceDefinition) -> anyhow::Result<()> {
 /// Calls the init system, which must succeed.
 fn call(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<()> {
     let output = invoke(service, arguments)?;
-    if output.status.success() {
-        return Ok(());
-    }
+    if output.status.success() { Ok(()) } else { Err(refusal(service, arguments, &output)) }
+}
+
+/// Returns the error of a call that failed.
+fn refusal(service: &ServiceDefinition, arguments: &[String], output: &Output) -> anyhow::Error {
     let text =
         String::from_utf8_lossy(if output.stderr.is_empty() { &output.stdout } else { &output.stderr });
     let reason = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason was given");
-    bail!("`{} {}` failed: {reason}", service.program, arguments.join(" "))
+    anyhow::anyhow!("`{} {}` failed: {reason}", service.program, arguments.join(" "))
 }
 
-fn invoke(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<std::process::Output> {
+fn invoke(service: &ServiceDefinition, arguments: &[String]) -> anyhow::Result<Output> {
     let output = Command::new(service.program).args(arguments).stdin(Stdio::null()).output();
     output.map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow::anyhow!(

@@ -49,7 +49,7 @@ impl DeviceFit {
 
 /// Minimum memory for a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Room {
+pub struct MinimumMemory {
     /// Smallest scheme.
     pub scheme: Scheme,
     /// Bytes of memory of a CPU.
@@ -135,10 +135,10 @@ fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec
     let fit = |found: &SchemeEstimate| {
         let on_target = found.targets.iter().find(|known| known.target == *target)?;
         // Each graph holds its weights and the cache of its layers; all graphs share the limit of a program.
-        let room = |held: &RequiredMemory| {
+        let longest_of = |held: &RequiredMemory| {
             longest(estimate, held.limit, ModelSize { weights: held.bytes, token: held.token_bytes })
         };
-        let context = on_target.held.iter().map(room).min().flatten().filter(|_| on_target.runs());
+        let context = on_target.held.iter().map(longest_of).min().flatten().filter(|_| on_target.runs());
         let weights = found.fixed_bytes.unwrap_or(found.bytes);
         let size = ModelSize { weights, token: estimate.npu_token_bytes };
         let beside =
@@ -154,7 +154,7 @@ fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec
     estimate.schemes.iter().filter_map(fit).collect()
 }
 
-/// Returns the maximum sequence length whose cache fits beside the weights, up to the model's own.
+/// Returns the maximum sequence length whose cache fits in memory with the weights, up to the model's own.
 fn longest(estimate: &ModelEstimate, memory: u64, size: ModelSize) -> Option<u64> {
     let left = memory.checked_sub(size.weights)?;
     let most = estimate.longest as u64;
@@ -169,13 +169,13 @@ fn needs(estimate: &ModelEstimate, size: ModelSize) -> u64 {
 }
 
 /// Returns the minimum memory, if no device is known to have enough and the CPU is known not to.
-pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<Room> {
+pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<MinimumMemory> {
     let is_short = |device: &DeviceFit| device.device == CPU && device.memory.is_some();
     if machine.iter().any(DeviceFit::fits) || !machine.iter().any(is_short) {
         return None;
     }
     let smallest = estimate.schemes.iter().min_by_key(|found| found.bytes)?;
-    Some(Room {
+    Some(MinimumMemory {
         scheme: smallest.scheme,
         memory: needs(estimate, ModelSize { weights: smallest.bytes, token: estimate.cpu_token_bytes() }),
         context: SHORTEST.min(estimate.longest as u64),
@@ -213,7 +213,14 @@ mod tests {
             parameters: 8_000_000_000,
             longest,
             schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],
-            cache: vec![CacheEstimate { layers: 1, window: None, dtype: DType::F32, token_bytes: 1_000_000 }],
+            cache: vec![CacheEstimate {
+                layers: 1,
+                window: None,
+                dtype: DType::F32,
+                token_bytes: 1_000_000,
+                f16_token_bytes: 500_000,
+                i8_token_bytes: 265_625,
+            }],
             npu_token_bytes: 500_000,
         }
     }
@@ -306,10 +313,10 @@ mod tests {
         let estimate = estimate(100_000);
         let device = |device, bytes| Memory { device, text: String::new(), bytes, target: None };
         let least = |memories: &[Memory]| least(&estimate, &machine(&estimate, memories));
-        let room = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
-        assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
+        let minimum = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
+        assert_eq!((minimum.scheme, minimum.context), (Scheme::W4, 512));
         let context = |memory: u64| in_memory(&estimate, memory, token_bytes(&estimate, CPU))[1].context;
-        assert_eq!((context(room.memory), context(room.memory - 1)), (Some(512), None));
+        assert_eq!((context(minimum.memory), context(minimum.memory - 1)), (Some(512), None));
         // There is no minimum if the CPU's memory is unknown or a device has enough memory.
         assert_eq!(least(&[device(CPU, None)]), None);
         assert_eq!(least(&[device(CPU, None), device("gpu", Some(1))]), None);

@@ -1,4 +1,4 @@
-//! `narthex plan`: sizes, cache and NPU verdicts of a model from its settings alone, and the devices of this machine
+//! `narthex plan`: sizes, cache and NPU verdicts of a model from its settings only, and the devices of this machine
 //! with enough memory for it.
 //!
 //! The figures are those of a compile without weights; `fit` compares them with the memory of devices.
@@ -20,7 +20,7 @@ use narthex_spec::{ContextFactor, OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
 pub use self::{
-    fit::{DeviceFit, Room, SchemeFit},
+    fit::{DeviceFit, MinimumMemory, SchemeFit},
     model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
     suitability::{MachineSpeed, RankedModel, SpeedClass, Suitability, has_room, kept_quality},
 };
@@ -115,11 +115,11 @@ pub struct PlanReport {
     /// Devices of this machine with the sequences that fit.
     pub machine: Vec<DeviceFit>,
     /// Minimum memory, if no device is known to have enough and the CPU is known not to.
-    pub least: Option<Room>,
+    pub least: Option<MinimumMemory>,
 }
 
 impl Gateway {
-    /// Plans a model from its settings alone.
+    /// Plans a model from its settings only.
     ///
     /// # Errors
     /// [`Error::Invalid`] for ONNX files and for families that are not supported, [`Error::UnknownModel`], and errors
@@ -154,7 +154,7 @@ impl Gateway {
         let machine = fit::machine(&estimate, &fit::memories());
         let origin = Origin::new(library, &request.subject, stated.as_ref());
         let memory = inventory::memory_bytes().unwrap_or(0).max(NPU_MACHINE_MEMORY);
-        estimate.weigh(memory, &origin.divergences);
+        estimate.adjust_scores(memory, &origin.divergences);
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin,

@@ -1,4 +1,4 @@
-//! Sizes, cache and NPU verdicts of a model from its settings alone. Every figure is that of a compile without weights.
+//! Sizes, cache and NPU verdicts of a model from its settings only. Every figure is that of a compile without weights.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct ModelEstimate {
     pub longest: usize,
     /// Figures in each scheme.
     pub schemes: Vec<SchemeEstimate>,
-    /// KV cache on GPUs, and on CPUs that do not keep it in half precision; empty for encoders.
+    /// KV cache in the type of the graphs, as GPUs keep it; empty for encoders. CPUs usually keep it in fewer bits.
     pub cache: Vec<CacheEstimate>,
     /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,
@@ -80,6 +80,10 @@ pub struct CacheEstimate {
     pub dtype: DType,
     /// Bytes of a token in all of these layers.
     pub token_bytes: u64,
+    /// Bytes of a token in all of these layers on a CPU that keeps the cache in half precision.
+    pub f16_token_bytes: u64,
+    /// Bytes of a token in all of these layers on a CPU that keeps the cache in eight bits, with the scales.
+    pub i8_token_bytes: u64,
 }
 
 impl ModelEstimate {
@@ -127,7 +131,7 @@ impl ModelEstimate {
 
     /// Adjusts the scores: a target whose weights exceed `memory` is refused, scores are multiplied by the quality that
     /// the scheme keeps, and a device with a known divergence of its answers scores 0.
-    pub(super) fn weigh(&mut self, memory: u64, known: &[KnownDivergence]) {
+    pub(super) fn adjust_scores(&mut self, memory: u64, known: &[KnownDivergence]) {
         for SchemeEstimate { scheme, bytes, fixed_bytes, targets } in &mut self.schemes {
             let needed = fixed_bytes.unwrap_or(*bytes).saturating_add(RESERVED);
             for TargetEstimate { target, verdict, score, .. } in targets {
@@ -167,10 +171,16 @@ impl ModelEstimate {
         self.cache.iter().map(|cache| cache.token_bytes).sum()
     }
 
-    /// Returns the bytes of a token in the KV cache on CPUs, in half precision.
+    /// Returns the bytes of a token in the KV cache on CPUs, in half precision. This is the larger of the usual types, so
+    /// the sequences that fit are computed with it.
     pub fn cpu_token_bytes(&self) -> u64 {
-        let half = DType::F16.size() as u64;
-        self.cache.iter().map(|cache| cache.token_bytes / cache.dtype.size() as u64 * half).sum()
+        self.cache.iter().map(|cache| cache.f16_token_bytes).sum()
+    }
+
+    /// Returns the bytes of a token in the KV cache on CPUs, in eight bits. A CPU uses this type for a model whose answers
+    /// stay the same with it, which is known after the first load.
+    pub fn cpu_token_bytes_in_i8(&self) -> u64 {
+        self.cache.iter().map(|cache| cache.i8_token_bytes).sum()
     }
 
     /// Returns the best scheme for one of the targets: one that runs before one that is refused, then by score.
@@ -230,9 +240,14 @@ fn group_by_window(layers: &[KvLayout]) -> Vec<CacheEstimate> {
             window: layer.window,
             dtype: layer.dtype,
             token_bytes: 0,
+            f16_token_bytes: 0,
+            i8_token_bytes: 0,
         });
+        let in_type = |dtype| KvLayout { dtype, ..layer.clone() }.bytes_per_token() as u64;
         cache.layers += 1;
-        cache.token_bytes += layer.bytes_per_token() as u64;
+        cache.token_bytes += in_type(layer.dtype);
+        cache.f16_token_bytes += in_type(DType::F16);
+        cache.i8_token_bytes += in_type(DType::I8);
     }
     found.into_values().collect()
 }
@@ -271,12 +286,26 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_has_its_size_in_each_type_of_a_cpu() {
+        let mut layers = vec![KvLayout::plain(3, 64); 30];
+        layers.push(KvLayout { window: Some(512), dtype: DType::F16, ..KvLayout::plain(1, 128) });
+        let found = group_by_window(&layers);
+        let sizes: Vec<_> = found
+            .iter()
+            .map(|cache| [cache.token_bytes, cache.f16_token_bytes, cache.i8_token_bytes])
+            .collect();
+        assert_eq!(sizes, [[46_080, 23_040, 12_240], [512, 512, 264]]);
+        let estimate = ModelEstimate { cache: found, ..estimate(&[]) };
+        assert_eq!((estimate.cpu_token_bytes(), estimate.cpu_token_bytes_in_i8()), (23_552, 12_504));
+    }
+
+    #[test]
     fn scores_count_room_quality_and_known_divergence() {
         let found = [(Scheme::F16, "openvino:npu", 100.0, true), (Scheme::W4, "qnn:x-elite", 100.0, true)];
         let weighed = |memory, known: &[KnownDivergence]| {
             let mut estimate = estimate(&found);
             estimate.schemes[0].bytes = 142_000_000_000;
-            estimate.weigh(memory, known);
+            estimate.adjust_scores(memory, known);
             estimate.schemes.iter().map(|scheme| scheme.targets[0].score.total).collect::<Vec<_>>()
         };
         assert_eq!(weighed(64_000_000_000, &[]), [0.0, 87.7]);

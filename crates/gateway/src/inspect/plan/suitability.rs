@@ -42,6 +42,8 @@ pub struct Suitability {
     pub speed: SpeedClass,
     /// Quality of the answers in this scheme as a share of those in f32.
     pub quality: f64,
+    /// `false` if the quality was not measured with this model. It is then that of smollm2:135m.
+    pub measured: bool,
     /// Usefulness, 0 to 100; 0 if it does not fit.
     pub score: f64,
 }
@@ -90,8 +92,9 @@ impl MachineSpeed {
     }
 }
 
-/// Returns the share of quality that a scheme keeps. It is that of smollm2:135m for every model: the perplexity in f32
-/// divided by that in the scheme, which the catalogue has. Larger models usually lose less in w4.
+/// Returns the share of quality that a scheme keeps, for a model with which it was not measured. It is that of
+/// smollm2:135m: the perplexity in f32 divided by that in the scheme, which the catalogue has. Larger models usually
+/// lose less in w4.
 pub fn kept_quality(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::F32 | Scheme::F16 | Scheme::W8 => 1.0,
@@ -110,7 +113,7 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     let parameters = model.parameters? as f64;
     // Larger models answer better, with diminishing returns: 0 at ten million parameters, 1 at a hundred billion.
     let strength = ((parameters / 1e7).log10() / 4.0).clamp(0.01, 1.0);
-    let in_scheme = |scheme: Scheme, bytes: u64| {
+    let in_scheme = |scheme: Scheme, bytes: u64, measured: Option<f64>| {
         let fits = machine.memory.is_none_or(|memory| has_room(memory, bytes));
         let rate = machine.bandwidth / bytes.max(1) as f64;
         let speed = match rate {
@@ -118,11 +121,14 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
             rate if rate >= 5.0 => SpeedClass::Medium,
             _ => SpeedClass::Slow,
         };
-        let quality = kept_quality(scheme);
+        let quality = measured.unwrap_or_else(|| kept_quality(scheme));
         let score = if fits { 100.0 * strength * quality * (rate / READING).min(1.0) } else { 0.0 };
-        Suitability { scheme, bytes, fits, speed, quality, score }
+        Suitability { scheme, bytes, fits, speed, quality, measured: measured.is_some(), score }
     };
-    let [w8, w4] = [in_scheme(Scheme::W8, figures.w8), in_scheme(Scheme::W4, figures.w4)];
+    let [w8, w4] = [
+        in_scheme(Scheme::W8, figures.w8, model.quality.map(|kept| kept.w8)),
+        in_scheme(Scheme::W4, figures.w4, model.quality.map(|kept| kept.w4)),
+    ];
     // If neither fits, the smaller one is returned, which shows how much memory is missing.
     let w4_is_better = if w4.fits { !w8.fits || w4.score > w8.score } else { true };
     Some(if w4_is_better { w4 } else { w8 })
@@ -148,7 +154,7 @@ mod tests {
     use narthex_catalog::index::Catalog;
 
     use super::*;
-    use crate::report::models::{Access, Figures, ModelKind};
+    use crate::report::models::{Access, Figures, MeasuredQuality, ModelKind};
 
     fn model(name: &str, billions: f64) -> ModelListing {
         let bytes = (billions * 1e9) as u64;
@@ -160,6 +166,7 @@ mod tests {
             download_bytes: None,
             figures: Some(Figures { w8: bytes, w4: bytes / 2, score: 100.0, scheme: Scheme::W8, runs: true }),
             license: None,
+            quality: None,
             access: Access::Open,
             notes: None,
             source: String::new(),
@@ -184,6 +191,18 @@ mod tests {
             let kept = measured.kept_quality(scheme).unwrap();
             assert!((kept - kept_quality(scheme)).abs() < 0.001, "{scheme}: {kept}");
         }
+    }
+
+    #[test]
+    fn the_quality_of_a_measured_model_is_its_own() {
+        let machine = MachineSpeed { memory: Some(6 << 30), bandwidth: 100e9 };
+        let here =
+            |quality| suitability(&ModelListing { quality, ..model("middle", 8.0) }, &machine).unwrap();
+        let found = here(Some(MeasuredQuality { w8: 0.999, w4: 0.97 }));
+        assert_eq!((found.scheme, found.quality, found.measured), (Scheme::W4, 0.97, true));
+        let assumed = here(None);
+        assert_eq!((assumed.quality, assumed.measured), (kept_quality(Scheme::W4), false));
+        assert!(found.score > assumed.score);
     }
 
     #[test]
