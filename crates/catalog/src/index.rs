@@ -4,7 +4,7 @@
 //! reads the disk or the network.
 
 mod figures;
-mod near;
+mod suggestions;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -341,7 +341,7 @@ impl Catalog {
         let spellings = self.entries.iter().flat_map(|entry| {
             entry.aliases.iter().chain([&entry.name]).map(move |spelling| (spelling.as_str(), &entry.name))
         });
-        near::nearest(text, spellings)
+        suggestions::nearest(text, spellings)
     }
 }
 

@@ -4,8 +4,8 @@
 //! it, or the user names a file. The wheel is verified, and its libraries are unpacked into the store. Their relative
 //! paths are kept, because the libraries find each other by them. Nothing here loads a library.
 
-mod beside;
 mod pins;
+mod shipped_library;
 
 use std::{
     env,
@@ -225,7 +225,7 @@ fn core_library_or(store: &Store, named: Option<PathBuf>) -> Result<Option<PathB
         Some(path) => Err(Error::DylibMissing { path }),
         None => {
             let installed = locate(store, Ep::Cpu).map(|info| info.library);
-            Ok(installed.or_else(|| beside::library(&pinned(Ep::Cpu).ok()?)))
+            Ok(installed.or_else(|| shipped_library::library(&pinned(Ep::Cpu).ok()?)))
         }
     }
 }

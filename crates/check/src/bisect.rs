@@ -1,4 +1,5 @@
-//! Search for the nodes of a graph on which a compiler fails, the last step of the [ladder](super::qnn_errors::LADDER).
+//! Search for the nodes of a graph on which a compiler fails. It is the last of the
+//! [diagnostic steps](super::qnn_errors::DIAGNOSTIC_STEPS).
 //! This module has no side effects: the caller runs the compiler.
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     numbers::plural,
-    qnn_errors::{LADDER, code_in, explain},
+    qnn_errors::{DIAGNOSTIC_STEPS, code_in, explain},
     report::{Finding, Fix, Rule, Severity},
 };
 
@@ -92,7 +92,7 @@ pub enum FaultyNodes {
     },
 }
 
-/// Diagnostics of a compiler that fails on a graph, from the completed steps of the [ladder](LADDER).
+/// Diagnostics of a compiler that fails on a graph, from the completed [diagnostic steps](DIAGNOSTIC_STEPS).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
     /// Folder with the provider's output, and with the graph if it is a piece of the model's graph.
@@ -222,7 +222,7 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     match code_in(message).and_then(explain) {
         Some(found) => {
             let text = format!("the vendor's compiler failed with {found}");
-            let next = if found.next.ends_with("ladder") {
+            let next = if found.next.ends_with("diagnostic steps") {
                 format!("{}: {}", found.next, steps(evidence))
             } else {
                 found.next.to_owned()
@@ -231,20 +231,21 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
         }
         None => {
             let text: String = message.chars().take(500).collect();
-            let fix = Fix::you(format!("follow the ladder: {}", steps(evidence)));
+            let fix = Fix::you(format!("follow the diagnostic steps: {}", steps(evidence)));
             (format!("the vendor's compiler failed: {text}"), fix)
         }
     }
 }
 
-/// Lists the remaining steps of the ladder.
+/// Lists the remaining diagnostic steps.
 fn steps(evidence: Option<&Evidence>) -> String {
     match evidence {
         Some(Evidence { folder, again, .. }) => {
-            format!("it was climbed here, look at {}; on the device: {again}", folder.display())
+            format!("the steps were taken here, see {}; on the device: {again}", folder.display())
         }
         None => {
-            let steps = LADDER.iter().enumerate().map(|(index, step)| format!("{}. {step}", index + 1));
+            let steps =
+                DIAGNOSTIC_STEPS.iter().enumerate().map(|(index, step)| format!("{}. {step}", index + 1));
             steps.collect::<Vec<_>>().join("; ")
         }
     }

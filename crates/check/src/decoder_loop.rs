@@ -4,7 +4,7 @@ use narthex_graph::{Node, Value};
 
 use super::{
     numbers::plural,
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
 };
@@ -78,7 +78,7 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
     let (into, out) = cache_bytes(view, past, present)?;
     (into > 0 && out >= into).then(|| {
         let message = format!(
-            "the whole cache, {:.1} MB, leaves the graph in every step; only the new tokens' keys and values are news",
+            "the whole cache, {:.1} MB, leaves the graph in every step; only the keys and values of the new tokens have changed",
             out as f64 / 1e6
         );
         let fix = Fix::you("output only the new keys and values, and let the host copy them to the cache");
@@ -115,7 +115,7 @@ fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
     let bytes: u64 = tables.iter().filter_map(|node| view.input(node, 0)?.bytes()).sum();
     (!tables.is_empty()).then(|| {
         let message = format!(
-            "the token table, {:.1} MB, would lie on the NPU for a lookup of a few rows; long contexts fail to link with it",
+            "the token table, {:.1} MB, would be on the NPU for a lookup of a few rows; with it, long contexts fail to link",
             bytes as f64 / 1e6
         );
         let fix = Fix::you("look up tokens on the host and pass their rows as an input");

@@ -18,7 +18,7 @@ use super::{
     dim_bindings::{DimBindings, symbols},
     facts::{Compiler, Facts},
     operator_forms,
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::Rule,
     rewrites::narthex_rewrites,

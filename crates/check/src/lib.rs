@@ -15,7 +15,7 @@ pub mod fix;
 mod numbers;
 mod operator_forms;
 mod operators;
-mod placed;
+mod placed_graph;
 mod problem;
 pub mod qnn_errors;
 mod reasons;
@@ -44,7 +44,7 @@ pub use report::{
 use self::{
     dim_bindings::DimBindings,
     facts::{Facts, Sessions},
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::Problem,
 };
 

@@ -107,8 +107,7 @@ pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
         data.shape.as_ref()?.iter().map(|extent| i64::try_from((*extent)?).ok().filter(|&e| e > 0)).collect();
     let extents = extents?;
     let deep = index.shape.as_ref()?.last()?.is_some_and(|last| last == extents.len() as u64);
-    let plain = node.domain.is_empty()
-        && node.op == "GatherND"
+    let plain = node.is_onnx("GatherND")
         && node.int("batch_dims").unwrap_or(0) == 0
         && view.graph().opset() >= Some(13);
     (plain && deep && index.constant && !extents.is_empty()).then_some(extents)
@@ -120,7 +119,7 @@ pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
 /// to compile it. With the weight second, or in half precision, it compiles.
 fn is_faulty_norm(view: &View<'_>, node: &Node) -> bool {
     let made_by = |name: Option<&str>, op: &str| {
-        name.and_then(|name| view.maker(name)).filter(|maker| maker.op == op && maker.domain.is_empty())
+        name.and_then(|name| view.producer(name)).filter(|producer| producer.is_onnx(op))
     };
     let norm = || {
         let scaled = made_by(node.input(1), "Mul")?;
@@ -297,7 +296,8 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     if !is_weight(node.input(0)?) {
         return None;
     }
-    let quantised = |name: &str| view.maker(name).is_some_and(|maker| maker.op == "DequantizeLinear");
+    let quantised =
+        |name: &str| view.producer(name).is_some_and(|producer| producer.op == "DequantizeLinear");
     let lone = view.readers_of(value).find(|reader| {
         let products = ["MatMul", "Gemm", "Conv", "ConvTranspose"];
         products.contains(&reader.op.as_str())
@@ -317,11 +317,11 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
 fn is_dynamic_product(view: &View<'_>, node: &Node) -> bool {
     let is_product = |product: &Node| {
         let constant = product.input(1).is_some_and(|weight| view.known.get(weight).constant);
-        let quantised = product.input(0).and_then(|x| view.maker(x));
+        let quantised = product.input(0).and_then(|x| view.producer(x));
         let mut readers = product.outputs.iter().flat_map(|output| view.readers_of(output));
         product.op == "MatMulInteger"
             && constant
-            && quantised.is_some_and(|maker| maker.op == "DynamicQuantizeLinear")
+            && quantised.is_some_and(|producer| producer.op == "DynamicQuantizeLinear")
             && readers.all(|reader| reader.op == "Cast")
     };
     match node.op.as_str() {
@@ -336,10 +336,8 @@ pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
         let mut readers = view.readers_of(value);
         readers.next().filter(|_| readers.next().is_none())
     };
-    let then = |node: &Node, op: &str| {
-        only_reader(node.outputs.first()?).filter(|reader| reader.op == op && reader.domain.is_empty())
-    };
-    let scaled = node.input(0).and_then(|input| view.maker(input));
-    scaled.is_some_and(|maker| matches!(maker.op.as_str(), "Div" | "Mul"))
+    let then = |node: &Node, op: &str| only_reader(node.outputs.first()?).filter(|reader| reader.is_onnx(op));
+    let scaled = node.input(0).and_then(|input| view.producer(input));
+    scaled.is_some_and(|producer| matches!(producer.op.as_str(), "Div" | "Mul"))
         && then(node, "Add").and_then(|add| then(add, "Mul")).is_some()
 }

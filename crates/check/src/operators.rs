@@ -77,7 +77,7 @@ fn control_flow(node: &Node) -> Option<Problem> {
             }
             _ => "export the loop's body as a separate graph, and let the host repeat it",
         };
-        Problem::falls(Rule::ControlFlow, format!("an NPU runs no {} with a body", node.op))
+        Problem::falls(Rule::ControlFlow, format!("an NPU does not support {} with a body", node.op))
             .fix(Fix::you(fix))
     })
 }

@@ -29,7 +29,7 @@ impl fmt::Display for Explanation {
 
 /// Steps for a graph that does not compile, from the cheapest to the most expensive. `narthex check` does these steps
 /// automatically if the compiler is installed.
-pub const LADDER: [&str; 7] = [
+pub const DIAGNOSTIC_STEPS: [&str; 7] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",
     "write the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
     "write the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
@@ -74,7 +74,7 @@ pub fn explain(code: u32) -> Option<Explanation> {
     }
     let (_, meaning) = RANGES.iter().find(|(range, _)| range.contains(&code))?;
     let (name, cause) = ("a number without a published name", "it is in the verbose log");
-    Some(Explanation { code, name, meaning, cause, next: "follow the ladder" })
+    Some(Explanation { code, name, meaning, cause, next: "follow the diagnostic steps" })
 }
 
 /// Returns the error number in a message of QNN's provider: `Failed to finalize QNN graph. Error code: 1002`.

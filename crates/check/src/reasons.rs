@@ -8,7 +8,7 @@ use narthex_spec::Target;
 use super::{
     dim_bindings::{DimBindings, symbols},
     facts::Facts,
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::{NodePlacement, Problem},
     report::Fix,
 };

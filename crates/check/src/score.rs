@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt};
 use crate::{
     facts::Facts,
     numbers::{count, plural},
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::{Component, Factor, Finding, PartSummary, Score, Severity, Verdict},
     storage::npu_weight_bytes,
@@ -66,7 +66,7 @@ fn pieces(view: &PlacedGraph<'_>) -> usize {
     for (_, node, outcome) in view.placed() {
         let on_npu = *outcome == NodePlacement::Npu;
         let before = node.inputs.iter().filter_map(|name| {
-            let (was_on_npu, count) = (*changes.get(*view.makers.get(name.as_str())?)?)?;
+            let (was_on_npu, count) = (*changes.get(*view.producers.get(name.as_str())?)?)?;
             Some(count + usize::from(was_on_npu != on_npu))
         });
         let count = before.max().unwrap_or(0);

@@ -5,7 +5,7 @@ use narthex_spec::dtype::Dim;
 
 use super::{
     dim_bindings::{DimBindings, names, symbols},
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
 };

@@ -9,7 +9,7 @@ use narthex_graph::{
 
 use super::{
     facts::{Facts, Sessions},
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
 };
@@ -112,7 +112,7 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     (bytes > part_caution).then(|| {
         let [takes, safe] = gigabytes([bytes, part_caution]);
         let message = format!(
-            "its weights take {takes} GB on the NPU, where activations and spills come on top; parts beyond {safe} GB often \
+            "its weights take {takes} GB on the NPU, in addition to activations and spills; parts above {safe} GB often \
              fail to load"
         );
         Finding::new(Rule::PartSize, Severity::Costs, message).fix(fix())
@@ -156,7 +156,7 @@ fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
 
 /// Location of a weight. Graphs that read the same location of a file share the weight.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place<'a> {
+enum WeightLocation<'a> {
     /// In a data file, from this byte on.
     File(&'a Path, &'a str, u64),
     /// In a graph, under this name.
@@ -167,9 +167,9 @@ enum Place<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Weights<'a> {
     /// Number of bytes that each weight takes on the NPU.
-    npu: BTreeMap<Place<'a>, u64>,
+    npu: BTreeMap<WeightLocation<'a>, u64>,
     /// Number of bytes of each weight, and number of graphs that read it.
-    read: BTreeMap<Place<'a>, (u64, usize)>,
+    read: BTreeMap<WeightLocation<'a>, (u64, usize)>,
 }
 
 impl<'a> Weights<'a> {
@@ -177,15 +177,15 @@ impl<'a> Weights<'a> {
     pub(super) fn add(&mut self, view: &PlacedGraph<'a>) {
         let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
             Some(InitializerData::External { file, offset, .. }) => {
-                Place::File(&view.part.folder, file, *offset)
+                WeightLocation::File(&view.part.folder, file, *offset)
             }
-            _ => Place::Graph(&view.part.name, name),
+            _ => WeightLocation::Graph(&view.part.name, name),
         };
         for (name, bytes) in npu_weights(view) {
             let known = self.npu.entry(place(name)).or_default();
             *known = bytes.max(*known);
         }
-        let own: BTreeMap<Place<'a>, u64> =
+        let own: BTreeMap<WeightLocation<'a>, u64> =
             view.constants.iter().map(|(name, constant)| (place(name), constant.bytes())).collect();
         for (place, bytes) in own {
             let known = self.read.entry(place).or_default();
@@ -227,7 +227,7 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     }
     (!places.is_empty()).then(|| {
         let message = format!(
-            "it makes tensors of up to {} MB, beside {} MB of memory near the cores; an operator that cannot be cut into \
+            "it makes tensors of up to {} MB, and the memory next to the cores has {} MB; an operator that cannot be cut into \
              pieces fails to compile with error 1002",
             largest / 1_000_000,
             near >> 20

@@ -6,7 +6,7 @@ use narthex_graph::{Element, InitializerData, graph::MICROSOFT};
 use narthex_spec::DType;
 
 use super::{
-    placed::PlacedGraph,
+    placed_graph::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
 };
@@ -72,7 +72,7 @@ fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
     }
     (!places.is_empty()).then(|| {
         let message = format!(
-            "scores are masked with {lowest:e}: in half precision that is minus infinity, and a row that is masked whole \
+            "scores are masked with {lowest:e}: in half precision that is minus infinity, and a row that is completely masked \
              becomes NaN"
         );
         let fix = Fix::you("mask with a small negative number, such as -100");
@@ -154,7 +154,7 @@ fn quantisation(view: &PlacedGraph<'_>) -> Finding {
     });
     if plain {
         let message = format!(
-            "{scheme}; unquantised weights take two bytes a number on the NPU, which reads all of them for every token"
+            "{scheme}; unquantised weights take two bytes each on the NPU, which reads all of them for every token"
         );
         let fix = Fix::you("quantise the weights to 4 or 8 bits as MatMulNBits");
         return Finding::new(Rule::Quantisation, Severity::Costs, message).fix(fix);

@@ -22,7 +22,7 @@ pub(super) struct View<'a> {
     /// Positions of the nodes that read each value.
     pub(super) readers: HashMap<&'a str, Vec<usize>>,
     /// Position of the node that produces each value.
-    pub(super) makers: HashMap<&'a str, usize>,
+    pub(super) producers: HashMap<&'a str, usize>,
     /// Constants by name.
     pub(super) constants: HashMap<&'a str, &'a Initializer>,
     /// Number of multiply-accumulates of each node; `None` if it cannot be counted.
@@ -32,19 +32,20 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     pub(super) fn new(part: &'a OnnxFile, facts: Facts, extents: &DimBindings) -> Self {
         let graph = &part.graph;
-        let (mut readers, mut makers): (HashMap<&str, Vec<usize>>, HashMap<&str, usize>) = Default::default();
+        let (mut readers, mut producers): (HashMap<&str, Vec<usize>>, HashMap<&str, usize>) =
+            Default::default();
         for (index, node) in graph.nodes.iter().enumerate() {
             for name in node.inputs.iter().filter(|name| !name.is_empty()) {
                 readers.entry(name).or_default().push(index);
             }
-            makers.extend(node.outputs.iter().map(|name| (name.as_str(), index)));
+            producers.extend(node.outputs.iter().map(|name| (name.as_str(), index)));
         }
         let known = graph.infer(&|symbol| extents.get(symbol));
         let open = graph.infer(&|_| None);
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
         let work = graph.nodes.iter().map(|node| multiply_accumulates(node, &known)).collect();
-        Self { part, facts, known, open, readers, makers, constants, work }
+        Self { part, facts, known, open, readers, producers, constants, work }
     }
 
     pub(super) fn graph(&self) -> &'a Graph {
@@ -57,8 +58,8 @@ impl<'a> View<'a> {
     }
 
     /// Returns the node that produces a value.
-    pub(super) fn maker(&self, value: &str) -> Option<&'a Node> {
-        self.graph().nodes.get(*self.makers.get(value)?)
+    pub(super) fn producer(&self, value: &str) -> Option<&'a Node> {
+        self.graph().nodes.get(*self.producers.get(value)?)
     }
 
     /// Returns the nodes that read a value.

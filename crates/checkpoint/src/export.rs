@@ -50,7 +50,7 @@ impl HfExport {
         if comparable(&found.arch) != comparable(&wanted) {
             return Err(unsupported(
                 format!("a {:?} decoder for {}", arch.family, CONFIG),
-                "settings that its keys can say; take the checkpoint in safetensors instead of GGUF",
+                "settings that its keys can express; use the safetensors checkpoint instead of GGUF",
                 different(&found.arch, &wanted),
             ));
         }
@@ -298,7 +298,7 @@ mod tests {
         check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");
         let mut divided = decoder(&golden("llama"));
         divided.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 8] };
-        check(&divided, "take the checkpoint in safetensors instead of GGUF");
+        check(&divided, "use the safetensors checkpoint instead of GGUF");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub mod quark;
 mod required_tensors;
 mod slice;
 mod special;
-mod stored;
+mod stored_tensor;
 mod tensors;
 mod weight;
 mod yarn;
@@ -252,7 +252,7 @@ pub enum CheckpointError {
         found: usize,
     },
     /// A weight has an infinite or NaN value.
-    #[error("tensor {name} holds {found}: expected finite numbers; take another copy of the checkpoint")]
+    #[error("tensor {name} contains {found}: expected finite numbers; download the checkpoint again")]
     NotFinite {
         /// The canonical name, with the file's own name for it if that differs.
         name: String,

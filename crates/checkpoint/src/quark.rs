@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{
     CheckpointError, Encoding, Result, Weight,
     limits::{malformed, unsupported},
-    stored::{PackedTensor, StoredTensor, TensorEncoding},
+    stored_tensor::{PackedTensor, StoredTensor, TensorEncoding},
 };
 
 /// Position of each of eight rows among the nibbles of a packed 32-bit word, counted from the lowest. Nibble `i` is row

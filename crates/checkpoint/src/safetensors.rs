@@ -19,7 +19,7 @@ use super::{
     CheckpointError, Encoding, Result,
     limits::map,
     limits::{malformed, read_small, unsupported},
-    stored::{StoredTensor, TensorEncoding},
+    stored_tensor::{StoredTensor, TensorEncoding},
     tensors::end_of,
 };
 
@@ -65,7 +65,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
         return Err(malformed(&index_path, format!("at most {MAX_SHARDS} files"), names.len()));
     }
     for name in names {
-        // The index comes from outside and must not refer to files outside the folder.
+        // The index is untrusted and must not refer to files outside the folder.
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(malformed(&index_path, "names of files in the same folder", name));
         }

@@ -18,7 +18,7 @@ use super::{Checkpoint, Result, Weight, WeightSource};
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SliceError {
     /// The model was not trained to contain smaller ones.
-    #[error("expected a model that holds smaller ones, which Gemma 3n does, found {found}")]
+    #[error("expected Gemma 3n, which contains smaller models, found {found}")]
     Family {
         /// Structure of the checkpoint.
         found: String,
@@ -34,7 +34,7 @@ pub enum SliceError {
         found: usize,
     },
     /// A layer to remove does not exist, or no layer would remain.
-    #[error("expected layers to leave out from 0 to {last}, and one to keep, found {found:?}")]
+    #[error("expected layers to drop from 0 to {last}, with at least one left, found {found:?}")]
     Layers {
         /// The last layer.
         last: usize,
@@ -42,14 +42,14 @@ pub enum SliceError {
         found: Vec<usize>,
     },
     /// A layer to remove has keys and values that other layers share.
-    #[error("layer {layer} cannot be left out: the layers after it share its keys and values; leave it in")]
+    #[error("layer {layer} cannot be dropped: later layers share its keys and values; keep it")]
     Shared {
         /// The layer.
         layer: usize,
     },
     /// Layers to remove are stated in two places.
     #[error(
-        "expected the layers to leave out in one setting, found them in two: the size of MatFormer also has a list; add them to it, as in skip=3+7"
+        "expected the dropped layers in one setting, found them in two: the MatFormer size also has a list; add them to it, as in skip=3+7"
     )]
     Twofold,
     /// The number of inner widths is wrong.
@@ -278,22 +278,26 @@ mod tests {
         check(&e4b, "ffn=16385", "inner width of layer 0 of at most 16384, the checkpoint's, found 16385");
         check(&e4b, "ffn=8192*30", "each of the 35 layers that are kept, found 30");
         check(&e4b, "ffn=8192*29+20000,skip=20-24", "inner width of layer 34 of at most");
-        check(&e4b, "skip=18", "layer 18 cannot be left out: the layers after it share its keys and values");
-        check(&e4b, "skip=19", "layer 19 cannot be left out");
-        check(&e4b, "skip=35", "layers to leave out from 0 to 34");
-        check(&e4b, "skip=0-34", "and one to keep");
+        check(&e4b, "skip=18", "layer 18 cannot be dropped: later layers share its keys and values");
+        check(&e4b, "skip=19", "layer 19 cannot be dropped");
+        check(&e4b, "skip=35", "layers to drop from 0 to 34");
+        check(&e4b, "skip=0-34", "with at least one left");
         let dropped = |layers: &[usize]| Slice::without(&e4b, layers).unwrap_err().to_string();
         assert_eq!(
             dropped(&[3, 35]),
-            "expected layers to leave out from 0 to 34, and one to keep, found [3, 35]"
+            "expected layers to drop from 0 to 34, with at least one left, found [3, 35]"
         );
-        assert!(dropped(&(0..35).collect::<Vec<_>>()).contains("and one to keep"));
-        assert!(dropped(&[18]).contains("layer 18 cannot be left out"));
+        assert!(dropped(&(0..35).collect::<Vec<_>>()).contains("with at least one left"));
+        assert!(dropped(&[18]).contains("layer 18 cannot be dropped"));
         check(
             &published(json!({"num_hidden_layers": 30})),
             "e2b",
             "expected the 35 layers of Gemma 3n E4B for e2b, found 30",
         );
-        check(&DecoderArch { family: Family::Gemma3, ..e4b }, "e2b", "which Gemma 3n does, found Gemma3");
+        check(
+            &DecoderArch { family: Family::Gemma3, ..e4b },
+            "e2b",
+            "expected Gemma 3n, which contains smaller models, found Gemma3",
+        );
     }
 }

@@ -15,7 +15,7 @@ use super::{
     limits::unsupported,
     names::{NameTable, TensorPart},
     quark::{self, Elements},
-    stored::{StoredTensor, TensorEncoding},
+    stored_tensor::{StoredTensor, TensorEncoding},
 };
 
 /// Supported encodings, for errors about another one.
@@ -24,7 +24,7 @@ const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_
 
 /// All tensors of a checkpoint.
 pub(super) struct Tensors {
-    /// Path with which the checkpoint was opened: a file or a folder.
+    /// Path of the opened checkpoint: a file or a folder.
     pub(super) origin: PathBuf,
     /// The mapped files.
     pub(super) maps: Vec<MappedFile>,

@@ -131,11 +131,11 @@ impl<'a> Emitter<'a> {
         values: impl FnOnce(&Self) -> Result<Vec<f32>>,
     ) -> Result<Tensor> {
         let dtype = self.compute;
-        let place = self.once(name, dtype, |e| {
+        let range = self.once(name, dtype, |e| {
             let bytes = if e.is_dry_run() { Vec::new() } else { encoded(&values(e)?, dtype) };
             e.stream(size(shape, dtype), |append| append(&bytes))
         })?;
-        Ok(self.external(name, dtype, shape, place))
+        Ok(self.external(name, dtype, shape, range))
     }
 
     /// Declares a tensor that the file stores in the type `dtype`, with a cast if the activations have another type.
@@ -148,8 +148,8 @@ impl<'a> Emitter<'a> {
         write: impl FnOnce(&mut Self) -> Result<ByteRange>,
     ) -> Result<Tensor> {
         let name = scope.to_string();
-        let place = self.once(&name, dtype, write)?;
-        let stored = self.external(&name, dtype, shape, place);
+        let range = self.once(&name, dtype, write)?;
+        let stored = self.external(&name, dtype, shape, range);
         if dtype == self.compute {
             return Ok(stored);
         }
@@ -163,12 +163,12 @@ impl<'a> Emitter<'a> {
         dtype: DType,
         write: impl FnOnce(&mut Self) -> Result<ByteRange>,
     ) -> Result<ByteRange> {
-        if let Some(place) = self.place_of(name, dtype) {
-            return Ok(place);
+        if let Some(range) = self.written_range(name, dtype) {
+            return Ok(range);
         }
-        let place = write(self)?;
-        self.written.plain.insert((name.to_owned(), dtype), place);
-        Ok(place)
+        let range = write(self)?;
+        self.written.plain.insert((name.to_owned(), dtype), range);
+        Ok(range)
     }
 
     /// Returns a scalar constant in the activations' type.
@@ -189,7 +189,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Returns the location of a tensor that has been written.
-    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<ByteRange> {
+    pub(crate) fn written_range(&self, name: &str, dtype: DType) -> Option<ByteRange> {
         self.written.plain.get(&(name.to_owned(), dtype)).copied()
     }
 
@@ -228,13 +228,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Declares a tensor of the weights file in the graph.
-    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: ByteRange) -> Tensor {
-        let at = External { file: self.data_file, offset: place.offset, length: place.length };
+    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], range: ByteRange) -> Tensor {
+        let at = External { file: self.data_file, offset: range.offset, length: range.length };
         self.graph.external(name, dtype, shape, at)
     }
 
     /// Returns a location in the weights file in the manifest's form.
-    pub(crate) fn range(&self, place: ByteRange) -> FileRange {
-        FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
+    pub(crate) fn file_range(&self, range: ByteRange) -> FileRange {
+        FileRange { file: self.data_file.to_owned(), offset: range.offset, length: range.length }
     }
 }

@@ -29,7 +29,7 @@ pub enum CompileError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The checkpoint does not contain the requested smaller model.
-    #[error("the checkpoint has no such smaller model: {0}")]
+    #[error("the model cannot be made smaller in this way: {0}")]
     Slice(#[from] SliceError),
     /// YaRN does not apply to the model.
     #[error("the context cannot be extended: {0}")]

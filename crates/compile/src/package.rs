@@ -99,7 +99,7 @@ impl PackageWriter {
 /// Adds files to the manifest of a package and rewrites the manifest.
 ///
 /// `names` are relative to the folder, with `/` between their components.
-pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<()> {
+pub fn add_files(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
         let failed = |source| CompileError::Write { path: path.clone(), source };

@@ -247,7 +247,7 @@ fn a_calibration_that_fails_fails_the_compile() {
     };
     let hint = check(&Broken, "the library is gone");
     assert!(hint.contains("install it") && hint.contains("--calibrate none"), "{hint}");
-    check(&MadeUp::new(|fetch| vec![1.0; fetch.shape[0] - 1]), "has 64 channels, but 63 measures came");
+    check(&MadeUp::new(|fetch| vec![1.0; fetch.shape[0] - 1]), "has 64 channels, but 63 were measured");
     check(&MadeUp::new(|fetch| vec![f32::NAN; fetch.shape[0]]), "a mean square of layers.0.attn is NaN");
     check(&MadeUp::new(|fetch| vec![-1.0; fetch.shape[0]]), "is -1");
 }

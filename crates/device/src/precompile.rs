@@ -51,7 +51,7 @@ pub enum FallbackPolicy {
     OnCpu,
 }
 
-/// Compiles graphs for a device. Every node must be placed on the device, except for those that `rest` permits
+/// Compiles graphs for a device. Every node must be placed on the device, except for those that `fallback` permits
 /// elsewhere. Returns the placements in the same order.
 ///
 /// `done` is called with the number of compiled graphs after each one; if it breaks, the call is cancelled.
@@ -64,7 +64,7 @@ pub fn precompile(
     device: &Device,
     jobs: &[Job<'_>],
     weights: Weights,
-    rest: FallbackPolicy,
+    fallback: FallbackPolicy,
     done: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Placement>, DeviceError> {
     // Contexts that share a binary are written when the last of them is created, so all sessions stay open until then.
@@ -78,7 +78,7 @@ pub fn precompile(
         let context = Context::Written { path: job.context, sharing };
         let options = SessionOptions { context, ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
-        whole(runtime, job.graph, device, session.placement(), rest)?;
+        whole(runtime, job.graph, device, session.placement(), fallback)?;
         open.push(session);
         if done(index + 1).is_break() {
             return Err(DeviceError::Cancelled);
@@ -143,19 +143,19 @@ pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> 
     env::set_current_dir(before)
 }
 
-/// Checks that a placement is on its device, except for the nodes that `rest` permits elsewhere. The error has the
+/// Checks that a placement is on its device, except for the nodes that `fallback` permits elsewhere. The error has the
 /// provider's reason for each refused node, if it gives one.
 pub(crate) fn whole(
     runtime: &Runtime,
     graph: &Path,
     device: &Device,
     placement: &Placement,
-    rest: FallbackPolicy,
+    fallback: FallbackPolicy,
 ) -> Result<(), DeviceError> {
     let ep = device.ep();
     let mut left = placement.nodes.iter().filter(|node| node.ep != ep).peekable();
     let granted = left.peek().is_none()
-        || match rest {
+        || match fallback {
             FallbackPolicy::Refused => false,
             FallbackPolicy::Edges => {
                 let edges = read(graph).map(|graph| edges(&graph)).unwrap_or_default();

@@ -40,9 +40,9 @@ impl VocabSubset {
             .map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
         let found = format!("{} in {}", tokens.len(), path.display());
-        Self::new(vocab, tokens)
-            .filter(|subset| subset.width() == count)
-            .ok_or_else(|| DeviceError::package(format!("{count} tokens below {vocab}, rising"), found))
+        Self::new(vocab, tokens).filter(|subset| subset.width() == count).ok_or_else(|| {
+            DeviceError::package(format!("{count} tokens below {vocab}, in ascending order"), found)
+        })
     }
 
     /// Returns these tokens of a vocabulary, or `None` if there are none or they are not rising numbers below its size.

@@ -50,7 +50,7 @@ fn dynamic(package: &Package) -> DynamicEncoder {
 
 fn fixed(package: &Package) -> StaticEncoder {
     let place =
-        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }

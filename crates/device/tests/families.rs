@@ -193,7 +193,7 @@ fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, LogitRows::All)]).unwrap();
     let place =
-        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 4, kv_budget: 1 << 30 };
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = StaticExecutor::open(runtime(), folder, manifest, place, &options).unwrap();

@@ -15,7 +15,7 @@ use narthex_spec::{Ep, OpenVinoDevice, Scheme, recipe::FixedShapes};
 use support::{OPTIONS, Package, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
-    let place = GraphLoad { device, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
     StaticExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
         .err()

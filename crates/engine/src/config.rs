@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub max_queue: usize,
     /// Maximum number of running sequences, from 1 to the executor's slots.
     pub max_running: usize,
-    /// Maximum number of prompt tokens in one step beside decoding sequences; at least 1.
+    /// Maximum number of prompt tokens in one step together with decoding sequences; at least 1.
     pub prefill_chunk: usize,
     /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the remaining
     /// tokens, and always enough to advance.

@@ -1,5 +1,5 @@
 //! A draft model: a small decoder with the vocabulary of the model that answers. It proposes the next tokens of a
-//! sequence that runs alone.
+//! sequence that is the only one running.
 //!
 //! Its proposals are its most likely tokens, so that they are accepted by the same rule as drafts from earlier text. It
 //! has one slot, which holds a prefix of the sequence and the proposals after it. Before the next proposal, rejected

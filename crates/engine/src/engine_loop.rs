@@ -55,7 +55,7 @@ pub struct EngineLoop {
     /// Sequences with slots, oldest first.
     running: Vec<Sequence>,
     /// True after the device ran out of memory. No sequence is admitted until one ends.
-    pressed: bool,
+    is_memory_full: bool,
     /// Number of consecutive losses of the device.
     losses: usize,
     grants: Vec<Grant>,
@@ -84,7 +84,7 @@ impl EngineLoop {
             slots: Slots::new(limits),
             queue: VecDeque::new(),
             running: Vec::with_capacity(limits.slots),
-            pressed: false,
+            is_memory_full: false,
             losses: 0,
             grants: Vec::with_capacity(limits.slots),
             plan: StepPlan::default(),
@@ -256,7 +256,7 @@ impl EngineLoop {
                 self.slots.release(slot, kept, self.stats.steps, prompt_end);
             }
         }
-        self.pressed = false;
+        self.is_memory_full = false;
         self.report(sequence, finish);
     }
 

@@ -278,7 +278,7 @@ pub trait Executor: Send {
     }
 }
 
-const NO_HANDOVER: &str = "this executor hands no keys and values over";
+const NO_HANDOVER: &str = "this executor cannot hand over keys and values";
 
 #[cfg(test)]
 mod tests {

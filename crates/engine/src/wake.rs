@@ -1,4 +1,4 @@
-//! The signal with which other threads wake the engine's thread.
+//! The signal that wakes the engine's thread.
 
 use std::{sync::Arc, time::Duration};
 

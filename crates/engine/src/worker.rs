@@ -39,9 +39,9 @@ pub enum Drain {
     Now,
 }
 
-/// Optional parts of an engine beside its executor.
+/// Optional parts of an engine in addition to its executor.
 #[derive(Default)]
-pub struct Companions {
+pub struct EngineExtensions {
     /// Draft model.
     pub draft_model: Option<DraftModel>,
     /// Storage of prefixes.
@@ -90,30 +90,30 @@ impl Engine {
     /// # Errors
     /// Returns an error if the system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
-        Self::start_with(executor, Companions::default(), config)
+        Self::start_with(executor, EngineExtensions::default(), config)
     }
 
-    /// Starts the thread that owns the executor and its companions.
+    /// Starts the thread that owns the executor and its extensions.
     ///
     /// # Errors
     /// Returns an error if the system cannot create a thread.
     pub fn start_with(
         executor: impl Into<SupervisedExecutor>,
-        companions: Companions,
+        extensions: EngineExtensions,
         config: EngineConfig,
     ) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
         let mut engine_loop = EngineLoop::new(executor, config);
-        if let Some(draft_model) = companions.draft_model {
+        if let Some(draft_model) = extensions.draft_model {
             engine_loop = engine_loop.with_draft_model(draft_model);
         }
-        if let Some(storage) = companions.prefix_storage {
+        if let Some(storage) = extensions.prefix_storage {
             engine_loop = engine_loop.with_prefix_storage(storage);
         }
         let config = engine_loop.config().clone();
         let inbox = Mutex::new(Inbox { stats: engine_loop.stats(), ..Inbox::default() });
-        let shared = Arc::new(Shared { inbox, wake: companions.storage_progress.0 });
+        let shared = Arc::new(Shared { inbox, wake: extensions.storage_progress.0 });
         let own = shared.clone();
         let thread =
             std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(engine_loop, &own))?;

@@ -16,7 +16,7 @@ use narthex_engine::{
     executor::{Executor, KvBlock, KvCopy, Limits, Logits, StepError, StepPlan},
     prefix_storage::{BLOCK_TOKENS, BlockKey, BlockState, PrefixRead, PrefixStorage},
     request::{Request, Usage},
-    worker::{Companions, Drain, Engine, StorageProgress},
+    worker::{Drain, Engine, EngineExtensions, StorageProgress},
 };
 use narthex_spec::SlotId;
 use narthex_testkit::{
@@ -404,12 +404,12 @@ fn a_shutdown_stores_what_the_slots_have() {
             let storage = MemoryStorage { progress: StorageProgress::default(), ..storage.clone() };
             let executor = FakeExecutor::new(limits(2));
             let config = EngineConfig::for_limits(executor.limits());
-            let companions = Companions {
+            let extensions = EngineExtensions {
                 draft_model: None,
                 prefix_storage: Some(Box::new(storage.clone())),
                 storage_progress: storage.progress.clone(),
             };
-            let engine = Engine::start_with(Box::new(executor), companions, config).unwrap();
+            let engine = Engine::start_with(Box::new(executor), extensions, config).unwrap();
             let sink = Recorder::new();
             engine.submit(Request::greedy(first.clone(), 9, sink.clone())).unwrap();
             let deadline = Instant::now() + Duration::from_secs(30);

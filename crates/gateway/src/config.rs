@@ -80,7 +80,7 @@ pub struct Config {
     pub draft_model: Option<String>,
     /// Prefixes of prompts in files, from which chat models answer after a restart; `None` for none.
     pub prefix_cache: Option<PrefixCacheConfig>,
-    /// Maximum time that a request waits for its model to load, and that a load waits for room that models in use take.
+    /// Maximum time that a request waits for its model to load, and that a load waits for memory that models in use take.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
     pub retry_failed_after: Duration,

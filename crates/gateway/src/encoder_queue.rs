@@ -69,7 +69,7 @@ impl Drop for EncoderJob {
 /// Numbers of requests in an encoder's queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct QueueLength {
-    /// Number of requests of which the encoder has started a batch.
+    /// Number of requests with a batch that the encoder has started.
     pub(crate) running: usize,
     /// Number of requests that wait for the encoder.
     pub(crate) waiting: usize,

@@ -62,7 +62,7 @@ fn stand_ins_are_never_timed() {
         // The request is refused before the model is looked up.
         let error = compare(&tiny, "no-such-model", places).unwrap_err();
         assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("devices")), "{error}");
-        assert!(error.to_string().contains("so its times mean nothing"), "{error}");
+        assert!(error.to_string().contains("so its times are meaningless"), "{error}");
     }
     let refused = |config: Config, param| {
         let gateway = Gateway::open(config).unwrap();

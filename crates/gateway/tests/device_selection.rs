@@ -256,7 +256,8 @@ fn tools_grammars_prefixes_and_drafts_work_on_every_placement() {
         assert!(["yes!", "no!"].contains(&answer.text.as_str()), "{answer:?}");
 
         let (description, strictness) = (None, Strictness::BestEffort);
-        let tool = Tool { name: "set".to_owned(), description, parameters: parameters.clone(), strictness };
+        let (name, parameters) = ("set".to_owned(), parameters.clone());
+        let tool = Tool { name, description, parameters, strictness, text: None };
         let tools = ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One };
         let question_with_tools = ChatRequest { tools, ..question("the cat", greedy(64)) };
         let answer = ask(&gateway, &model, question_with_tools);

@@ -117,5 +117,5 @@ fn the_cache_of_a_draft_model_counts_towards_the_total() {
     assert!(both > 1 << 20, "{both}");
     assert!(load(&Gateway::open(config(both, Some(&draft))).unwrap(), &model).is_ok());
     let error = load(&Gateway::open(config(both - 1, Some(&draft))).unwrap(), &model).unwrap_err();
-    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+    assert!(matches!(error, Error::ResidencyFull { .. }), "{error}");
 }

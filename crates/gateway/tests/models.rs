@@ -38,10 +38,10 @@ fn pending(gateway: &Gateway, model: &str) -> PendingLoad {
     }
 }
 
-/// Waits until a load waits for room. Returns the error of a request whose time ends then.
-fn without_room(load: &PendingLoad) -> Error {
+/// Waits until a load waits for memory. Returns the error of a request whose time ends then.
+fn without_memory(load: &PendingLoad) -> Error {
     let mut error = None;
-    eventually("the wait for room", || {
+    eventually("the wait for memory", || {
         error = load.model().err();
         !matches!(error, Some(Error::Loading { .. }))
     });
@@ -83,7 +83,7 @@ fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
     let running = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
     heard.recv_timeout(PATIENCE).unwrap();
     let load = pending(&gateway, &encoder);
-    let error = without_room(&load);
+    let error = without_memory(&load);
     assert!(error.to_string().contains("there is no room for") && error.retry_after().is_some(), "{error}");
     assert!(error.hint().unwrap().contains("--max-models"));
     running.cancel();
@@ -104,10 +104,10 @@ fn a_model_stays_until_the_requests_that_waited_for_it_use_it() {
             place = load.on_end(|| ()).unwrap();
         }
         let next = pending(&gateway, &encoder);
-        let error = without_room(&next);
-        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+        let error = without_memory(&next);
+        assert!(matches!(error, Error::ResidencyFull { .. }), "{error}");
         drop(place);
-        eventually("room", || next.model().is_ok());
+        eventually("memory", || next.model().is_ok());
     }
 }
 
@@ -121,9 +121,9 @@ fn a_model_stays_while_a_request_holds_it() {
         panic!("{chat} is not in memory")
     };
     let next = pending(&gateway, &encoder);
-    assert!(matches!(without_room(&next), Error::NoRoom { .. }));
+    assert!(matches!(without_memory(&next), Error::ResidencyFull { .. }));
     drop(model);
-    eventually("room", || next.model().is_ok());
+    eventually("memory", || next.model().is_ok());
     let model = next.model().unwrap();
     gateway.remove(&encoder).unwrap();
     // The name is not resolved again.
@@ -131,7 +131,7 @@ fn a_model_stays_while_a_request_holds_it() {
 }
 
 #[test]
-fn a_removed_model_takes_its_room_until_its_last_use_ends() {
+fn a_removed_model_keeps_its_memory_until_its_last_use_ends() {
     let tiny = Tiny::new();
     let (chat, encoder) = (tiny.long_chat(), tiny.embedding());
     let check = |config: Config, next: &str, remove: &dyn Fn(&Gateway)| {
@@ -146,12 +146,12 @@ fn a_removed_model_takes_its_room_until_its_last_use_ends() {
         remove(&gateway);
         assert_eq!(states(&gateway), []);
         let load = pending(&gateway, next);
-        let error = without_room(&load);
-        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+        let error = without_memory(&load);
+        assert!(matches!(error, Error::ResidencyFull { .. }), "{error}");
         drop(model);
         // The last use ends on the thread of the model.
         running.cancel();
-        eventually("room", || load.model().is_ok());
+        eventually("memory", || load.model().is_ok());
     };
     let one_model = || Config { max_models: 1, ..tiny.config() };
     let one_cache = Config { kv_total: tiny.config().kv_budget, ..tiny.config() };

@@ -74,8 +74,8 @@ fn layers_that_are_not_there_are_refused() {
         let error = compile(&tiny, request).unwrap_err();
         assert!(error.kind() == ErrorKind::BadRequest && error.to_string().contains(expect), "{error}");
     };
-    check(without("2"), "expected layers to leave out from 0 to 1, and one to keep, found [2]");
-    check(without("0-1"), "and one to keep, found [0, 1]");
+    check(without("2"), "expected layers to drop from 0 to 1, with at least one left, found [2]");
+    check(without("0-1"), "with at least one left, found [0, 1]");
     let twice = CompileRequest { matformer: Some("e2b".parse().unwrap()), ..without("1") };
-    check(twice, "expected the layers to leave out in one setting");
+    check(twice, "expected the dropped layers in one setting");
 }

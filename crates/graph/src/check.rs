@@ -31,7 +31,7 @@ pub enum GraphError {
         name: String,
     },
     /// No node produces a graph output.
-    #[error("graph output {name:?} is produced by no node")]
+    #[error("no node computes the graph output {name:?}")]
     NoOutput {
         /// The output.
         name: String,

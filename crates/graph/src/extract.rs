@@ -61,18 +61,18 @@ impl Graph {
 
     /// Returns the positions, together with those of the nodes that compute constants for them.
     fn with_constants(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> BTreeSet<usize> {
-        let mut makers: HashMap<&str, usize> = HashMap::new();
+        let mut producers: HashMap<&str, usize> = HashMap::new();
         for (at, node) in self.nodes.iter().enumerate() {
-            makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
+            producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
         }
         let (mut all, mut open) = (positions.clone(), positions.iter().copied().collect::<Vec<_>>());
         while let Some(at) = open.pop() {
             let Some(node) = self.nodes.get(at) else { continue };
             for name in node.inputs.iter().filter(|name| known.get(name).constant) {
-                if let Some(&maker) = makers.get(name.as_str())
-                    && all.insert(maker)
+                if let Some(&producer) = producers.get(name.as_str())
+                    && all.insert(producer)
                 {
-                    open.push(maker);
+                    open.push(producer);
                 }
             }
         }

@@ -231,6 +231,11 @@ impl Node {
         }
     }
 
+    /// Returns whether the operator is `op` of ONNX itself, not of another domain.
+    pub fn is_onnx(&self, op: &str) -> bool {
+        self.domain.is_empty() && self.op == op
+    }
+
     /// Returns the operator with its domain: `MatMul`, `com.microsoft.MatMulNBits`.
     pub fn operator(&self) -> String {
         if self.domain.is_empty() { self.op.clone() } else { format!("{}.{}", self.domain, self.op) }

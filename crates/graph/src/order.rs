@@ -28,7 +28,7 @@ impl Graph {
 /// Returns the positions of nodes in topological order. Among nodes that are ready, the one with the smallest position
 /// comes first.
 fn order(nodes: &[Node]) -> Vec<usize> {
-    let makers: HashMap<&str, usize> = nodes
+    let producers: HashMap<&str, usize> = nodes
         .iter()
         .enumerate()
         .flat_map(|(at, node)| node.outputs.iter().map(move |name| (name.as_str(), at)))
@@ -38,9 +38,9 @@ fn order(nodes: &[Node]) -> Vec<usize> {
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (at, node) in nodes.iter().enumerate() {
         node.for_each_read(&mut |name| {
-            if let Some(&maker) = makers.get(name) {
+            if let Some(&producer) = producers.get(name) {
                 awaited[at] += 1;
-                readers[maker].push(at);
+                readers[producer].push(at);
             }
         });
     }

@@ -54,7 +54,7 @@ pub enum Edit {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
     /// No node produces the value.
-    #[error("cannot {label}: no node makes {value:?}")]
+    #[error("cannot {label}: no node computes {value:?}")]
     NoSuchNode {
         /// The patch.
         label: String,
@@ -62,7 +62,7 @@ pub enum PatchError {
         value: String,
     },
     /// Two patches replace the same node.
-    #[error("cannot {label}: another fix has replaced the node that makes {value:?}")]
+    #[error("cannot {label}: another fix has replaced the node that computes {value:?}")]
     Overlap {
         /// The patch.
         label: String,
@@ -95,16 +95,16 @@ impl Graph {
 
     /// Returns the new nodes by the position of the node that they replace.
     fn replacements(&self, patches: &[Patch]) -> Result<HashMap<usize, Vec<Node>>, PatchError> {
-        let mut makers: HashMap<&str, usize> = HashMap::new();
+        let mut producers: HashMap<&str, usize> = HashMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            makers.extend(node.outputs.iter().map(|output| (output.as_str(), index)));
+            producers.extend(node.outputs.iter().map(|output| (output.as_str(), index)));
         }
         let mut replacements = HashMap::new();
         for patch in patches {
             for edit in &patch.edits {
                 let Edit::Replace { making, nodes } = edit else { continue };
                 let at = || (patch.label.clone(), making.clone());
-                let Some(&index) = makers.get(making.as_str()) else {
+                let Some(&index) = producers.get(making.as_str()) else {
                     let (label, value) = at();
                     return Err(PatchError::NoSuchNode { label, value });
                 };

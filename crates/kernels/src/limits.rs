@@ -1,4 +1,4 @@
-//! Measurements of this machine's limits, with which kernels are compared.
+//! Measurements of this machine's limits, for comparison with kernels.
 
 use std::hint::black_box;
 

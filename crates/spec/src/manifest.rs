@@ -3,7 +3,7 @@
 //! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: the manifest states each
 //! of them.
 
-mod bound;
+mod bound_device;
 mod kv;
 mod part;
 mod paths;
@@ -18,7 +18,7 @@ use crate::{
     arch::Structure, dtype::Dim,
 };
 
-pub use bound::Bound;
+pub use bound_device::BoundDevice;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
@@ -35,7 +35,7 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// Name under which the package was made.
+    /// Name of the package at its compile.
     pub name: ModelName,
     /// Architecture of the model, as far as it is known.
     pub architecture: Structure,
@@ -50,7 +50,7 @@ pub struct Manifest {
     pub contexts: Vec<Context>,
     /// The only kind of device that runs the package, if its graphs are vendor-specific.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bound: Option<Bound>,
+    pub bound: Option<BoundDevice>,
     /// Tables whose rows the host reads.
     pub tables: Vec<HostTable>,
     /// File with the tokens that logits cover, as an ascending list in JSON, relative to the package; `None` for all

@@ -35,7 +35,7 @@ pub struct Mix {
 /// A string that is not a [`MatFormer`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{found:?} is not a smaller model: expected e2b, or inner widths and layers to leave out, as in ffn=8192, skip=20-24 or \
+    "{found:?} is not a smaller model: expected e2b, or inner widths and dropped layers, as in ffn=8192, skip=20-24 or \
      ffn=8192*10+16384*20,skip=20-24"
 )]
 pub struct BadMatFormer {

@@ -159,13 +159,13 @@ impl FakeExecutor {
     }
 
     /// Leaves an extra token in a slot, as a failed step may do on a device.
-    fn soil(&mut self, plan: &StepPlan) {
+    fn corrupt(&mut self, plan: &StepPlan) {
         if let Some(span) = plan.spans.first() {
-            self.soil_slot(span.slot);
+            self.corrupt_slot(span.slot);
         }
     }
 
-    fn soil_slot(&mut self, slot: SlotId) {
+    fn corrupt_slot(&mut self, slot: SlotId) {
         let held = &mut self.slots[slot.index()];
         held.push(0);
         self.watch.set(slot, held.len());
@@ -206,7 +206,7 @@ impl Executor for FakeExecutor {
             return Err(self.lose());
         }
         if let Err(error) = fault.inject() {
-            self.soil(plan);
+            self.corrupt(plan);
             return Err(error);
         }
         self.logits.clear();
@@ -258,7 +258,7 @@ impl Executor for FakeExecutor {
             return Err(self.lose());
         }
         if let Err(error) = fault.inject() {
-            self.soil_slot(copy.to);
+            self.corrupt_slot(copy.to);
             return Err(error);
         }
         let block = self.read_kv(copy.from, copy.tokens.clone())?;

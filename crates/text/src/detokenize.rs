@@ -2,7 +2,7 @@
 
 use narthex_spec::TokenId;
 
-use crate::tokenizer::{Place, Tokenizer};
+use crate::tokenizer::{TokenPosition, Tokenizer};
 
 /// Converts a stream of tokens to text. Special tokens are skipped.
 ///
@@ -12,7 +12,7 @@ pub struct Detokenizer {
     tokenizer: Tokenizer,
     /// Bytes of an incomplete character, at most three.
     partial: Vec<u8>,
-    place: Place,
+    position: TokenPosition,
     /// Number of leading characters that may still be dropped.
     droppable: usize,
     /// Special tokens whose spelling is part of the text.
@@ -30,7 +30,7 @@ impl Detokenizer {
     /// Creates a detokenizer at the beginning of a text.
     pub fn new(tokenizer: Tokenizer) -> Self {
         let droppable = tokenizer.leading().count;
-        Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable, shown: Vec::new() }
+        Self { tokenizer, partial: Vec::new(), position: TokenPosition::Start, droppable, shown: Vec::new() }
     }
 
     /// Returns the detokenizer with the special tokens of these spellings shown in the text. Other spellings have no
@@ -60,8 +60,8 @@ impl Detokenizer {
         if self.tokenizer.is_special(token) && !self.shown.contains(&token) {
             return None;
         }
-        self.tokenizer.append_bytes(token, self.place, &mut self.partial);
-        self.place = Place::Inside;
+        self.tokenizer.append_bytes(token, self.position, &mut self.partial);
+        self.position = TokenPosition::Inside;
         let text = self.take_whole();
         self.without_leading(text)
     }

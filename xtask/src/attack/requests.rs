@@ -21,7 +21,7 @@ const BODY: usize = 32_000_000;
 /// Number of plain requests that are timed.
 const PLAIN: usize = 20;
 
-/// Maximum additional time of a plain request beside costly bodies.
+/// Maximum additional time of a plain request during costly ones.
 const SLOWED: Duration = Duration::from_millis(100);
 
 /// Number of silent connections, and the server's limit on open files.
@@ -94,7 +94,7 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Sends costly bodies concurrently, and plain requests beside them. A plain request that takes [`SLOWED`] longer than
+/// Sends costly bodies concurrently, and plain requests at the same time. A plain request that takes [`SLOWED`] longer than
 /// alone is a finding.
 pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, ":")?;
@@ -139,7 +139,7 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![live.outcome("costly bodies of up to 32 MB at once".to_owned(), cases)?])
 }
 
-/// Returns the finding about a plain request that takes longer beside costly bodies than alone.
+/// Returns the finding about a plain request that takes longer during costly bodies than alone.
 fn slowed(alone: Duration, beside: Duration) -> Option<String> {
     let more = beside.saturating_sub(alone);
     (more > SLOWED).then(|| format!("a plain request beside them takes {more:.2?} longer than alone"))

@@ -1,4 +1,4 @@
-//! Memory of `narthex serve` with one conversation, beside the sum of its parts: weights, KV cache and a fixed amount.
+//! Memory of `narthex serve` with one conversation, compared with the sum of its parts: weights, KV cache and a fixed amount.
 
 use serde::Serialize;
 

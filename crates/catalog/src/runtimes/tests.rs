@@ -182,7 +182,7 @@ fn a_named_library_comes_before_the_stores() {
 fn a_library_beside_the_program_is_found_in_the_pinned_version_alone() {
     let pin = pinned_for(Ep::Cpu, Platform::LinuxX64).unwrap();
     let prefix = tempfile::tempdir().unwrap();
-    let found = || beside::in_prefix(prefix.path(), &pin);
+    let found = || shipped_library::in_prefix(prefix.path(), &pin);
     let make = |path: &str| {
         let path = prefix.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -18,19 +18,19 @@ pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
 /// Removes the permissions of other users from a folder of the store and its contents. A folder that others cannot
 /// enter is skipped, since its contents were made private before. So is a folder of another user.
 #[cfg(unix)]
-pub(super) fn tighten_open(folder: &Path) -> Result<(), Error> {
+pub(super) fn make_private_if_shared(folder: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
 
     let is_own = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
     match fs::metadata(folder) {
-        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => tighten(folder),
+        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => make_private(folder),
         _ => Ok(()),
     }
 }
 
 /// Removes the permissions of other users from a file, or from a folder and its contents. Links are not followed.
 #[cfg(unix)]
-pub(super) fn tighten(path: &Path) -> Result<(), Error> {
+pub(super) fn make_private(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
 
     let meta = match fs::symlink_metadata(path) {
@@ -47,21 +47,21 @@ pub(super) fn tighten(path: &Path) -> Result<(), Error> {
     }
     if meta.is_dir() {
         for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
-            tighten(&entry.map_err(Error::io("list", path))?.path())?;
+            make_private(&entry.map_err(Error::io("list", path))?.path())?;
         }
     }
     Ok(())
 }
 
-/// Does nothing, as [`tighten`].
+/// Does nothing, as [`make_private`].
 #[cfg(not(unix))]
-pub(super) fn tighten_open(_folder: &Path) -> Result<(), Error> {
+pub(super) fn make_private_if_shared(_folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
 /// Does nothing: folders in a user's profile are private on Windows.
 #[cfg(not(unix))]
-pub(super) fn tighten(_path: &Path) -> Result<(), Error> {
+pub(super) fn make_private(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 

@@ -8,28 +8,28 @@ use std::{
 
 use super::{
     Store, lock,
-    staging::{aside, swap_lock},
+    staging::{old_path, swap_lock},
 };
 use crate::{error::Error, files};
 
 /// Removes leftovers. This is fast if there are none.
 pub(super) fn recover(store: &Store) -> Result<(), Error> {
-    let (staged, swapped) = (list(&store.root().join("tmp"))?, asides(store)?);
+    let (staged, swapped) = (list(&store.root().join("tmp"))?, old_folders(store)?);
     if staged.is_empty() && swapped.is_empty() {
         return Ok(());
     }
     let _swap = swap_lock(store)?;
-    for old in asides(store)? {
-        settle(&old)?;
+    for old in old_folders(store)? {
+        finish_swap(&old)?;
     }
     for path in list(&store.root().join("tmp"))? {
-        sweep(&path)?;
+        remove_if_abandoned(&path)?;
     }
     Ok(())
 }
 
 /// Removes one entry of `tmp/`, unless a living process has locked it.
-fn sweep(path: &Path) -> Result<(), Error> {
+fn remove_if_abandoned(path: &Path) -> Result<(), Error> {
     if path.extension().is_some_and(|extension| extension == "lock") {
         // A lock file with a folder is handled with its folder; one without a folder is unused.
         if path.with_extension("").exists() {
@@ -51,7 +51,7 @@ fn sweep(path: &Path) -> Result<(), Error> {
 }
 
 /// Removes `x.old` if a newer `x` exists; otherwise renames it back to `x`.
-fn settle(old: &Path) -> Result<(), Error> {
+fn finish_swap(old: &Path) -> Result<(), Error> {
     let target = old.with_extension("");
     if target.exists() {
         return files::remove_all(old);
@@ -59,12 +59,12 @@ fn settle(old: &Path) -> Result<(), Error> {
     fs::rename(old, &target).map_err(Error::io("move back", &target))
 }
 
-fn asides(store: &Store) -> Result<Vec<PathBuf>, Error> {
+fn old_folders(store: &Store) -> Result<Vec<PathBuf>, Error> {
     let mut folders = list(&store.root().join("packages"))?;
     folders.extend(["runtimes", "checkpoints"].map(|name| store.root().join(name)));
     let mut found = Vec::new();
     for folder in folders {
-        found.extend(list(&folder)?.into_iter().filter(|path| *path == aside(&path.with_extension(""))));
+        found.extend(list(&folder)?.into_iter().filter(|path| *path == old_path(&path.with_extension(""))));
     }
     Ok(found)
 }

@@ -77,23 +77,23 @@ impl Staging {
         {
             self.store.forget_machine(&self.target)?;
         }
-        privacy::tighten(&self.path)?;
+        privacy::make_private(&self.path)?;
         files::sync_tree(&self.path)?;
         let parent = self.target.parent().unwrap_or(self.store.root());
         privacy::create_folder(parent)?;
         let _swap = swap_lock(&self.store)?;
-        let aside = aside(&self.target);
-        files::remove_all(&aside)?;
+        let old = old_path(&self.target);
+        files::remove_all(&old)?;
         if self.target.exists() {
-            fs::rename(&self.target, &aside).map_err(Error::io("move aside", &self.target))?;
+            fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
         }
         if let Err(error) = fs::rename(&self.path, &self.target) {
             // Restoring the older folder matters more than a second error of the disk.
-            let _ = fs::rename(&aside, &self.target);
+            let _ = fs::rename(&old, &self.target);
             return Err(Error::io("move into place", &self.target)(error));
         }
         files::sync_folder(parent)?;
-        files::remove_all(&aside)?;
+        files::remove_all(&old)?;
         Ok(self.target.clone())
     }
 }
@@ -109,7 +109,7 @@ impl Drop for Staging {
 }
 
 /// Returns the path to which an older folder is renamed while it is replaced.
-pub(super) fn aside(target: &Path) -> PathBuf {
+pub(super) fn old_path(target: &Path) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".old");
     target.with_file_name(name)

@@ -129,7 +129,7 @@ impl Staging {
     /// Those of [`Staging::commit`].
     pub fn commit_with_state(self) -> Result<PathBuf, Error> {
         // Both may change the times of files, and must not do so after the record.
-        privacy::tighten(self.path())?;
+        privacy::make_private(self.path())?;
         files::sync_tree(self.path())?;
         let record = self.path().join(STATE_RECORD);
         files::write_privately(&record, &encode(&states(self.path())?, &record)?)?;

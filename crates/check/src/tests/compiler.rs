@@ -73,7 +73,7 @@ fn compiler_errors_are_explained() {
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails because of /b alone"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
-    // After the steps of the ladder, the report states their outcome and lists no step for the user.
+    // After the diagnostic steps, the report states their outcome and lists no step for the user.
     let evidence = Evidence {
         folder: "/kept".into(),
         words: vec!["graph prepare failed 13".to_owned()],

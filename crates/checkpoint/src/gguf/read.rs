@@ -14,7 +14,7 @@ use super::meta::{Metadata, Value};
 use crate::{
     Encoding, Result,
     limits::{malformed, unsupported},
-    stored::{StoredTensor, TensorEncoding},
+    stored_tensor::{StoredTensor, TensorEncoding},
     tensors::end_of,
 };
 

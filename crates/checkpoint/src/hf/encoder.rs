@@ -33,8 +33,7 @@ impl EncoderKeys {
             return Err(unsupported("position_embedding_type", "absolute", other));
         }
         if self.is_decoder == Some(true) {
-            let expected =
-                "false: a causal head over BERT's blocks is not compiled, an encoder and its masked head are";
+            let expected = "false: encoders and their masked heads are compiled, causal heads over BERT's layers are not";
             return Err(unsupported("is_decoder", expected, true));
         }
         Ok(EncoderArch {

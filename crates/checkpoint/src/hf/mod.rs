@@ -10,7 +10,7 @@ pub mod folder;
 pub mod pooling;
 pub mod prompts;
 mod sentencepiece;
-pub mod text;
+pub mod tokenizer;
 
 /// Configuration file; a folder with it is a checkpoint of this layout.
 pub const CONFIG: &str = "config.json";

@@ -69,7 +69,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let mut sentence =
         SentenceEmbedding { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
     for (at, module) in modules.iter().enumerate() {
-        // The list comes from outside and must not refer to files outside the folder.
+        // The list is untrusted and must not refer to files outside the folder.
         if !inside(&module.path) {
             return Err(malformed(&folder.file("modules.json"), "modules inside the folder", &module.path));
         }

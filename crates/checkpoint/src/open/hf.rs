@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     Checkpoint, CheckpointError, Result, TokenizerSource,
     family::{Decoder, HfFamily, HfReader, hf_family},
-    hf::{CONFIG, config::Config, folder::Folder, pooling, prompts, text},
+    hf::{CONFIG, config::Config, folder::Folder, pooling, prompts, tokenizer},
     layout::Layout,
     limits::check_architecture,
     quark, required_tensors, safetensors,
@@ -64,7 +64,7 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
             let encoder = read(config, &sentence).map_err(in_config)?;
-            let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
+            let longest = tokenizer::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), Layout::default(), max_length)
         }
@@ -109,14 +109,14 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let config = Config::read(&mut folder)?;
     let HfSettings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
     let (embeds, vocab) = match &architecture {
-        Architecture::Decoder(arch) => (false, text::Vocab::Decoder(arch.vocab, Some(arch.family))),
+        Architecture::Decoder(arch) => (false, tokenizer::Vocab::Decoder(arch.vocab, Some(arch.family))),
         Architecture::Encoder(arch) => {
-            (matches!(arch.head, EncoderHead::Embedding { .. }), text::Vocab::Encoder(arch.vocab))
+            (matches!(arch.head, EncoderHead::Embedding { .. }), tokenizer::Vocab::Encoder(arch.vocab))
         }
     };
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let (tensors, files) = weights(path, family, &architecture, layout)?;
-    let text = text::read(&mut folder, config.ids(), vocab)?;
+    let text = tokenizer::read(&mut folder, config.ids(), vocab)?;
     let license = folder.license()?;
     folder.files.extend(files);
     Ok(Checkpoint {

@@ -7,7 +7,7 @@ mod hf;
 
 use std::{
     fs,
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -52,8 +52,13 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
         [file] => gguf::open(file),
         [] => {
             refuse_other_formats(&names)?;
+            if let Some(weights) = names.iter().find(|name| name.ends_with(".safetensors") && !has(CONFIG)) {
+                let reason = format!("the file is missing beside {weights}; copy it from the model's page");
+                let source = io::Error::new(io::ErrorKind::NotFound, reason);
+                return Err(CheckpointError::Read { path: path.join(CONFIG), source });
+            }
             let expected =
-                "a .gguf file, or config.json with model.safetensors; give the folder that holds them";
+                "a .gguf file, or config.json with model.safetensors; give the folder that contains them";
             Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
         }
         several => {
@@ -116,7 +121,7 @@ fn open_file(path: &Path) -> Result<Checkpoint> {
     if magic == b"GGUF" || is_gguf(&name) {
         return gguf::open(path);
     }
-    let expected = "a .gguf file, or the folder that holds config.json and model.safetensors";
+    let expected = "a .gguf file, or the folder that contains config.json and model.safetensors";
     Err(unsupported("file", expected, name))
 }
 
@@ -174,7 +179,11 @@ mod tests {
         check(&["a.gguf", "b.gguf"], "\"a.gguf, b.gguf\" is not supported: expected a single .gguf file");
         check(&["config.json", "pytorch_model.bin"], "save the model again as safetensors");
         check(&["config.json"], "\"config.json\" is not supported: expected a .gguf file");
-        check(&["model.safetensors"], "give the folder that holds them");
+        check(
+            &["model.safetensors"],
+            "config.json: the file is missing beside model.safetensors; copy it from",
+        );
+        check(&["notes.txt"], "give the folder that contains them");
         let many: Vec<String> = (10..30).map(|i| format!("{i}.txt")).collect();
         check(&many.iter().map(String::as_str).collect::<Vec<_>>(), "21.txt and 8 more");
     }

@@ -33,7 +33,7 @@ const TEXT: &str = include_str!("text.txt");
 /// Maximum number of calibration tokens.
 const LONGEST: usize = 1024;
 
-/// File of the probe graph. It is written beside the weights and removed after the run.
+/// File of the probe graph. It is written next to the weights and removed after the run.
 const PROBE_FILE: &str = "probe.onnx";
 
 /// Runs graphs for the compiler.
@@ -185,7 +185,9 @@ impl CalibrationModel<'_> {
         for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
             if token as usize >= vocab {
                 return Err(CompileError::Calibration(RunnerError {
-                    reason: format!("the tokenizer gives token {token}, but the model has {vocab}"),
+                    reason: format!(
+                        "the tokenizer returned token {token}, but the model's vocabulary has {vocab} tokens"
+                    ),
                     hint: Some("use the tokenizer that belongs to this checkpoint".to_owned()),
                 }));
             }
@@ -232,10 +234,13 @@ fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<()> {
     for (input, values) in inputs.iter().zip(measured) {
         if values.len() != input.channels {
             let (name, channels) = (&input.name, input.channels);
-            return bad(format!("{name} has {channels} channels, but {} measures came", values.len()));
+            return bad(format!("{name} has {channels} channels, but {} were measured", values.len()));
         }
         if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {
-            return bad(format!("the model computes no numbers: a mean square of {} is {value}", input.name));
+            return bad(format!(
+                "the activations of the model are not finite: a mean square of {} is {value}",
+                input.name
+            ));
         }
     }
     Ok(())

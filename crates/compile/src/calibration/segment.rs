@@ -50,7 +50,7 @@ struct GraphSegmenter<'a> {
     known: InferredTensors,
     constants: HashMap<&'a str, &'a Initializer>,
     /// Index of the node that computes each value.
-    makers: HashMap<&'a str, usize>,
+    producers: HashMap<&'a str, usize>,
     /// Index of the last node that reads each value.
     readers: HashMap<&'a str, usize>,
 }
@@ -59,14 +59,14 @@ impl<'a> GraphSegmenter<'a> {
     fn new(graph: &'a Graph, known: InferredTensors) -> Self {
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
-        let (mut makers, mut readers) = (HashMap::new(), HashMap::new());
+        let (mut producers, mut readers) = (HashMap::new(), HashMap::new());
         for (at, node) in graph.nodes.iter().enumerate() {
             // An empty name is an omitted input.
             let named = |names: &'a [String]| names.iter().filter(|name| !name.is_empty());
-            makers.extend(named(&node.outputs).map(|name| (name.as_str(), at)));
+            producers.extend(named(&node.outputs).map(|name| (name.as_str(), at)));
             readers.extend(named(&node.inputs).map(|name| (name.as_str(), at)));
         }
-        Self { graph, known, constants, makers, readers }
+        Self { graph, known, constants, producers, readers }
     }
 
     /// Returns the values that nodes before `at` compute and that node `at` or a later one reads, in the order of their
@@ -94,7 +94,7 @@ impl<'a> GraphSegmenter<'a> {
     fn segment(&self, start: usize, end: usize) -> Segment {
         let nodes = self.graph.nodes.get(start..end).unwrap_or_default();
         let read: HashSet<&str> = nodes.iter().flat_map(|node| &node.inputs).map(String::as_str).collect();
-        let here = |name: &str| self.makers.get(name).is_some_and(|at| (start..end).contains(at));
+        let here = |name: &str| self.producers.get(name).is_some_and(|at| (start..end).contains(at));
         let value = |name: &str| Value {
             name: name.to_owned(),
             dtype: DType::F32.into(),

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Number of elements in a piece: 16 MiB decoded. A longer row is a piece by itself.
+/// Number of elements in a piece: 16 MiB decoded. A longer row is a piece of its own.
 const PIECE: usize = 4 << 20;
 
 /// Maximum number of elements of a transposed weight in memory: 64 MiB. A larger weight is read several times.
@@ -82,7 +82,7 @@ impl Emitter<'_> {
         let (file, cancel, dry_run) = (self.data_file, self.cancel, self.is_dry_run());
         let data = &mut self.data;
         let failed = |source| CompileError::Write { path: file.into(), source };
-        let place = data.begin(length).map_err(failed)?;
+        let range = data.begin(length).map_err(failed)?;
         if !dry_run {
             pieces(&mut |bytes| {
                 if cancel.load(Ordering::Relaxed) {
@@ -92,7 +92,7 @@ impl Emitter<'_> {
             })?;
             self.stage.advance(self.data.length());
         }
-        Ok(place)
+        Ok(range)
     }
 
     /// Writes some rows of a weight `[all, cols]` in the given element type, unquantised.

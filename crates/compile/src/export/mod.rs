@@ -49,7 +49,7 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let (arch, entry) = decoder(job.manifest)?;
     let graph = genai::graph(job, arch, entry)?;
     let files = config::files(job, arch, entry)?;
-    let partial = Partial::beside(job.out)?;
+    let partial = PartialFolder::beside(job.out)?;
     let write = |name: &str, bytes: &[u8]| {
         let path = partial.0.join(name);
         fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })
@@ -64,7 +64,7 @@ pub fn genai(job: &ExportJob<'_>) -> Result<()> {
             .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
         copied.map_err(|source| CompileError::Write { path: to, source })?;
     }
-    partial.settle(job.out)
+    partial.commit(job.out)
 }
 
 /// Returns a decoder that Narthex compiled, and its graph for CPUs and GPUs.
@@ -76,12 +76,12 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
         Structure::Decoder(arch) => arch,
         Structure::Encoder(_) | Structure::ImportedEncoder(_) => return Err(other("an encoder")),
         Structure::ImportedDecoder(_) => {
-            return Err(other("an import, which has its export already"));
+            return Err(other("an import, which is an ONNX export already"));
         }
     };
     if let Some(tokens) = arch.kept_tokens {
         return Err(other(&format!(
-            "a head of {tokens} of {} tokens, which others take for all",
+            "a head of {tokens} of {} tokens, which other programs would treat as all",
             arch.vocab
         )));
     }
@@ -96,15 +96,19 @@ fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph> {
     parts.into_iter().next().map(|part| part.graph).ok_or_else(none)
 }
 
-/// An unfinished folder, which is removed on drop unless `settle` renamed it.
-struct Partial(PathBuf);
+/// An unfinished folder, which is removed on drop unless `commit` renamed it.
+struct PartialFolder(PathBuf);
 
-impl Partial {
+impl PartialFolder {
     /// Creates the unfinished folder next to `out`, which must be missing or empty.
     fn beside(out: &Path) -> Result<Self> {
         let failed = |source| CompileError::Write { path: out.to_owned(), source };
-        if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
-            return Err(failed(io::ErrorKind::AlreadyExists.into()));
+        let taken = |reason: &str| failed(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+        if out.is_file() {
+            return Err(taken("it is a file"));
+        }
+        if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
+            return Err(taken("the folder is not empty"));
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(out.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
@@ -114,16 +118,16 @@ impl Partial {
         Ok(Self(path))
     }
 
-    fn settle(self, out: &Path) -> Result<()> {
+    fn commit(self, out: &Path) -> Result<()> {
         // A complete folder replaces an empty one.
         let _ = fs::remove_dir(out);
         fs::rename(&self.0, out).map_err(|source| CompileError::Write { path: out.to_owned(), source })
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFolder {
     fn drop(&mut self) {
-        // After `settle` there is nothing to remove. A failed removal leaves a hidden folder that nothing refers to.
+        // After `commit` there is nothing to remove. A failed removal leaves a hidden folder that nothing refers to.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -32,7 +32,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Partial,
+    PartialFolder,
     config::{self, TokenizerSettings},
 };
 use crate::{
@@ -75,7 +75,7 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     let written = HfExport::new(arch)?;
     let tensors: Vec<Tensor> = written.tensors().into_iter().map(Tensor::new).collect();
     whole_groups(job, &tensors)?;
-    let partial = Partial::beside(job.out)?;
+    let partial = PartialFolder::beside(job.out)?;
     for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
         let path = partial.0.join(name);
         fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })?;
@@ -100,7 +100,7 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
     checkpoint.watches.check()?;
     drop(stage);
-    partial.settle(job.out)
+    partial.commit(job.out)
 }
 
 /// A tensor in the checkpoint's own format, and the form in which it is stored.
@@ -177,9 +177,7 @@ fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
     let fits = |group: usize| packed().all(|(_, [_, cols])| cols.is_multiple_of(group));
     if let Some((tensor, [_, cols])) = packed().find(|(_, [_, cols])| !cols.is_multiple_of(job.group)) {
         let next = match GROUPS.into_iter().find(|&group| fits(group)) {
-            Some(group) => format!(
-                "; onnxruntime-genai takes --group {group} too, AMD's NPUs are documented for 128 alone"
-            ),
+            Some(group) => format!("; --group {group} fits, but AMD documents only 128 for its NPUs"),
             None => String::new(),
         };
         let expected = format!("a multiple of the group of {}{next}", job.group);

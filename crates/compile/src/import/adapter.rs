@@ -9,7 +9,7 @@ use narthex_spec::{
     manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use super::{bound, graphs::remove_constant_inputs, refused};
+use super::{device_bundle, graphs::remove_constant_inputs, refused};
 use crate::{error::Result, package::GRAPH_FILE};
 
 /// Prefix of the names of added nodes and values. A graph that already has such names is refused.
@@ -35,7 +35,11 @@ impl GraphAdapter {
     /// prefix.
     pub(super) fn new(file: &str, mut inner: Graph) -> Result<Self> {
         if let Some(what) = inner.unread.first() {
-            return Err(refused(format!("content of {file}"), "what Narthex can write back whole", what));
+            return Err(refused(
+                format!("content of {file}"),
+                "only contents that Narthex can write back",
+                what,
+            ));
         }
         match inner.opset() {
             Some(11..) => {}
@@ -61,7 +65,7 @@ impl GraphAdapter {
         remove_constant_inputs(&mut inner);
         // Declarations of intermediate values refer to symbols of the old inputs. Only those of contexts are still
         // needed.
-        let bound = bound::values(&inner);
+        let bound = device_bundle::values(&inner);
         inner.values.retain(|value| bound.contains(&value.name));
         let builder = || Builder::new("", &[]);
         let (prologue, epilogue) = (builder(), builder());

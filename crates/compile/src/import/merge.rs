@@ -7,7 +7,7 @@ use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value}
 use sha2::{Digest, Sha256};
 
 use super::{
-    bound,
+    device_bundle,
     graphs::{for_each_node, remove_constant_inputs},
     names::BRANCH,
     refused,
@@ -41,7 +41,7 @@ pub(super) fn chain_stages<'a>(
     let mut taken: HashSet<String> = HashSet::new();
     for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
         remove_constant_inputs(&mut stage);
-        let bound = bound::values(&stage);
+        let bound = device_bundle::values(&stage);
         add_aliases(&mut stage, renamed, &bound);
         let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
         let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();

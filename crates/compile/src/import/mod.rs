@@ -6,9 +6,9 @@
 //! [`Import::write`] writes the package.
 
 mod adapter;
-mod bound;
 mod chunk;
 mod decoder;
+mod device_bundle;
 mod encoder;
 mod genai;
 mod graphs;
@@ -31,7 +31,7 @@ use narthex_checkpoint::hf::{
     CONFIG,
     folder::Folder,
     pooling, prompts,
-    text::{self, Text, Vocab},
+    tokenizer::{self, FolderTokenizer, Vocab},
 };
 use narthex_graph::{
     Graph,
@@ -41,7 +41,7 @@ use narthex_mmap::FileWatch;
 use narthex_spec::{
     Recipe, Scheme,
     arch::{EncoderHead, Structure},
-    manifest::{self, Bound, GraphEntry, Prompts},
+    manifest::{self, BoundDevice, GraphEntry, Prompts},
 };
 
 use crate::{
@@ -67,14 +67,14 @@ pub struct Import {
     watches: Vec<(PathBuf, FileWatch)>,
     graphs: Vec<(Graph, GraphEntry)>,
     /// Kind of device that the import is bound to, if any.
-    bound: Option<Bound>,
+    bound: Option<BoundDevice>,
     /// Name of a weight file that only the graph's own operators read.
     operator_weights: Option<String>,
     structure: Structure,
     /// Maximum sequence length, in tokens.
     max_length: usize,
     recipe: Recipe,
-    text: Text,
+    text: FolderTokenizer,
     prompts: Prompts,
     license: Option<String>,
     /// Name of the exporter.
@@ -89,7 +89,7 @@ impl Import {
     }
 
     /// Returns the kind of device that the import is bound to, if any.
-    pub fn bound(&self) -> Option<&Bound> {
+    pub fn bound(&self) -> Option<&BoundDevice> {
         self.bound.as_ref()
     }
 
@@ -113,7 +113,7 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import> {
     if folder.has(GENAI_CONFIG) {
         return onnxruntime_genai(folder, file);
     }
-    if let Some(error) = bound::genie(&mut folder) {
+    if let Some(error) = device_bundle::genie(&mut folder) {
         return Err(error);
     }
     let GraphSelection { files, form } = selection::choose(&folder, file)?;
@@ -161,10 +161,11 @@ fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import> {
     let amd = ryzen::bound(folder.path(), &genai.options, graphs)?;
     let parts = parts?;
     let operator_weights = amd.as_ref().and_then(|_| ryzen::weights(&genai.options));
-    let bound = match genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph))) {
-        Some(pipeline) => Some(bound::pipeline(folder.path(), &pipeline, &parts)?),
-        None => amd,
-    };
+    let bound =
+        match genai.pipeline.filter(|_| parts.iter().any(|part| device_bundle::is_compiled(&part.graph))) {
+            Some(pipeline) => Some(device_bundle::pipeline(folder.path(), &pipeline, &parts)?),
+            None => amd,
+        };
     let opened =
         DecoderExport { parts, names: genai.names, settings: genai.settings, form: genai.form, bound };
     let import = import_decoder(folder, opened, "onnxruntime-genai")?;
@@ -184,13 +185,13 @@ struct DecoderExport {
     names: TensorNames,
     settings: Settings,
     form: Composition,
-    bound: Option<Bound>,
+    bound: Option<BoundDevice>,
 }
 
 /// Returns the folder of the graphs' data, and a name for messages. Compiled contexts without a bundle are refused.
-fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String)> {
+fn origin(parts: &[OnnxFile], bound: Option<&BoundDevice>) -> Result<(PathBuf, String)> {
     for part in parts.iter().filter(|_| bound.is_none()) {
-        if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
+        if let Some(error) = device_bundle::compiled(&part.folder.join(&part.name), &part.graph) {
             return Err(error);
         }
     }
@@ -232,7 +233,7 @@ fn import_decoder(
     };
     let first = decoders.first().ok_or_else(|| refused("the export", "a decoder", "none"))?;
     let (imported, max_length) = (first.imported.clone(), first.max_length);
-    let text = text::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
+    let text = tokenizer::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
     let compiled = decoders.iter().any(|decoder| decoder.entry.part != manifest::Part::Whole);
     let notes = decoders.iter().take(1).filter_map(|decoder| note(decoder, &settings, compiled)).collect();
     recipe.scheme = scheme(&first.graph);
@@ -262,8 +263,12 @@ const CHUNKS: &str = "the pipeline";
 fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String> {
     let length = decoder.max_length;
     let shorter = settings.context.is_some_and(|context| length < context);
-    let why = if compiled { "its past has no more room" } else { "the graph changes its rotary factors" };
-    shorter.then(|| format!("Beyond {length} tokens {why}; sequences are served up to there."))
+    let why = if compiled {
+        "its cache has no more positions"
+    } else {
+        "the graph then changes its rotary factors"
+    };
+    shorter.then(|| format!("Sequences are limited to {length} tokens, because {why}."))
 }
 
 fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import> {
@@ -276,10 +281,10 @@ fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) 
     let mut recipe = recipe([&part.graph]);
     recipe.scheme = scheme(&part.graph);
     let (graph, entry, imported) = encoder::encoder(&file, part.graph, &settings, &sentence)?;
-    let longest = text::max_length(&mut folder, &sentence)?;
+    let longest = tokenizer::max_length(&mut folder, &sentence)?;
     let max_length =
         settings.stated("the longest text", longest.into_iter().chain(settings.context).min())?;
-    let text = text::read(&mut folder, &settings.ids, Vocab::Encoder(imported.vocab))?;
+    let text = tokenizer::read(&mut folder, &settings.ids, Vocab::Encoder(imported.vocab))?;
     let masked = matches!(imported.head, EncoderHead::MaskedLm { .. });
     if masked && !text.special.texts.contains_key("mask_token") {
         return Err(refused("mask_token of the tokenizer", "the token that stands for a masked one", "none"));

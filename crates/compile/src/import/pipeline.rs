@@ -10,7 +10,9 @@ use narthex_graph::{Graph, Initializer, onnx::files::DataFiles};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{bound, chunk, graphs::fixed_extent, merge, names::TensorNames, refused, settings::GENAI_CONFIG};
+use super::{
+    chunk, device_bundle, graphs::fixed_extent, merge, names::TensorNames, refused, settings::GENAI_CONFIG,
+};
 use crate::error::Result;
 
 /// Maximum number of stages.
@@ -106,7 +108,7 @@ pub(super) fn join(
         |skipped| merge::chain_stages(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
     let (prompt, mut token) = (chain(RunPhase::Token)?, chain(RunPhase::Prompt)?);
     let always = stages.iter().all(|stage| stage.runs == RunPhase::Always);
-    if graphs.iter().any(bound::is_compiled)
+    if graphs.iter().any(device_bundle::is_compiled)
         || [&prompt, &token].iter().all(|graph| has_fixed_past(graph, names))
     {
         let chunk = |graph, skipped| with_length(graph, run(skipped).map(|(_, graph)| graph), names);

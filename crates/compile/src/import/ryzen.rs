@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use narthex_graph::Graph;
-use narthex_spec::{Ep, manifest::Bound};
+use narthex_spec::{Ep, manifest::BoundDevice};
 use serde_json::Value;
 
-use super::{bound, graphs::for_each_node};
+use super::{device_bundle, graphs::for_each_node};
 use crate::error::{CompileError, Result};
 
 /// Domains of ONNX Runtime's operators.
@@ -26,9 +26,10 @@ pub(super) fn bound<'a>(
     folder: &Path,
     options: &Value,
     graphs: Option<impl IntoIterator<Item = &'a Graph>>,
-) -> Result<Option<Bound>> {
-    let library = bound::text(options, "custom_ops_library");
-    let amd = bound::provider(options).is_some_and(|device| device == bound::RYZEN) || library.is_some();
+) -> Result<Option<BoundDevice>> {
+    let library = device_bundle::text(options, "custom_ops_library");
+    let amd = device_bundle::provider(options).is_some_and(|device| device == device_bundle::RYZEN)
+        || library.is_some();
     let mut foreign = None;
     let there = graphs.is_some();
     for graph in graphs.into_iter().flatten() {
@@ -49,16 +50,16 @@ pub(super) fn bound<'a>(
         (None, None) if amd && !there => "a graph".to_owned(),
         _ => return Ok(None),
     };
-    let device = bound::RYZEN.to_owned();
+    let device = device_bundle::RYZEN.to_owned();
     if there {
-        return Ok(Some(Bound { ep: Ep::VitisAi, target: None, device, holds: what }));
+        return Ok(Some(BoundDevice { ep: Ep::VitisAi, target: None, device, holds: what }));
     }
     Err(CompileError::Bound {
         path: folder.to_owned(),
         what,
         device,
         instead:
-            "name a folder that holds the graph too; for other devices import what onnxruntime-genai's model builder makes \
+            "name a folder that also contains the graph; for other devices import what onnxruntime-genai's model builder makes \
              of the export that went into model_generate (narthex export MODEL --format quark DIR), or compile its \
              checkpoint: narthex compile DIR"
                 .to_owned(),
@@ -67,7 +68,7 @@ pub(super) fn bound<'a>(
 
 /// Returns the weight file of AMD's operators, if the settings name one.
 pub(super) fn weights(options: &Value) -> Option<String> {
-    bound::text(options, "external_data_file").filter(|name| !name.is_empty())
+    device_bundle::text(options, "external_data_file").filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ impl Import {
             folder: &self.data,
             sources: DataFiles::default(),
             file: ExternalWriter::new(package.create(DATA_FILE)?),
-            places: BTreeMap::new(),
+            ranges: BTreeMap::new(),
             written: 0,
             stage: &stage,
             cancel,
@@ -162,7 +162,7 @@ struct Weights<'a> {
     sources: DataFiles,
     file: ExternalWriter<HashedFile>,
     /// Locations of written constants by their origin; an embedding and a head may share their bytes.
-    places: BTreeMap<(String, u64, u64), ByteRange>,
+    ranges: BTreeMap<(String, u64, u64), ByteRange>,
     written: u64,
     stage: &'a Stage<'a>,
     cancel: &'a AtomicBool,
@@ -184,15 +184,15 @@ impl Weights<'_> {
                 InitializerData::External { file, offset, length } => Some((file.clone(), *offset, *length)),
                 InitializerData::Inline(_) => None,
             };
-            let place = match from.as_ref().and_then(|from| self.places.get(from)) {
-                Some(place) => *place,
+            let range = match from.as_ref().and_then(|from| self.ranges.get(from)) {
+                Some(range) => *range,
                 None => self
                     .file
                     .write(bytes)
                     .map_err(|source| CompileError::Write { path: DATA_FILE.into(), source })?,
             };
-            self.places.extend(from.map(|from| (from, place)));
-            let (file, offset, length) = (DATA_FILE.to_owned(), place.offset, place.length);
+            self.ranges.extend(from.map(|from| (from, range)));
+            let (file, offset, length) = (DATA_FILE.to_owned(), range.offset, range.length);
             constant.data = InitializerData::External { file, offset, length };
             self.written += 1;
             self.stage.advance(self.written);

@@ -41,8 +41,8 @@ impl TableSource<'_> {
         rows: Range<usize>,
         dtype: DType,
     ) -> Result<HostTable> {
-        let place = e.rows(self.weight, self.shape, rows.clone(), dtype)?;
-        let encoding = TableEncoding::Plain { dtype, data: e.range(place) };
+        let range = e.rows(self.weight, self.shape, rows.clone(), dtype)?;
+        let encoding = TableEncoding::Plain { dtype, data: e.file_range(range) };
         Ok(HostTable { role: self.role, rows: rows.len(), cols: self.shape[1], encoding })
     }
 
@@ -69,8 +69,8 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
 pub(crate) fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
-        quants: e.range(weight.quants),
-        scales: e.range(weight.scales),
+        quants: e.file_range(weight.quants),
+        scales: e.file_range(weight.scales),
     }
 }
 

@@ -180,8 +180,8 @@ pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Res
     };
     let table = source.write(e, dtype)?;
     if let TableEncoding::Plain { data, .. } = &table.encoding {
-        let place = ByteRange { offset: data.offset, length: data.length };
-        e.once(&tokens_scope().node("weight"), dtype, |_| Ok(place))?;
+        let range = ByteRange { offset: data.offset, length: data.length };
+        e.once(&tokens_scope().node("weight"), dtype, |_| Ok(range))?;
     }
     Ok(table)
 }

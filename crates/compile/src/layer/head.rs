@@ -120,8 +120,8 @@ fn head_with_outliers(
 fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DType) -> Result<HeadWithTable> {
     let table = embed::token_table(arch).write(e, dtype)?;
     if let (TOKEN_WEIGHT, TableEncoding::Plain { data, .. }) = (arch.head_weight(), &table.encoding) {
-        let place = ByteRange { offset: data.offset, length: data.length };
-        e.once(&scope().node("weight"), dtype, |_| Ok(place))?;
+        let range = ByteRange { offset: data.offset, length: data.length };
+        e.once(&scope().node("weight"), dtype, |_| Ok(range))?;
     }
     let weight = head_weight(e, arch, dtype)?;
     let out = e.graph.gemm_transposed(&scope(), rows, weight)?;

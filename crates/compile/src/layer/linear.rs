@@ -120,7 +120,7 @@ pub(crate) fn quantized_linear(
     let quants = e.external(&scope.node("quants"), DType::U8, &quants_shape, weight.quants);
     let scales = e.external(&scope.node("scales"), DType::F16, &[rows, blocks], weight.scales);
     let zeros_shape = [rows, (blocks * bits).div_ceil(8)];
-    let zeros = weight.zeros.map(|place| e.external(&scope.node("zeros"), DType::U8, &zeros_shape, place));
+    let zeros = weight.zeros.map(|range| e.external(&scope.node("zeros"), DType::U8, &zeros_shape, range));
     let product =
         MatMulNBits { x, quants, scales, zeros, bias: None, rows, cols, bits, block, accuracy_level: None };
     if e.compute == DType::F16 {

@@ -56,13 +56,13 @@ impl Angles {
         for AngleTables { set, names, .. } in TABLES {
             let Some(extents) = set.extents(arch) else { continue };
             let [cos, sin] = names;
-            let places = [
+            let ranges = [
                 write(e, cos, arch, set, Trigonometric::Cos, extents)?,
                 write(e, sin, arch, set, Trigonometric::Sin, extents)?,
             ];
             if set.rotation != Rotation::Global || arch.switch().is_none() {
-                let cos = e.external(cos, DType::F32, &extents, places[0]);
-                let sin = e.external(sin, DType::F32, &extents, places[1]);
+                let cos = e.external(cos, DType::F32, &extents, ranges[0]);
+                let sin = e.external(sin, DType::F32, &extents, ranges[1]);
                 angles.insert(set.rotation, [cos, sin]);
             }
         }
@@ -86,8 +86,8 @@ pub(crate) fn host_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable>
     for AngleTables { set, names, roles } in TABLES {
         let Some([rows, cols]) = set.extents(arch) else { continue };
         for (role, name) in roles.into_iter().zip(names) {
-            tables.extend(e.place_of(name, DType::F32).map(|place| {
-                let encoding = TableEncoding::Plain { dtype: DType::F32, data: e.range(place) };
+            tables.extend(e.written_range(name, DType::F32).map(|range| {
+                let encoding = TableEncoding::Plain { dtype: DType::F32, data: e.file_range(range) };
                 HostTable { role, rows, cols, encoding }
             }));
         }

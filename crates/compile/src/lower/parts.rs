@@ -129,7 +129,7 @@ mod tests {
         check(&[10; 6], 50, &[(0, 3), (3, 6)]);
         check(&[10; 7], 30, &[(0, 3), (3, 6), (6, 7)]);
         check(&[50, 10, 10, 10], 60, &[(0, 1), (1, 4)]);
-        // A layer larger than the limit is a part by itself.
+        // A layer larger than the limit is a part of its own.
         check(&[10, 99, 10], 20, &[(0, 1), (1, 2), (2, 3)]);
         check(&[10; 2], 0, &[(0, 1), (1, 2)]);
         check(&[], 10, &[]);

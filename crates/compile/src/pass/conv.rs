@@ -16,7 +16,7 @@ pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
 ///
 /// The lower row is constant: ONNX Runtime computes it when it loads the graph, before any provider sees it.
 fn as_conv(node: &Node, known: &InferredTensors) -> Option<Patch> {
-    if !(node.domain.is_empty() && node.op == "MatMul") {
+    if !node.is_onnx("MatMul") {
         return None;
     }
     let (x, weight) = (known.input(node, 0)?, known.input(node, 1)?);

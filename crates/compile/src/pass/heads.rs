@@ -52,10 +52,10 @@ impl<'a> View<'a> {
         loop {
             let last = between.last().copied().unwrap_or(scores);
             let [next] = self.readers.get(last.outputs.first()?.as_str())?[..] else { return None };
-            if is_op(next, "MatMul") {
+            if next.is_onnx("MatMul") {
                 let reads_weights = next.input(0) == last.outputs.first().map(String::as_str);
                 let fits = reads_weights && self.heads(next) == Some(heads);
-                let weighs = between.iter().any(|node| is_op(node, "Softmax"));
+                let weighs = between.iter().any(|node| node.is_onnx("Softmax"));
                 let known = &self.known;
                 return (fits && weighs).then_some(Attention { known, heads, scores, between, mix: next });
             }
@@ -76,7 +76,7 @@ impl<'a> View<'a> {
             }
         };
         let (left, right) = (heads(0)?, heads(1)?);
-        (is_op(node, "MatMul") && left == right && left > 1).then_some(left)
+        (node.is_onnx("MatMul") && left == right && left > 1).then_some(left)
     }
 
     /// Returns whether a node computes each head only from the same head.
@@ -109,10 +109,6 @@ fn is_shared(tensor: &TensorInfo) -> bool {
         Some(shape) => shape.iter().all(|extent| *extent == Some(1)),
         None => false,
     }
-}
-
-fn is_op(node: &Node, op: &str) -> bool {
-    node.domain.is_empty() && node.op == op
 }
 
 impl Attention<'_> {
@@ -157,7 +153,7 @@ impl Attention<'_> {
     fn copy_for_head(&self, new: &mut Replacement<'_>, node: &Node, before: &str, x: &str) -> Option<String> {
         let attributes: Vec<(&str, Attribute)> =
             node.attributes.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        if is_op(node, "Reshape") {
+        if node.is_onnx("Reshape") {
             let mut into = self.known.input(node, 1)?.ints.clone()?;
             *into.get_mut(1)? /= self.heads as i64;
             let name = into.iter().map(i64::to_string).collect::<Vec<_>>().join("x");

@@ -3,7 +3,7 @@
 
 use narthex_engine::executor::{KvLimits, Limits, StepError};
 
-/// Factor by which a capacity grows that is too small.
+/// Growth factor of a capacity that is too small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Growth {
     /// Doubling, for attention that reads only the tokens in a row.

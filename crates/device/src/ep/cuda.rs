@@ -32,7 +32,7 @@ pub(super) fn beside(core: &Path) -> PathBuf {
 
 /// Returns this machine's NVIDIA GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
+    if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
             "the cuda runtime is made for Linux and Windows on x86-64, and this is {platform}"

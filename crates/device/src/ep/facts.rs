@@ -113,7 +113,7 @@ impl Facts {
         match (of, self.vendor()) {
             (Some(of), Some(other)) if of != other => {
                 let processor = &self.processor;
-                Err(Refusal::absent(format!("there is no {what} beside this processor ({processor})")))
+                Err(Refusal::absent(format!("there is no {what} with this processor ({processor})")))
             }
             _ => Ok(()),
         }
@@ -125,6 +125,11 @@ impl Facts {
         [("intel", Vendor::Intel), ("amd", Vendor::Amd)]
             .into_iter()
             .find_map(|(word, vendor)| name.contains(word).then_some(vendor))
+    }
+
+    /// Returns whether the machine runs Linux or Windows on x86-64, for which several runtimes are made.
+    pub(super) fn is_x86_64_pc(&self) -> bool {
+        self.arch == "x86_64" && matches!(self.os.as_str(), "linux" | "windows")
     }
 
     /// Returns the platform as a phrase, such as `Linux on x86-64`.

@@ -144,7 +144,7 @@ impl Device {
         if let Self::Qnn(options) = &mut self {
             options.npu = wanted;
         } else if wanted != NpuOptions::default() && self.name().kind() == DeviceKind::Npu {
-            let reason = format!("{wanted} are settings of Qualcomm's NPUs, which this one is not");
+            let reason = format!("{wanted} are settings for Qualcomm's NPUs only");
             return Err(Refusal {
                 cause: Cause::Refused,
                 reason,

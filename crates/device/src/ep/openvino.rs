@@ -85,7 +85,7 @@ pub(super) fn is_unit(device: OpenVinoDevice, unit: &str) -> bool {
 
 /// Returns a device of OpenVINO on this machine.
 pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Refusal> {
-    if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
+    if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
             "OpenVINO's plugin is made for Linux and Windows on x86-64, and this is {platform}"

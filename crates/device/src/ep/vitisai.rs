@@ -55,7 +55,7 @@ fn config_beside(library: &Path) -> Option<PathBuf> {
 
 /// Returns this machine's NPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
+    if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
             "AMD XDNA NPUs are part of Ryzen AI processors, and this is {platform}"

@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 
 use super::{
     region::{Leader, Region},
-    values::{MAX_ROWS, Place, Rows, Values},
+    values::{MAX_ROWS, Rows, ValueLocation, Values},
 };
 
 /// A call of a node.
 pub(super) struct Call<'a> {
     /// Call of the node of ONNX Runtime.
     context: &'a ComputeContext,
-    /// Place of the node in a chain, if it is a member of one.
+    /// Position of the node in a chain, if it is a member of one.
     member: Option<Member<'a>>,
 }
 
@@ -30,10 +30,10 @@ pub(super) struct Call<'a> {
 pub(super) struct Member<'a> {
     /// The values between members.
     pub(super) values: &'a Values,
-    /// Places of the member's inputs.
-    pub(super) inputs: &'a [Place],
-    /// Places of the member's outputs. They differ from each other and from those of its inputs.
-    pub(super) outputs: &'a [Place],
+    /// Locations of the member's inputs.
+    pub(super) inputs: &'a [ValueLocation],
+    /// Locations of the member's outputs. They differ from each other and from those of its inputs.
+    pub(super) outputs: &'a [ValueLocation],
     /// Leader of the region in which the chain runs.
     pub(super) leader: &'a Leader<'a>,
 }
@@ -103,7 +103,7 @@ impl<'a> Call<'a> {
         self.context.ptr().cast_mut()
     }
 
-    /// Returns the call of a member of the chain of which this is a call.
+    /// Returns the call of a member, if this is a call of a chain.
     pub(super) fn of_member<'m>(&'m self, member: Member<'m>) -> Call<'m> {
         Call { context: self.context, member: Some(member) }
     }
@@ -164,13 +164,13 @@ impl<'a> Call<'a> {
 
     fn raw_input(&self, index: usize) -> ort::Result<Option<RawInput<'a>>> {
         let Some(member) = self.member else { return self.tensor(index) };
-        match member.inputs.get(index).copied().unwrap_or(Place::Absent) {
-            Place::Absent => Ok(None),
-            Place::Input(at) => self.tensor(at),
-            place => {
-                // SAFETY: a member's outputs have other places than its inputs, so the value is not written before the
+        match member.inputs.get(index).copied().unwrap_or(ValueLocation::Absent) {
+            ValueLocation::Absent => Ok(None),
+            ValueLocation::Input(at) => self.tensor(at),
+            location => {
+                // SAFETY: a member's outputs have other locations than its inputs, so the value is not written before the
                 // call of the member has ended.
-                let rows = unsafe { member.values.read(place) };
+                let rows = unsafe { member.values.read(location) };
                 let Rows { data, shape } = rows.ok_or_else(missing)?;
                 Ok(Some(RawInput { data: data.cast(), kind: f32::KIND, shape }))
             }
@@ -207,8 +207,8 @@ impl<'a> Call<'a> {
         let data: *mut T = match self.member {
             None => self.output_tensor(index, shape)?.cast(),
             Some(member) => {
-                let place = member.outputs.get(index).copied().unwrap_or(Place::Absent);
-                self.member_output(member.values, place, shape, T::KIND)?.cast()
+                let location = member.outputs.get(index).copied().unwrap_or(ValueLocation::Absent);
+                self.member_output(member.values, location, shape, T::KIND)?.cast()
             }
         };
         if data.is_null() || count(shape) == 0 {
@@ -222,23 +222,23 @@ impl<'a> Call<'a> {
     fn member_output(
         &self,
         values: &Values,
-        place: Place,
+        location: ValueLocation,
         shape: &[i64],
         kind: ort_sys::ONNXTensorElementDataType,
     ) -> ort::Result<*mut c_void> {
-        let output = match place {
-            Place::Output(at) => Some(self.output_tensor(at, shape)?),
+        let output = match location {
+            ValueLocation::Output(at) => Some(self.output_tensor(at, shape)?),
             _ => None,
         };
-        if let (Place::Output(MAX_ROWS..), Some(cache)) = (place, output) {
+        if let (ValueLocation::Output(MAX_ROWS..), Some(cache)) = (location, output) {
             return Ok(cache);
         }
         if kind != f32::KIND {
             return Err(ort::Error::new("a value between the nodes of a chain is of another type"));
         }
-        // SAFETY: the place is that of no input and of no other output of the member, so the earlier value is not in
+        // SAFETY: the location is that of no input and of no other output of the member, so the earlier value is not in
         // use. ONNX Runtime has allocated the output for this shape.
-        let data = unsafe { values.write(place, shape, output.map(<*mut c_void>::cast)) };
+        let data = unsafe { values.write(location, shape, output.map(<*mut c_void>::cast)) };
         data.map(<*mut f32>::cast).ok_or_else(|| ort::Error::new("an output of a chain has no buffer"))
     }
 

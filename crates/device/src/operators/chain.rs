@@ -25,7 +25,7 @@ use super::{
     },
     gated::{GATED_MLP, GatedMlpKernel},
     linear::{LINEAR, LinearKernel},
-    values::{MAX_ROWS, Place, Values},
+    values::{MAX_ROWS, ValueLocation, Values},
 };
 
 /// Attribute with the index of the chain.
@@ -47,10 +47,10 @@ pub(super) struct Chain {
 pub(super) struct ChainLink {
     /// The node that it was.
     pub(super) node: Node,
-    /// Places of its inputs.
-    pub(super) inputs: Vec<Place>,
-    /// Places of its outputs. They differ from each other and from those of its inputs.
-    pub(super) outputs: Vec<Place>,
+    /// Locations of its inputs.
+    pub(super) inputs: Vec<ValueLocation>,
+    /// Locations of its outputs. They differ from each other and from those of its inputs.
+    pub(super) outputs: Vec<ValueLocation>,
 }
 
 /// The operator for caches with elements of type `T`.

@@ -15,7 +15,7 @@ use super::{
     encoder::{BIDIRECTIONAL_ATTENTION, POOL_ROWS, PROJECTIONS, RESIDUAL_MLP},
     gated::GATED_MLP,
     linear::LINEAR,
-    values::{MAX_ROWS, Place},
+    values::{MAX_ROWS, ValueLocation},
 };
 
 /// Maximum number of nodes in a chain, so that the time of the pass grows with the size of the graph only.
@@ -202,7 +202,7 @@ impl<'a> Uses<'a> {
                     layout.buffer(name)
                 }
             });
-            let outputs: Vec<Place> = outputs.collect();
+            let outputs: Vec<ValueLocation> = outputs.collect();
             let read_later = |name: &str| last_reads.get(name).is_some_and(|&last| last > at);
             layout.release(node.inputs.iter().chain(&node.outputs), read_later);
             layout.free.append(&mut layout.unnamed);
@@ -226,7 +226,7 @@ impl<'a> Uses<'a> {
     }
 }
 
-/// Places of a chain's values.
+/// Locations of a chain's values.
 #[derive(Default)]
 struct Layout<'a> {
     /// Names of the chain's inputs.
@@ -235,7 +235,7 @@ struct Layout<'a> {
     rows: Vec<String>,
     /// Names of its outputs with caches.
     caches: Vec<String>,
-    places: HashMap<&'a str, Place>,
+    locations: HashMap<&'a str, ValueLocation>,
     /// Number of buffers.
     buffers: usize,
     /// Buffers without a value that is still read.
@@ -245,51 +245,51 @@ struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    /// Returns the place of an input of a member.
-    fn read(&mut self, name: &'a str) -> Place {
+    /// Returns the location of an input of a member.
+    fn read(&mut self, name: &'a str) -> ValueLocation {
         if name.is_empty() {
-            return Place::Absent;
+            return ValueLocation::Absent;
         }
-        *self.places.entry(name).or_insert_with(|| {
+        *self.locations.entry(name).or_insert_with(|| {
             self.inputs.push(name.to_owned());
-            Place::Input(self.inputs.len() - 1)
+            ValueLocation::Input(self.inputs.len() - 1)
         })
     }
 
-    /// Returns a place for a cache.
-    fn cache(&mut self, name: &'a str) -> Place {
+    /// Returns a location for a cache.
+    fn cache(&mut self, name: &'a str) -> ValueLocation {
         self.caches.push(name.to_owned());
-        Place::Output(MAX_ROWS + self.caches.len() - 1)
+        ValueLocation::Output(MAX_ROWS + self.caches.len() - 1)
     }
 
-    /// Returns a place for rows that nodes outside the chain read.
-    fn output(&mut self, name: &'a str) -> Place {
+    /// Returns a location for rows that nodes outside the chain read.
+    fn output(&mut self, name: &'a str) -> ValueLocation {
         self.rows.push(name.to_owned());
-        let place = Place::Output(self.rows.len() - 1);
-        self.places.insert(name, place);
-        place
+        let location = ValueLocation::Output(self.rows.len() - 1);
+        self.locations.insert(name, location);
+        location
     }
 
-    /// Returns a place for rows that only members read.
-    fn buffer(&mut self, name: &'a str) -> Place {
+    /// Returns a location for rows that only members read.
+    fn buffer(&mut self, name: &'a str) -> ValueLocation {
         let buffer = self.free.pop().unwrap_or_else(|| {
             self.buffers += 1;
             self.buffers - 1
         });
         match name {
             "" => self.unnamed.push(buffer),
-            name => _ = self.places.insert(name, Place::Buffer(buffer)),
+            name => _ = self.locations.insert(name, ValueLocation::Buffer(buffer)),
         }
-        Place::Buffer(buffer)
+        ValueLocation::Buffer(buffer)
     }
 
     /// Releases the buffers of values that no later member reads.
     fn release(&mut self, names: impl Iterator<Item = &'a String>, read_later: impl Fn(&str) -> bool) {
         for name in names {
-            if let Some(&Place::Buffer(buffer)) = self.places.get(name.as_str())
+            if let Some(&ValueLocation::Buffer(buffer)) = self.locations.get(name.as_str())
                 && !read_later(name)
             {
-                self.places.remove(name.as_str());
+                self.locations.remove(name.as_str());
                 self.free.push(buffer);
             }
         }
@@ -371,7 +371,7 @@ mod tests {
         // At most the stream, its branch and the next rows are in use at a time.
         assert_eq!(chains[0].buffers, 4);
         for ChainLink { node, inputs, outputs } in &chains[0].links {
-            let all: Vec<Place> = inputs.iter().chain(outputs).copied().collect();
+            let all: Vec<ValueLocation> = inputs.iter().chain(outputs).copied().collect();
             assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{}: {all:?}", node.name);
         }
     }
@@ -381,16 +381,16 @@ mod tests {
         let nodes =
             ["Linear x > a s", "Linear a > b", "GatedMlp b s > c t", "Linear c a > d", "Linear d > y -"];
         let (_, chains) = check(&nodes, &["y", "b"], "[a b c d y]");
-        let mut written: HashMap<Place, String> = HashMap::new();
+        let mut written: HashMap<ValueLocation, String> = HashMap::new();
         for link in &chains[0].links {
-            for (name, place) in link.node.inputs.iter().zip(&link.inputs) {
+            for (name, location) in link.node.inputs.iter().zip(&link.inputs) {
                 let expected = if name == "x" { None } else { Some(name) };
-                assert_eq!(written.get(place), expected, "{}", link.node.name);
+                assert_eq!(written.get(location), expected, "{}", link.node.name);
             }
             written.extend(link.outputs.iter().copied().zip(link.node.outputs.iter().cloned()));
         }
-        assert_eq!(written.get(&Place::Output(0)).map(String::as_str), Some("b"));
-        assert_eq!(written.get(&Place::Output(1)).map(String::as_str), Some("y"));
+        assert_eq!(written.get(&ValueLocation::Output(0)).map(String::as_str), Some("b"));
+        assert_eq!(written.get(&ValueLocation::Output(1)).map(String::as_str), Some("y"));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use super::{
     Buffers, Shared, at_least,
     attributes::Attributes,
     call::Call,
+    input_rows::{InputRows, Outputs, epsilon_of},
     linear::{Part, column_step, for_columns, index_of, input_types, output_types, row_block},
-    normed::{InputRows, Outputs, epsilon_of},
     weights::Linear,
 };
 

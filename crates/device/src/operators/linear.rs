@@ -17,7 +17,7 @@ use super::{
     Buffers, Shared,
     attributes::Attributes,
     call::Call,
-    normed::{InputRows, Outputs, epsilon_of},
+    input_rows::{InputRows, Outputs, epsilon_of},
     weights::Linear,
 };
 

@@ -8,36 +8,31 @@ use narthex_graph::{Graph, Node};
 pub(super) struct Links<'a> {
     pub(super) nodes: &'a [Node],
     /// Index of the node that computes each value.
-    pub(super) makers: HashMap<&'a str, usize>,
+    pub(super) producers: HashMap<&'a str, usize>,
     /// Number of reads of each value by nodes, their bodies and the graph's outputs.
     pub(super) reads: HashMap<String, usize>,
 }
 
 impl<'a> Links<'a> {
     pub(super) fn of(graph: &'a Graph) -> Self {
-        let mut makers = HashMap::new();
+        let mut producers = HashMap::new();
         for (at, node) in graph.nodes.iter().enumerate() {
-            makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
+            producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
         }
         let mut reads = HashMap::new();
         graph.for_each_read(&mut |name| *reads.entry(name.to_owned()).or_default() += 1);
-        Self { nodes: &graph.nodes, makers, reads }
+        Self { nodes: &graph.nodes, producers, reads }
     }
 
     /// Returns the node that computes a value, if it has one output, which is read `reads` times.
-    pub(super) fn maker(&self, value: &str, reads: usize) -> Option<&'a Node> {
-        let node = self.any_maker(value)?;
+    pub(super) fn producer(&self, value: &str, reads: usize) -> Option<&'a Node> {
+        let node = self.any_producer(value)?;
         (self.reads.get(value) == Some(&reads)).then_some(node)
     }
 
     /// Returns the node that computes a value, if it has one output.
-    pub(super) fn any_maker(&self, value: &str) -> Option<&'a Node> {
-        let node = &self.nodes[*self.makers.get(value)?];
+    pub(super) fn any_producer(&self, value: &str) -> Option<&'a Node> {
+        let node = &self.nodes[*self.producers.get(value)?];
         (node.outputs.len() == 1).then_some(node)
     }
-}
-
-/// Returns whether a node has this operator of ONNX.
-pub(super) fn is_plain(node: &Node, op: &str) -> bool {
-    node.op == op && node.domain.is_empty()
 }

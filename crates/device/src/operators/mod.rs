@@ -16,9 +16,9 @@ mod chain;
 mod encoder;
 mod fuse;
 mod gated;
+mod input_rows;
 mod linear;
 mod links;
-mod normed;
 mod region;
 mod rewrite;
 mod values;
@@ -133,7 +133,7 @@ fn packs_rows(graph: &mut Graph, inputs: PaddedInputs<'_>, model: &Path) -> bool
     packed.is_ok()
 }
 
-/// Returns the nodes of which a chain consists.
+/// Returns the nodes that a chain consists of.
 fn placed_chain(chain: &Chain) -> ChainNode {
     let nodes = chain.links.iter().map(|link| (link.node.op.clone(), link.node.name.clone()));
     ChainNode { name: chain.name.clone(), nodes: nodes.collect() }

@@ -17,9 +17,9 @@ use super::{
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
     cache::{PAST, attention_of, cache_values, convert},
     gated::{DOWN, GATE, GATED_MLP, UP},
+    input_rows::EPSILON,
     linear::{LINEAR, WEIGHTS},
-    links::{Links, is_plain},
-    normed::EPSILON,
+    links::Links,
     weights::LinearSource,
 };
 
@@ -169,20 +169,20 @@ impl<'a> Links<'a> {
     ///    └─ up ───────────────────────┴─ Mul ── down
     /// ```
     fn gated_mlp(&self, down: &'a Node, products: &HashMap<usize, usize>) -> Option<GatedMlpNodes<'a>> {
-        let index = |value: &str| products.get(self.makers.get(value)?).copied();
+        let index = |value: &str| products.get(self.producers.get(value)?).copied();
         let down_index = index(down.outputs.first()?)?;
-        let product = self.maker(down.input(0)?, 1).filter(|node| is_plain(node, "Mul"))?;
+        let product = self.producer(down.input(0)?, 1).filter(|node| node.is_onnx("Mul"))?;
         let two = |node: &'a Node| Some([node.input(0)?, node.input(1)?]);
         let [a, b] = two(product)?;
         [[a, b], [b, a]].into_iter().find_map(|[activated, up]| {
-            let silu = self.maker(activated, 1).filter(|node| is_plain(node, "Mul"))?;
-            let (up_index, up) = (index(up)?, self.maker(up, 1)?);
+            let silu = self.producer(activated, 1).filter(|node| node.is_onnx("Mul"))?;
+            let (up_index, up) = (index(up)?, self.producer(up, 1)?);
             let [c, d] = two(silu)?;
             let (gate, sigmoid) = [[c, d], [d, c]].into_iter().find_map(|[gate, gated]| {
-                let sigmoid = self.maker(gated, 1).filter(|node| is_plain(node, "Sigmoid"))?;
+                let sigmoid = self.producer(gated, 1).filter(|node| node.is_onnx("Sigmoid"))?;
                 (sigmoid.input(0) == Some(gate)).then_some((gate, sigmoid))
             })?;
-            let (gate_index, gate) = (index(gate)?, self.maker(gate, 2)?);
+            let (gate_index, gate) = (index(gate)?, self.producer(gate, 2)?);
             let indices = [gate_index, up_index, down_index];
             let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
             let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
@@ -196,9 +196,9 @@ impl<'a> Links<'a> {
     /// times.
     fn norm_of(&self, product: &Node, reads: usize) -> Option<&'a Node> {
         let rows = product.input(0)?;
-        let norm = &self.nodes[*self.makers.get(rows)?];
+        let norm = &self.nodes[*self.producers.get(rows)?];
         let is_norm = norm.op == "SkipSimplifiedLayerNormalization" && norm.domain == MICROSOFT;
-        let computed = |at: usize| norm.input(at).is_some_and(|name| self.makers.contains_key(name));
+        let computed = |at: usize| norm.input(at).is_some_and(|name| self.producers.contains_key(name));
         let unread = norm.outputs.iter().enumerate().all(|(at, name)| at == 0 || at == 3 || name.is_empty());
         // A constant branch may have fewer rows than the stream.
         let fits = norm.inputs.len() == 3 && computed(1) && unread && norm.outputs.len() <= 4;
@@ -218,8 +218,7 @@ impl<'a> Constants<'a> {
         let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
         // A constant that is also an input can have another value at run time.
         let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
-        let is_cast =
-            |node: &&Node| node.op == "Cast" && node.domain.is_empty() && node.int("to") == Some(TO_SINGLE);
+        let is_cast = |node: &&Node| node.is_onnx("Cast") && node.int("to") == Some(TO_SINGLE);
         let casts = graph.nodes.iter().filter(is_cast);
         Self {
             initializers: fixed.map(|constant| (constant.name.as_str(), constant)).collect(),

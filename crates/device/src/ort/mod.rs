@@ -2,7 +2,7 @@
 
 mod binding;
 mod device_memory;
-mod ending;
+mod process_exit;
 mod redirect_stdout;
 mod session;
 mod value;

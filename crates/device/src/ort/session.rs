@@ -14,7 +14,7 @@ use ort::{
 };
 use parking_lot::Mutex;
 
-use super::{ending, redirect_stdout::StdoutRedirect};
+use super::{process_exit, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
@@ -283,7 +283,7 @@ impl Session {
         if options.device.ep() == Ep::Qnn {
             // Registered after every load; otherwise the destructors of libraries loaded in the meantime would run
             // first.
-            ending::without_destructors();
+            process_exit::without_destructors();
         }
         let inner = loaded.map_err(failed("load the graph"))?;
         let mut placement = placement::of(&inner)?;

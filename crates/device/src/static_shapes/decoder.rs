@@ -173,7 +173,7 @@ impl StaticExecutor {
             graphs.range_mut(tokens.len()..).next().map(|(&rows, parts)| (past, rows, parts))
         });
         let Some((past, rows, parts)) = graphs else {
-            let reason = format!("no graph takes {} tokens over {}", tokens.len(), span.at);
+            let reason = format!("no graph has {} new tokens and a past of {}", tokens.len(), span.at);
             return Err(StepError::BadPlan { reason });
         };
         self.cache.fit(span.slot, past, held)?;
@@ -208,7 +208,7 @@ fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result
         let (states, taken) = if next == 0 { (Slot::Embeds, 0) } else { (Slot::Hidden, rows) };
         let found = [part.input(states).len(), part.input(Slot::PerLayerRows).len()];
         if found != [given, taken] {
-            let expected = format!("layers that take {given} elements, and {taken} of rows");
+            let expected = format!("layers with {given} inputs, and {taken} of rows");
             return Err(DeviceError::package(expected, format!("{} and {}", found[0], found[1])));
         }
         (next, given) = (part.layers().end, part.output(Slot::Hidden).len());
@@ -216,7 +216,7 @@ fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result
     if next != layers {
         return Err(DeviceError::package(format!("graphs of {layers} layers in all"), next));
     }
-    let expected = || format!("layers that give {elements} elements");
+    let expected = || format!("layers with {elements} outputs");
     if given == elements { Ok(()) } else { Err(DeviceError::package(expected(), given)) }
 }
 

@@ -96,7 +96,7 @@ impl StaticEncoder {
     fn encode(&mut self, text: &Text<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
         let count = text.tokens.len();
         let Some((_, graph)) = self.buckets.iter_mut().find(|(length, _)| *length >= count) else {
-            return Err(StepError::BadPlan { reason: format!("no graph takes {count} tokens") });
+            return Err(StepError::BadPlan { reason: format!("no graph has {count} tokens") });
         };
         let (width, apart) = (self.row.len(), self.apart.len());
         graph.input(Slot::Embeds)[count * width..].fill(f16::ZERO);

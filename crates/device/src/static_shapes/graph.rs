@@ -121,7 +121,10 @@ impl StaticGraph {
                 for (part, (name, shape)) in layer.iter_mut().zip(names) {
                     let elements = shape.iter().product::<i64>().max(0) as usize;
                     let part = part.get_mut(..elements).ok_or_else(|| StepError::Device {
-                        message: format!("{} takes a past of {shape:?}, more than its context", self.file),
+                        message: format!(
+                            "{} has a past of {shape:?}, which is longer than its context",
+                            self.file
+                        ),
                     })?;
                     // SAFETY: a slot's memory is not moved during the cache's lifetime, and the executor drops the
                     // cache after its graphs; the memory is written only between runs.

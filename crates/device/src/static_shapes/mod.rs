@@ -43,7 +43,7 @@ pub struct GraphLoad<'a> {
     /// Form in which each graph is loaded.
     pub form: Form<'a>,
     /// Policy for nodes that the device refuses.
-    pub rest: FallbackPolicy,
+    pub fallback: FallbackPolicy,
 }
 
 /// Options for loading a decoder's parts.
@@ -56,8 +56,8 @@ pub struct DecoderLoad<'a> {
 }
 
 impl<'a> From<GraphLoad<'a>> for DecoderLoad<'a> {
-    fn from(place: GraphLoad<'a>) -> Self {
-        Self { layers: place, head: place }
+    fn from(load: GraphLoad<'a>) -> Self {
+        Self { layers: load, head: load }
     }
 }
 
@@ -72,26 +72,26 @@ pub enum Form<'a> {
     Folder(&'a Path),
 }
 
-/// Loads a graph. The whole graph must be placed on the device, except for nodes that `place.rest` allows elsewhere.
+/// Loads a graph. The whole graph must be placed on the device, except for nodes that `load.fallback` allows elsewhere.
 fn open(
     runtime: &Runtime,
     package: &Path,
     manifest: &Manifest,
     entry: &GraphEntry,
-    place: GraphLoad<'_>,
+    load: GraphLoad<'_>,
 ) -> Result<Session, DeviceError> {
-    let path = match place.form {
+    let path = match load.form {
         Form::Folder(folder) => package::path(folder, &entry.file)?,
         form => package::path(package, file(manifest, entry, form)?)?,
     };
-    let threads = crate::inventory::threads(place.threads);
-    let context = match place.form {
+    let threads = crate::inventory::threads(load.threads);
+    let context = match load.form {
         Form::Context(target) => shared(&contexts(package, manifest, target)?, &entry.file)?,
         Form::Graph | Form::Folder(_) => Context::Own,
     };
-    let options = SessionOptions { context, ..SessionOptions::on(place.device, threads) };
+    let options = SessionOptions { context, ..SessionOptions::on(load.device, threads) };
     let session = Session::open(runtime, &path, options)?;
-    precompile::whole(runtime, &path, place.device, session.placement(), place.rest)?;
+    precompile::whole(runtime, &path, load.device, session.placement(), load.fallback)?;
     Ok(session)
 }
 

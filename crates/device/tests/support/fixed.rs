@@ -36,14 +36,14 @@ pub(crate) fn open(
     device: &Device,
     form: Form<'_>,
 ) -> Result<StaticExecutor, DeviceError> {
-    let place = GraphLoad { device, threads: 1, form, rest: FallbackPolicy::Refused };
+    let place = GraphLoad { device, threads: 1, form, fallback: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 3, kv_budget: 1 << 30 };
     StaticExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
 }
 
 /// Opens a package's fixed encoder.
 pub(crate) fn open_encoder(package: &Package, device: &Device) -> StaticEncoder {
-    let place = GraphLoad { device, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
     StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }

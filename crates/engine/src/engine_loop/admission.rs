@@ -15,7 +15,7 @@ use narthex_spec::{SlotId, TokenId};
 impl EngineLoop {
     /// Assigns slots to waiting sequences.
     pub(super) fn admit(&mut self) {
-        while self.running.len() < self.config.max_running && !self.pressed && !self.is_dead() {
+        while self.running.len() < self.config.max_running && !self.is_memory_full && !self.is_dead() {
             let Some(sequence) = self.queue.front() else { return };
             let reuse = if sequence.wants_prompt() { Reuse::Nothing } else { Reuse::Prefix };
             let footprint = sequence.footprint();

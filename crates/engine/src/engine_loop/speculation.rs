@@ -101,7 +101,7 @@ impl EngineLoop {
     /// rewind. Speculation is then disabled.
     fn start_over(&mut self, end: Option<Finish>) {
         self.config.speculation = Speculation::Off;
-        self.pressed = false;
+        self.is_memory_full = false;
         let Some(mut sequence) = self.running.pop() else { return };
         if let Some(slot) = sequence.slot.take() {
             self.empty(slot);

@@ -91,7 +91,7 @@ impl EngineLoop {
     /// Requeues every sequence after the device was lost and reopened empty. Repeated losses end the sequences.
     fn restart(&mut self, error: &StepError) {
         self.slots.forget();
-        self.pressed = false;
+        self.is_memory_full = false;
         self.losses += 1;
         while let Some(mut sequence) = self.running.pop() {
             sequence.slot = None;
@@ -117,6 +117,6 @@ impl EngineLoop {
         if !found && self.running.len() > 1 {
             self.preempt_youngest();
         }
-        self.pressed = !self.running.is_empty();
+        self.is_memory_full = !self.running.is_empty();
     }
 }

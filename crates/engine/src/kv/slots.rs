@@ -19,7 +19,7 @@ pub struct PromptEnd {
 /// State of one slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotState {
-    /// Free, with the tokens of which it still has keys and values, if any.
+    /// Free, with the tokens whose keys and values it still has, if any.
     Idle {
         /// The tokens, in order.
         tokens: Vec<TokenId>,

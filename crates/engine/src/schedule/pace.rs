@@ -27,8 +27,8 @@ impl PromptPace {
         if tokens == 0 {
             self.answers = Some(average(self.answers, seconds));
         } else if tokens >= MIN_TOKENS {
-            let beside_answers = prompts.count() < plan.spans.len();
-            let answers = self.answers.filter(|_| beside_answers).unwrap_or(0.0);
+            let with_answers = prompts.count() < plan.spans.len();
+            let answers = self.answers.filter(|_| with_answers).unwrap_or(0.0);
             self.token = Some(average(self.token, (seconds - answers).max(0.0) / tokens as f32));
         }
     }

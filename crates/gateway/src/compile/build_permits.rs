@@ -1,4 +1,4 @@
-//! Places for builds that requests start: downloads and compiles take minutes, memory and bandwidth.
+//! Permits for builds that requests start: downloads and compiles take minutes, memory and bandwidth.
 
 use std::sync::{
     Arc,
@@ -10,15 +10,15 @@ use crate::error::Error;
 /// Maximum number of builds that requests run concurrently.
 pub(crate) const MAX_BUILDS: usize = 2;
 
-/// The places of a gateway. Clones share them.
+/// The permits of a gateway. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BuildPermits {
     taken: Arc<AtomicUsize>,
 }
 
-/// A place for one build. It is free again when this value is dropped.
+/// Permit for one build. It is returned when this value is dropped.
 #[derive(Debug)]
-#[must_use = "the place is free again when this is dropped"]
+#[must_use = "the permit is returned when this is dropped"]
 pub(crate) struct BuildPermit {
     taken: Arc<AtomicUsize>,
 }
@@ -28,17 +28,17 @@ pub(crate) struct BuildPermit {
 pub(crate) enum BuildRight {
     /// Right of a command that a person runs.
     Operator,
-    /// Right of a request that already has a place.
-    Place(BuildPermit),
-    /// Right of a request that takes a place when it builds.
+    /// Right of a request that already has a permit.
+    Permit(BuildPermit),
+    /// Right of a request that takes a permit when it builds.
     Request(BuildPermits),
 }
 
 impl BuildPermits {
-    /// Takes a place.
+    /// Takes a permit.
     ///
     /// # Errors
-    /// [`Error::TooManyBuilds`] if all places are taken.
+    /// [`Error::TooManyBuilds`] if all permits are taken.
     pub(crate) fn take(&self) -> Result<BuildPermit, Error> {
         let next = |taken: usize| (taken < MAX_BUILDS).then_some(taken + 1);
         match self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
@@ -49,15 +49,15 @@ impl BuildPermits {
 }
 
 impl BuildRight {
-    /// Returns the place of a build, which it must keep until its end; `None` if it needs none.
+    /// Returns the permit of a build, which it must keep until its end; `None` if it needs none.
     ///
     /// # Errors
     /// As [`BuildPermits::take`].
-    pub(crate) fn place(self) -> Result<Option<BuildPermit>, Error> {
+    pub(crate) fn permit(self) -> Result<Option<BuildPermit>, Error> {
         match self {
             Self::Operator => Ok(None),
-            Self::Place(place) => Ok(Some(place)),
-            Self::Request(places) => places.take().map(Some),
+            Self::Permit(permit) => Ok(Some(permit)),
+            Self::Request(permits) => permits.take().map(Some),
         }
     }
 }
@@ -74,16 +74,16 @@ mod tests {
 
     #[test]
     fn places_are_limited_and_become_free() {
-        let places = BuildPermits::default();
-        let mut taken: Vec<BuildPermit> = (0..MAX_BUILDS).map(|_| places.take().unwrap()).collect();
-        let error = BuildRight::Request(places.clone()).place().unwrap_err();
+        let permits = BuildPermits::default();
+        let mut taken: Vec<BuildPermit> = (0..MAX_BUILDS).map(|_| permits.take().unwrap()).collect();
+        let error = BuildRight::Request(permits.clone()).permit().unwrap_err();
         assert!(matches!(error, Error::TooManyBuilds(MAX_BUILDS)), "{error}");
         assert!(error.retry_after().is_some());
-        assert!(BuildRight::Operator.place().unwrap().is_none());
+        assert!(BuildRight::Operator.permit().unwrap().is_none());
         let last = taken.pop().unwrap();
-        let kept = BuildRight::Place(last).place().unwrap();
-        assert!(places.take().is_err());
+        let kept = BuildRight::Permit(last).permit().unwrap();
+        assert!(permits.take().is_err());
         drop(kept);
-        assert!(BuildRight::Request(places).place().unwrap().is_some());
+        assert!(BuildRight::Request(permits).permit().unwrap().is_some());
     }
 }

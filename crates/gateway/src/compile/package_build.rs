@@ -11,7 +11,7 @@ use narthex_catalog::{
 };
 use narthex_compile::{
     calibration::GraphRunner,
-    package::adopt,
+    package::add_files,
     pipeline::{self, CompileJob},
     vocab_subset::VocabSubset,
 };
@@ -56,7 +56,7 @@ pub(crate) struct ModelSource<'a> {
 }
 
 impl<'a> ModelSource<'a> {
-    /// Source for a command that a person runs: a download of any size, and a build outside the places for requests.
+    /// Source for a command that a person runs: a download of any size, and a build outside the permits for requests.
     pub(crate) fn operator(reference: &'a ModelRef) -> Self {
         Self { reference, limit: PullLimit::None, right: BuildRight::Operator }
     }
@@ -105,7 +105,7 @@ pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullL
 /// the required graphs is built again if its checkpoint is in the catalogue and the caller may download it.
 ///
 /// # Errors
-/// [`Error::TooManyBuilds`] for a build that finds no place.
+/// [`Error::TooManyBuilds`] for a build without a free permit.
 pub(crate) fn package_for_load(
     library: &Library,
     key: &PackageKey,
@@ -124,7 +124,7 @@ pub(crate) fn package_for_load(
         steps.sink().event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
     }
     check_obtainable(library, key, source.limit)?;
-    let _place = source.right.place()?;
+    let _permit = source.right.permit()?;
     let is_static = graphs == RequiredGraphs::Static;
     let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
     let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
@@ -227,12 +227,12 @@ impl PackageBuild<'_> {
         let entry = library.entry(resolved);
         if let Some(entry) = entry.filter(|entry| manifest.prompts.is_empty() && !entry.prompts.is_empty()) {
             manifest.prompts.named = entry.prompts.clone();
-            adopt(folder, &mut manifest, &[])?;
+            add_files(folder, &mut manifest, &[])?;
         }
         if self.is_compared(&recipe) {
             steps.begin(format!("Measuring the quality of {}", key.name));
             self.measure_quality(&checkpoint, &recipe, folder, &mut manifest)?;
-            adopt(folder, &mut manifest, &[])?;
+            add_files(folder, &mut manifest, &[])?;
         }
         for target in &recipe.targets {
             steps.begin(format!("Building {} for {target}", key.name));

@@ -145,7 +145,7 @@ pub(crate) fn compile_for(
             manifest.contexts.push(Context { target, graph, file, compiler, placement });
         }
     }
-    Ok(package::adopt(folder, manifest, &list_files(&contexts, &stem)?)?)
+    Ok(package::add_files(folder, manifest, &list_files(&contexts, &stem)?)?)
 }
 
 /// Groups the graphs that share weights: those of one part of the layers, or an encoder's. A head joins the only part

@@ -1,4 +1,4 @@
-//! The devices of this machine, determined from facts alone. No library is loaded.
+//! The devices of this machine, determined from facts only. No library is loaded.
 
 use narthex_device::ep::{self, Cause, Facts};
 use narthex_spec::{DeviceKind, DeviceName};

@@ -114,7 +114,9 @@ impl Gateway {
                 report.add(Level::Note, "store", format!("{root} has no models yet"), fix);
             }
             Ok(packages) => {
-                report.add(Level::Good, "store", format!("{root} holds {} packages", packages.len()), None);
+                let count = packages.len();
+                let packages = if count == 1 { "package" } else { "packages" };
+                report.add(Level::Good, "store", format!("{root} holds {count} {packages}"), None);
             }
             Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
         }

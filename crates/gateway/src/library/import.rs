@@ -69,8 +69,20 @@ fn open(request: &ImportRequest) -> Result<Import, Error> {
                 format!("path: {path} contains a checkpoint and no ONNX graph; try `narthex compile {path}`");
             Err(Error::Invalid { param: "path", message })
         }
+        Err(_) if is_file_of_another_kind(&request.path) => {
+            let message = format!(
+                "path: expected a folder with an ONNX export or an .onnx file, found the file {}",
+                request.path.display()
+            );
+            Err(Error::Invalid { param: "path", message })
+        }
         found => Ok(found?),
     }
+}
+
+/// Returns whether a path is a file that is not a graph.
+fn is_file_of_another_kind(path: &Path) -> bool {
+    path.is_file() && !path.extension().is_some_and(|found| found.eq_ignore_ascii_case("onnx"))
 }
 
 /// Returns whether a path holds a checkpoint's weights and no graph.

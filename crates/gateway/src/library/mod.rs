@@ -18,7 +18,7 @@ use crate::{config::Config, error::Error};
 
 pub(crate) use models::{DEFAULT_SCHEME, RequestedModel, schemes_from};
 
-/// The store and the catalogue, with the settings under which they are used.
+/// The store and the catalogue, with their settings.
 pub(crate) struct Library {
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,

@@ -178,7 +178,7 @@ mod tests {
         check(&[("m.gguf", &gguf)], "a checkpoint");
         check(&[("m.GGUF", &gguf[..gguf.len() / 2])], "m.GGUF is malformed");
         check(&[("a.gguf", &gguf), ("b.gguf", &gguf)], "expected a single .gguf file");
-        check(&[("model.safetensors", b"")], "give the folder that holds them");
+        check(&[("model.safetensors", b"")], "config.json: the file is missing beside model.safetensors");
         check(&[("config.json", &config)], "a checkpoint");
         check(&[("config.json", &config), ("model.safetensors", b"")], "model.safetensors is malformed");
     }

@@ -16,7 +16,7 @@ use crate::{
         Library, package,
         package_key::{PackageKey, split_scheme},
     },
-    report::models::{InstalledPackage, ModelKind, ModelListing},
+    report::models::{InstalledPackage, MeasuredQuality, ModelKind, ModelListing},
 };
 
 /// Scheme of a model that is named without one.
@@ -104,7 +104,7 @@ impl Library {
         for (param, model) in named.chain(tool_formats.keys().map(|model| ("tool_format", model))) {
             self.named(model).map_err(|error| {
                 let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
-                Error::invalid(param, format!("{param} {model}: {error}{hint}"))
+                Error::invalid(param, format!("{error}{hint}"))
             })?;
         }
         Ok(())
@@ -207,6 +207,12 @@ impl Library {
         package::read_manifest(&folder, key)
     }
 
+    /// Returns the kind of a model that is installed or in the catalogue.
+    pub(crate) fn kind(&self, key: &PackageKey) -> Option<ModelKind> {
+        let installed = self.manifest(key).ok().map(|manifest| ModelKind::of(&manifest));
+        installed.or_else(|| Some(self.entry_listing(self.catalog.get(&key.name)?).kind))
+    }
+
     /// Refuses an imported package, which has no checkpoint to compile.
     pub(crate) fn refuse_import(&self, key: &PackageKey) -> Result<(), Error> {
         if self.store.package(&key.name, key.scheme).is_none() {
@@ -280,6 +286,7 @@ impl Library {
             download_bytes: entry.checkpoint_bytes(),
             figures: self.catalog.figures(entry).copied(),
             license: entry.license.clone(),
+            quality: measured_quality(entry),
             access: entry.access,
             notes: entry.notes.clone(),
             source: entry.source.to_string(),
@@ -287,6 +294,11 @@ impl Library {
             auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
         }
     }
+}
+
+fn measured_quality(entry: &Entry) -> Option<MeasuredQuality> {
+    let measured = entry.perplexity.as_ref()?;
+    Some(MeasuredQuality { w8: measured.kept_quality(Scheme::W8)?, w4: measured.kept_quality(Scheme::W4)? })
 }
 
 fn installed_package(info: &PackageInfo, manifest: Manifest) -> Result<InstalledPackage, Error> {
@@ -309,6 +321,7 @@ fn manifest_listing(manifest: &Manifest) -> ModelListing {
         download_bytes: None,
         figures: None,
         license: manifest.provenance.license.clone(),
+        quality: None,
         access: Access::Open,
         notes: None,
         source: manifest.provenance.source.clone(),

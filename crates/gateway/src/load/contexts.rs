@@ -46,7 +46,7 @@ pub(crate) struct ContextRecord {
     files: BTreeMap<String, Sha256>,
 }
 
-/// Sets the folder of a provider that stores its compiled graphs by itself. Files under another key are removed.
+/// Sets the folder of a provider that stores its own compiled graphs. Files under another key are removed.
 pub(crate) fn with_provider_cache(mut device: Device, machine: &MachineFolder, key: &CacheKey) -> Device {
     if let Some(cache) = device.cache() {
         match provider_folder(machine, key) {
@@ -65,7 +65,7 @@ fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, E
     match machine.folder(PROVIDER_FOLDER).filter(|_| is_valid) {
         Some(folder) => Ok(folder),
         None => {
-            // The folder is created last, so that it never exists beside the record of another key.
+            // The folder is created last, so that it never exists together with the record of another key.
             machine.remove(PROVIDER_FOLDER)?;
             machine.write(PROVIDER_RECORD, &to_json(key)?)?;
             Ok(machine.stage(PROVIDER_FOLDER)?.commit()?)
@@ -231,10 +231,17 @@ fn compile(
         stage.advance(count as u64);
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    precompile(request.runtime, &compiler.device, &jobs, Weights::Separate, request.rest(), &mut done)?;
+    precompile(
+        request.runtime,
+        &compiler.device,
+        &jobs,
+        Weights::Separate,
+        request.fallback_policy(),
+        &mut done,
+    )?;
     let files = MachineFolder::digests(staging.path())?;
     let record = ContextRecord { key: cache.key.clone(), files };
-    // The record is written first, so that contexts never exist beside the record of another key.
+    // The record is written first, so that contexts never exist together with the record of another key.
     cache.folder.remove(FOLDER)?;
     cache.folder.write(RECORD, &to_json(&record)?)?;
     Ok(staging.commit()?)

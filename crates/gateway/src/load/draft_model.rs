@@ -39,8 +39,8 @@ impl DraftPackage {
             library.store.package(&key.name, key.scheme).ok_or_else(|| library.not_installed(&key))?;
         let package = Package::open_verified(&library.store, &key, &folder, progress, cancel)?;
         if !package.manifest.architecture.is_decoder() {
-            let is = ModelKind::of(&package.manifest).describe();
-            return Err(Error::WrongKind { name: key.name, is, wanted: ModelKind::Chat.describe() });
+            let is = ModelKind::of(&package.manifest);
+            return Err(Error::WrongKind { name: key.name, is, wanted: ModelKind::Chat });
         }
         check_vocabulary(target, &package)?;
         let kv_budget = kv_budget(library.config.kv_budget, &target.manifest, &package.manifest);

@@ -4,7 +4,7 @@
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_spec::{
     DeviceKind, DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice, Scheme, Target, Variant,
-    manifest::{Bound, Manifest},
+    manifest::{BoundDevice, Manifest},
     recipe::FixedShapes,
     target::QnnChip,
 };
@@ -95,7 +95,7 @@ pub(crate) fn check_required_npu(config: &Config, key: &PackageKey, facts: &Fact
         Some(PlacementChoice::Fixed(place)) => place.devices(),
         Some(PlacementChoice::Auto) | None => Vec::new(),
     };
-    // Another device may take part of the work beside an NPU. The share is measured after the load.
+    // Another device may do part of the work of an NPU. The share is measured after the load.
     let refused = refusals(config, key, &divided, |name| ep::probe(name, facts).err());
     if !divided.is_empty() && refused.is_empty() {
         return Ok(());
@@ -153,7 +153,7 @@ pub(crate) fn check_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) 
 }
 
 /// The refusal of a bound package by another device, whose chip may be known.
-fn bound_refusal(bound: &Bound, chip: Option<QnnChip>) -> Refusal {
+fn bound_refusal(bound: &BoundDevice, chip: Option<QnnChip>) -> Refusal {
     let here = chip.map(|chip| format!(", and this is {}", chip.spec().title)).unwrap_or_default();
     let reason = format!("the package runs only on {}{here}", bound.device);
     let fix = "load it on that device; for other devices, import an export for CPUs or GPUs, or compile the checkpoint: \

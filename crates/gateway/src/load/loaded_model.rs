@@ -8,7 +8,7 @@ use std::{
 use narthex_engine::{
     executor::Executor,
     supervise::NumericsMonitor,
-    worker::{Companions, Drain, Engine, EngineConfig, StorageProgress},
+    worker::{Drain, Engine, EngineConfig, EngineExtensions, StorageProgress},
 };
 use narthex_spec::{ModelName, ReasoningFormat, ToolFormat, manifest::ChatEntry};
 use narthex_text::{
@@ -68,7 +68,7 @@ impl LoadedModel {
         open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<Self, Error> {
         let template = read_template(&request.package)?;
-        let tools = ToolSlot::new(request.package.manifest.chat.as_ref(), tool_format);
+        let tools = ToolFormatChoice::new(request.package.manifest.chat.as_ref(), tool_format);
         let abilities = template.as_ref().map_or_else(Abilities::default, ChatTemplate::abilities);
         let OpenModel { model, report, passed_over, monitors } = open(request)?;
         let config = &request.config;
@@ -112,7 +112,7 @@ impl LoadedModel {
     }
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
-        Error::WrongKind { name: self.name().clone(), is: self.kind().describe(), wanted: wanted.describe() }
+        Error::WrongKind { name: self.name().clone(), is: self.kind(), wanted }
     }
 
     /// Returns the format of the model's reasoning, if it reasons.
@@ -189,14 +189,15 @@ impl LoadedModel {
 
 /// Format of a model's tool calls.
 #[derive(Debug, PartialEq, Eq)]
-struct ToolSlot {
+struct ToolFormatChoice {
     format: ToolFormat,
-    /// Set if the template asks for another format, so that tools and calls must be written beside it.
+    /// Set if the template uses another format, so that tools and calls are written without it.
     is_foreign: bool,
 }
 
-impl ToolSlot {
-    /// The format that the settings choose, else that of the package, else the one that a prompt asks for.
+impl ToolFormatChoice {
+    /// Returns the format in the settings, else that of the package, else the one that a written
+    /// prompt requests.
     fn new(chat: Option<&ChatEntry>, chosen: Option<ToolFormat>) -> Self {
         let own = chat.and_then(|chat| chat.tools);
         let format = chosen.or(own).unwrap_or(ToolFormat::Hermes);
@@ -224,7 +225,7 @@ impl Worker {
                     |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
                 let prefix_cache = config.prefix_cache.as_ref();
                 let storage_progress = StorageProgress::default();
-                let companions = Companions {
+                let extensions = EngineExtensions {
                     draft_model: draft.map(|draft| draft.for_engine(request.package.key.name.clone())),
                     prefix_storage: prefix_cache.and_then(|prefix_cache| {
                         let limits = executor.limits();
@@ -232,7 +233,7 @@ impl Worker {
                     }),
                     storage_progress,
                 };
-                let engine = Engine::start_with(executor, companions, settings);
+                let engine = Engine::start_with(executor, extensions, settings);
                 Ok(Self::Engine(engine.map_err(failed)?))
             }
             Model::Encoder(encoder) => {
@@ -276,7 +277,7 @@ mod tests {
         let check = |own, chosen, format, is_foreign| {
             let special_tokens = std::collections::BTreeMap::new();
             let chat = ChatEntry { template: String::new(), special_tokens, tools: own, reasoning: None };
-            assert_eq!(ToolSlot::new(Some(&chat), chosen), ToolSlot { format, is_foreign });
+            assert_eq!(ToolFormatChoice::new(Some(&chat), chosen), ToolFormatChoice { format, is_foreign });
         };
         check(None, None, Hermes, false);
         check(Some(Granite), None, Granite, false);

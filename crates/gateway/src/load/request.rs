@@ -49,7 +49,7 @@ impl LoadRequest<'_> {
 
     /// Returns the treatment of nodes that a device with static graphs refuses. They may run on the CPU if the required
     /// share of the NPU is lower than the default.
-    pub(crate) fn rest(&self) -> FallbackPolicy {
+    pub(crate) fn fallback_policy(&self) -> FallbackPolicy {
         let Config { npu, npu_share, .. } = *self.config;
         if npu == NpuPolicy::Require && npu_share < NPU_SHARE {
             FallbackPolicy::OnCpu

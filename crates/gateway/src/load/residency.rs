@@ -10,7 +10,7 @@
 mod load_failure;
 mod pending;
 mod ready_model;
-mod room;
+mod reservation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,19 +31,19 @@ use crate::{
 use load_failure::LoadFailure;
 pub use pending::{LoadStart, LoadWaiter, PendingLoad};
 pub use ready_model::ReadyModel;
-pub(crate) use room::ModelRoom;
-use room::RoomInUse;
+pub(crate) use reservation::ModelReservation;
+use reservation::ReservedTotals;
 
 enum Residence {
     Loading {
         waiters: LoadWaiters,
-        /// Set while models in use take the room that the load needs.
-        awaits_room: bool,
+        /// Set while models in use take the memory that the load needs.
+        awaits_reservation: bool,
     },
     Ready {
-        // Dropped before `room`, which the memory of the model takes until then.
+        // Dropped before `reservation`, which the memory of the model takes until then.
         model: Arc<LoadedModel>,
-        room: Arc<ModelRoom>,
+        reservation: Arc<ModelReservation>,
         used: Instant,
         /// Requests that waited for the load and have not claimed the model yet.
         awaiting: BTreeSet<u64>,
@@ -69,17 +69,17 @@ pub(crate) struct ResidencyLimits {
     /// Maximum number of requests that wait for the load of a model.
     pub(crate) waiting: usize,
     /// Maximum time that a load waits for models in use.
-    pub(crate) room_wait: Duration,
+    pub(crate) reservation_wait: Duration,
 }
 
 /// The models in memory.
 pub(crate) struct ResidentModels {
     models: Mutex<Residences>,
-    room_in_use: Mutex<RoomInUse>,
+    reserved: Mutex<ReservedTotals>,
     /// Notified after changes of `models` and after the end of each use of a model.
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again. A load that found no
-    /// room is tried again at once.
+    /// memory is tried again at once.
     retry_failed_after: Duration,
     limits: ResidencyLimits,
     next_waiter: AtomicU64,
@@ -121,7 +121,7 @@ impl ResidentModels {
     pub(crate) fn new(retry_failed_after: Duration, limits: ResidencyLimits) -> Self {
         Self {
             models: Mutex::new(BTreeMap::new()),
-            room_in_use: Mutex::default(),
+            reserved: Mutex::default(),
             changed: Condvar::new(),
             retry_failed_after,
             limits,
@@ -168,9 +168,9 @@ impl ResidentModels {
     ) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
-            Some(Residence::Ready { model, room, used, .. }) if !model.is_broken() => {
+            Some(Residence::Ready { model, reservation, used, .. }) if !model.is_broken() => {
                 *used = Instant::now();
-                return Ok(Claim::Ready(ReadyModel::new(model, room, self)));
+                return Ok(Claim::Ready(ReadyModel::new(model, reservation, self)));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
@@ -178,7 +178,7 @@ impl ResidentModels {
             }
             Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => admit()?,
         }
-        let loading = Residence::Loading { waiters: LoadWaiters::default(), awaits_room: false };
+        let loading = Residence::Loading { waiters: LoadWaiters::default(), awaits_reservation: false };
         let before = models.insert(key.clone(), loading);
         drop(models);
         // Dropped without the lock: a broken model's thread may need it to end.
@@ -187,35 +187,35 @@ impl ResidentModels {
         Ok(Claim::Load)
     }
 
-    /// Takes room in memory for a model that is being loaded. Evicts idle models if necessary, starting with the one
+    /// Reserves memory for a model that is being loaded. Evicts idle models if necessary, starting with the one
     /// that was used least recently, and waits while the others are in use.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] if the models stay in use for too long, or if no wait can help; [`Error::Cancelled`].
+    /// [`Error::ResidencyFull`] if the models stay in use for too long, or if no wait can help; [`Error::Cancelled`].
     pub(crate) fn reserve(
         self: &Arc<Self>,
         key: &PackageKey,
         kv_bytes: usize,
         cancel: &Cancel,
-    ) -> Result<ModelRoom, Error> {
-        let ResidencyLimits { models, kv_bytes: kv_total, room_wait, .. } = self.limits;
+    ) -> Result<ModelReservation, Error> {
+        let ResidencyLimits { models, kv_bytes: kv_total, reservation_wait, .. } = self.limits;
         if models == 0 || kv_bytes > kv_total {
-            return Err(self.no_room(key));
+            return Err(self.residency_full(key));
         }
-        let deadline = Instant::now() + room_wait;
+        let deadline = Instant::now() + reservation_wait;
         let waiting = self.clone();
         let _callback = cancel.on_cancel(move || waiting.wake());
         let mut models = self.models.lock();
         loop {
             cancel.check()?;
-            let room = ModelRoom::take(self, kv_bytes);
-            if let Some(Residence::Loading { awaits_room, .. }) = models.get_mut(key) {
-                *awaits_room = room.is_none();
+            let reservation = ModelReservation::take(self, kv_bytes);
+            if let Some(Residence::Loading { awaits_reservation, .. }) = models.get_mut(key) {
+                *awaits_reservation = reservation.is_none();
             }
-            if let Some(room) = room {
+            if let Some(reservation) = reservation {
                 drop(models);
                 self.notify();
-                return Ok(room);
+                return Ok(reservation);
             }
             if let Some((idle, evicted)) = take_idle(&mut models) {
                 tracing::info!("{} is unloaded to make room for {}", idle.name, key.name);
@@ -225,27 +225,27 @@ impl ResidentModels {
                     self.notify();
                 });
             } else if self.changed.wait_until(&mut models, deadline).timed_out() {
-                return Err(self.no_room(key));
+                return Err(self.residency_full(key));
             }
         }
     }
 
-    fn no_room(&self, key: &PackageKey) -> Error {
+    fn residency_full(&self, key: &PackageKey) -> Error {
         let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
-        Error::NoRoom { name: key.name.clone(), models, kv_total }
+        Error::ResidencyFull { name: key.name.clone(), models, kv_total }
     }
 
     /// Ends the load of [`Claim::Load`].
-    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<(LoadedModel, ModelRoom), &Error>) {
+    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<(LoadedModel, ModelReservation), &Error>) {
         let mut models = self.models.lock();
         let residence = match outcome {
-            Ok((model, room)) => {
+            Ok((model, reservation)) => {
                 let awaiting = match models.get(key) {
                     Some(Residence::Loading { waiters, .. }) => waiters.keys().copied().collect(),
                     _ => BTreeSet::new(),
                 };
-                let (model, room) = (Arc::new(model), Arc::new(room));
-                Residence::Ready { model, room, used: Instant::now(), awaiting }
+                let (model, reservation) = (Arc::new(model), Arc::new(reservation));
+                Residence::Ready { model, reservation, used: Instant::now(), awaiting }
             }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);

@@ -25,7 +25,7 @@ use crate::{
     report::models::ModelKind,
 };
 
-/// Tokens by which the KV cache grows.
+/// Growth of the KV cache, in tokens.
 const KV_STEP: usize = 256;
 
 /// Maximum new tokens of a prompt in one step.
@@ -48,10 +48,11 @@ impl Model {
     pub(crate) fn decoder(self, name: &ModelName) -> Result<SupervisedExecutor, Error> {
         match self {
             Self::Decoder(executor) => Ok(executor),
-            Self::Encoder(_) => {
-                let (is, wanted) = (ModelKind::Embedding.describe(), ModelKind::Chat.describe());
-                Err(Error::WrongKind { name: name.clone(), is, wanted })
-            }
+            Self::Encoder(_) => Err(Error::WrongKind {
+                name: name.clone(),
+                is: ModelKind::Embedding,
+                wanted: ModelKind::Chat,
+            }),
         }
     }
 }
@@ -106,7 +107,7 @@ fn open_dynamic(
             kv_budget,
             kv_step: KV_STEP,
             chunk: PREFILL_CHUNK,
-            // What `auto` means is decided by `kv_precision`.
+            // `kv_precision` has replaced `auto`.
             kv_precision: kv_cache_dtype.precision().unwrap_or(KvPrecision::F32),
             packed_weights,
         };
@@ -133,27 +134,27 @@ fn open_static(
     let main = &devices.main.device;
     if manifest.architecture.is_decoder() {
         let options = StaticOptions { slots, kv_budget };
-        let places = match &devices.head {
-            None => place(request, main, form).into(),
+        let loads = match &devices.head {
+            None => graph_load(request, main, form).into(),
             Some(head) => {
                 let form_on = |on: &SelectedDevice| if on.compiles_contexts() { form } else { Form::Graph };
                 DecoderLoad {
-                    layers: place(request, main, form_on(&devices.main)),
-                    head: place(request, &head.device, form_on(head)),
+                    layers: graph_load(request, main, form_on(&devices.main)),
+                    head: graph_load(request, &head.device, form_on(head)),
                 }
             }
         };
-        let executor = StaticExecutor::open(runtime, folder, manifest, places, &options)?;
+        let executor = StaticExecutor::open(runtime, folder, manifest, loads, &options)?;
         let placements = executor.placements();
         return Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements });
     }
-    let encoder = StaticEncoder::open(runtime, folder, manifest, place(request, main, form))?;
+    let encoder = StaticEncoder::open(runtime, folder, manifest, graph_load(request, main, form))?;
     let placements = encoder.placements();
     Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
 }
 
-fn place<'a>(request: &LoadRequest<'_>, device: &'a Device, form: Form<'a>) -> GraphLoad<'a> {
-    GraphLoad { device, threads: request.config.threads, form, rest: request.rest() }
+fn graph_load<'a>(request: &LoadRequest<'_>, device: &'a Device, form: Form<'a>) -> GraphLoad<'a> {
+    GraphLoad { device, threads: request.config.threads, form, fallback: request.fallback_policy() }
 }
 
 /// Placement of the dynamic variant, which is one graph.

@@ -6,7 +6,7 @@ pub use narthex_catalog::index::{Access, Figures};
 use narthex_spec::{
     DeviceName, ModelName, Scheme, Sha256,
     arch::EncoderHead,
-    manifest::{Bound, Manifest},
+    manifest::{BoundDevice, Manifest},
 };
 use serde::{Deserialize, Serialize};
 use strum::VariantArray;
@@ -87,6 +87,9 @@ pub struct ModelListing {
     pub figures: Option<Figures>,
     /// Licence, if known.
     pub license: Option<String>,
+    /// Quality that the schemes keep, for a model with which it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<MeasuredQuality>,
     /// Access to the download, for a model of the catalogue.
     pub access: Access,
     /// Notes for users.
@@ -97,6 +100,15 @@ pub struct ModelListing {
     pub installed: Vec<InstalledPackage>,
     /// Permission of requests to download the model.
     pub auto_pull: bool,
+}
+
+/// Shares of the quality in `f32` that schemes keep, by perplexity.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MeasuredQuality {
+    /// Share in `w8`.
+    pub w8: f64,
+    /// Share in `w4`.
+    pub w4: f64,
 }
 
 /// A package in the store.
@@ -110,7 +122,7 @@ pub struct InstalledPackage {
     pub max_length: usize,
     /// The only kind of device that runs the package, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bound: Option<Bound>,
+    pub bound: Option<BoundDevice>,
     /// Creation time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub created: SystemTime,

@@ -139,7 +139,7 @@ fn share(folder: &Path, graphs: &[GraphPlacement]) {
 }
 
 pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> StaticExecutor {
-    let place = GraphLoad { device, threads: 0, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let place = GraphLoad { device, threads: 0, form: Form::Graph, fallback: FallbackPolicy::Refused };
     let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
     StaticExecutor::open(runtime(), folder, manifest, place, &options)
         .unwrap_or_else(|error| panic!("{error}"))
@@ -229,7 +229,7 @@ pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor
 /// Compares the embeddings of the first `texts` committed texts.
 fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let open = |device: &Device| {
-        let place = GraphLoad { device, threads: 0, form: Form::Graph, rest: FallbackPolicy::Refused };
+        let place = GraphLoad { device, threads: 0, form: Form::Graph, fallback: FallbackPolicy::Refused };
         StaticEncoder::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
     };
     let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));

@@ -1,4 +1,4 @@
-//! Evaluation of small integers in the arithmetic with which exporters compute shapes.
+//! Evaluation of the small-integer arithmetic that exporters write to compute shapes.
 
 use super::{
     MOST_INTS, NodeContext, Shape, axis_of,

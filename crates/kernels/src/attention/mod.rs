@@ -1,8 +1,8 @@
 //! Attention of the heads that share one key and value head, over a cache of keys and values.
 //!
 //! Keys are processed in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash
-//! attention), so that only the scores of one block are stored at a time. [`many`] converts the values of each block
-//! once for all queries; [`few`] reads directly from the cache, for one or a few tokens. Scales of integers are factors of
+//! attention), so that only the scores of one block are stored at a time. [`many_queries`] converts the values of each block
+//! once for all queries; [`few_queries`] reads directly from the cache, for one or a few tokens. Scales of integers are factors of
 //! the scores and of the weights.
 //!
 //! Blocks start at multiples of 64 positions, and the sums of every 128 keys are merged in the order of the keys. Both
@@ -10,13 +10,13 @@
 //! any division of a prompt into chunks, and any number of threads that share the keys.
 
 mod cache;
-mod few;
-mod many;
+mod few_queries;
+mod many_queries;
 mod part;
 mod scores;
 mod state;
-mod visible;
-mod weighted;
+mod visible_keys;
+mod weighted_sum;
 
 use std::ops::Range;
 
@@ -152,9 +152,9 @@ impl Operation for Attend<'_> {
             self.keys = keys;
             buffers.part.reset(count, padded);
             if few {
-                few::run(s, &self, &mut buffers);
+                few_queries::run(s, &self, &mut buffers);
             } else {
-                many::run(s, &self, &mut buffers);
+                many_queries::run(s, &self, &mut buffers);
             }
             if std::mem::take(&mut is_first) {
                 std::mem::swap(&mut buffers.sums, &mut buffers.part);

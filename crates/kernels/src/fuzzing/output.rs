@@ -11,7 +11,7 @@ const UNTOUCHED: u32 = 0x7fc0_dead;
 /// Runs a kernel that writes `rows` by `columns` numbers, and returns them.
 ///
 /// # Panics
-/// The kernel wrote beside its result, or not all of it.
+/// The kernel wrote outside its result, or not all of it.
 pub(super) fn written(rows: usize, columns: usize, run: impl FnOnce(MatrixMut<'_>)) -> Vec<f32> {
     let untouched = |x: &f32| x.to_bits() == UNTOUCHED;
     let width = columns + 2 * MARGIN;

@@ -93,15 +93,15 @@ pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<Stri
 }
 
 /// Returns a copy of compiled instructions with checks.
-pub(super) fn weave<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
-    let mut woven = Instructions::new(compiled.name(), compiled.source());
+pub(super) fn insert_checks<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
+    let mut checked = Instructions::new(compiled.name(), compiled.source());
     let mut new_index = Vec::new();
     let mut length = 0;
     while let Some(instruction) = compiled.get(new_index.len() as u32) {
         let line = compiled.get_line(new_index.len() as u32).unwrap_or_default() as u16;
         new_index.push(length);
         for instruction in with_checks(instruction)? {
-            length = woven.add_with_line(instruction, line) + 1;
+            length = checked.add_with_line(instruction, line) + 1;
         }
     }
     new_index.push(length);
@@ -114,12 +114,12 @@ pub(super) fn weave<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>,
             | JumpIfFalseOrPop(target)
             | JumpIfTrueOrPop(target)
             | BuildMacro(_, target, _),
-        ) = woven.get_mut(index)
+        ) = checked.get_mut(index)
         {
             *target = new_index.get(*target as usize).copied().unwrap_or(length);
         }
     }
-    Ok(woven)
+    Ok(checked)
 }
 
 /// Returns an instruction with the checks before and after it.

@@ -1,6 +1,6 @@
 //! Chat templates: Jinja as in Hugging Face's `apply_chat_template`, with bounded work.
 //!
-//! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
+//! Templates are untrusted. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
 //! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The
 //! result states which of its characters the template wrote ([`RenderedPrompt`]).
 
@@ -31,7 +31,7 @@ pub use message::{FunctionCall, Message, Role, ToolCall};
 pub use origin::RenderedPrompt;
 
 use crate::{
-    barrier::contain,
+    catch_panic::contain,
     compile_thread::{self, ThreadStartError},
 };
 use message::escaped_json;
@@ -263,8 +263,11 @@ type TemplateInstructions<'env> = (Instructions<'env>, BTreeMap<&'env str, Instr
 fn checked<'env>(env: &'env Environment<'env>) -> Result<TemplateInstructions<'env>, minijinja::Error> {
     let template = env.get_template(NAME)?;
     let compiled = machinery::get_compiled_template(&template);
-    let blocks = compiled.blocks.iter().map(|(name, block)| Ok((*name, instructions::weave(block)?)));
-    Ok((instructions::weave(&compiled.instructions)?, blocks.collect::<Result<_, minijinja::Error>>()?))
+    let blocks = compiled.blocks.iter().map(|(name, block)| Ok((*name, instructions::insert_checks(block)?)));
+    Ok((
+        instructions::insert_checks(&compiled.instructions)?,
+        blocks.collect::<Result<_, minijinja::Error>>()?,
+    ))
 }
 
 fn syntax() -> Result<SyntaxConfig, minijinja::Error> {

@@ -93,6 +93,21 @@ impl RenderedPrompt {
         self.text
     }
 
+    /// Appends a text of the conversation.
+    pub fn append(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// Appends a text that counts as written by the template.
+    pub fn append_written(&mut self, text: &str) {
+        let start = self.text.len();
+        self.text.push_str(text);
+        match self.written.last_mut() {
+            Some(last) if last.end == start => last.end = self.text.len(),
+            _ => self.written.push(start..self.text.len()),
+        }
+    }
+
     /// Returns the byte ranges that the template wrote, in order and not adjacent.
     pub fn written(&self) -> &[Range<usize>] {
         &self.written

@@ -1,4 +1,4 @@
-//! Embeddings of MiniLM: Narthex's server beside ONNX Runtime and OpenVINO.
+//! Embeddings of MiniLM: Narthex's server compared with ONNX Runtime and OpenVINO.
 //!
 //! All sides get the same texts and tokenize them within the measured time. Narthex is measured over HTTP, with the
 //! vectors as JSON. The others run in `bench/peers/embed.py`, sorted by length and in groups of 32, as

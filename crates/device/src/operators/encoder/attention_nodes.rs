@@ -7,10 +7,7 @@ use super::{
     constants::SmallConstants,
     pooling::{MEAN, POOL_ROWS},
 };
-use crate::operators::{
-    DOMAIN,
-    links::{Links, is_plain},
-};
+use crate::operators::{DOMAIN, links::Links};
 
 /// Least magnitude of the number that is added to the scores of padding. The exponentials of such scores are 0.
 const FAR: f32 = 1e3;
@@ -59,7 +56,7 @@ impl<'a> PaddedGraph<'a> {
         let [heads, size] = query.heads;
         let width = self.constants.ints(flat.input(1)?)?;
         let fits = key.heads == query.heads && value.heads == query.heads;
-        if !is_plain(flat, "Reshape") || !fits || width != [0, 0, heads.checked_mul(size)?] {
+        if !flat.is_onnx("Reshape") || !fits || width != [0, 0, heads.checked_mul(size)?] {
             return None;
         }
         let mut replacement = Replacement::of(flat);
@@ -89,16 +86,16 @@ impl<'a> PaddedGraph<'a> {
     /// ```
     pub(super) fn pooling(&self, last: &Node) -> Option<Patch> {
         let mut replacement = Replacement::of(last);
-        let (rows, mean) = if is_plain(last, "Gather") {
+        let (rows, mean) = if last.is_onnx("Gather") {
             let first = self.constants.ints(last.input(1)?)?;
             let is_scalar = self.constants.rank(last.input(1)?) == Some(0);
             if last.int("axis") != Some(1) || first != [0] || !is_scalar {
                 return None;
             }
             (last.input(0)?, 0)
-        } else if is_plain(last, "Div") {
+        } else if last.is_onnx("Div") {
             let sum = self.made(last.input(0)?, "ReduceSum").filter(|node| self.reduces_tokens(node))?;
-            let count = self.links.any_maker(last.input(1)?).filter(|node| is_plain(node, "ReduceSum"))?;
+            let count = self.links.any_producer(last.input(1)?).filter(|node| node.is_onnx("ReduceSum"))?;
             let masked = self.made(sum.input(0)?, "Mul")?;
             let (rows, _) = self.operands(masked).find(|&(_, mask)| self.is_mask_column(mask))?;
             if !self.reduces_tokens(count) || !self.is_mask_column(count.input(0)?) {
@@ -123,7 +120,7 @@ impl<'a> PaddedGraph<'a> {
 
     /// Returns the node that computes a value, if nothing else reads it and it has this operator.
     fn made(&self, value: &str, op: &str) -> Option<&'a Node> {
-        self.links.maker(value, 1).filter(|node| is_plain(node, op))
+        self.links.producer(value, 1).filter(|node| node.is_onnx(op))
     }
 
     /// Returns the two inputs of a node in both orders.
@@ -153,11 +150,11 @@ impl<'a> PaddedGraph<'a> {
     fn is_padding_score(&self, value: &str) -> bool {
         let found = || {
             let column = self.unsqueezed(value, &[1, 2])?;
-            let product = self.links.any_maker(column).filter(|node| is_plain(node, "Mul"))?;
+            let product = self.links.any_producer(column).filter(|node| node.is_onnx("Mul"))?;
             let (below, _) = self
                 .operands(product)
                 .find(|&(_, far)| self.constants.float(far).is_some_and(|far| far >= FAR))?;
-            let below = self.links.any_maker(below).filter(|node| is_plain(node, "Sub"))?;
+            let below = self.links.any_producer(below).filter(|node| node.is_onnx("Sub"))?;
             let one = self.constants.float(below.input(1)?)?;
             Some(one == 1.0 && self.is_mask(below.input(0)?))
         };
@@ -171,13 +168,13 @@ impl<'a> PaddedGraph<'a> {
 
     /// Returns whether a value is the mask in single precision.
     fn is_mask(&self, value: &str) -> bool {
-        let cast = self.links.any_maker(value).filter(|node| is_plain(node, "Cast"));
+        let cast = self.links.any_producer(value).filter(|node| node.is_onnx("Cast"));
         cast.is_some_and(|cast| cast.int("to") == Some(1) && cast.input(0) == Some(self.mask))
     }
 
     /// Returns the input of the node that adds these axes.
     fn unsqueezed(&self, value: &str, axes: &[i64]) -> Option<&'a str> {
-        let node = self.links.any_maker(value).filter(|node| is_plain(node, "Unsqueeze"))?;
+        let node = self.links.any_producer(value).filter(|node| node.is_onnx("Unsqueeze"))?;
         (self.constants.ints(node.input(1)?)? == axes).then_some(node.input(0)?)
     }
 

@@ -27,7 +27,7 @@ use crate::operators::{
     DOMAIN,
     gated::GATED_MLP,
     linear::{LINEAR, WEIGHTS},
-    links::{Links, is_plain},
+    links::Links,
 };
 
 /// Name of the new input, `[texts + 1]`: the index of each text's first row, and the number of rows.
@@ -122,7 +122,7 @@ impl<'a> PackedRows<'a> {
         let own = node.domain == DOMAIN;
         let needs_rows = own && matches!(node.op.as_str(), BIDIRECTIONAL_ATTENTION | POOL_ROWS);
         if reads_flat > 0 {
-            let gathers = is_plain(node, "Gather") && node.int("axis").unwrap_or(0) == 0;
+            let gathers = node.is_onnx("Gather") && node.int("axis").unwrap_or(0) == 0;
             let requested = node.input(0).is_some_and(|name| self.flat.contains(name))
                 && self.asked.is_some()
                 && node.input(1) == self.asked;
@@ -138,7 +138,7 @@ impl<'a> PackedRows<'a> {
             return Ok(());
         }
         // Requested rows are selected from rows without the axis of texts.
-        if is_plain(node, "Reshape") && reads == 1 && self.asked.is_some() && self.is_row(node, 0) {
+        if node.is_onnx("Reshape") && reads == 1 && self.asked.is_some() && self.is_row(node, 0) {
             self.flat.extend(outputs());
             return Ok(());
         }
@@ -192,7 +192,7 @@ fn group_projections(graph: &mut Graph) {
     let links = Links::of(graph);
     let grouped = |attention: &Node| {
         let made = |at: usize| {
-            let node = links.maker(attention.input(at)?, 1)?;
+            let node = links.producer(attention.input(at)?, 1)?;
             let is_linear = node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1;
             is_linear.then_some(node)
         };

@@ -8,7 +8,7 @@ use super::residual::{ACTIVATION, DOWN, EPSILON, RESIDUAL_MLP, UP, activation_nu
 use crate::operators::{
     DOMAIN,
     linear::{LINEAR, WEIGHTS},
-    links::{Links, is_plain},
+    links::Links,
 };
 
 /// Replaces layers whose sum with the residual stream is normalised.
@@ -29,7 +29,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
     let is_norm = norm.op == "SkipLayerNormalization" && norm.domain == MICROSOFT;
     // The first output is the norm. The fifth input would be a bias of the sum.
     let only_norm = norm.outputs.iter().skip(1).all(String::is_empty) && norm.input(4).is_none();
-    let is_computed = |at: usize| norm.input(at).is_some_and(|name| links.makers.contains_key(name));
+    let is_computed = |at: usize| norm.input(at).is_some_and(|name| links.producers.contains_key(name));
     // A constant branch may have fewer rows than the stream.
     if !is_norm || !only_norm || !is_computed(0) {
         return None;
@@ -41,7 +41,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
     let mut attributes = vec![(DOWN.to_owned(), down.attribute(WEIGHTS)?.clone())];
     attributes.extend(norm.attributes.iter().filter(|(name, _)| name == EPSILON).cloned());
     let mut x = down.input(0)?;
-    let first = links.maker(x, 1).and_then(|node| {
+    let first = links.producer(x, 1).and_then(|node| {
         let number = activation_number(activation(node)?)?;
         Some((linear(links, node.input(0)?)?, node, number))
     });
@@ -65,7 +65,9 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
 
 /// Returns the product that computes a value which is read once, if it has no norm of its own.
 fn linear<'a>(links: &Links<'a>, value: &str) -> Option<&'a Node> {
-    links.maker(value, 1).filter(|node| node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1)
+    links
+        .producer(value, 1)
+        .filter(|node| node.op == LINEAR && node.domain == DOMAIN && node.inputs.len() == 1)
 }
 
 /// Returns the activation function that a node computes.
@@ -76,8 +78,8 @@ fn activation(node: &Node) -> Option<Activation> {
     match (node.domain.as_str(), node.op.as_str(), node.text("approximate")) {
         ("", "Gelu", None | Some("none")) | (MICROSOFT, "Gelu", None) => Some(Activation::Gelu),
         ("", "Gelu", Some("tanh")) | (MICROSOFT, "FastGelu", None) => Some(Activation::GeluTanh),
-        _ if is_plain(node, "Relu") => Some(Activation::Relu),
-        _ if is_plain(node, "Tanh") => Some(Activation::Tanh),
+        _ if node.is_onnx("Relu") => Some(Activation::Relu),
+        _ if node.is_onnx("Tanh") => Some(Activation::Tanh),
         _ => None,
     }
 }

@@ -179,7 +179,7 @@ fn refuse_stand_in(param: &'static str, devices: impl IntoIterator<Item = Device
         Some(device) => Err(Error::invalid(
             param,
             format!(
-                "{device} is software that stands in for an NPU ({}), so its times mean nothing; name devices of this \
+                "{device} is software that stands in for an NPU ({}), so its times are meaningless; name devices of this \
                  machine, which `narthex doctor` lists",
                 device.describe()
             ),

@@ -33,7 +33,7 @@ pub(crate) fn check_architecture(
         && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4)
         && !matches!(check_dry_run(subject, &small, options).verdict, Verdict::Refused { .. })
     {
-        let message = "in w4 the target takes it";
+        let message = "in w4 it fits the target";
         let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
         report.findings.push(Finding::new(Rule::PartSize, Severity::Notes, message).fix(fix));
     }

@@ -173,7 +173,7 @@ impl<'a> Compiler<'a> {
         let bytes = part.graph.weight_bytes();
         if bytes > MAX_WEIGHT_BYTES {
             return Ok(Err(format!(
-                "its {:.1} GB of weights are too many for a bisection",
+                "its {:.1} GB of weights are too large for a bisection",
                 bytes as f64 / 1e9
             )));
         }

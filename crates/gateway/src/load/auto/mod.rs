@@ -1,5 +1,5 @@
 //! `--place auto`: measures prefill and decode once on every device of this machine, and chooses the fastest device or
-//! pair. The measurements are stored beside the verification records. Start at [`estimate`].
+//! pair. The measurements are stored next to the verification records. Start at [`estimate`].
 
 mod estimate;
 mod measure;

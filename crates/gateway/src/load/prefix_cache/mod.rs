@@ -24,7 +24,7 @@ use crate::{config::PrefixCacheConfig, load::request::LoadRequest, report::place
 use folder::{FolderLimits, PrefixFolder};
 use storage::FileStorage;
 
-/// Bytes of a file beside its keys and values, at most.
+/// Maximum number of bytes of a file in addition to its keys and values.
 const FILE_OVERHEAD: u64 = 1 << 20;
 
 /// Opens the prefix cache of a decoder that runs as `placement` reports. Returns `None` if it cannot be used, with a
@@ -74,7 +74,7 @@ fn unsuitable(structure: &Structure, placement: &PlacementReport) -> Option<&'st
     }
 }
 
-/// Returns the digest of everything beside the tokens that keys and values depend on: the package, which states the
+/// Returns the digest of everything that keys and values depend on, except the tokens: the package, which states the
 /// layout of the cache, the device with its software, and the version of Narthex.
 fn identity(
     request: &LoadRequest<'_>,

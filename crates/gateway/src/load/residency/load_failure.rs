@@ -28,7 +28,7 @@ impl LoadFailure {
         };
         let retry_after = is_transient(error.kind()).then_some(retry);
         // A model in use may become idle at any time, and a build may end.
-        let is_momentary = matches!(error, Error::NoRoom { .. } | Error::TooManyBuilds(_));
+        let is_momentary = matches!(error, Error::ResidencyFull { .. } | Error::TooManyBuilds(_));
         let lasts = if is_momentary { Duration::ZERO } else { retry };
         Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
     }

@@ -91,11 +91,15 @@ impl PendingLoad {
         self.model()
     }
 
-    /// Returns the model. Fails if it is still loading, if its load waits for room in memory, or if its load failed.
+    /// Returns the model. Fails if it is still loading, if its load waits for memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, room, .. }) => Ok(ReadyModel::new(model, room, &self.models)),
-            Some(Residence::Loading { awaits_room: true, .. }) => Err(self.models.no_room(&self.key)),
+            Some(Residence::Ready { model, reservation, .. }) => {
+                Ok(ReadyModel::new(model, reservation, &self.models))
+            }
+            Some(Residence::Loading { awaits_reservation: true, .. }) => {
+                Err(self.models.residency_full(&self.key))
+            }
             Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
             None => Err(Error::ShuttingDown),
@@ -152,7 +156,7 @@ mod tests {
     fn a_limited_number_of_requests_waits_for_a_load() {
         let models = Arc::new(ResidentModels::new(
             Duration::ZERO,
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, room_wait: Duration::ZERO },
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, reservation_wait: Duration::ZERO },
         ));
         let key = key("tiny");
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
@@ -180,7 +184,7 @@ mod tests {
     fn a_wait_ends_with_its_request_or_its_load() {
         let models = Arc::new(ResidentModels::new(
             Duration::ZERO,
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 1, room_wait: Duration::ZERO },
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 1, reservation_wait: Duration::ZERO },
         ));
         let key = key("tiny");
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
@@ -210,27 +214,31 @@ mod tests {
     }
 
     #[test]
-    fn a_load_waits_for_the_room_of_another() {
-        let limits =
-            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2, room_wait: Duration::from_secs(3600) };
+    fn a_load_waits_for_the_memory_of_another() {
+        let limits = ResidencyLimits {
+            models: 1,
+            kv_bytes: 0,
+            waiting: 2,
+            reservation_wait: Duration::from_secs(3600),
+        };
         let models = Arc::new(ResidentModels::new(Duration::ZERO, limits));
         let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
-        let first_room = models.reserve(&first, 0, &cancel).unwrap();
+        let first_reservation = models.reserve(&first, 0, &cancel).unwrap();
         let load = PendingLoad::new(models.clone(), second.clone());
         assert!(matches!(load.model(), Err(Error::Loading { .. })));
         std::thread::scope(|scope| {
             let wait = scope.spawn(|| models.reserve(&second, 0, &cancel));
-            while !wait.is_finished() && !matches!(load.model(), Err(Error::NoRoom { .. })) {
+            while !wait.is_finished() && !matches!(load.model(), Err(Error::ResidencyFull { .. })) {
                 std::thread::yield_now();
             }
-            drop(first_room);
+            drop(first_reservation);
             models.finish(&first, Err(&Error::Cancelled));
-            let _second_room = wait.join().unwrap().unwrap();
+            let _second_reservation = wait.join().unwrap().unwrap();
             assert!(matches!(load.model(), Err(Error::Loading { .. })));
-            // The second load has the room now.
+            // The second load has the memory now.
             assert!(matches!(models.claim(&first), Ok(Claim::Load)));
             let wait = scope.spawn(|| models.reserve(&first, 0, &cancel));
             cancel.cancel();
@@ -239,17 +247,17 @@ mod tests {
     }
 
     #[test]
-    fn a_load_without_room_is_tried_again_at_once() {
-        let limits = ResidencyLimits { models: 1, kv_bytes: 9, waiting: 2, room_wait: Duration::ZERO };
+    fn a_load_without_memory_is_tried_again_at_once() {
+        let limits = ResidencyLimits { models: 1, kv_bytes: 9, waiting: 2, reservation_wait: Duration::ZERO };
         let models = Arc::new(ResidentModels::new(Duration::from_secs(3600), limits));
         let (first, second, cancel) = (key("first"), key("second"), Cancel::new());
         for model in [&first, &second] {
             assert!(matches!(models.claim(model), Ok(Claim::Load)));
         }
-        assert!(matches!(models.reserve(&first, 10, &cancel), Err(Error::NoRoom { .. })));
-        let _room = models.reserve(&first, 9, &cancel).unwrap();
+        assert!(matches!(models.reserve(&first, 10, &cancel), Err(Error::ResidencyFull { .. })));
+        let _reservation = models.reserve(&first, 9, &cancel).unwrap();
         let error = models.reserve(&second, 0, &cancel).unwrap_err();
-        assert!(matches!(error, Error::NoRoom { .. }) && error.retry_after().is_some(), "{error}");
+        assert!(matches!(error, Error::ResidencyFull { .. }) && error.retry_after().is_some(), "{error}");
         models.finish(&second, Err(&error));
         assert!(matches!(models.claim(&second), Ok(Claim::Load)));
         models.finish(&second, Err(&Error::Cancelled));

@@ -2,27 +2,35 @@
 
 use std::sync::{Arc, Weak};
 
-use super::{ModelRoom, ResidentModels};
+use super::{ModelReservation, ResidentModels};
 use crate::load::loaded_model::LoadedModel;
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
 #[derive(Clone)]
 pub struct ReadyModel {
-    // The fields are dropped in this order: the model, then the room of its memory, then the end that wakes the loads
-    // that wait for room.
+    // The fields are dropped in this order: the model, then the reservation of its memory, then the end that wakes the
+    // loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
-    _room: Arc<ModelRoom>,
+    _reservation: Arc<ModelReservation>,
     _end: UseEnd,
 }
 
 impl ReadyModel {
-    pub(super) fn new(model: &Arc<LoadedModel>, room: &Arc<ModelRoom>, models: &Arc<ResidentModels>) -> Self {
-        Self { loaded: model.clone(), _room: room.clone(), _end: UseEnd(Arc::downgrade(models)) }
+    pub(super) fn new(
+        model: &Arc<LoadedModel>,
+        reservation: &Arc<ModelReservation>,
+        models: &Arc<ResidentModels>,
+    ) -> Self {
+        Self {
+            loaded: model.clone(),
+            _reservation: reservation.clone(),
+            _end: UseEnd(Arc::downgrade(models)),
+        }
     }
 }
 
-/// Wakes the loads that wait for room when it is dropped.
+/// Wakes the loads that wait for memory when it is dropped.
 #[derive(Clone)]
 struct UseEnd(Weak<ResidentModels>);
 

@@ -19,7 +19,7 @@ use narthex_graph::{
 use narthex_spec::{
     Ep, ProgressSink, Scheme,
     dtype::{DType, Dim},
-    manifest::{Bound, Context, FileEntry, MANIFEST_FILE, Manifest},
+    manifest::{BoundDevice, Context, FileEntry, MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     target::{QnnChip, Target},
 };
@@ -318,7 +318,7 @@ fn a_required_npu_that_is_not_there_is_missed_before_anything_is_made() {
 
 #[test]
 fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
-    let load = |bound: Bound, npu: NpuPolicy| {
+    let load = |bound: BoundDevice, npu: NpuPolicy| {
         let package = Package::new();
         let mut manifest = package.manifest();
         manifest.bound = Some(bound);
@@ -331,9 +331,9 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     };
     let bound = |ep, device: &str, target| {
         let (device, holds) = (device.to_owned(), "2 compiled contexts".to_owned());
-        Bound { ep, device, holds, target }
+        BoundDevice { ep, device, holds, target }
     };
-    let refused = |bound: Bound, expected: &[&str]| {
+    let refused = |bound: BoundDevice, expected: &[&str]| {
         let error = load(bound, NpuPolicy::Prefer).err().expect("it was loaded elsewhere");
         let told = format!("{error}, {:?}", error.hint());
         assert!(expected.iter().all(|part| told.contains(part)), "{told}");

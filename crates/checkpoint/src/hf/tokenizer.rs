@@ -21,9 +21,9 @@ use crate::{
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token"];
 
-/// Tokenizer files of a folder.
+/// Tokenizer of a folder.
 #[derive(Debug)]
-pub struct Text {
+pub struct FolderTokenizer {
     /// The bytes of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
     /// Special tokens.
@@ -98,7 +98,7 @@ const SPECIAL_MAP: &str = "special_tokens_map.json";
 ///
 /// For encoders, the tokenizer itself adds `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] is `None`.
 /// `ids` are used for special tokens that the tokenizer's files do not state.
-pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text> {
+pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<FolderTokenizer> {
     let stated = tokenizer_config(folder)?;
     let map: BTreeMap<String, Value> =
         folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
@@ -116,7 +116,7 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text> {
         Vocab::Encoder(entries) => rules.encoder(entries),
     };
     let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(vocab.family()));
-    Ok(Text { tokenizer, special, chat_template })
+    Ok(FolderTokenizer { tokenizer, special, chat_template })
 }
 
 /// Returns the maximum text length that the tokenizer's files allow, in tokens.

@@ -6,7 +6,7 @@ use crate::{Ep, Target};
 
 /// Device that a package is bound to by vendor-specific graphs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bound {
+pub struct BoundDevice {
     /// Execution provider of the device.
     pub ep: Ep,
     /// Chips that the graphs were compiled for, if known.

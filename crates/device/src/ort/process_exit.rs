@@ -51,7 +51,7 @@ mod tests {
             without_destructors();
             exit(7);
         }
-        let name = "ort::ending::tests::what_crashes_at_the_end_does_not_run";
+        let name = "ort::process_exit::tests::what_crashes_at_the_end_does_not_run";
         let mut child = Command::new(std::env::current_exe().unwrap());
         let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
         assert_eq!(output.status.code(), Some(7), "{output:?}");

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fs, path::Path};
 
 use narthex_checkpoint::{hf::folder::Folder, limits::read_small};
 use narthex_graph::{Graph, Node, onnx::files::OnnxFile};
-use narthex_spec::{Ep, Target, manifest::Bound, target::QnnChip};
+use narthex_spec::{Ep, Target, manifest::BoundDevice, target::QnnChip};
 use serde_json::Value;
 
 use crate::error::{CompileError, Result};
@@ -18,7 +18,7 @@ const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 ///
 /// # Errors
 /// [`CompileError::Bound`] for contexts of other compilers than Qualcomm's.
-pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<Bound> {
+pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<BoundDevice> {
     let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
     let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
     let (stages, count) = (parts.len(), parts.iter().filter(|part| is_compiled(&part.graph)).count());
@@ -32,7 +32,7 @@ pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Re
     let device = device.unwrap_or_else(|| SNAPDRAGON.to_owned());
     let chips: Vec<QnnChip> = chips(&device).collect();
     let target = Some(Target::Qnn(chips)).filter(|target| *target != Target::Qnn(Vec::new()));
-    Ok(Bound { ep: Ep::Qnn, target, device, holds })
+    Ok(BoundDevice { ep: Ep::Qnn, target, device, holds })
 }
 
 /// Returns the inputs and outputs of a graph's compiled contexts, whose binaries refer to them by name.

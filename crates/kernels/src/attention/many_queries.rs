@@ -6,8 +6,8 @@ use super::{
     Attend, Buffers,
     cache::BlockScales,
     scores::{load_keys, score},
-    visible::{load_values, sum_visible},
-    weighted::add_values,
+    visible_keys::{load_values, sum_visible},
+    weighted_sum::add_values,
 };
 use crate::{
     float::with_rows,

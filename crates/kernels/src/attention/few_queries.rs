@@ -7,8 +7,8 @@ use half::f16;
 use super::{
     Attend, BLOCK, Buffers,
     cache::{CacheRows, Element},
-    visible::{load_values, sum_visible},
-    weighted::add_values,
+    visible_keys::{load_values, sum_visible},
+    weighted_sum::add_values,
 };
 use crate::simd::{LANES, Operation, Simd};
 

@@ -1,6 +1,6 @@
 //! ONNX Runtime's library that an installer or pip placed together with this program.
 //!
-//! Archives, the `.deb`, the npm package and the container have it in `lib/narthex` beside `bin`. The wheel depends on
+//! Archives, the `.deb`, the npm package and the container have it in `lib/narthex` next to `bin`. The wheel depends on
 //! `onnxruntime`, whose library is in the same Python environment. Only the pinned version is used.
 
 use std::{
