@@ -32,7 +32,7 @@ mod staging;
 pub(crate) mod verification;
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -83,6 +83,9 @@ impl Store {
             None => platform_folder().ok_or(Error::NoDataFolder)?,
         };
         let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
+        if root.exists() && !root.is_dir() {
+            return Err(Error::io("open the store", root)(io::ErrorKind::NotADirectory.into()));
+        }
         let store = Self { root: root.into(), network: Network::from_environment() };
         if let Err(error) = privacy::make_private_if_shared(&store.root) {
             tracing::warn!(%error, "other users of this machine may read the store");

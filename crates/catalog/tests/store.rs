@@ -61,6 +61,13 @@ fn child(root: &Path, deed: &str) {
     assert!(!status.success(), "the child must have died");
 }
 
+#[test]
+fn a_file_is_not_a_store() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = Store::open(Some(file.path().to_path_buf())).unwrap_err();
+    assert!(error.to_string().contains("cannot open the store"), "{error}");
+}
+
 /// Body of the child processes of the other tests; not a test of its own.
 #[test]
 fn dies() {

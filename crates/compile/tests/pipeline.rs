@@ -359,8 +359,10 @@ fn values_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
         fs::write(&file, checkpoint::safetensors_bytes(&checkpoint::hf_tensors(&weights))).unwrap();
         let made = pipeline::compile(job(source.path(), scheme, out.path()), &Quiet, &AtomicBool::new(false));
         let error = made.err().map(|error| error.to_string());
-        let expected =
-            format!("{}: tensor {name} (there called {there}) holds {bad}: expected finite", file.display());
+        let expected = format!(
+            "{}: tensor {name} (there called {there}) contains {bad}: expected finite",
+            file.display()
+        );
         assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{scheme} {error:?}");
         assert!(!out.path().join(MANIFEST_FILE).exists());
     }

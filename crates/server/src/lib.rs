@@ -42,6 +42,7 @@ mod routes;
 mod serve;
 mod sse;
 mod text_or_list;
+mod timestamp;
 mod timings;
 mod tls;
 #[cfg(unix)]

@@ -369,6 +369,11 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     assert_eq!(live.get("/v1/models/gpt-4o").json(), listed("gpt-4o").unwrap());
     assert_eq!(live.get(&format!("/v1/models/{model}")).json(), listed(&model).unwrap());
     assert_eq!(listed(&embedding).unwrap()["capabilities"], json!(["embeddings"]));
+    // Anthropic's clients read other fields of the same list.
+    assert_eq!((&models["has_more"], &models["first_id"]), (&json!(false), &models["data"][0]["id"]));
+    let alias = listed("gpt-4o").unwrap();
+    assert_eq!((&alias["type"], &alias["display_name"]), (&json!("model"), &json!("gpt-4o")));
+    assert!(alias["created_at"].as_str().unwrap().ends_with('Z'), "{alias}");
     let long = json!({"model": embedding, "input": "the cat ".repeat(400)});
     live.post("/v1/embeddings", &long).error(400);
     let foreign = live.post("/v1/embeddings", &json!({"model": embedding, "input": [[791, 8415]]}));

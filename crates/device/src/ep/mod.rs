@@ -357,7 +357,7 @@ mod tests {
         let other = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
         assert_eq!(other.clone().with_npu_options(NpuOptions::default()), Ok(other.clone()));
         let refusal = other.with_npu_options(npu("vtcm=4")).unwrap_err();
-        assert!(refusal.reason.contains("vtcm=4 are settings of Qualcomm's NPUs"), "{refusal:?}");
+        assert!(refusal.reason.contains("vtcm=4 are settings for Qualcomm's NPUs"), "{refusal:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{nanoseconds, timestamp};
+use super::nanoseconds;
 use crate::{
     conversation::AnswerForm,
     events::Events,
@@ -16,6 +16,7 @@ use crate::{
     protocol::OllamaErrorBody,
     reply::{Choice, Reply, WholeToolCall},
     sse::{self, LineEncoder},
+    timestamp,
 };
 
 /// An answer, or a line of one.

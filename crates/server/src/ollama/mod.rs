@@ -8,7 +8,6 @@ pub(crate) mod lines;
 pub(crate) mod models;
 mod options;
 pub(crate) mod pull;
-mod timestamp;
 
 use std::time::Duration;
 

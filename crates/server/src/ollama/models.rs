@@ -12,11 +12,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::timestamp;
 use crate::{
     app::App,
     body::{self, Body, FromBody},
     error::ApiError,
+    timestamp::{self, rfc_3339, unix_seconds},
 };
 
 /// Expiry time of a loaded model. Models do not expire.
@@ -82,7 +82,7 @@ impl InstalledModel {
         Self {
             name: name.clone(),
             model: name,
-            modified_at: timestamp::of(package.created),
+            modified_at: rfc_3339(unix_seconds(package.created)),
             size: package.bytes,
             digest: package.digest.to_string(),
             details: ModelDetails::new(Some(model), None, package.scheme),
@@ -216,7 +216,7 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
         details: ModelDetails::new(Some(&listing), family, scheme),
         model_info: info,
         capabilities: capabilities(listing.kind, chat.is_some_and(|chat| chat.reasoning.is_some())),
-        modified_at: package.map_or_else(timestamp::now, |package| timestamp::of(package.created)),
+        modified_at: package.map_or_else(timestamp::now, |package| rfc_3339(unix_seconds(package.created))),
     })
 }
 

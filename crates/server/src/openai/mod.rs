@@ -25,16 +25,13 @@ pub(crate) mod stream;
 pub(crate) mod token_endpoints;
 pub(crate) mod tools;
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narthex_gateway::request::{FinishReason, Summary};
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{body, error::ApiError, ignored::CALLER_FIELDS};
+use crate::{body, error::ApiError, ignored::CALLER_FIELDS, timestamp};
 
 /// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
@@ -57,13 +54,8 @@ pub(crate) struct CompletionHeader {
 impl CompletionHeader {
     /// Creates a header with a new id and the current time.
     pub(crate) fn new(id_prefix: &str, model: String) -> Self {
-        Self { id: new_id(id_prefix), created: now(), model, system_fingerprint: FINGERPRINT }
+        Self { id: new_id(id_prefix), created: timestamp::unix_now(), model, system_fingerprint: FINGERPRINT }
     }
-}
-
-/// Returns the current time in seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Returns an id that is unique in this process.

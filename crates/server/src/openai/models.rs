@@ -1,6 +1,4 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`.
-
-use std::time::UNIX_EPOCH;
+//! `GET /v1/models` and `GET /v1/models/{id}`, with the fields of both OpenAI's and Anthropic's API.
 
 use axum::{
     Json,
@@ -11,7 +9,11 @@ use narthex_gateway::models::{ModelKind, ModelListing};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{app::App, error::ApiError};
+use crate::{
+    app::App,
+    error::ApiError,
+    timestamp::{rfc_3339, unix_seconds},
+};
 
 /// A list of models.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -19,6 +21,11 @@ pub(crate) struct ModelList {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<ModelObject>,
+    /// Always false, because the list has one page.
+    #[schemars(extend("const" = false))]
+    has_more: bool,
+    first_id: Option<String>,
+    last_id: Option<String>,
 }
 
 /// A model.
@@ -27,8 +34,14 @@ pub(crate) struct ModelObject {
     id: String,
     #[schemars(extend("const" = "model"))]
     object: &'static str,
+    #[serde(rename = "type")]
+    #[schemars(extend("const" = "model"))]
+    object_type: &'static str,
+    display_name: String,
     /// Creation time of the package in seconds since 1970; 0 if the model is not installed.
     created: u64,
+    /// The same time in the format of RFC 3339.
+    created_at: String,
     #[schemars(extend("const" = "narthex"))]
     owned_by: &'static str,
     /// Model that an alias stands for.
@@ -46,11 +59,14 @@ pub(crate) struct ModelObject {
 impl ModelObject {
     fn new(model: &ModelListing) -> Self {
         let newest = model.installed.iter().max_by_key(|package| package.created);
-        let created = newest.and_then(|package| package.created.duration_since(UNIX_EPOCH).ok());
+        let created = newest.map_or(0, |package| unix_seconds(package.created));
         Self {
             id: model.name.to_string(),
             object: "model",
-            created: created.map_or(0, |since| since.as_secs()),
+            object_type: "model",
+            display_name: model.name.to_string(),
+            created,
+            created_at: rfc_3339(created),
             owned_by: "narthex",
             root: None,
             kind: model.kind.as_str(),
@@ -61,7 +77,8 @@ impl ModelObject {
     }
 
     fn alias(&self, alias: &str) -> Self {
-        Self { id: alias.to_owned(), root: Some(self.id.clone()), ..self.clone() }
+        let (id, display_name) = (alias.to_owned(), alias.to_owned());
+        Self { id, display_name, root: Some(self.id.clone()), ..self.clone() }
     }
 }
 
@@ -95,7 +112,9 @@ pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
         let found = data.iter().find(|model| model.id == name.as_str()).map(|model| model.alias(&alias));
         data.extend(found);
     }
-    Ok(Json(ModelList { object: "list", data }))
+    let id = |model: Option<&ModelObject>| model.map(|model| model.id.clone());
+    let (first_id, last_id) = (id(data.first()), id(data.last()));
+    Ok(Json(ModelList { object: "list", data, has_more: false, first_id, last_id }))
 }
 
 /// Returns one model, by any name that is valid in requests.

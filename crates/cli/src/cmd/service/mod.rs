@@ -95,7 +95,7 @@ fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Resu
 
 /// Prints the file and the state of the service; fails unless it runs.
 fn status(service: &ServiceDefinition) -> anyhow::Result<()> {
-    installed_file(service)?;
+    check_installed(service, "; install it with `narthex service install`")?;
     let output = invoke(service, &service.state)?;
     let state = String::from_utf8_lossy(&output.stdout);
     let state = state.lines().next().map(str::trim).filter(|state| !state.is_empty());
@@ -112,7 +112,7 @@ fn status(service: &ServiceDefinition) -> anyhow::Result<()> {
 
 /// Stops the service and removes its file.
 fn uninstall(service: &ServiceDefinition) -> anyhow::Result<()> {
-    installed_file(service)?;
+    check_installed(service, ", so nothing was removed")?;
     service.stop.iter().try_for_each(|arguments| call(service, arguments))?;
     fs::remove_file(&service.file).with_context(|| format!("cannot remove {}", service.file.display()))?;
     service.forget.iter().try_for_each(|arguments| call(service, arguments))?;
@@ -144,15 +144,13 @@ fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Refuses a service that is not installed.
-fn installed_file(service: &ServiceDefinition) -> anyhow::Result<()> {
+/// Refuses a service that is not installed. The message ends with `consequence`.
+fn check_installed(service: &ServiceDefinition, consequence: &str) -> anyhow::Result<()> {
     if earlier_file(&service.file)?.is_some() {
         return Ok(());
     }
-    let message = format!(
-        "the service is not installed: there is no {}; `narthex service install`",
-        service.file.display()
-    );
+    let message =
+        format!("the service is not installed: there is no {}{consequence}", service.file.display());
     Err(io::Error::new(ErrorKind::NotFound, message).into())
 }
 

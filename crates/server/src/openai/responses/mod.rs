@@ -30,7 +30,7 @@ use self::{
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };
-use super::{new_id, now, shared_fields::ConversationBody};
+use super::{new_id, shared_fields::ConversationBody};
 use crate::{
     app::App,
     body::{self, Body, FromBody},
@@ -43,6 +43,7 @@ use crate::{
     outline::VALUE_BYTES,
     reply::Reply,
     sse,
+    timestamp::unix_now,
 };
 
 /// Maximum bytes of the settings that a response repeats, as JSON.
@@ -153,8 +154,10 @@ pub(crate) async fn create(
     };
     let (messages, pending) = app.shared.jobs.run(gather).await?;
     let request = ChatRequest { messages, tools, reasoning, options };
-    let form =
-        ResponseForm { pending, object: ResponseObject::new(new_id("resp"), now(), model.clone(), settings) };
+    let form = ResponseForm {
+        pending,
+        object: ResponseObject::new(new_id("resp"), unix_now(), model.clone(), settings),
+    };
     let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
     conversation::answer(&app, conversation, held, form).await
 }
