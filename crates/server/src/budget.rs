@@ -4,11 +4,11 @@
 //! from them. It reserves the memory of its values before it is parsed, and a request that tokenizes a whole text or
 //! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is computed,
 //! and every answer holds memory until its client has taken it. The parts of a generated answer hold memory from the
-//! engine on. The four have budgets of their own, so that a request
-//! that holds a share of one and waits for the next never waits for itself. Each budget has a separate part for small
-//! shares, so that these never wait for large ones.
+//! engine on. All have budgets of their own, so that a request that holds a share of one and waits for the next never
+//! waits for itself. Each budget has a separate part for small shares, so that these never wait for large ones; nobody
+//! waits for the budget of generated parts.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use axum::http::StatusCode;
 use parking_lot::Mutex;
@@ -43,6 +43,9 @@ const STREAM_BYTES: usize = 16 << 10;
 /// Memory of an answer for each of its bytes: the buffer of a JSON writer doubles when it is full.
 const BYTES_PER_WRITTEN: usize = 2;
 
+/// Maximum memory of an answer that the share of its parts covers, as a multiple of theirs. JSON adds names and escapes.
+const MAX_ANSWER_TO_PARTS: usize = 2 * BYTES_PER_WRITTEN;
+
 /// Bytes of one permit.
 const UNIT: usize = 1 << 10;
 
@@ -55,6 +58,8 @@ pub(crate) struct BodyBudget {
     values: Pool,
     work: Pool,
     answers: Pool,
+    /// Memory of generated parts. A waiting request would take all of it.
+    parts: Arc<Semaphore>,
     /// Maximum time that a request waits for a share.
     wait: Duration,
 }
@@ -82,7 +87,6 @@ pub(crate) struct AnswerMemory {
 #[derive(Debug, Default)]
 struct AnswerParts {
     bytes: usize,
-    /// Share of the part of the budget for large shares.
     share: Option<OwnedSemaphorePermit>,
 }
 
@@ -117,8 +121,12 @@ struct Shares {
 const NO_ROOM: &str = "the bodies of other requests take all the memory for bodies; try again in a moment";
 
 /// Error of an answer without room.
-pub(crate) const NO_ROOM_TO_ANSWER: &str =
+const NO_ROOM_TO_ANSWER: &str =
     "the answers that other clients have not read take all the memory for answers; try again in a moment";
+
+/// Error of an answer that takes more memory than the budget has.
+const TOO_LARGE_ANSWER: &str = "the answer takes more memory than all answers may; ask for fewer choices, tokens or \
+     alternatives of tokens";
 
 impl Pool {
     fn new(small_bytes: usize, full: &'static str) -> Self {
@@ -141,6 +149,7 @@ impl BodyBudget {
             values: Pool::new(SMALL_VALUES_BYTES, NO_ROOM),
             work: Pool::new(SMALL_WORK_BYTES, NO_ROOM),
             answers: Pool::new(SMALL_ANSWER_BYTES, NO_ROOM_TO_ANSWER),
+            parts: Arc::new(Semaphore::new(BUDGET_BYTES[1] / UNIT)),
             wait,
         }
     }
@@ -219,22 +228,27 @@ impl AnswerMemory {
         self.share.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
-    /// Adds the memory of a generated part. Returns false if there is no room for it. Never waits.
-    pub(crate) fn add_part(&self, bytes: usize) -> bool {
+    /// Adds the memory of a generated part. Never waits.
+    ///
+    /// # Errors
+    /// The message of the error if there is no room for the part.
+    pub(crate) fn add_part(&self, bytes: usize) -> Result<(), &'static str> {
         let mut parts = self.parts.lock();
         let total = parts.bytes.saturating_add(bytes);
+        if total > BUDGET_BYTES[1] {
+            return Err(TOO_LARGE_ANSWER);
+        }
         let more = AnswerParts::needed(total).saturating_sub(parts.reserved());
         if more > 0 {
-            let large = self.budget.answers.large.clone();
-            let found = u32::try_from(more).ok().and_then(|more| large.try_acquire_many_owned(more).ok());
-            let Some(found) = found else { return false };
+            let found = self.budget.parts.clone().try_acquire_many_owned(more as u32);
+            let found = found.map_err(|_| NO_ROOM_TO_ANSWER)?;
             match &mut parts.share {
                 Some(share) => share.merge(found),
                 None => parts.share = Some(found),
             }
         }
         parts.bytes = total;
-        true
+        Ok(())
     }
 
     /// Removes the memory of a part, or of some of it.
@@ -253,10 +267,8 @@ impl AnswerMemory {
     /// # Errors
     /// 429 if the share was too small and there is no room for more. The answer would hold memory while it waits.
     pub(crate) fn fit(&self, length: Option<usize>) -> Result<(), ApiError> {
-        if length.is_some() {
-            // The whole answer has replaced its parts.
-            *self.parts.lock() = AnswerParts::default();
-        }
+        // A whole answer has replaced its parts.
+        let parts = length.map(|_| mem::take(&mut *self.parts.lock()));
         let mut share = self.share.lock();
         let reserved = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let bytes = length.map_or(STREAM_BYTES, |length| length.saturating_mul(BYTES_PER_WRITTEN));
@@ -270,7 +282,10 @@ impl AnswerMemory {
         drop(share.take());
         let Self { budget: BodyBudget { answers, wait, .. }, .. } = self;
         let found = answers.part(needed * UNIT).clone().try_acquire_many_owned(needed as u32);
-        *share = Some(found.map_err(|_| ApiError::overloaded(answers.full, *wait))?);
+        // The memory of the parts covers the answer, which has their texts.
+        let of_parts = parts.filter(|parts| MAX_ANSWER_TO_PARTS * parts.bytes >= needed * UNIT);
+        let of_parts = of_parts.and_then(|parts| parts.share);
+        *share = Some(found.ok().or(of_parts).ok_or_else(|| ApiError::overloaded(answers.full, *wait))?);
         Ok(())
     }
 }
@@ -385,21 +400,40 @@ mod tests {
     #[tokio::test]
     async fn generated_parts_hold_memory_until_they_are_taken() {
         let budget = impatient();
+        let free = || budget.parts.available_permits() * UNIT;
         let (first, second) = (AnswerMemory::new(&budget), AnswerMemory::new(&budget));
         // Short answers need no share.
-        assert!(first.add_part(STREAM_BYTES / 2) && first.add_part(STREAM_BYTES / 2));
-        assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
-        assert!(first.add_part(100 << 20));
-        assert!(!second.add_part(100 << 20) && second.add_part(10 << 20));
-        assert_eq!(free_for_answers(&budget)[1], BUDGET_BYTES[1] - (110 << 20) + STREAM_BYTES);
+        first.add_part(STREAM_BYTES / 2).unwrap();
+        first.add_part(STREAM_BYTES / 2).unwrap();
+        assert_eq!(free(), BUDGET_BYTES[1]);
+        first.add_part(100 << 20).unwrap();
+        assert_eq!(second.add_part(100 << 20), Err(NO_ROOM_TO_ANSWER));
+        second.add_part(10 << 20).unwrap();
+        assert_eq!(free(), BUDGET_BYTES[1] - (110 << 20) + STREAM_BYTES);
         first.remove_part(100 << 20);
-        assert!(second.add_part(100 << 20));
+        second.add_part(100 << 20).unwrap();
         // The whole answer replaces its parts.
         second.fit(Some(1000)).unwrap();
-        assert_eq!(free_for_answers(&budget)[1], BUDGET_BYTES[1]);
-        assert!(first.add_part(100 << 20) && !first.add_part(usize::MAX));
+        assert_eq!(free(), BUDGET_BYTES[1]);
+        assert_eq!(first.add_part(BUDGET_BYTES[1]), Err(TOO_LARGE_ANSWER));
+        assert_eq!(first.add_part(usize::MAX), Err(TOO_LARGE_ANSWER));
         drop((first, second));
-        assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
+        assert_eq!((free(), free_for_answers(&budget)), (BUDGET_BYTES[1], BUDGET_BYTES));
+    }
+
+    #[tokio::test]
+    async fn a_generated_answer_is_not_lost_to_a_waiting_request() {
+        let budget = BodyBudget::new(Duration::from_secs(60));
+        let held = AnswerMemory::new(&budget);
+        held.reserve(BUDGET_BYTES[1] - UNIT).await.unwrap();
+        let waiting = AnswerMemory::new(&budget);
+        let waits = tokio::spawn(async move { waiting.reserve(BUDGET_BYTES[1]).await });
+        tokio::task::yield_now().await;
+        let generated = AnswerMemory::new(&budget);
+        generated.add_part(4 << 20).unwrap();
+        generated.fit(Some(4 << 20)).unwrap();
+        assert_eq!(budget.parts.available_permits() * UNIT, BUDGET_BYTES[1] - (4 << 20) + STREAM_BYTES);
+        waits.abort();
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::{
     app::{App, Meter},
     blocking::run_cancellable,
-    budget::{AnswerMemory, NO_ROOM_TO_ANSWER, Reservation},
+    budget::{AnswerMemory, Reservation},
     error::{ApiError, public_text},
     limits::MAX_UNREAD,
 };
@@ -74,10 +74,12 @@ struct Backlog {
 
 impl GenerationSink for ChannelSink {
     fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
-        let has_room = self.memory.add_part(EVENT_BYTES + content_bytes(&event));
-        if !has_room {
-            tracing::debug!("the answers of all requests take the memory for answers");
-            event = GenerationEvent::Failed { message: NO_ROOM_TO_ANSWER.to_owned() };
+        let content = content_bytes(&event);
+        // The end of an answer is delivered in any case.
+        let refusal = self.memory.add_part(EVENT_BYTES + content).err().filter(|_| content > 0);
+        if let Some(message) = refusal {
+            tracing::debug!(message, "an answer ends early");
+            event = GenerationEvent::Failed { message: message.to_owned() };
         }
         let mut backlog = self.backlog.lock();
         if backlog.events == 0 {
@@ -89,7 +91,7 @@ impl GenerationSink for ChannelSink {
         backlog.events += 1;
         drop(backlog);
         match self.sender.send(event) {
-            Ok(()) if has_room => ControlFlow::Continue(()),
+            Ok(()) if refusal.is_none() => ControlFlow::Continue(()),
             Ok(()) => ControlFlow::Break(()),
             // The client disconnected, which dropped the receiver.
             Err(_) => ControlFlow::Break(()),
@@ -256,7 +258,7 @@ mod tests {
                 last = receiver.next().await;
             }
             let Some(GenerationEvent::Failed { message }) = last else { panic!("{last:?}") };
-            assert!(message.contains("memory for answers"), "{message}");
+            assert!(message.contains("takes more memory"), "{message}");
         }
     }
 

@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Speed of a client, in bytes per second, at which its body may wait longer.
 const MIN_SPEED: f64 = (256 << 10) as f64;
 
-/// Interval at which a waiting request evicts a body.
+/// Minimum time between two evictions.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Part of the budget for bodies.
@@ -42,6 +42,7 @@ pub(crate) struct IncompleteBodies(Arc<Mutex<BodiesByNumber>>);
 #[derive(Debug, Default)]
 struct BodiesByNumber {
     next: u64,
+    last_eviction: Option<Instant>,
     bodies: BTreeMap<u64, Arc<BodyProgress>>,
 }
 
@@ -94,18 +95,23 @@ impl IncompleteBodies {
         loop {
             match timeout(INTERVAL, memory.as_mut()).await {
                 Ok(outcome) => return outcome,
-                Err(_) => self.evict_slowest(size),
+                Err(_) => self.evict_slowest(size, Instant::now()),
             }
         }
     }
 
-    fn evict_slowest(&self, size: BodySize) {
-        let (mut all, now) = (self.0.lock(), Instant::now());
+    /// Evicts the slowest body of this size, unless another one was evicted just before.
+    fn evict_slowest(&self, size: BodySize, now: Instant) {
+        let mut all = self.0.lock();
+        if all.last_eviction.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
+            return;
+        }
         let of_size = all.bodies.iter().filter(|(_, body)| body.size == size);
         let slow = of_size.filter_map(|(number, body)| Some((body.client.lock().delay(now)?, *number)));
         // An evicted body leaves at once, so that the next call evicts another one.
         if let Some(body) = slow.max().and_then(|(_, number)| all.bodies.remove(&number)) {
             body.evicted.notify_one();
+            all.last_eviction = Some(now);
         }
     }
 }
@@ -167,8 +173,11 @@ mod tests {
             waiting(&bodies, BodySize::Small, 2 << 20, 5 * second),
             bodies.add(BodySize::Small),
         ];
-        for expect in [vec![0, 2, 3, 4], vec![2, 3, 4], vec![2, 3, 4]] {
-            bodies.evict_slowest(BodySize::Small);
+        let now = Instant::now();
+        for (after, expect) in
+            [(0, vec![0, 2, 3, 4]), (1, vec![0, 2, 3, 4]), (50, vec![2, 3, 4]), (100, vec![2, 3, 4])]
+        {
+            bodies.evict_slowest(BodySize::Small, now + Duration::from_millis(after));
             assert_eq!(remaining(&bodies), expect);
         }
         drop(all);

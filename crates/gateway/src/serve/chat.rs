@@ -92,7 +92,8 @@ impl ReadyModel {
         Ok(self.loaded.package.tokenizer.decode(tokens))
     }
 
-    /// Returns the number of bytes of the tokens, which is at least that of their text. Fails if there are too many.
+    /// Returns the number of bytes of the tokens. Their text has at most three times as many, because each invalid byte
+    /// becomes a character of three bytes. Fails if there are too many.
     pub fn text_bytes(&self, tokens: &[TokenId]) -> Result<usize, Error> {
         let tokenizer = &self.loaded.package.tokenizer;
         if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {

@@ -12,7 +12,7 @@ const CHECK: Duration = Duration::from_millis(100);
 
 /// Permits of this process for compiling the grammars of a request, which takes up to seconds and 60 MB. Requests that wait
 /// occupy threads.
-pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 32);
+pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 128);
 
 /// Permits of this process for rendering a template, which takes less than a millisecond, and 200 MB if the template is
 /// hostile.

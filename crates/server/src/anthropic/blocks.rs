@@ -114,7 +114,7 @@ impl Block {
 /// Returns the error of a block that the model cannot read.
 pub(super) fn not_text(path: &str) -> ApiError {
     let message = format!(
-        "{path}: only text, tool_use and tool_result blocks are supported by this version of Narthex"
+        "{path}: expected text, documents with a text, or tools; this version of Narthex reads no other blocks"
     );
     ApiError::unsupported_as(path, message)
 }
@@ -125,9 +125,11 @@ impl Blocks {
     pub(super) fn into_result_text(self, path: &str) -> Result<String, ApiError> {
         let Self::List(blocks) = self else { return self.into_text(Role::Tool, path) };
         let note = |what: &str| Block::Text { text: omission_note(what) };
+        let readable = |block: Block| block.into_plain_text().map(|text| Block::Text { text });
         let noted = blocks.into_iter().map(|block| match block {
             Block::Image {} => note("image"),
-            Block::Document { source: DocumentSource::File, .. } => note("document"),
+            document @ Block::Document { .. } => readable(document).unwrap_or_else(|| note("document")),
+            result @ Block::SearchResult { .. } => readable(result).unwrap_or_else(|| note("search result")),
             other => other,
         });
         Self::List(noted.collect()).into_text(Role::Tool, path)

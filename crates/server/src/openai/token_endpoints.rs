@@ -125,9 +125,9 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     Ok(Json(TokenList { count: tokens.len(), tokens }))
 }
 
-/// Memory of an answer for each byte of the text of tokens: the text, and a buffer with its JSON twice. A character takes
-/// two bytes there if it is escaped, and the buffer doubles when it is full.
-const TEXT_COPIES: usize = 9;
+/// Memory of an answer for each byte of its tokens: the text, and a buffer with its JSON twice. A control character takes
+/// six bytes in JSON, and the buffer doubles when it is full.
+const TEXT_COPIES: usize = 26;
 
 /// Returns the text of tokens. Its length is known, and its memory reserved, before it is created.
 pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Response, ApiError> {

@@ -1,5 +1,7 @@
 //! Tools in OpenAI's JSON.
 
+use std::collections::HashSet;
+
 use narthex_gateway::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -51,12 +53,13 @@ const CUSTOM: &str = "custom";
 
 /// Keeps only these tools. Tools without a name, which run on OpenAI's servers, are not among them.
 pub(crate) fn allow(tools: &mut Vec<Tool>, allowed: &[NamedTool], path: &str) -> Result<(), ApiError> {
-    let names: Vec<&str> = allowed.iter().filter_map(NamedTool::name).collect();
-    if let Some(unknown) = names.iter().find(|name| tools.iter().all(|tool| tool.name != **name)) {
+    let names: HashSet<&str> = allowed.iter().filter_map(NamedTool::name).collect();
+    let known: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+    if let Some(unknown) = allowed.iter().filter_map(NamedTool::name).find(|name| !known.contains(name)) {
         let message = format!("{path}: expected the names of tools, found {unknown:?}");
         return Err(ApiError::bad_request(path, message));
     }
-    tools.retain(|tool| names.contains(&tool.name.as_str()));
+    tools.retain(|tool| names.contains(tool.name.as_str()));
     Ok(())
 }
 

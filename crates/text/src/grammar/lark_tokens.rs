@@ -34,7 +34,7 @@ const COMMON: [(&str, &str); 25] = [
 ];
 
 /// Symbols, each of which is a token.
-const SYMBOLS: &str = ":|()[]{},.+*?!~&=";
+const SYMBOLS: &str = ":|()[]{},.+-*?!~&=";
 
 /// Token of a Lark grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,8 @@ impl Definitions {
                 what: format!("%{word}"),
                 reason: "it has no regular expression".to_owned(),
             }),
-            [Name(name), Symbol('.'), Number(_), Symbol(':'), body @ ..]
+            [Name(name), Symbol('.'), Symbol('-'), Number(_), Symbol(':'), body @ ..]
+            | [Name(name), Symbol('.'), Number(_), Symbol(':'), body @ ..]
             | [Name(name), Symbol(':'), body @ ..] => self.define(name, body.to_vec()),
             [Name(name), Symbol(found), ..] => {
                 Err(unusable(format!("expected ':' after the name {name}, found {found:?}")))

@@ -477,6 +477,7 @@ eof_line: "*** End of File" LF
         check("begin: \"a\"", "the name start is not defined");
         check("start: A & ~B\nA: \"a\"\nB: \"b\"", "'&' cannot be enforced");
         check("start: %json {\"type\": \"object\"}", "%json cannot be enforced");
+        lark("start: A\nA.-1: \"a\"", &[("a", true), ("b", false)]);
         check("start: <[7]>", "found '<'");
         check("start[lazy]: \"a\"", "expected ':'");
         check("%import other.A\nstart: A", "other");

@@ -194,6 +194,15 @@ fn nested_sources_are_bounded() {
 }
 
 #[test]
+fn written_text_is_bounded() {
+    const LITERAL: usize = 200_000;
+    let source = |rounds| format!("{{% for i in range({rounds}) %}}{}{{% endfor %}}", "+".repeat(LITERAL));
+    // Characters of the template count four times.
+    assert_eq!(render(&source(80)).unwrap().len(), 80 * LITERAL);
+    fails(&source(100));
+}
+
+#[test]
 fn reading_is_bounded() {
     let long = "{% set x = 'ab' * 8000000 %}{% set y = 'ab' * 8000000 %}{% set l = range(90000) | list %}";
     for step in [

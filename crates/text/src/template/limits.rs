@@ -34,6 +34,10 @@ pub(super) const CHECK_ELEMENT: &str = "(check element)";
 /// Maximum number of bytes of values and text that a rendering produces, including those that it drops.
 const MAX_PRODUCED: usize = 192 << 20;
 
+/// Maximum number of bytes that a rendering writes to its text and to captured blocks. Characters of the template take four
+/// bytes, and a buffer of text doubles when it is full.
+const MAX_WRITTEN: usize = 72 << 20;
+
 /// Maximum number of bytes that a rendering reads; bytes count each time they are read.
 const MAX_READ: usize = 512 << 20;
 
@@ -59,6 +63,7 @@ const ESCAPED: usize = 6;
 #[derive(Debug, Default)]
 struct Usage {
     produced: usize,
+    written: usize,
     read: usize,
 }
 
@@ -173,7 +178,7 @@ fn call<'a, 'b>(
 /// Writes a value into the output or into a captured block.
 fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let bytes = usage(state).read_text(value)?;
-    usage(state).produce(bytes)?;
+    usage(state).write(bytes)?;
     minijinja::escape_formatter(out, state, &origin::spelled(value.clone()))
 }
 
@@ -181,6 +186,12 @@ impl Usage {
     fn produce(&mut self, bytes: usize) -> Result<(), Error> {
         self.produced = self.produced.saturating_add(bytes);
         within(self.produced, MAX_PRODUCED, "bytes of values and text")
+    }
+
+    fn write(&mut self, bytes: usize) -> Result<(), Error> {
+        self.written = self.written.saturating_add(bytes);
+        within(self.written, MAX_WRITTEN, "bytes of written text")?;
+        self.produce(bytes)
     }
 
     fn read(&mut self, bytes: usize) -> Result<(), Error> {

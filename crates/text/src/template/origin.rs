@@ -53,7 +53,9 @@ pub struct RenderedPrompt {
 impl RenderedPrompt {
     /// Reads a rendered text with marks and spelled characters.
     pub(super) fn new(marked: &str) -> Self {
-        let mut rendered = Self { text: String::with_capacity(marked.len()), written: Vec::new() };
+        // Marked characters take four bytes.
+        let bytes = marked.chars().map(|char| plain_char(char).len_utf8()).sum();
+        let mut rendered = Self { text: String::with_capacity(bytes), written: Vec::new() };
         let mut chars = marked.chars();
         while let Some(char) = chars.next() {
             if let Some(own) = unshifted(char) {

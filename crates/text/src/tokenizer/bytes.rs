@@ -7,7 +7,10 @@ use std::{collections::HashMap, sync::LazyLock};
 
 use serde_json::Value;
 
-use super::TokenizerError;
+use super::{TokenizerError, malformed};
+
+/// Maximum number of bytes of all tokens. Real vocabularies have up to 4 MB.
+const MAX_PIECE_BYTES: usize = 256 << 20;
 
 /// The bytes of all tokens.
 #[derive(Debug, Clone)]
@@ -83,6 +86,11 @@ impl Pieces {
                 (Some(token), _) => pieces.push_added_token(&token.content),
                 (None, Some(text)) => pieces.push_model_token(&text, &map),
                 (None, None) => {}
+            }
+            if pieces.bytes.len() > MAX_PIECE_BYTES {
+                return Err(malformed(format!(
+                    "expected tokens with texts of at most {MAX_PIECE_BYTES} bytes in all, found more"
+                )));
             }
             pieces.ends.push(pieces.bytes.len());
         }

@@ -45,7 +45,7 @@ pub struct Tool {
     pub text: Option<TextArgument>,
 }
 
-/// An argument whose text follows a grammar that the model does not see.
+/// An argument whose text follows a grammar. The tool's declaration does not include the grammar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextArgument {
     /// Name of a property of the schema.
