@@ -182,7 +182,7 @@ def what_is_wrong_is_named():
     bad = openai.BadRequestError
     refused(openai.NotFoundError, "model", lambda: ask(model="nope"))
     refused(bad, "temperature", lambda: ask(temperature=3))
-    refused(bad, "max_tokens", lambda: ask(max_tokens=-1))
+    refused(bad, "max_tokens", lambda: ask(max_tokens=-2))
     refused(bad, "messages", lambda: ask(messages=[]))
     refused(bad, "messages", lambda: ask(messages=[{"role": "user", "content": "word " * 9000}]))
     refused(bad, "model", lambda: ask(model=EMBEDDING))
