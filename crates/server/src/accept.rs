@@ -33,8 +33,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(200);
 /// Maximum time for an evicted connection to end.
 const EVICTION_TIME: Duration = Duration::from_secs(1);
 
-/// Number of connections beyond the maximum. They are for reports about the server, and for the answer
-/// to other clients that all connections are in use.
+/// Number of connections beyond the maximum. They are for reports about the server, and for the answer to other clients
+/// that all connections are in use.
 const REPORT_CONNECTIONS: usize = 8;
 
 /// Address of a server.

@@ -1,7 +1,7 @@
 //! The channel from the engine's thread to a request's task.
 //!
-//! The channel is unbounded because the engine must not wait for a slow client. The memory of its events, and of a whole
-//! answer that they become, is part of the budget for answers, and the request of a client that does not read is
+//! The channel is unbounded because the engine must not wait for a slow client. The memory of its events, and of the whole
+//! answer that is made of them, is part of the budget for generated parts. The request of a client that does not read is
 //! cancelled.
 
 use std::{

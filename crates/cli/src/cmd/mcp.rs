@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, stderr, stdin};
 
-use narthex_gateway::{Error, Gateway, check::VendorCompiler};
+use narthex_gateway::{Gateway, check::VendorCompiler};
 use narthex_mcp::server::{self, McpOptions};
 
 use super::check;
@@ -11,9 +11,7 @@ use crate::{args::McpArgs, interrupt, output};
 /// Serves tools until standard input ends, or a signal.
 pub(crate) fn run(gateway: &Gateway, args: McpArgs) -> anyhow::Result<()> {
     for model in [&args.chat_model, &args.embedding_model, &args.rerank_model].into_iter().flatten() {
-        if let Err(error @ Error::UnknownModel { .. }) = gateway.model(model) {
-            return Err(error.into());
-        }
+        super::check_name(gateway, model)?;
     }
     let options = McpOptions {
         chat_model: args.chat_model,

@@ -30,7 +30,7 @@ use std::thread;
 
 use anyhow::Context;
 use narthex_gateway::{
-    Config, Drain, Gateway,
+    Config, Drain, Error, Gateway,
     models::{ModelKind, ModelStatus},
 };
 use narthex_mmap::environment;
@@ -53,6 +53,14 @@ impl Drop for OpenGateway {
 
 fn open(config: Config) -> anyhow::Result<OpenGateway> {
     Ok(OpenGateway(Gateway::open(config)?))
+}
+
+/// Refuses a name that no model has.
+fn check_name(gateway: &Gateway, model: &str) -> Result<(), Error> {
+    match gateway.model(model) {
+        Err(error @ Error::UnknownModel { .. }) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Loads a model of one of these kinds, which is fetched and compiled first if it is not installed.

@@ -26,11 +26,11 @@ pub(crate) struct BuildPermit {
 /// Right to build a package.
 #[derive(Debug)]
 pub(crate) enum BuildRight {
-    /// Right of a command that a person runs.
+    /// A command that a person runs needs no permit.
     Operator,
-    /// Right of a request that already has a permit.
+    /// A request has this permit already.
     Permit(BuildPermit),
-    /// Right of a request that takes a permit when it builds.
+    /// A request takes one of these permits when it builds.
     Request(BuildPermits),
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_limited_and_become_free() {
+    fn permits_are_limited_and_returned() {
         let permits = BuildPermits::default();
         let mut taken: Vec<BuildPermit> = (0..MAX_BUILDS).map(|_| permits.take().unwrap()).collect();
         let error = BuildRight::Request(permits.clone()).permit().unwrap_err();

@@ -5,8 +5,7 @@ use crate::simd::{LANES, Simd};
 
 /// Multiplies the sums of `R` queries by factors, and adds rows of values, weighted for each query. `exponentials` has 64
 /// numbers for each query. Rows have `size` elements, a multiple of sixteen. The scales of values must be part of their
-/// weights. Up to `V` tiles of
-/// sixteen elements are summed at once.
+/// weights. Up to `V` tiles of sixteen elements are summed at once.
 #[inline(always)]
 pub(super) fn add_values<S: Simd, T: Element, const R: usize, const V: usize>(
     s: S,

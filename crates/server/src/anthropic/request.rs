@@ -400,6 +400,7 @@ mod tests {
         let question = body(json!({"messages": [{"role": "user", "content": [image]}]}));
         assert!(question.into_request(SharedFields::default(), &mut IgnoredParameters::default()).is_err());
     }
+
     #[test]
     fn documents_with_a_text_are_read() {
         let document = |source: Value| {

@@ -5,7 +5,9 @@ use schemars::JsonSchema;
 use serde::{Serialize, de::IgnoredAny};
 
 use super::{
-    CompletionHeader, CompletionUsage, WireFinishReason, custom_tools, logprobs::ChatLogprobs,
+    CompletionHeader, CompletionUsage, WireFinishReason,
+    custom_tools::{self, CUSTOM},
+    logprobs::ChatLogprobs,
     stream::ChunkChoice,
 };
 use crate::{
@@ -21,9 +23,6 @@ const ROLE: &str = "assistant";
 
 /// Type of the call of a function.
 const FUNCTION: &str = "function";
-
-/// Type of the call of a custom tool.
-const CUSTOM: &str = "custom";
 
 /// `stop_reason` of an answer with a malformed call.
 const MALFORMED: &str = "malformed_tool_call";
@@ -377,6 +376,7 @@ mod tests {
             assert_eq!(last[name], whole[name]);
         }
     }
+
     #[test]
     fn the_input_of_a_custom_tool_is_streamed() {
         let form = || ChatForm { custom: vec!["patch".to_owned()], ..ChatForm::default() };

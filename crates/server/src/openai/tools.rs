@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::custom_tools::CustomTool;
+use super::custom_tools::{CUSTOM, CustomTool};
 use crate::{body, error::ApiError};
 
 /// Parameters of tools.
@@ -47,9 +47,6 @@ impl ToolOptions {
         customs.filter_map(|tool| Some(tool.custom.as_ref()?.name.clone())).collect()
     }
 }
-
-/// Type of a custom tool.
-const CUSTOM: &str = "custom";
 
 /// Keeps only these tools. Tools without a name, which run on OpenAI's servers, are not among them.
 pub(crate) fn allow(tools: &mut Vec<Tool>, allowed: &[NamedTool], path: &str) -> Result<(), ApiError> {

@@ -75,10 +75,6 @@ impl fmt::Display for LarkToken {
     }
 }
 
-fn unusable(reason: String) -> GrammarError {
-    GrammarError::Unusable { reason }
-}
-
 /// Definitions of a grammar.
 #[derive(Debug, Default)]
 pub(super) struct Definitions {
@@ -112,17 +108,16 @@ impl Definitions {
                 Ok(())
             }
             [Directive(word), rest @ ..] if word == "import" => self.import(rest),
-            [Directive(word), ..] => Err(GrammarError::UnsupportedValue {
-                what: format!("%{word}"),
-                reason: "it has no regular expression".to_owned(),
-            }),
+            [Directive(word), ..] => {
+                Err(GrammarError::unsupported(format!("%{word}"), "it has no regular expression"))
+            }
             [Name(name), Symbol('.'), Symbol('-'), Number(_), Symbol(':'), body @ ..]
             | [Name(name), Symbol('.'), Number(_), Symbol(':'), body @ ..]
             | [Name(name), Symbol(':'), body @ ..] => self.define(name, body.to_vec()),
             [Name(name), Symbol(found), ..] => {
-                Err(unusable(format!("expected ':' after the name {name}, found {found:?}")))
+                Err(GrammarError::unusable(format!("expected ':' after the name {name}, found {found:?}")))
             }
-            [other, ..] => Err(unusable(format!("expected a rule, found {other}"))),
+            [other, ..] => Err(GrammarError::unusable(format!("expected a rule, found {other}"))),
             [] => Ok(()),
         }
     }
@@ -130,7 +125,7 @@ impl Definitions {
     fn define(&mut self, name: &str, body: Vec<LarkToken>) -> Result<(), GrammarError> {
         match self.bodies.insert(name.to_owned(), body) {
             None => Ok(()),
-            Some(_) => Err(unusable(format!("the name {name} is defined twice"))),
+            Some(_) => Err(GrammarError::unusable(format!("the name {name} is defined twice"))),
         }
     }
 
@@ -150,14 +145,14 @@ impl Definitions {
             }
             _ => {
                 let found = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-                Err(unusable(format!("%import: expected common.NAME, found {found}")))
+                Err(GrammarError::unusable(format!("%import: expected common.NAME, found {found}")))
             }
         }
     }
 
     fn define_common(&mut self, name: &str, alias: &str) -> Result<(), GrammarError> {
         let Some((_, expression)) = COMMON.iter().find(|(known, _)| *known == name) else {
-            return Err(unusable(format!("%import: common has no terminal {name}")));
+            return Err(GrammarError::unusable(format!("%import: common has no terminal {name}")));
         };
         self.define(alias, vec![LarkToken::Regex(format!("(?:{expression})"))])
     }
@@ -227,14 +222,17 @@ fn token(rest: &str, first: char) -> Result<(LarkToken, usize), GrammarError> {
         '0'..='9' => {
             let end = word(0, |char| char.is_ascii_digit());
             let number = rest[..end].parse();
-            let number =
-                number.map_err(|_| unusable(format!("expected a smaller number than {}", &rest[..end])))?;
+            let number = number.map_err(|_| {
+                GrammarError::unusable(format!("expected a smaller number than {}", &rest[..end]))
+            })?;
             Ok((LarkToken::Number(number), end))
         }
         '-' if rest.starts_with("->") => Ok((LarkToken::Arrow, 2)),
         '.' if rest.starts_with("..") => Ok((LarkToken::Range, 2)),
         symbol if SYMBOLS.contains(symbol) => Ok((LarkToken::Symbol(symbol), 1)),
-        other => Err(unusable(format!("expected a name, a string or a regular expression, found {other:?}"))),
+        other => Err(GrammarError::unusable(format!(
+            "expected a name, a string or a regular expression, found {other:?}"
+        ))),
     }
 }
 
@@ -251,7 +249,7 @@ fn literal_length(rest: &str, what: &str) -> Result<usize, GrammarError> {
             _ => {}
         }
     }
-    Err(unusable(format!("expected the end of a {what} on its line")))
+    Err(GrammarError::unusable(format!("expected the end of a {what} on its line")))
 }
 
 /// Reads a string literal, whose escapes are those of JSON.
@@ -259,8 +257,9 @@ fn text(rest: &str) -> Result<(LarkToken, usize), GrammarError> {
     let length = literal_length(rest, "string")?;
     let literal = &rest[..length];
     let text = serde_json::from_str(literal);
-    let text =
-        text.map_err(|_| unusable(format!("expected a string with JSON's escapes, found {literal}")))?;
+    let text = text.map_err(|_| {
+        GrammarError::unusable(format!("expected a string with JSON's escapes, found {literal}"))
+    })?;
     let is_caseless = rest[length..].starts_with('i');
     Ok((LarkToken::Text { text, is_caseless }, length + usize::from(is_caseless)))
 }
@@ -272,7 +271,7 @@ fn expression(rest: &str) -> Result<(LarkToken, usize), GrammarError> {
     let flags = rest[length..].find(|char| !"imslux".contains(char)).unwrap_or(rest.len() - length);
     let kept: String = rest[length..length + flags].chars().filter(|flag| "ims".contains(*flag)).collect();
     if rest[length..length + flags].contains('x') {
-        return Err(unusable("expected a regular expression without the flag x".to_owned()));
+        return Err(GrammarError::unusable("expected a regular expression without the flag x"));
     }
     Ok((LarkToken::Regex(format!("(?{kept}:{expression})")), length + flags))
 }

@@ -77,7 +77,7 @@ pub enum GrammarError {
     /// The source is malformed, too complex or not satisfiable.
     #[error("the grammar is not usable: {reason}")]
     Unusable {
-        /// Error message of the compiler.
+        /// Reason.
         reason: String,
     },
     /// The compiler cannot run.
@@ -89,6 +89,16 @@ pub enum GrammarError {
         /// Error message of the compiler.
         reason: String,
     },
+}
+
+impl GrammarError {
+    fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::UnsupportedValue { what: what.into(), reason: reason.into() }
+    }
+
+    fn unusable(reason: impl Into<String>) -> Self {
+        Self::Unusable { reason: reason.into() }
+    }
 }
 
 /// A set of texts.
@@ -164,7 +174,7 @@ fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
         Value::Object(_) => schema.clone(),
         other => {
             let reason = format!("expected a schema that is an object, found {}", kind(other));
-            return Err(GrammarError::Unusable { reason });
+            return Err(GrammarError::unusable(reason));
         }
     };
     let spacing = JsonCompileOptions {
@@ -242,7 +252,6 @@ impl GrammarCompiler {
     /// The grammar is too large, malformed or not supported, or no token of the vocabulary can begin a text of it.
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let source = grammar.source()?;
-        let unusable = |reason: &str| GrammarError::Unusable { reason: reason.to_owned() };
         let is_json = matches!(grammar, Grammar::JsonSchema(_));
         let exponents = is_json.then(|| ExponentLimit::new(self.exponents.clone()));
         let compile = || {
@@ -255,7 +264,7 @@ impl GrammarCompiler {
             }
         };
         let compiled = compile_thread::run(COMPILE_STACK, compile)?;
-        compiled.ok_or_else(|| unusable("its compiler panicked"))?
+        compiled.ok_or_else(|| GrammarError::unusable("its compiler panicked"))?
     }
 }
 

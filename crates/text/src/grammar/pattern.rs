@@ -28,7 +28,10 @@ impl Grammar {
     pub fn pattern(&self) -> Result<String, GrammarError> {
         let source = match self {
             Self::JsonSchema(_) => {
-                return Err(unsupported("a JSON schema", "expected a Lark grammar or a regular expression"));
+                return Err(GrammarError::unsupported(
+                    "a JSON schema",
+                    "expected a Lark grammar or a regular expression",
+                ));
             }
             Self::Regex(source) => {
                 check_text(source)?;
@@ -101,14 +104,6 @@ fn lark_expression(source: &str) -> Result<String, GrammarError> {
     Ok(expansion.ignored + &start)
 }
 
-fn unsupported(what: &str, reason: &str) -> GrammarError {
-    GrammarError::UnsupportedValue { what: what.to_owned(), reason: reason.to_owned() }
-}
-
-fn unusable(reason: String) -> GrammarError {
-    GrammarError::Unusable { reason }
-}
-
 /// Kind of the definition that is expanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DefinitionKind {
@@ -126,13 +121,13 @@ impl DefinitionKind {
     }
 }
 
-/// Replacement of the names of a grammar by their expressions.
+/// Expansion of the names of a grammar into their expressions.
 struct Expansion<'a> {
     bodies: &'a HashMap<String, Vec<LarkToken>>,
     /// Expression of the ignored texts; empty if there are none.
     ignored: String,
     known: HashMap<&'a str, String>,
-    /// Names that are being expanded.
+    /// Names under expansion, from the outermost to the innermost.
     open: Vec<&'a str>,
     nesting: usize,
     /// Bytes of the expressions in `known`.
@@ -166,7 +161,7 @@ impl<'a> Rest<'a> {
             return Ok(());
         }
         let found = self.tokens.first().map_or_else(|| "the end of the rule".to_owned(), ToString::to_string);
-        Err(unusable(format!("expected {symbol:?}, found {found}")))
+        Err(GrammarError::unusable(format!("expected {symbol:?}, found {found}")))
     }
 
     fn number(&mut self) -> Option<u32> {
@@ -183,11 +178,11 @@ impl<'a> Expansion<'a> {
             return Ok(known.clone());
         }
         let Some((name, body)) = self.bodies.get_key_value(name) else {
-            return Err(unusable(format!("the name {name} is not defined")));
+            return Err(GrammarError::unusable(format!("the name {name} is not defined")));
         };
         if self.open.contains(&name.as_str()) {
             let reason = "it refers to itself, which an input inside of JSON may not";
-            return Err(unsupported(&format!("the rule {name}"), reason));
+            return Err(GrammarError::unsupported(format!("the rule {name}"), reason));
         }
         self.open.push(name);
         let text = self.body(body, DefinitionKind::of(name))?;
@@ -203,7 +198,7 @@ impl<'a> Expansion<'a> {
         let text = self.choice(&mut rest)?;
         match rest.next() {
             None => Ok(text),
-            Some(token) => Err(unusable(format!("expected the end of a rule, found {token}"))),
+            Some(token) => Err(GrammarError::unusable(format!("expected the end of a rule, found {token}"))),
         }
     }
 
@@ -212,7 +207,7 @@ impl<'a> Expansion<'a> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
             let reason = format!("expected at most {MAX_NESTING} nested rules and groups, found more");
-            return Err(unusable(reason));
+            return Err(GrammarError::unusable(reason));
         }
         let mut text = format!("(?:{}", self.sequence(rest)?);
         while rest.take('|') {
@@ -277,7 +272,9 @@ impl<'a> Expansion<'a> {
                 rest.next();
                 expression.clone()
             }
-            Some(other) => return Err(unsupported(&other.to_string(), "it has no regular expression")),
+            Some(other) => {
+                return Err(GrammarError::unsupported(other.to_string(), "it has no regular expression"));
+            }
         };
         let is_followed = rest.kind == DefinitionKind::Rule && !self.ignored.is_empty();
         Ok(Some(if is_followed { format!("(?:{terminal}{})", self.ignored) } else { terminal }))
@@ -292,7 +289,7 @@ fn range_end<'a>(rest: &mut Rest<'a>) -> Result<Option<&'a str>, GrammarError> {
     rest.next();
     match rest.next() {
         Some(LarkToken::Text { text, .. }) => Ok(Some(text)),
-        _ => Err(unusable("expected a string after \"..\"".to_owned())),
+        _ => Err(GrammarError::unusable("expected a string after \"..\"")),
     }
 }
 
@@ -306,7 +303,9 @@ fn range(first: &str, last: &str) -> Result<String, GrammarError> {
         (Some(first), Some(last)) if first <= last => {
             Ok(format!("[\\x{{{:x}}}-\\x{{{:x}}}]", u32::from(first), u32::from(last)))
         }
-        _ => Err(unusable(format!("expected a range of characters, found {first:?}..{last:?}"))),
+        _ => {
+            Err(GrammarError::unusable(format!("expected a range of characters, found {first:?}..{last:?}")))
+        }
     }
 }
 
@@ -317,7 +316,7 @@ fn repetition(rest: &mut Rest<'_>) -> Result<String, GrammarError> {
             return Ok(symbol.to_string());
         }
     }
-    let wrong = || unusable("expected the number of repetitions".to_owned());
+    let wrong = || GrammarError::unusable("expected the number of repetitions");
     if rest.take('~') {
         let least = rest.number().ok_or_else(wrong)?;
         if rest.tokens.first() != Some(&LarkToken::Range) {
@@ -346,7 +345,9 @@ fn check_length(found: usize, limit: usize) -> Result<(), GrammarError> {
     if found <= limit {
         return Ok(());
     }
-    Err(unusable(format!("expected a regular expression of at most {limit} bytes, found a longer one")))
+    Err(GrammarError::unusable(format!(
+        "expected a regular expression of at most {limit} bytes, found a longer one"
+    )))
 }
 
 #[cfg(test)]

@@ -41,11 +41,11 @@ pub(super) fn refusal(grammar: &Grammar, message: &str) -> GrammarError {
         return GrammarError::UnsupportedKeywords { keywords };
     }
     if let Some((what, reason)) = wrong_value(grammar, message) {
-        return GrammarError::UnsupportedValue { what, reason };
+        return GrammarError::unsupported(what, reason);
     }
     // The position is that in the grammar of a call, which the client has not written.
     let reason = message.rsplit("failed to compile JSON schema: ").next().unwrap_or(message);
-    GrammarError::Unusable { reason: reason.to_owned() }
+    GrammarError::unusable(reason)
 }
 
 /// Returns the part of a grammar that cannot be enforced, and the reason.

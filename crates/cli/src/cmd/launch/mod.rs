@@ -42,10 +42,8 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         None => default_model(gateway, running.as_ref())?,
     };
     // A running server may have further names for its models.
-    if running.is_none()
-        && let Err(error @ Error::UnknownModel { .. }) = gateway.model(&model)
-    {
-        return Err(error.into());
+    if running.is_none() {
+        super::check_name(gateway, &model)?;
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {

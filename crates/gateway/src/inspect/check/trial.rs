@@ -253,7 +253,7 @@ fn signal(status: ExitStatus) -> Option<i32> {
 /// A subprocess. Dropping it kills the process.
 struct TrialProcess {
     child: Arc<SharedChild>,
-    /// The pipe to the process's standard input, which the system closes when this process ends.
+    /// Pipe to the standard input of the subprocess. It closes when this process ends, even if it is killed.
     _input: Option<ChildStdin>,
 }
 

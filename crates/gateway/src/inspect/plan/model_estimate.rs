@@ -22,7 +22,7 @@ pub struct ModelEstimate {
     pub longest: usize,
     /// Figures in each scheme.
     pub schemes: Vec<SchemeEstimate>,
-    /// KV cache in the type of the graphs, as GPUs keep it; empty for encoders. CPUs usually keep it in fewer bits.
+    /// KV cache in the data type of the graphs, which GPUs use; empty for encoders. CPUs usually use fewer bits.
     pub cache: Vec<CacheEstimate>,
     /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,

@@ -110,6 +110,7 @@ mod tests {
         check(ToolChoice::Required, BestEffort, None, "start: calls");
         check(ToolChoice::Function("f".to_owned()), BestEffort, Some(&object), "start: calls");
     }
+
     #[test]
     fn the_grammar_of_a_text_is_part_of_its_schema() {
         let text = |grammar| Some(TextArgument { name: "input".to_owned(), grammar });

@@ -6,7 +6,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{custom_tools, logprobs::ChatToken, new_id},
+    super::{
+        custom_tools::{self, CUSTOM},
+        logprobs::ChatToken,
+        new_id,
+    },
     history::{HistoryItem, arguments_value, to_messages, within},
 };
 use crate::{
@@ -135,7 +139,7 @@ impl ResponseSettings {
 
     /// Returns true if this is the name of a custom tool.
     pub(super) fn is_custom(&self, name: &str) -> bool {
-        self.tools.iter().flatten().any(|tool| tool["type"] == "custom" && tool["name"] == name)
+        self.tools.iter().flatten().any(|tool| tool["type"] == CUSTOM && tool["name"] == name)
     }
 
     /// Returns the item of a call. A function of a namespace gets the namespace and its own name back.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     super::{
-        custom_tools::{self, CustomFormat, CustomTool},
+        custom_tools::{self, CUSTOM, CustomFormat, CustomTool},
         messages::{Content, Part},
         reasoning::Effort,
         shared_fields::SharedFields,
@@ -233,7 +233,7 @@ impl ResponseTool {
     fn add_to(self, tools: &mut Vec<Tool>, index: usize) -> Result<(), ApiError> {
         let path = format!("tools[{index}]");
         if self.r#type != "namespace" {
-            let is_custom = self.r#type == "custom";
+            let is_custom = self.r#type == CUSTOM;
             tools.push(if is_custom { self.into_custom_tool(path) } else { self.into_tool(path) }?);
             return Ok(());
         }
