@@ -23,9 +23,9 @@ use crate::{
     connection::RequestConnection,
     error::ApiError,
     ignored::IgnoredParameters,
-    incomplete_bodies::SMALL_BODY_BYTES,
+    incomplete_bodies::{BodySize, SMALL_BODY_BYTES},
     limits::Limits,
-    outline::{self, BodyValues},
+    outline,
 };
 
 /// Maximum time for a whole body, as a multiple of the maximum time between two parts of it.
@@ -63,25 +63,48 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         if let Some(connection) = connection {
             connection.request_received();
         }
-        let held = reservation.clone();
+        let size = match encoding {
+            Encoding::Identity => BodySize::of(bytes.len()),
+            Encoding::Gzip => BodySize::Large,
+        };
+        let is_strict = options.strict_parameters;
+        let read = move |bytes: &[u8]| {
+            let request = T::read(bytes)?;
+            match request.ignored().and_then(IgnoredParameters::strict) {
+                Some(name) if is_strict => Err(ApiError::unsupported(name)),
+                _ => Ok(request),
+            }
+        };
+        let (held, budget) = (reservation.clone(), bodies.clone());
         let count = move || {
             let bytes = encoding.decode(bytes)?;
             drop(compressed);
             held.shrink(bytes.len());
-            let values = outline::count_values(&bytes, T::TOKENS)?;
-            Ok::<(Vec<u8>, BodyValues), ApiError>((bytes, values))
-        };
-        let (bytes, values) = jobs.run(count).await?;
-        bodies.reserve_values(&reservation, values.bytes()).await?;
-        let read = move || {
-            let request = T::read(&bytes)?;
-            match request.ignored().and_then(IgnoredParameters::strict) {
-                Some(name) if options.strict_parameters => Err(ApiError::unsupported(name)),
-                _ => Ok(Self(request, reservation)),
+            let values = outline::count_values(&bytes, T::TOKENS)?.bytes();
+            if budget.try_reserve_values(&held, values) {
+                return read(&bytes).map(CountedBody::Read);
             }
+            Ok(CountedBody::Unread { bytes, values })
         };
-        jobs.run(read).await
+        let (bytes, values) = match jobs.run_reader(size, count).await? {
+            CountedBody::Read(request) => return Ok(Self(request, reservation)),
+            CountedBody::Unread { bytes, values } => (bytes, values),
+        };
+        bodies.reserve_values(&reservation, values).await?;
+        let request = jobs.run_reader(BodySize::of(bytes.len()), move || read(&bytes)).await?;
+        Ok(Self(request, reservation))
     }
+}
+
+/// A body whose values were counted.
+enum CountedBody<T> {
+    /// There was memory for its values.
+    Read(T),
+    Unread {
+        bytes: Vec<u8>,
+        /// Memory of its values in bytes.
+        values: usize,
+    },
 }
 
 /// Compression of a body.

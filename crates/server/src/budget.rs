@@ -184,6 +184,12 @@ impl BodyBudget {
         Ok(())
     }
 
+    /// Reserves the share of values as [`Self::reserve_values`] does, if there is room. Returns true if there was.
+    pub(crate) fn try_reserve_values(&self, held: &Reservation, bytes: usize) -> bool {
+        let share = self.values.part(bytes).clone().try_acquire_many_owned(units(bytes));
+        share.map(|share| held.0.lock().others.push(share)).is_ok()
+    }
+
     /// Waits for the share of work that takes this memory, which the reservation keeps. Work beyond the budget waits for
     /// all of it.
     pub(crate) async fn reserve_work(&self, held: &Reservation, bytes: usize) -> Result<(), ApiError> {
@@ -340,11 +346,15 @@ mod tests {
             let body = budget.reserve(385_000).await.unwrap();
             match budget.reserve_values(&body, values).await {
                 Ok(()) => held.push(body),
-                Err(error) => break error,
+                Err(error) => {
+                    assert!(!budget.try_reserve_values(&body, values));
+                    break error;
+                }
             }
         };
         assert_eq!((held.len(), refused.status()), (BUDGET_BYTES[1] / values, StatusCode::TOO_MANY_REQUESTS));
         let small = budget.reserve(1000).await.unwrap();
+        assert!(budget.try_reserve_values(&small, SMALL_VALUES_BYTES));
         budget.reserve_values(&small, SMALL_VALUES_BYTES).await.unwrap();
         let error = budget.reserve_values(&small, BUDGET_BYTES[1] + 1).await.unwrap_err();
         assert_eq!(error.status(), StatusCode::PAYLOAD_TOO_LARGE);

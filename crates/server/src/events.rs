@@ -108,7 +108,7 @@ fn channel(memory: AnswerMemory) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
     let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
     let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone() };
-    (sink, EventReceiver { receiver, backlog, memory, taken: 0 })
+    (sink, EventReceiver { receiver, backlog, memory, retains: false, taken: 0 })
 }
 
 /// Receiving end of the channel, in the request's task.
@@ -116,6 +116,8 @@ struct EventReceiver {
     receiver: UnboundedReceiver<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
     memory: AnswerMemory,
+    /// Set if a stream repeats its answer at its end.
+    retains: bool,
     /// Memory of the last event of a stream, which its connection may still hold.
     taken: usize,
 }
@@ -142,7 +144,7 @@ impl EventReceiver {
         let is_stream = backlog.limit.is_some();
         drop(backlog);
         self.memory.remove_part(EVENT_BYTES);
-        if is_stream {
+        if is_stream && !self.retains {
             self.taken = content;
         }
         Some(event)
@@ -200,6 +202,11 @@ impl Events {
         self.receiver.limit(MAX_UNREAD);
     }
 
+    /// Keeps the memory of received events reserved, because the stream repeats its answer at its end.
+    pub(crate) fn retain(&mut self) {
+        self.receiver.retains = true;
+    }
+
     /// Returns whether the model may reason before it answers.
     pub(crate) fn reasons(&self) -> bool {
         self.generation.0.reasons
@@ -238,8 +245,9 @@ mod tests {
     async fn unread_events_have_a_budget() {
         const PART: usize = 20 << 20;
         let part = || GenerationEvent::Text { choice: 0, text: "a".repeat(PART), tokens: Vec::new() };
-        for is_stream in [true, false] {
+        for (is_stream, retains) in [(true, false), (true, true), (false, false)] {
             let (mut sink, mut receiver) = channel(memory());
+            receiver.retains = retains;
             if is_stream {
                 receiver.limit(MAX_UNREAD);
             }
@@ -251,8 +259,8 @@ mod tests {
                 receiver.next().await.unwrap();
             }
             let more: Vec<bool> = (0..4).map(|_| sink.event(part()).is_continue()).collect();
-            let expected = if is_stream { [true, true, false, false] } else { [false; 4] };
-            assert_eq!(more, expected, "{is_stream}");
+            let expected = if is_stream && !retains { [true, true, false, false] } else { [false; 4] };
+            assert_eq!(more, expected, "{is_stream}, {retains}");
             let mut last = receiver.next().await;
             while let Some(GenerationEvent::Text { .. }) = last {
                 last = receiver.next().await;

@@ -1,10 +1,10 @@
 //! Limited number of threads for blocking work.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread::available_parallelism, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, incomplete_bodies::BodySize};
 
 /// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that work outside jobs
 /// never waits.
@@ -21,6 +21,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Jobs {
     all: Arc<Semaphore>,
     of_encoders: Arc<Semaphore>,
+    /// Jobs that read large bodies. They leave half of the processors to all other requests.
+    of_large_bodies: Arc<Semaphore>,
 }
 
 impl Jobs {
@@ -28,7 +30,25 @@ impl Jobs {
         Self {
             all: Arc::new(Semaphore::new(MAX_JOBS)),
             of_encoders: Arc::new(Semaphore::new(MAX_ENCODER_JOBS)),
+            of_large_bodies: Arc::new(Semaphore::new(large_body_jobs())),
         }
+    }
+
+    /// Runs a call like [`Self::run`] that reads a body of this size.
+    pub(crate) async fn run_reader<T: Send + 'static, E: Into<ApiError> + Send + 'static>(
+        &self,
+        size: BodySize,
+        call: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = match size {
+            BodySize::Small => None,
+            BodySize::Large => self.of_large_bodies.clone().acquire_owned().await.ok(),
+        };
+        let job = move || {
+            let _permit = permit;
+            call()
+        };
+        self.run(job).await
     }
 
     /// Runs a call like [`Self::run`] that waits in the queue of an encoder.
@@ -71,6 +91,11 @@ impl Jobs {
     }
 }
 
+/// Returns the maximum number of concurrent jobs that read large bodies: half of the processors, at least one.
+fn large_body_jobs() -> usize {
+    available_parallelism().map_or(1, |processors| processors.get().div_ceil(2))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -79,7 +104,8 @@ mod tests {
 
     #[tokio::test]
     async fn encoders_leave_threads_for_other_jobs() {
-        let jobs = Jobs { all: Arc::new(Semaphore::new(2)), of_encoders: Arc::new(Semaphore::new(1)) };
+        let [all, of_encoders] = [2, 1].map(|permits| Arc::new(Semaphore::new(permits)));
+        let jobs = Jobs { all, of_encoders, ..Jobs::new() };
         let (end, waits) = mpsc::channel::<()>();
         let (began, begin) = tokio::sync::oneshot::channel();
         let waiting = {
@@ -97,5 +123,27 @@ mod tests {
         end.send(()).unwrap();
         waiting.await.unwrap().unwrap();
         jobs.run_encoder(|| Ok::<_, ApiError>(())).await.unwrap();
+    }
+    #[tokio::test]
+    async fn large_bodies_wait_for_each_other_and_small_ones_do_not() {
+        let jobs = Jobs { of_large_bodies: Arc::new(Semaphore::new(1)), ..Jobs::new() };
+        let (end, waits) = mpsc::channel::<()>();
+        let (began, begin) = tokio::sync::oneshot::channel();
+        let wait = move || {
+            began.send(()).unwrap();
+            waits.recv().map_err(|_| ApiError::panicked())
+        };
+        let reader = jobs.clone();
+        let first = tokio::spawn(async move { reader.run_reader(BodySize::Large, wait).await });
+        begin.await.unwrap();
+        let read = || Ok::<_, ApiError>(());
+        let second = jobs.run_reader(BodySize::Large, read);
+        tokio::pin!(second);
+        assert!(futures::poll!(&mut second).is_pending());
+        jobs.run_reader(BodySize::Small, read).await.unwrap();
+        assert_eq!(jobs.all.available_permits(), MAX_JOBS - 1);
+        end.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        second.await.unwrap();
     }
 }

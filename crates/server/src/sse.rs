@@ -26,6 +26,11 @@ pub(crate) trait EventEncoder: Send + 'static {
     /// Returns the server-sent events for one event, in order.
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event>;
 
+    /// Returns true if the stream repeats its answer at its end, which holds memory until then.
+    fn repeats_answer(&self) -> bool {
+        false
+    }
+
     /// Returns the events that keep a quiet stream open: a comment, unless the protocol has an event for this.
     fn idle(&mut self) -> Vec<Event> {
         vec![Event::default().comment("")]
@@ -55,8 +60,11 @@ impl Drop for StreamCount {
 }
 
 /// Returns the response that streams a generation as server-sent events.
-pub(crate) fn respond(events: Events, encoder: Box<dyn EventEncoder>, metrics: Arc<Metrics>) -> Response {
+pub(crate) fn respond(mut events: Events, encoder: Box<dyn EventEncoder>, metrics: Arc<Metrics>) -> Response {
     let ran_on = events.ran_on();
+    if encoder.repeats_answer() {
+        events.retain();
+    }
     let events = event_stream(generation(events, metrics), encoder, KEEP_ALIVE);
     with_device_headers(&ran_on, Sse::new(events))
 }
