@@ -27,6 +27,10 @@ pub const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
 /// Maximum size of a text file, in bytes. A `tokenizer.json` of 250,000 tokens takes about 30 MB.
 pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
 
+/// Maximum size of a file that is parsed as JSON of any form, in bytes. Parsed, it takes up to fifty times as much.
+/// The largest is the `tokenizer_config.json` of Gemma, which takes 1.2 MB for its 6,000 added tokens.
+pub const MAX_CONFIG_BYTES: u64 = 4 << 20;
+
 /// Returns an error for a number or a text in `path` that does not conform to its format.
 pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
     CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
@@ -51,8 +55,13 @@ pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usi
 
 /// Reads a small file of at most `MAX_TEXT_BYTES`.
 pub fn read_small(path: &Path) -> Result<Vec<u8>> {
-    narthex_mmap::read(path, MAX_TEXT_BYTES).map_err(|source| match source.kind() {
-        io::ErrorKind::FileTooLarge => malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"),
+    read_at_most(path, MAX_TEXT_BYTES)
+}
+
+/// Reads a file of at most `most` bytes.
+pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
+    narthex_mmap::read(path, most).map_err(|source| match source.kind() {
+        io::ErrorKind::FileTooLarge => malformed(path, format!("at most {most} bytes"), "more"),
         _ => CheckpointError::Read { path: path.to_owned(), source },
     })
 }

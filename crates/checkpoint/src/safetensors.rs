@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::{
     CheckpointError, Encoding, Result,
     limits::map,
-    limits::{malformed, read_small, unsupported},
+    limits::{malformed, read_at_most, unsupported},
     stored_tensor::{StoredTensor, TensorEncoding},
     tensors::end_of,
 };
@@ -27,7 +27,8 @@ use super::{
 pub(super) const SINGLE: &str = "model.safetensors";
 /// Index of a sharded checkpoint.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// Maximum header size, in bytes. A header of ten thousand tensors takes about 1.5 MB.
+/// Maximum size of a header and of an index, in bytes. A header of ten thousand tensors takes about 1.5 MB, an index
+/// about 1 MB.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 /// Maximum number of files of a checkpoint.
 const MAX_SHARDS: usize = 4096;
@@ -56,7 +57,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards> {
         shards.read(folder.join(SINGLE))?;
         return Ok(shards);
     }
-    let index: Index = match serde_json::from_slice(&read_small(&index_path)?) {
+    let index: Index = match serde_json::from_slice(&read_at_most(&index_path, MAX_HEADER_BYTES)?) {
         Ok(index) => index,
         Err(error) => return Err(malformed(&index_path, "a JSON object with a weight_map", error)),
     };

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     CheckpointError, Result,
-    limits::{malformed, read_small},
+    limits::{MAX_CONFIG_BYTES, MAX_TEXT_BYTES, malformed, read_at_most},
 };
 
 /// Number of bytes of a model card that are searched for its licence. The front matter is at the beginning.
@@ -48,11 +48,15 @@ impl Folder {
 
     /// Returns the bytes of `name`, or `None` if there is no such file.
     pub fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.at_most(name, MAX_TEXT_BYTES)
+    }
+
+    fn at_most(&mut self, name: &str, most: u64) -> Result<Option<Vec<u8>>> {
         if !self.has(name) {
             return Ok(None);
         }
         let path = self.file(name);
-        let bytes = read_small(&path)?;
+        let bytes = read_at_most(&path, most)?;
         if !self.files.contains(&path) {
             self.files.push(path);
         }
@@ -68,9 +72,10 @@ impl Folder {
         }
     }
 
-    /// Parses `name` as JSON, or returns `None` if there is no such file. `expected` describes its content for errors.
+    /// Parses `name`, of at most [`MAX_CONFIG_BYTES`], as JSON, or returns `None` if there is no such file. `expected`
+    /// describes its content for errors.
     pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        let Some(bytes) = self.at_most(name, MAX_CONFIG_BYTES)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some(value)),
             Err(error) => Err(malformed(&self.file(name), expected, error)),
@@ -140,5 +145,18 @@ mod tests {
         let error = folder.json::<Vec<u8>>("b.json", "numbers").unwrap_err().to_string();
         assert!(error.contains("b.json is malformed: expected numbers, found EOF"), "{error}");
         assert_eq!(folder.files.len(), 2);
+    }
+
+    #[test]
+    fn json_is_limited_before_it_is_parsed() {
+        let folder = tempfile::tempdir().unwrap();
+        let zeros = |bytes: u64| format!("[{}0]", "0,".repeat((bytes as usize - 3) / 2));
+        std::fs::write(folder.path().join("a.json"), zeros(MAX_CONFIG_BYTES)).unwrap();
+        std::fs::write(folder.path().join("b.json"), zeros(MAX_CONFIG_BYTES + 2)).unwrap();
+        let mut folder = Folder::new(folder.path());
+        assert!(folder.json::<Vec<u8>>("a.json", "numbers").unwrap().is_some());
+        let error = folder.json::<Vec<u8>>("b.json", "numbers").unwrap_err().to_string();
+        assert!(error.contains("b.json is malformed: expected at most 4194304 bytes"), "{error}");
+        assert!(folder.bytes("b.json").unwrap().is_some());
     }
 }

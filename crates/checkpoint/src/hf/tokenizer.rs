@@ -4,10 +4,13 @@
 //! Follows the precedence of `transformers`: `tokenizer_config.json` before `special_tokens_map.json`,
 //! `generation_config.json` before `config.json`. Tokenization itself is in `narthex-text`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 use narthex_spec::arch::Family;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
 use serde_json::Value;
 
 use super::{config::TokenIds, folder::Folder, pooling::SentenceEmbedding, sentencepiece};
@@ -81,7 +84,95 @@ struct NamedTemplate {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    post_processor: Option<Value>,
+    post_processor: Option<PostProcessor>,
+}
+
+/// The special token that a post-processor inserts before a text. The file may be large, so nothing else of it is kept.
+#[derive(Debug, Deserialize)]
+#[serde(from = "Step")]
+struct PostProcessor {
+    first_special: Option<String>,
+}
+
+/// The parts of a post-processor that state tokens before a text.
+#[derive(Deserialize)]
+struct Step {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    single: Option<First<Piece>>,
+    processors: Option<First<PostProcessor>>,
+}
+
+impl From<Step> for PostProcessor {
+    fn from(step: Step) -> Self {
+        let first_special = match step.kind.as_deref() {
+            Some("TemplateProcessing") => {
+                step.single.and_then(|pieces| pieces.0?.special.map(|special| special.id))
+            }
+            Some("Sequence") => step.processors.and_then(|steps| steps.0?.first_special),
+            _ => None,
+        };
+        Self { first_special }
+    }
+}
+
+/// A part of a template.
+#[derive(Deserialize)]
+struct Piece {
+    #[serde(rename = "SpecialToken")]
+    special: Option<SpecialPiece>,
+}
+
+#[derive(Deserialize)]
+struct SpecialPiece {
+    id: String,
+}
+
+/// An element of a list of which only the first that matters is kept.
+trait Candidate {
+    /// Returns whether the element matters.
+    fn matters(&self) -> bool;
+}
+
+impl Candidate for Piece {
+    fn matters(&self) -> bool {
+        true
+    }
+}
+
+impl Candidate for PostProcessor {
+    fn matters(&self) -> bool {
+        self.first_special.is_some()
+    }
+}
+
+/// The first element of a list that matters.
+struct First<T>(Option<T>);
+
+impl<'de, T: Candidate + Deserialize<'de>> Deserialize<'de> for First<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_seq(FirstVisitor(PhantomData))
+    }
+}
+
+struct FirstVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Candidate + Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
+    type Value = First<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<First<T>, A::Error> {
+        let mut first = None;
+        while first.is_none() {
+            let Some(element) = list.next_element::<T>()? else { return Ok(First(None)) };
+            first = Some(element).filter(T::matters);
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(First(first))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -245,20 +336,11 @@ impl Rules {
             return adds;
         }
         let bos = self.texts.get("bos_token").map(String::as_str);
-        let inserted = self.json.post_processor.as_ref().and_then(first_special);
+        let inserted = self.json.post_processor.as_ref().and_then(|step| step.first_special.as_deref());
         if inserted.is_some() && inserted == bos {
             return true;
         }
         matches!(self.stated.tokenizer_class.as_deref(), Some("LlamaTokenizer" | "LlamaTokenizerFast"))
-    }
-}
-
-/// Returns the special token that a post-processor inserts before a text.
-fn first_special(step: &Value) -> Option<&str> {
-    match step.get("type")?.as_str()? {
-        "TemplateProcessing" => step.get("single")?.get(0)?.get("SpecialToken")?.get("id")?.as_str(),
-        "Sequence" => step.get("processors")?.as_array()?.iter().find_map(first_special),
-        _ => None,
     }
 }
 
@@ -323,6 +405,25 @@ mod tests {
         check(&[unstated.clone(), plain], None);
         check(&[begins], None);
         check(&[unstated, (CONFIG, json!({"tokenizer_class": "LlamaTokenizer"}))], Some(0));
+    }
+
+    #[test]
+    fn only_the_token_of_a_post_processor_is_kept() {
+        let first = |step: &str| serde_json::from_str::<PostProcessor>(step).unwrap().first_special;
+        let step = |single: &str| format!(r#"{{"type": "TemplateProcessing", "single": [{single}]}}"#);
+        let special = r#"{"SpecialToken": {"id": "<s>", "type_id": 0}}"#;
+        let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#;
+        let many = "0, [1], {}, ".repeat(1000);
+        assert_eq!(first(&step(&format!("{special}, {many}{text}"))).as_deref(), Some("<s>"));
+        assert_eq!(first(&step(&format!("{text}, {special}"))), None);
+        assert_eq!(first(&step("")), None);
+        assert_eq!(
+            first(r#"{"type": "BertProcessing", "sep": ["[SEP]", 102], "cls": ["[CLS]", 101]}"#),
+            None
+        );
+        let steps =
+            format!(r#"{{"type": "Sequence", "processors": [{}, {}, {many}0]}}"#, step(""), step(special));
+        assert_eq!(first(&steps).as_deref(), Some("<s>"));
     }
 
     #[test]

@@ -3,7 +3,10 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use narthex_checkpoint::{hf::folder::Folder, limits::read_small};
+use narthex_checkpoint::{
+    hf::folder::Folder,
+    limits::{MAX_CONFIG_BYTES, read_at_most},
+};
 use narthex_graph::{Graph, Node, onnx::files::OnnxFile};
 use narthex_spec::{Ep, Target, manifest::BoundDevice, target::QnnChip};
 use serde_json::Value;
@@ -49,7 +52,7 @@ fn chips(device: &str) -> impl Iterator<Item = QnnChip> {
 pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
     let file = GENIE.into_iter().find(|name| folder.has(name))?;
     let settings = GENIE.iter().filter(|name| folder.has(name)).find_map(|name| {
-        let bytes = read_small(&folder.file(name)).ok()?;
+        let bytes = read_at_most(&folder.file(name), MAX_CONFIG_BYTES).ok()?;
         device(&serde_json::from_slice::<Value>(&bytes).ok()?)
     });
     let what = format!("{} context binaries for Qualcomm's Genie ({file})", count(folder.path()));

@@ -5,7 +5,7 @@ use prost::{Message, bytes::Bytes};
 
 use super::{
     error::{DecodeError, malformed},
-    limit,
+    limit::{self, Bounds},
     messages::{
         AttributeProto, DimensionValue, EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto,
         ValueInfoProto, attribute_type,
@@ -15,6 +15,9 @@ use crate::{
     element::Element,
     graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
 };
+
+/// Maximum number of descriptions of parts that are not kept.
+const MAX_UNREAD: usize = 64;
 
 impl Graph {
     /// Decodes the bytes of an ONNX file.
@@ -33,7 +36,7 @@ impl Graph {
 fn model(decoded: Result<ModelProto, prost::DecodeError>) -> Result<Graph, DecodeError> {
     let model = decoded.map_err(|error| DecodeError::NotOnnx { reason: error.to_string() })?;
     let proto = model.graph.ok_or_else(|| malformed("model", "a graph", "none"))?;
-    let mut graph = graph(proto)?;
+    let mut graph = graph(proto, &mut Bounds::default())?;
     graph.opsets = model.opset_import.into_iter().map(|set| (domain(set.domain), set.version)).collect();
     graph.metadata = model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect();
     for (count, what) in [(model.functions.len(), "function"), (model.training_info.len(), "training graph")]
@@ -50,65 +53,79 @@ fn domain(name: String) -> String {
     if name == "ai.onnx" { String::new() } else { name }
 }
 
-fn graph(proto: GraphProto) -> Result<Graph, DecodeError> {
+fn graph(proto: GraphProto, bounds: &mut Bounds) -> Result<Graph, DecodeError> {
     let mut graph = Graph { name: proto.name, ..Graph::default() };
     for (protos, outputs) in [(proto.input, false), (proto.output, true)] {
         for proto in protos {
-            let (value, shaped) = value(proto);
+            let (value, shaped) = value(proto, bounds)?;
             if value.dtype == Element::NONE {
-                graph.unread.push(format!("the type of {:?}, which is not a tensor", value.name));
+                note(&mut graph.unread, || format!("the type of {:?}, which is not a tensor", value.name));
             }
             if !shaped {
                 graph.unranked.push(value.name.clone());
+                limit::unranked(graph.unranked.len())?;
             }
             if outputs { &mut graph.outputs } else { &mut graph.inputs }.push(value);
         }
     }
-    graph.values = proto
-        .value_info
-        .into_iter()
-        .map(value)
-        .filter(|(_, shaped)| *shaped)
-        .map(|(value, _)| value)
-        .collect();
+    for proto in proto.value_info {
+        let (value, shaped) = value(proto, bounds)?;
+        if shaped {
+            graph.values.push(value);
+        }
+    }
     graph.initializers = proto.initializer.into_iter().map(initializer).collect::<Result<_, _>>()?;
     if let Some(text) = graph.initializers.iter().find(|constant| constant.dtype == Element::STRING) {
-        graph.unread.push(format!("the texts of {:?}", text.name));
+        note(&mut graph.unread, || format!("the texts of {:?}", text.name));
     }
     if !proto.sparse_initializer.is_empty() {
-        graph.unread.push(format!("{} sparse constants", proto.sparse_initializer.len()));
+        note(&mut graph.unread, || format!("{} sparse constants", proto.sparse_initializer.len()));
     }
     for proto in proto.node {
-        let node = node(proto, &mut graph.unread)?;
+        let node = node(proto, &mut graph.unread, bounds)?;
         graph.nodes.push(node);
     }
     Ok(graph)
 }
 
+/// Adds a description of a part that is not kept, unless there are [`MAX_UNREAD`] already.
+fn note(unread: &mut Vec<String>, what: impl FnOnce() -> String) {
+    if unread.len() < MAX_UNREAD {
+        unread.push(what());
+    }
+}
+
 /// Returns a value, and whether its file declares a shape for it.
-fn value(proto: ValueInfoProto) -> (Value, bool) {
+fn value(proto: ValueInfoProto, bounds: &mut Bounds) -> Result<(Value, bool), DecodeError> {
+    limit::name(&proto.name)?;
     let Some(tensor) = proto.r#type.and_then(|kind| kind.tensor_type) else {
-        return (Value { name: proto.name, dtype: Element::NONE, shape: Vec::new() }, false);
+        return Ok((Value { name: proto.name, dtype: Element::NONE, shape: Vec::new() }, false));
     };
     let shaped = tensor.shape.is_some();
     let dims = tensor.shape.map(|shape| shape.dim).unwrap_or_default();
+    limit::rank(dims.len())?;
     // Some exporters write an unknown extent as -1, or as a symbol without a name.
-    let open = |axis: usize| Dim::Symbol(format!("{}_{axis}", proto.name));
-    let shape = dims
-        .into_iter()
-        .enumerate()
-        .map(|(axis, dim)| match dim.value {
-            Some(DimensionValue::DimValue(extent)) => {
-                u64::try_from(extent).map_or_else(|_| open(axis), Dim::Fixed)
-            }
+    let mut open = |axis: usize| {
+        let symbol = format!("{}_{axis}", proto.name);
+        bounds.add_symbol(&symbol).map(|()| Dim::Symbol(symbol))
+    };
+    let mut shape = Vec::with_capacity(dims.len());
+    for (axis, dim) in dims.into_iter().enumerate() {
+        shape.push(match dim.value {
+            Some(DimensionValue::DimValue(extent)) => match u64::try_from(extent) {
+                Ok(extent) => Dim::Fixed(extent),
+                Err(_) => open(axis)?,
+            },
             Some(DimensionValue::DimParam(name)) if !name.is_empty() => Dim::Symbol(name),
-            _ => open(axis),
-        })
-        .collect();
-    (Value { dtype: Element::from_code(tensor.elem_type), name: proto.name, shape }, shaped)
+            _ => open(axis)?,
+        });
+    }
+    Ok((Value { dtype: Element::from_code(tensor.elem_type), name: proto.name, shape }, shaped))
 }
 
 fn initializer(proto: TensorProto) -> Result<Initializer, DecodeError> {
+    limit::name(&proto.name)?;
+    limit::rank(proto.dims.len())?;
     let dtype = Element::from_code(proto.data_type);
     let shape = proto
         .dims
@@ -156,17 +173,19 @@ fn external(proto: &TensorProto, expected: Option<u64>) -> Result<InitializerDat
     })
 }
 
-fn node(proto: NodeProto, unread: &mut Vec<String>) -> Result<Node, DecodeError> {
+fn node(proto: NodeProto, unread: &mut Vec<String>, bounds: &mut Bounds) -> Result<Node, DecodeError> {
+    limit::name(&proto.name)?;
     let mut attributes = Vec::with_capacity(proto.attribute.len());
     for attribute in proto.attribute {
         let name = attribute.name.clone();
-        match decode_attribute(attribute)? {
+        limit::name(&name)?;
+        match decode_attribute(attribute, bounds)? {
             Some(value) => attributes.push((name, value)),
-            None => unread.push(format!("attribute {name:?} of node {:?}", proto.name)),
+            None => note(unread, || format!("attribute {name:?} of node {:?}", proto.name)),
         }
     }
     if let Some((_, Attribute::Graph(body))) = attributes.iter().find(|(_, value)| has_unread(value)) {
-        unread.extend(body.unread.iter().cloned());
+        body.unread.iter().for_each(|what| note(unread, || what.clone()));
     }
     Ok(Node {
         name: proto.name,
@@ -183,7 +202,7 @@ fn has_unread(attribute: &Attribute) -> bool {
 }
 
 /// Returns the attribute's value, or `None` for kinds that are not kept.
-fn decode_attribute(proto: AttributeProto) -> Result<Option<Attribute>, DecodeError> {
+fn decode_attribute(proto: AttributeProto, bounds: &mut Bounds) -> Result<Option<Attribute>, DecodeError> {
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
     Ok(Some(match (proto.r#type, proto.t, proto.g) {
         (attribute_type::INT, ..) => Attribute::Int(proto.i.unwrap_or_default()),
@@ -201,7 +220,7 @@ fn decode_attribute(proto: AttributeProto) -> Result<Option<Attribute>, DecodeEr
             }
         }
         (attribute_type::TENSOR, Some(tensor), _) => Attribute::Tensor(Box::new(initializer(*tensor)?)),
-        (attribute_type::GRAPH, _, Some(body)) => Attribute::Graph(Box::new(graph(*body)?)),
+        (attribute_type::GRAPH, _, Some(body)) => Attribute::Graph(Box::new(graph(*body, bounds)?)),
         _ => return Ok(None),
     }))
 }

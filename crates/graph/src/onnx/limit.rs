@@ -1,18 +1,33 @@
-//! Limits on an ONNX file, checked before it is decoded.
+//! Limits on an ONNX file, most of them checked before it is decoded.
 //!
-//! Decoded messages take up to a hundred times as much memory as their bytes, and `prost` does not limit their number.
-//! This module traverses the wire format without allocating and counts the entries that cost memory. Constants, which
-//! are most of a real file, are skipped.
+//! Decoded messages take up to several hundred times as much memory as their bytes, and `prost` does not limit their
+//! number. This module traverses the wire format without allocating and counts the memory of the entries. Constants,
+//! which are most of a real file, are skipped. Lists and names that later stages copy are limited while the graph is
+//! built.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 
 use super::error::DecodeError;
 
-/// Maximum number of messages and strings in a file: far above any model, and about a gigabyte once decoded.
-const ENTRIES: u64 = 4_000_000;
+/// Maximum number of bytes of the decoded entries, without the constants and texts in them. The largest graphs, exports
+/// of mixtures of experts with a few nodes for each expert, have 60,000 nodes and as many initializers, and take about
+/// 400 MB; a dense model of 80 layers takes less than 100 MB.
+const MEMORY: u64 = 768 << 20;
 
 /// Maximum number of bytes of packed numbers, which the decoder unpacks.
 const PACKED: u64 = 64 << 20;
+
+/// Maximum number of extents of a value or constant.
+const MAX_RANK: usize = 64;
+
+/// Maximum number of bytes of a name.
+const MAX_NAME: usize = 4096;
+
+/// Maximum number of inputs and outputs of a graph without a declared rank, in which later stages search for names.
+const MAX_UNRANKED: usize = 1024;
+
+/// Maximum number of bytes of symbols for extents without a name, each of which contains the value's name.
+const MAX_SYMBOL_BYTES: usize = 64 << 20;
 
 /// A message whose field numbers are known to the traversal.
 #[derive(Clone, Copy)]
@@ -22,9 +37,33 @@ enum Message {
     Node,
     Attribute,
     Tensor,
-    /// Messages with only short fields.
-    Small,
+    Value,
+    Type,
+    TensorType,
+    Shape,
+    Extent,
+    /// A pair of strings, or the name and version of an operator set.
+    Entry,
 }
+
+impl Message {
+    /// Returns the approximate number of bytes of memory that a message without fields takes, including the room for
+    /// growth of the list that contains it and the graph's own copy.
+    fn memory(self) -> u64 {
+        match self {
+            Self::Node => 600,
+            Self::Attribute => 700,
+            Self::Tensor => 600,
+            Self::Value => 800,
+            Self::Extent | Self::Entry => 250,
+            // Stored inside the message that contains them.
+            Self::Model | Self::Graph | Self::Type | Self::TensorType | Self::Shape => TEXT,
+        }
+    }
+}
+
+/// Approximate number of bytes of memory that a string takes, without its content.
+const TEXT: u64 = 100;
 
 /// Content of a length-delimited field.
 enum Field {
@@ -42,18 +81,53 @@ fn field(message: Message, number: u32) -> Field {
         (Message::Graph, 1) => Field::Message(Message::Node),
         (Message::Graph, 5) | (Message::Attribute, 5) => Field::Message(Message::Tensor),
         (Message::Node, 5) => Field::Message(Message::Attribute),
-        (Message::Graph, 11..=13) | (Message::Model, 8 | 14) | (Message::Tensor, 13) => {
-            Field::Message(Message::Small)
-        }
-        (Message::Small, _) => Field::Message(Message::Small),
+        (Message::Graph, 11..=13) => Field::Message(Message::Value),
+        (Message::Value, 2) => Field::Message(Message::Type),
+        (Message::Type, 1) => Field::Message(Message::TensorType),
+        (Message::TensorType, 2) => Field::Message(Message::Shape),
+        (Message::Shape, 1) => Field::Message(Message::Extent),
+        (Message::Model, 8 | 14) | (Message::Tensor, 13) => Field::Message(Message::Entry),
         (Message::Tensor, 1 | 5 | 7 | 11) | (Message::Attribute, 8) => Field::Packed,
         _ => Field::Plain,
     }
 }
 
+fn within(count: usize, limit: usize, what: &'static str) -> Result<(), DecodeError> {
+    if count <= limit { Ok(()) } else { Err(DecodeError::TooMany { what, limit: limit as u64 }) }
+}
+
+/// Refuses a name that is too long.
+pub(super) fn name(name: &str) -> Result<(), DecodeError> {
+    within(name.len(), MAX_NAME, "bytes in a name")
+}
+
+/// Refuses a value or constant with too many extents.
+pub(super) fn rank(rank: usize) -> Result<(), DecodeError> {
+    within(rank, MAX_RANK, "extents of a value")
+}
+
+/// Refuses a graph with too many inputs and outputs without a declared rank.
+pub(super) fn unranked(count: usize) -> Result<(), DecodeError> {
+    within(count, MAX_UNRANKED, "inputs and outputs without a rank")
+}
+
+/// Bytes that the graphs of a file have taken so far.
+#[derive(Debug, Default)]
+pub(super) struct Bounds {
+    symbols: usize,
+}
+
+impl Bounds {
+    /// Counts a symbol for an extent without a name.
+    pub(super) fn add_symbol(&mut self, symbol: &str) -> Result<(), DecodeError> {
+        self.symbols += symbol.len();
+        within(self.symbols, MAX_SYMBOL_BYTES, "bytes of symbols for extents without a name")
+    }
+}
+
 /// Refuses a file with too many entries. Bytes that are not protobuf pass, because the decoder reports them better.
 pub(super) fn check(bytes: &[u8]) -> Result<(), DecodeError> {
-    let mut walk = Walk { entries: 0, packed: 0 };
+    let mut walk = Walk { memory: 0, packed: 0 };
     // Messages still to be traversed. The traversal is not recursive, so nesting uses no stack.
     let mut pending = vec![(Message::Model, bytes)];
     while let Some((message, bytes)) = pending.pop() {
@@ -63,7 +137,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), DecodeError> {
 }
 
 struct Walk {
-    entries: u64,
+    memory: u64,
     packed: u64,
 }
 
@@ -97,23 +171,25 @@ impl Walk {
             if wire_type != WireType::LengthDelimited {
                 continue;
             }
-            match field(message, number) {
-                // Strings and messages look alike on the wire; inside a small message, only a longer field can contain
-                // a dimension.
-                Field::Message(Message::Small) if matches!(message, Message::Small) && inside.len() <= 1 => {}
-                Field::Message(kind) => pending.push((kind, inside)),
-                Field::Packed => self.packed += length,
-                Field::Plain => {}
-            }
-            self.entries += 1;
-            self.within_limits(pending.len() as u64)?;
+            self.memory += match field(message, number) {
+                Field::Message(kind) => {
+                    pending.push((kind, inside));
+                    kind.memory()
+                }
+                Field::Packed => {
+                    self.packed += length;
+                    0
+                }
+                Field::Plain => TEXT,
+            };
+            self.within_limits()?;
         }
-        self.within_limits(0)
+        self.within_limits()
     }
 
-    fn within_limits(&self, pending: u64) -> Result<(), DecodeError> {
-        if self.entries.max(pending) > ENTRIES {
-            return Err(DecodeError::TooMany { what: "entries", limit: ENTRIES });
+    fn within_limits(&self) -> Result<(), DecodeError> {
+        if self.memory > MEMORY {
+            return Err(DecodeError::TooMany { what: "bytes of decoded entries", limit: MEMORY });
         }
         if self.packed > PACKED {
             return Err(DecodeError::TooMany { what: "bytes of packed numbers", limit: PACKED });
@@ -139,17 +215,71 @@ mod tests {
         bytes
     }
 
+    /// Encodes a graph input from its name and its dimensions.
+    fn input(name: &str, dims: &[u8]) -> Vec<u8> {
+        let shape = tagged(2, &tagged(1, &tagged(2, dims)));
+        tagged(11, &[tagged(1, name.as_bytes()), shape].concat())
+    }
+
     #[test]
     fn a_small_file_cannot_ask_for_much_memory() {
         let check = |graph: Vec<u8>, expected: &str| {
             let error = Graph::decode(&tagged(7, &graph)).unwrap_err();
             assert!(matches!(error, DecodeError::TooMany { what, .. } if what == expected), "{error}");
         };
-        // Empty nodes of 9 MB would take most of a gigabyte after decoding.
-        check(tagged(1, &[]).repeat(4_500_000), "entries");
-        check(tagged(1, &tagged(1, &[]).repeat(4_500_000)), "entries");
-        check(tagged(11, &tagged(2, &tagged(1, &tagged(2, &tagged(1, &[]).repeat(4_500_000))))), "entries");
+        let entries = "bytes of decoded entries";
+        // Empty nodes of 4 MB would take most of a gigabyte after decoding.
+        check(tagged(1, &[]).repeat(2_000_000), entries);
+        check(tagged(1, &tagged(5, &[]).repeat(2_000_000)), entries);
+        check(tagged(1, &tagged(1, &[]).repeat(9_000_000)), entries);
+        check(tagged(5, &[]).repeat(2_000_000), entries);
+        check(tagged(11, &[]).repeat(2_000_000), entries);
+        check(input("", &tagged(1, &[]).repeat(4_000_000)), entries);
+        check(tagged(5, &tagged(13, &[]).repeat(4_000_000)), entries);
         check(tagged(5, &tagged(7, &vec![0; 65 << 20])), "bytes of packed numbers");
+    }
+
+    #[test]
+    fn names_and_shapes_that_are_copied_are_limited() {
+        let check = |graph: Vec<u8>, expected: Option<&str>| {
+            let found = match Graph::decode(&tagged(7, &graph)) {
+                Ok(_) => None,
+                Err(DecodeError::TooMany { what, .. }) => Some(what),
+                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(found, expected);
+        };
+        let name = |length: usize| tagged(1, "x".repeat(length).as_bytes());
+        let dims = |count: usize| tagged(1, &[]).repeat(count);
+        check(input(&"x".repeat(4096), &dims(64)), None);
+        check(input(&"x".repeat(4097), &[]), Some("bytes in a name"));
+        check(input("x", &dims(65)), Some("extents of a value"));
+        // Repeated fields of one message are joined.
+        let shape = tagged(2, &tagged(1, &tagged(2, &dims(40))));
+        check(tagged(11, &shape.repeat(2)), Some("extents of a value"));
+        check(tagged(13, &shape.repeat(2)), Some("extents of a value"));
+        check(tagged(5, &tagged(8, &vec![b'x'; 4097])), Some("bytes in a name"));
+        check(tagged(5, &tagged(1, &[1; 64])), None);
+        check(tagged(5, &tagged(1, &[1; 65])), Some("extents of a value"));
+        let symbols = "bytes of symbols for extents without a name";
+        check(input(&"x".repeat(4096), &dims(64)).repeat(300), Some(symbols));
+        let body = tagged(6, &input(&"x".repeat(4096), &dims(64)));
+        // The type of the attribute is a graph.
+        let body = tagged(5, &[body, vec![0xA0, 1, 5]].concat());
+        check(tagged(1, &body.repeat(300)), Some(symbols));
+        check(tagged(11, &name(1)).repeat(1025), Some("inputs and outputs without a rank"));
+        check(tagged(1, &tagged(3, &[b'x'; 4097])), Some("bytes in a name"));
+        check(tagged(1, &tagged(5, &name(4097))), Some("bytes in a name"));
+    }
+
+    #[test]
+    fn few_parts_that_are_not_kept_are_described() {
+        let attributes = tagged(5, &[]).repeat(1000);
+        let node = tagged(1, &[tagged(3, &[b'x'; 4096]), attributes].concat());
+        let graph = Graph::decode(&tagged(7, &node)).unwrap();
+        assert_eq!(graph.unread.len(), 64);
+        let within = Graph::decode(&tagged(7, &tagged(11, &[]).repeat(100))).unwrap();
+        assert_eq!(within.unread.len(), 64);
     }
 
     #[test]

@@ -53,6 +53,27 @@ fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
     found
 }
 
+#[test]
+fn white_space_before_an_answer_is_found() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
+    let separator = |name: &str| {
+        let source = fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        ChatTemplate::new(&source, specials()).unwrap().answer_separator(&options)
+    };
+    for (name, expect) in [
+        ("chatglm3", Some("\n ")),
+        ("mistral-v0.2", Some(" ")),
+        ("mistral-v0.3", Some(" ")),
+        ("llama3.2", Some("")),
+        ("qwen2.5", Some("")),
+        // Its answers begin with a block of reasoning.
+        ("qwen3", None),
+    ] {
+        assert_eq!(separator(name).as_deref(), expect, "{name}");
+    }
+}
+
 /// Phi-4 mini's model card has this form: a list of functions between the template's own tags, with or without
 /// instructions before them. Its template receives the list on the system message.
 #[test]

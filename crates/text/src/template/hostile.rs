@@ -91,6 +91,78 @@ fn growth_is_bounded() {
     fails(&looped(90_000, &raw));
 }
 
+/// Templates whose result is refused before it exists, whether its strings are the template's or the conversation's.
+#[test]
+fn results_are_bounded_before_they_are_made() {
+    let list = "{% set l = range(90000) | list %}";
+    let deep = "'[' * 120 ~ '0,' * 100000 ~ '0' ~ ']' * 120";
+    let sources = [
+        "{{ '%99999999999d' | format(1) }}",
+        "{{ '%900000000d' | format(1) }}",
+        "{{ '%-900000000s|' | format('x') }}",
+        "{{ '%(a%b)900000000d' | format({'a%b': 1}) }}",
+        "{{ '%.900000000f' | format(1.5) }}",
+        "{{ '%9999999999999999999999d' | format(1) }}",
+        "{{ ('%' ~ 900000000 ~ 'd') | format(1) }}",
+        "{{ ['%900000000d'] | map('format', 1) | first }}",
+        "{{ '{:99999999999}'.format(1) }}",
+        "{{ '{:>900000000}'.format('x') }}",
+        "{{ '{:}^900000000}'.format('x') }}",
+        "{{ '{:0900000000,}'.format(1) }}",
+        "{{ '{:_.900000000f}'.format(1.5) }}",
+        "{{ '{a[:]:900000000}'.format(a={':': 1}) }}",
+        "{{ '{:\u{10FFFF}<9000000}'.format('x') }}",
+        "{{ ('{0}' * 1000).format('y' * 2000000) }}",
+        "{{ ('%(a)s' * 1000) | format({'a': 'y' * 2000000}) }}",
+        "{{ ('a\\n' * 100000) | indent(100000) }}",
+        "{{ 'a' | indent(99999999999, true) }}",
+        "{{ 'a' | indent(width=99999999999) }}",
+        "{{ messages[-1].content | replace('h', 'b' * 2000000) }}",
+        "{{ messages[-1].content.replace('h', 'b' * 2000000) }}",
+        "{{ messages[-1].content | replace('', 'b' * 2000000) }}",
+        "{{ ('h' * 9000) | replace('h', 'b' * 2000000) }}",
+        "{{ messages[-1].content | replace('h', l) }}",
+        "{{ l | replace('1', 'b' * 2000000) }}",
+        "{{ l | replace(1, 'b' * 2000000) }}",
+        "{{ messages[-1].content | join('b' * 500000) }}",
+        "{{ range(90000) | join('b' * 500000) }}",
+        "{{ range(90000) | join(l) }}",
+        "{{ l | join(d='b' * 500000) }}",
+        "{{ ('b' * 500000).join(messages[-1].content) }}",
+        "{{ l | tojson(separators=('b' * 2000000, ':')) }}",
+        &format!("{{{{ ({deep}) | fromjson | tojson(indent=64) }}}}"),
+        &format!("{{{{ ({deep}) | fromjson | pprint }}}}"),
+        "{{ (['a' * 20] * 50000) | sum(start='') }}",
+        "{{ ([[1]] * 50000) | sum('0', []) }}",
+        "{{ ('[' ~ '0,' * 800000 ~ '0]') | fromjson }}",
+        "{{ l | batch(999999999, 'x') | list }}",
+    ];
+    let message = Message::new(Role::User, "h".repeat(1500));
+    for source in sources {
+        let template = ChatTemplate::new(&format!("{list}{source}"), BTreeMap::new()).unwrap();
+        let options = RenderOptions::answer(Date { year: 2026, month: 3, day: 7 });
+        let reason = match template.render(std::slice::from_ref(&message), &options) {
+            Err(TemplateError::Failed { reason }) => reason,
+            other => panic!("{source}: {:?}", other.map(|rendered| rendered.text().len())),
+        };
+        assert!(reason.contains("expected bytes in a result of at most"), "{source}: {reason}");
+    }
+}
+
+#[test]
+fn ordinary_results_are_within_the_bounds() {
+    let check = |source: &str, expected: &str| assert_eq!(render(source).unwrap(), expected, "{source}");
+    check("{{ '**%s** 20261231: %05.1f%%' | format('a', 2.25) }}", "**a** 20261231: 002.2%");
+    check("{{ '20261231 {:>4} {{}} 100% * {}'.format(1, 'b') }}", "20261231    1 {} 100% * b");
+    check("{{ ('a\n' * 20000) | indent(8) | length }}", "199991");
+    check("{{ range(5000) | list | tojson(indent=4, separators=(',', ':')) | length }}", "48892");
+    check("{{ range(9000) | sum }} {{ [[1], [2, 3]] | sum(start=[]) | length }}", "40495500 3");
+    check(
+        "{{ range(3) | join(', ') }}{{ ', '.join(['a', 'b']) }}{{ [1] | replace(1, 2) }}",
+        "0, 1, 2a, b[2]",
+    );
+}
+
 #[test]
 fn constants_are_not_folded_into_large_ones() {
     let large = ["'x' * 99999999"; 200].join(" ~ ");
@@ -215,6 +287,8 @@ fn reading_is_bounded() {
         "{% set z = x[15999999] %}",
         "{% set z = x[15999998:] %}",
         "{% set z = x | length %}",
+        "{% set z = {}.get(l) %}",
+        "{% set z = {}[l] %}",
         "{% set z = x.find('c') %}",
         "{% set z = x | trim('c') %}",
         "{% set z = {x: 1} %}",

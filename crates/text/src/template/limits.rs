@@ -6,11 +6,15 @@
 //! grows after it was measured, contains itself, or is too deep for recursion on a thread's stack.
 
 use minijinja::{
-    Environment, Error, ErrorKind, Output, State, Value,
+    Environment, Error, Output, State, Value,
     value::{Rest, ValueKind, ValueOrKwargs},
 };
 
-use super::origin::{self, Read, is_namespace};
+use super::{
+    growth::growth,
+    origin::{self, Read, is_namespace},
+    size::{ELEMENT, ESCAPED, MAX_VALUE, Size, elements, stored, within},
+};
 
 /// Reads operands that are compared, with everything in them.
 pub(super) const READ_COMPARED: &str = "(read compared)";
@@ -41,23 +45,11 @@ const MAX_WRITTEN: usize = 72 << 20;
 /// Maximum number of bytes that a rendering reads; bytes count each time they are read.
 const MAX_READ: usize = 512 << 20;
 
-/// Maximum number of bytes of one value, with everything in it.
-const MAX_VALUE: usize = 64 << 20;
-
 /// Maximum number of bytes by which the result of a function may exceed its arguments.
 const MAX_GROWTH: usize = 16 << 20;
 
-/// Maximum depth of containers. `serde_json` reads up to 128.
-const MAX_DEPTH: usize = 160;
-
-/// Number of bytes counted for an element of a container.
-const ELEMENT: usize = 64;
-
 /// Number of bytes counted for a character if a string is split into characters.
 const CHARACTER: usize = 24;
-
-/// Maximum number of bytes for one byte of a string if its container is written as text.
-const ESCAPED: usize = 6;
 
 /// Bytes counted in one rendering so far.
 #[derive(Debug, Default)]
@@ -65,14 +57,6 @@ struct Usage {
     produced: usize,
     written: usize,
     read: usize,
-}
-
-fn over(what: &str, limit: usize) -> Error {
-    Error::new(ErrorKind::InvalidOperation, format!("expected {what} of at most {limit}, found more"))
-}
-
-fn within(found: usize, limit: usize, what: &str) -> Result<(), Error> {
-    if found <= limit { Ok(()) } else { Err(over(what, limit)) }
 }
 
 /// Counts the operands of an operator as read.
@@ -90,6 +74,10 @@ pub(super) fn install(env: &mut Environment<'_>) {
     let text: ReadOperands =
         |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop));
     let factors: ReadOperands = |usage, values| usage.read_factors(values);
+    let element: ReadOperands = |usage, values| {
+        values.iter().take(1).try_for_each(|container| usage.read_first_level(container))?;
+        values.iter().skip(1).try_for_each(|key| usage.read_all(key).map(drop))
+    };
     let as_is: Seen = |_, value| value;
     // Marks serve the output only; operands of comparisons and lookups have none.
     let unmarked: Seen = |_, value| origin::unmarked(value);
@@ -100,7 +88,7 @@ pub(super) fn install(env: &mut Environment<'_>) {
     let reads = [
         (READ_COMPARED, all, unmarked),
         (READ_PAIRS, all, unmarked_key),
-        (READ_ELEMENT, first_level, unmarked_last),
+        (READ_ELEMENT, element, unmarked_last),
         (READ_NAMED, first_level, unmarked_key),
         (READ_FIRST_LEVEL, first_level, as_is),
         (READ_TEXT, text, spelled),
@@ -133,11 +121,7 @@ pub(super) fn measured(
     read: Read,
     function: Value,
 ) -> impl Fn(&mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
-    move |state, args| {
-        let args = args.into_values();
-        usage(state).arguments(name, read, &args)?;
-        call(state, name, read, &args, |state, args| function.call(state, args))
-    }
+    move |state, args| call(state, name, read, &args.into_values(), |state, args| function.call(state, args))
 }
 
 /// Calls a method by name, and measures its subject, its arguments and its result.
@@ -151,15 +135,14 @@ pub(super) fn call_method<'a, 'b>(
     match name {
         // The filter takes the separator after the items, the method before them.
         "join" => {
-            let items_first: Vec<Value> = args.iter().rev().cloned().collect();
-            usage(state).arguments(name, read, &items_first)?;
+            let reversed = |args: &[Value]| args.iter().rev().cloned().collect::<Vec<_>>();
+            call(state, name, read, &reversed(args), |state, args| run(state, &reversed(args)))
         }
-        _ => usage(state).arguments(name, read, args)?,
+        _ => call(state, name, read, args, run),
     }
-    call(state, name, read, args, run)
 }
 
-/// Calls a function whose arguments were measured, and measures its result.
+/// Calls a function, and measures its arguments and its result.
 fn call<'a, 'b>(
     state: &mut State<'a, 'b>,
     name: &str,
@@ -167,7 +150,10 @@ fn call<'a, 'b>(
     args: &[Value],
     run: impl FnOnce(&mut State<'a, 'b>, &[Value]) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    let value = run(state, &origin::arguments(name, read, args))?;
+    usage(state).arguments(name, read, args)?;
+    let seen = origin::arguments(name, read, args);
+    within(growth(name, &seen)?, MAX_GROWTH, "bytes in a result")?;
+    let value = run(state, &seen)?;
     let value = origin::made(name, read, args, value);
     if read == Read::FirstLevel && value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -216,24 +202,7 @@ impl Usage {
 
     /// Counts a value as read with everything in it. Returns its size in bytes.
     fn read_all(&mut self, value: &Value) -> Result<usize, Error> {
-        let mut bytes = 0usize;
-        let mut pending = vec![(value.clone(), 0)];
-        while let Some((value, depth)) = pending.pop() {
-            if depth > 0 && is_namespace(&value) {
-                return Err(stored());
-            }
-            within(depth, MAX_DEPTH, "containers inside each other")?;
-            bytes += ELEMENT + value.as_str().map_or(0, str::len);
-            let pairs = value.kind() == ValueKind::Map;
-            for item in elements(&value)? {
-                if pairs {
-                    pending.push((value.get_item(&item).unwrap_or_default(), depth + 1));
-                }
-                pending.push((item, depth + 1));
-                within(bytes + pending.len() * ELEMENT, MAX_VALUE, "bytes in a value")?;
-            }
-            within(bytes, MAX_VALUE, "bytes in a value")?;
-        }
+        let bytes = Size::of(value)?.bytes;
         self.read(bytes)?;
         Ok(bytes)
     }
@@ -277,9 +246,13 @@ impl Usage {
     }
 
     fn arguments(&mut self, name: &str, read: Read, args: &[Value]) -> Result<(), Error> {
-        for arg in args {
+        for (index, arg) in args.iter().enumerate() {
             match read {
-                Read::FirstLevel => self.read_first_level(arg)?,
+                Read::FirstLevel if origin::passes_on(name, read, index, arg) => {
+                    self.read_first_level(arg)?
+                }
+                // Marks are removed from everything in it.
+                Read::FirstLevel => self.read_all(arg).map(drop)?,
                 Read::Text => self.read_text(arg).map(drop)?,
                 Read::Characters => {
                     let size = match arg.as_str() {
@@ -291,61 +264,6 @@ impl Usage {
                 }
             }
         }
-        within(growth(name, args)?, MAX_GROWTH, "bytes in a result")
+        Ok(())
     }
-}
-
-/// Returns the elements of a container, or nothing for other values.
-fn elements(value: &Value) -> Result<impl Iterator<Item = Value>, Error> {
-    let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    let items = if is_container { Some(value.try_iter()?) } else { None };
-    Ok(items.into_iter().flatten())
-}
-
-fn stored() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "a namespace cannot be stored in another value")
-}
-
-/// Returns an upper bound on the bytes by which a function's result exceeds its arguments.
-fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
-    let Some((subject, rest)) = args.split_first() else { return Ok(0) };
-    let mut options = Vec::new();
-    for arg in rest {
-        match arg.is_kwargs() {
-            true => options.extend(elements(arg)?.filter_map(|name| arg.get_item(&name).ok())),
-            false => options.push(arg.clone()),
-        }
-    }
-    let text = subject.as_str().unwrap_or_default();
-    let length = |value: &Value| value.as_str().map_or(ELEMENT, str::len);
-    let longest = options.iter().map(length).max().unwrap_or(0);
-    let number = options.iter().filter_map(Value::as_usize).max().unwrap_or(0);
-    Ok(match name {
-        "join" => subject.as_str().map_or(subject.len().unwrap_or(0), str::len).saturating_mul(longest),
-        "replace" => match options.first().and_then(Value::as_str) {
-            Some(from) => text.matches(from).count().saturating_mul(longest),
-            None => 0,
-        },
-        "indent" => (text.matches('\n').count() + 1).saturating_mul(number),
-        "format" if text.contains('*') && text.contains('%') => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "format: expected widths in digits, found `*`",
-            ));
-        }
-        "format" => {
-            let digits = text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
-            let widths =
-                digits.map(|digits| digits.parse().unwrap_or(usize::MAX)).fold(0, usize::saturating_add);
-            let mut largest = 0;
-            for option in &options {
-                largest = largest.max(Usage::default().read_text(option)?);
-            }
-            widths.saturating_add(text.matches(['%', '{']).count().saturating_mul(largest))
-        }
-        "batch" | "slice" => number.saturating_mul(ELEMENT),
-        "fromjson" => text.matches([',', '[', '{']).count().saturating_mul(ELEMENT),
-        "escape" | "e" => text.len().saturating_mul(ESCAPED),
-        _ => 0,
-    })
 }

@@ -7,6 +7,7 @@
 mod functions;
 #[cfg(test)]
 mod goldens;
+mod growth;
 #[cfg(test)]
 mod hostile;
 mod instructions;
@@ -14,6 +15,7 @@ mod limits;
 mod message;
 mod origin;
 mod python;
+mod size;
 mod system_tools;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -172,6 +174,22 @@ impl ChatTemplate {
             calls: tools && writes(2, "probeargument"),
             results: tools && writes(3, "proberesult"),
         }
+    }
+
+    /// Returns the white space that the template writes between the start of an answer and its text; `None` if it writes
+    /// something else between them.
+    pub fn answer_separator(&self, options: &RenderOptions) -> Option<String> {
+        const TEXT: &str = "x";
+        let message = |role| Message::new(role, TEXT.to_owned());
+        let render = |messages: &[Message], generation_prompt| {
+            let options = RenderOptions { generation_prompt, ..options.clone() };
+            self.render(messages, &options).ok().map(RenderedPrompt::into_text)
+        };
+        let start = render(&[message(Role::User)], GenerationPrompt::Add)?;
+        let whole = render(&[message(Role::User), message(Role::Assistant)], GenerationPrompt::Leave)?;
+        let rest = whole.strip_prefix(&start)?;
+        let text = rest.trim_start();
+        text.starts_with(TEXT).then(|| rest[..rest.len() - text.len()].to_owned())
     }
 
     /// Renders a conversation.

@@ -259,7 +259,7 @@ pub(super) fn made(name: &str, read: Read, args: &[Value], value: Value) -> Valu
 
 /// Returns true if a function passes an argument on instead of inspecting it. The elements of a container count as
 /// passed on, unless the container is written as text.
-fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> bool {
+pub(super) fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> bool {
     let is_string = value.as_str().is_some();
     match name {
         "d" | "default" | "dict" | "namespace" => true,

@@ -11,7 +11,9 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 use super::{
-    REFUSAL, limits,
+    REFUSAL,
+    growth::MAX_INDENT,
+    limits,
     message::escaped_json,
     origin::{self, Escaper, Read, RenderedPrompt},
 };
@@ -110,7 +112,7 @@ pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     if sort {
         json.sort_all_objects();
     }
-    let indent = indent.map(|width| " ".repeat(width.min(64)));
+    let indent = indent.map(|width| " ".repeat(width.min(MAX_INDENT)));
     let python = Python { item, key, indent, ascii, depth: 0, filled: false };
     let mut bytes = Vec::new();
     json.serialize(&mut Serializer::with_formatter(&mut bytes, python)).map_err(failed)?;
