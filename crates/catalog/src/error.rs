@@ -302,16 +302,14 @@ impl Error {
     /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::InvalidInput => ErrorKind::Malformed,
-            Self::Io { .. } | Self::NoDataFolder => ErrorKind::Storage,
+            Self::Io { source, .. } => io_kind(source),
+            Self::NoDataFolder => ErrorKind::Storage,
             Self::BadName(_)
             | Self::BadHubReference { .. }
             | Self::NotACheckpoint { .. }
             | Self::UnknownWheel { .. }
             | Self::BadKeyName { .. }
             | Self::KeyExists { .. }
-            | Self::BadKeyFile { .. }
             | Self::WeakSecret { .. } => ErrorKind::BadRequest,
             Self::UnknownModel { .. }
             | Self::LocalMissing { .. }
@@ -327,7 +325,8 @@ impl Error {
             Self::BadArchive { .. }
             | Self::HostileArchive { .. }
             | Self::MissingMember { .. }
-            | Self::Damaged { .. } => ErrorKind::Malformed,
+            | Self::Damaged { .. }
+            | Self::BadKeyFile { .. } => ErrorKind::Malformed,
             Self::Hub(error) => error.kind(),
             Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
             Self::Cancelled => ErrorKind::Cancelled,
@@ -380,6 +379,18 @@ impl Error {
     }
 }
 
+/// Returns the kind of a system's error, or of a reader's.
+fn io_kind(error: &io::Error) -> ErrorKind {
+    use io::ErrorKind as Io;
+    match error.kind() {
+        Io::NotFound => ErrorKind::NotFound,
+        Io::InvalidInput | Io::InvalidData | Io::UnexpectedEof | Io::IsADirectory => ErrorKind::Malformed,
+        // The system's error of this kind is the limit on the size of written files.
+        Io::FileTooLarge if !environment::is_limit(error) => ErrorKind::Malformed,
+        _ => ErrorKind::Storage,
+    }
+}
+
 /// Next step where the network is forbidden.
 const ONLINE: &str =
     "run the command once without --offline, NARTHEX_OFFLINE and HF_HUB_OFFLINE to download it";
@@ -398,6 +409,22 @@ mod tests {
         check(io::ErrorKind::StorageFull, "free some space");
         check(io::ErrorKind::ReadOnlyFilesystem, "NARTHEX_HOME");
         check(io::ErrorKind::PermissionDenied, "NARTHEX_HOME");
+    }
+
+    #[test]
+    fn files_that_are_not_what_they_should_be_are_malformed() {
+        let kind_of = |kind: io::ErrorKind| Error::io("read", "/x")(kind.into()).kind();
+        for kind in [
+            io::ErrorKind::InvalidInput,
+            io::ErrorKind::InvalidData,
+            io::ErrorKind::IsADirectory,
+            io::ErrorKind::FileTooLarge,
+        ] {
+            assert_eq!(kind_of(kind), ErrorKind::Malformed, "{kind}");
+        }
+        assert_eq!(kind_of(io::ErrorKind::NotFound), ErrorKind::NotFound);
+        let keys = Error::BadKeyFile { path: "/x".into(), reason: "expected version 1".to_owned() };
+        assert_eq!(keys.kind(), ErrorKind::Malformed);
     }
 
     #[test]

@@ -172,7 +172,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Listen on this Unix socket instead, for programs of this user alone
+    /// Listen on this Unix socket instead, only for programs of this user
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
     pub(crate) unix_socket: Option<PathBuf>,
 

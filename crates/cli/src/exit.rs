@@ -66,9 +66,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let serve = error.downcast_ref::<ServeError>();
     let system = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
     let kind = gateway.map(Error::kind).unwrap_or(match (serve, system) {
-        (Some(ServeError::NoKey { .. } | ServeError::Tls { .. }), _) => ErrorKind::BadRequest,
-        (Some(ServeError::Keys(error)), _) => error.kind(),
-        (Some(_), _) => ErrorKind::Unavailable,
+        (Some(error), _) => error.kind(),
         (None, Some(error)) => ErrorKind::of_io(error),
         (None, None) => ErrorKind::Internal,
     });

@@ -1,6 +1,7 @@
-//! Ctrl-C and SIGTERM: the first signal cancels the running job, the second ends the process at once. While a command
-//! waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`], because ONNX
-//! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this.
+//! Ctrl-C, SIGTERM and SIGHUP: the first signal cancels the running job, the second ends the process at once. While a
+//! command waits for input, the first signal ends the process too. If a job does not stop within [`GRACE`], because ONNX
+//! Runtime or a vendor's compiler cannot be interrupted, the process ends; the store tolerates this. A SIGHUP that was
+//! ignored at the start, as under `nohup`, remains ignored.
 
 use std::{
     io::{self, stdin},
@@ -86,6 +87,7 @@ pub(crate) fn cancel() -> &'static Cancel {
 /// Installs the signal handlers.
 pub(crate) fn install() {
     ignore_file_size_signal();
+    let keeps_hang_up_ignored = ignores_hang_up();
     let installed = ctrlc::set_handler(|| {
         if !IN_CHILD.load(Ordering::Relaxed) {
             interrupt();
@@ -93,6 +95,9 @@ pub(crate) fn install() {
     });
     if let Err(error) = installed {
         tracing::warn!(%error, "Ctrl-C will end the process immediately");
+    }
+    if keeps_hang_up_ignored {
+        ignore_hang_up();
     }
 }
 
@@ -152,6 +157,35 @@ fn ignore_file_size_signal() {
 
 #[cfg(not(unix))]
 fn ignore_file_size_signal() {}
+
+/// Returns whether SIGHUP is ignored, as `nohup` leaves it for the programs that it starts.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "only the C library returns the action of a signal")]
+fn ignores_hang_up() -> bool {
+    // SAFETY: SIGHUP is a valid signal, a null pointer changes no action, and the last pointer is valid for a write. An
+    // action of zeros is a value of its type.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGHUP, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+#[cfg(not(unix))]
+fn ignores_hang_up() -> bool {
+    false
+}
+
+/// Ignores SIGHUP, for which [`ctrlc`] has installed its handler.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "only the C library can ignore a signal")]
+fn ignore_hang_up() {
+    // SAFETY: SIGHUP is a valid signal, and ignoring it runs no code.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+}
+
+#[cfg(not(unix))]
+fn ignore_hang_up() {}
 
 /// Ends the process without running destructors, because a running operator must not have its library unloaded.
 #[allow(unsafe_code, reason = "only the C library can end a process without destructors")]

@@ -160,6 +160,27 @@ fn malformed_files_have_an_exit_code_of_their_own() {
 }
 
 #[test]
+fn a_key_file_and_a_certificate_that_cannot_be_used_are_malformed_files() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("keys.json");
+    let list = |expect: &str| check(&narthex(home.path(), ":", &["key", "list"]), 9, expect);
+    fs::write(&file, "{").unwrap();
+    list("is not a key file");
+    fs::write(&file, r#"{"version":2,"keys":[]}"#).unwrap();
+    list("expected version 1, found 2");
+    fs::write(&file, vec![b' '; 5 << 20]).unwrap();
+    list("expected at most 4194304 bytes");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    list("found a folder");
+    let text = home.path().join("text.pem");
+    fs::write(&text, "text").unwrap();
+    let text = text.to_str().unwrap();
+    let serve = ["serve", "--port", "0", "--tls-cert", text, "--tls-key", text];
+    check(&narthex(home.path(), ":", &serve), 9, "TLS is not possible");
+}
+
+#[test]
 fn a_vocabulary_that_is_too_long_is_refused_by_every_command() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("merges.gguf");
@@ -207,6 +228,10 @@ fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
     let key = ["key", "add", "app"];
     check(&narthex(&store, "ulimit -f 0", &key), 6, "hint: raise the limit on the size of files");
     assert!(!store.join("keys.json").exists() && !store.join("keys.json.new").exists());
+    let serve = ["serve", "--port", "0"];
+    check(&narthex(&store, "ulimit -n 8", &serve), 6, "hint: raise the limit on open files");
+    let socket = ["serve", "--unix-socket", "/sys/narthex.sock"];
+    check(&narthex(&store, ":", &socket), 6, "hint: choose a path in a folder of your own");
     // In this folder, even the administrator cannot create a folder.
     check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
 }

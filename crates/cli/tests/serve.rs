@@ -117,6 +117,21 @@ fn the_log_has_a_line_for_each_request_with_v() {
 }
 
 #[test]
+fn a_server_under_nohup_outlives_its_terminal() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" serve --port 0", env!("CARGO_BIN_EXE_narthex")]);
+    let mut server = Server::listen(&mut command, drop);
+    // A second signal would end the server at once.
+    for _ in 0..2 {
+        let id = server.process.id().to_string();
+        assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(server.process.try_wait().unwrap(), None);
+    assert_eq!(server.health(), "200");
+}
+
+#[test]
 fn a_pull_reports_the_bytes_of_its_download() {
     let folder = tempfile::tempdir().unwrap();
     tiny_bert_safetensors(folder.path(), 7).unwrap();

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use narthex_gateway::{Drain, Gateway, check_threads};
+use narthex_gateway::{Drain, ErrorKind, Gateway, check_threads};
 use tokio::{net::TcpListener, signal, sync::watch};
 use tokio_rustls::TlsAcceptor;
 
@@ -101,7 +101,7 @@ impl ServeOptions {
     /// Binds the socket. Returns it with the machines that can connect to it.
     async fn listen(&self) -> Result<BoundListener, ServeError> {
         if let Some(path) = &self.unix_socket {
-            return listen_unix(path);
+            return listen_unix(path).await;
         }
         let failed = |source| ServeError::Bind { host: self.host.clone(), port: self.port, source };
         let listener = TcpListener::bind((self.host.as_str(), self.port)).await.map_err(failed)?;
@@ -122,14 +122,14 @@ struct BoundListener {
 }
 
 #[cfg(unix)]
-fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
+async fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
     let failed = |source| ServeError::UnixSocket { path: path.to_owned(), source };
-    let listener = UnixSocket::bind(path).map(Listener::Unix).map_err(failed)?;
+    let listener = UnixSocket::bind(path).await.map(Listener::Unix).map_err(failed)?;
     Ok(BoundListener { listener, exposure: Exposure::Local })
 }
 
 #[cfg(not(unix))]
-fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
+async fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
     let source = io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets");
     Err(ServeError::UnixSocket { path: path.to_owned(), source })
 }
@@ -176,6 +176,25 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// Returns the kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoKey { .. } => ErrorKind::BadRequest,
+            Self::Tls { .. } => ErrorKind::Malformed,
+            Self::Keys(error) => error.kind(),
+            // Ports below 1024 need privileges, which are no limit of the disk.
+            Self::Bind { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorKind::Unavailable
+            }
+            Self::Bind { source, .. } | Self::UnixSocket { source, .. } | Self::Io(source) => {
+                match ErrorKind::of_io(source) {
+                    ErrorKind::Storage => ErrorKind::Storage,
+                    _ => ErrorKind::Unavailable,
+                }
+            }
+        }
+    }
+
     /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -188,7 +207,9 @@ impl ServeError {
             Self::UnixSocket { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
                 Some("another program listens there; choose another path".to_owned())
             }
-            Self::UnixSocket { .. } => Some("choose a path in a folder of your own".to_owned()),
+            Self::UnixSocket { source, .. } if is_of_path(source) => {
+                Some("choose a path in a folder of your own".to_owned())
+            }
             Self::Tls { .. } => Some(
                 "--tls-cert takes the server's certificate in PEM, followed by those that sign it, and --tls-key its \
                  private key"
@@ -202,6 +223,16 @@ impl ServeError {
             _ => None,
         }
     }
+}
+
+/// Returns whether a Unix socket may be possible at another path. Limits on open files and on memory apply at any.
+fn is_of_path(error: &io::Error) -> bool {
+    use io::ErrorKind as Io;
+    ErrorKind::of_io(error) != ErrorKind::Storage
+        || matches!(
+            error.kind(),
+            Io::PermissionDenied | Io::ReadOnlyFilesystem | Io::StorageFull | Io::QuotaExceeded
+        )
 }
 
 /// Serves until SIGINT or SIGTERM. `ready` receives the bound address. Answers that are running at the signal are
@@ -282,5 +313,29 @@ async fn interrupted() {
     tokio::select! {
         () = interrupt => (),
         () = terminate => (),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_the_machine_and_malformed_files_have_kinds_of_their_own() {
+        let unix = |source| ServeError::UnixSocket { path: "s".into(), source };
+        let bind = |source| ServeError::Bind { host: "h".to_owned(), port: 1, source };
+        let check = |error: ServeError, expect: ErrorKind| assert_eq!(error.kind(), expect, "{error}");
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        check(unix(denied()), ErrorKind::Storage);
+        check(unix(io::ErrorKind::AddrInUse.into()), ErrorKind::Unavailable);
+        check(bind(denied()), ErrorKind::Unavailable);
+        check(bind(io::ErrorKind::AddrInUse.into()), ErrorKind::Unavailable);
+        check(io::Error::from(io::ErrorKind::StorageFull).into(), ErrorKind::Storage);
+        check(io::Error::from(io::ErrorKind::NotConnected).into(), ErrorKind::Unavailable);
+        check(ServeError::Tls { reason: "no certificate".to_owned() }, ErrorKind::Malformed);
+        check(ServeError::NoKey { host: "h".to_owned() }, ErrorKind::BadRequest);
+        let hint = unix(denied()).hint();
+        assert!(hint.is_some_and(|hint| hint.contains("a folder of your own")));
+        assert_eq!(unix(io::ErrorKind::OutOfMemory.into()).hint(), None, "another path does not help");
     }
 }

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use narthex_spec::progress::Stage;
@@ -19,6 +19,9 @@ use crate::{CancelFlag, check_cancel, error::Error, files, keys::SECRET_VARIABLE
 /// Interval at which the process, the cancel flag and the sizes of the files are checked. The sizes are polled because
 /// pip reports no progress.
 const POLL: Duration = Duration::from_millis(100);
+
+/// Maximum time in which pip states its version.
+const VERSION_TIME: Duration = Duration::from_secs(20);
 
 /// Python's message about a full disk, the same on every system.
 const FULL: &str = "No space left on device";
@@ -69,8 +72,11 @@ impl fmt::Display for Pip {
 
 impl Pip {
     /// Finds a Python with pip: only `NARTHEX_PYTHON` if it is set, otherwise `python3`, `python` and, on Windows, `py
-    /// -3`. [`Error::NoPip`] lists the commands that were tried.
-    pub fn find(wanted: Requirement<'_>) -> Result<Self, Error> {
+    /// -3`.
+    ///
+    /// # Errors
+    /// [`Error::NoPip`] lists the commands that were tried; [`Error::Cancelled`] if `cancel` is set.
+    pub fn find(wanted: Requirement<'_>, cancel: &CancelFlag) -> Result<Self, Error> {
         let chosen = env::var(PYTHON_VARIABLE).ok().filter(|value| !value.is_empty());
         let candidates: Vec<Vec<String>> = match chosen {
             Some(python) => vec![vec![python]],
@@ -80,18 +86,22 @@ impl Pip {
                 usual.iter().map(|command| command.split(' ').map(str::to_owned).collect()).collect()
             }
         };
-        Self::first_of(candidates, wanted)
+        Self::first_of(candidates, wanted, cancel)
     }
 
     /// Returns the first of some commands that has pip.
-    fn first_of(candidates: Vec<Vec<String>>, wanted: Requirement<'_>) -> Result<Self, Error> {
+    fn first_of(
+        candidates: Vec<Vec<String>>,
+        wanted: Requirement<'_>,
+        cancel: &CancelFlag,
+    ) -> Result<Self, Error> {
         let tried = candidates.iter().map(|command| command.join(" ")).collect();
-        let mut pips = candidates.into_iter().map(Self::from_command);
-        pips.find(Self::works).ok_or_else(|| Error::NoPip {
-            package: wanted.package.to_owned(),
-            version: wanted.version.to_owned(),
-            tried,
-        })
+        for pip in candidates.into_iter().map(Self::from_command) {
+            if pip.works(VERSION_TIME, cancel)? {
+                return Ok(pip);
+            }
+        }
+        Err(Error::NoPip { package: wanted.package.to_owned(), version: wanted.version.to_owned(), tried })
     }
 
     /// Uses this program with these first arguments, without checking that it has pip.
@@ -99,19 +109,38 @@ impl Pip {
         Self { command }
     }
 
-    fn works(&self) -> bool {
-        let Some(mut command) = self.start() else { return false };
-        let run = command.args(["-m", "pip", "--version"]).stdin(Stdio::null());
-        run.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    /// Returns whether pip states its version within `limit`. A process that does not is killed.
+    fn works(&self, limit: Duration, cancel: &CancelFlag) -> Result<bool, Error> {
+        check_cancel(cancel)?;
+        let Some(mut command) = self.start() else { return Ok(false) };
+        command.arg("--version").stderr(Stdio::null());
+        // An error means that there is no such program.
+        let Ok(mut child) = PipProcess::spawn(command, &self.command.join(" ")) else { return Ok(false) };
+        let start = Instant::now();
+        loop {
+            if let Some(status) = child.poll()? {
+                return Ok(status.success());
+            }
+            if start.elapsed() >= limit {
+                tracing::warn!("`{self} --version` did not end within {limit:?}, so it is not used");
+                return Ok(false);
+            }
+            check_cancel(cancel)?;
+            thread::sleep(POLL);
+        }
     }
 
+    /// Returns a command that runs pip as a group of processes, which ends with Narthex.
     fn start(&self) -> Option<Command> {
         let (program, arguments) = self.command.split_first()?;
         let mut command = Command::new(program);
-        command.args(arguments);
+        command.args(arguments).args(["-c", WATCH]);
         for name in SECRET_VARIABLES {
             command.env_remove(name);
         }
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Some(command)
     }
 
@@ -158,16 +187,14 @@ impl Pip {
             tried: Vec::new(),
         };
         let mut command = self.start().ok_or_else(missing)?;
-        command.args(["-c", WATCH, "download", "--no-deps", "--only-binary=:all:", "--no-input"]);
+        command.args(["download", "--no-deps", "--only-binary=:all:", "--no-input"]);
         command.args(["--disable-pip-version-check", "--progress-bar", "off"]);
         command.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"]);
         command.args(["--platform", wanted.platform]).arg("-d").arg(out);
         command.arg(format!("{}=={}", wanted.package, wanted.version));
         // pip unpacks to its temporary folder first; inside ours, the files of a killed download are removed with it.
         command.env("TMPDIR", scratch).env("TEMP", scratch).env("TMP", scratch);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.stderr(Stdio::piped());
         Ok(command)
     }
 }
@@ -288,13 +315,63 @@ mod tests {
     fn without_pip_the_message_names_what_was_tried() {
         let candidates =
             vec![vec!["no-such-python".to_owned()], vec!["nor-this".to_owned(), "-3".to_owned()]];
-        let error = Pip::first_of(candidates, WANTED).unwrap_err();
+        let error = Pip::first_of(candidates, WANTED, &CancelFlag::new(false)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "p 1 is downloaded with pip, but none of these commands has pip: no-such-python, nor-this -3"
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");
+    }
+
+    /// Returns a Python that writes its process id to a file and then sleeps.
+    #[cfg(unix)]
+    fn sleeping(folder: &Path) -> Vec<String> {
+        let script = folder.join("python3");
+        let text =
+            format!("echo $$ > {0}.new\nmv {0}.new {0}\nexec sleep 120\n", folder.join("id").display());
+        std::fs::write(&script, text).unwrap();
+        vec!["/bin/sh".to_owned(), script.display().to_string()]
+    }
+
+    /// Returns whether the process of [`sleeping`] runs.
+    #[cfg(unix)]
+    fn runs(folder: &Path) -> bool {
+        let Ok(id) = std::fs::read_to_string(folder.join("id")) else { return false };
+        let id = rustix::process::Pid::from_raw(id.trim().parse().unwrap()).unwrap();
+        rustix::process::test_kill_process(id).is_ok()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_python_that_sleeps_is_left_when_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let started = folder.path().join("id");
+        let cancel = CancelFlag::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let begun = Instant::now();
+                while !started.exists() && begun.elapsed() < Duration::from_secs(60) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            let candidates = vec![sleeping(folder.path()), vec!["no-such-python".to_owned()]];
+            let begun = Instant::now();
+            let found = Pip::first_of(candidates, WANTED, &cancel);
+            assert!(matches!(found, Err(Error::Cancelled)), "{found:?}");
+            assert!(begun.elapsed() < VERSION_TIME);
+        });
+        assert!(!runs(folder.path()), "the process lives on");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_python_that_sleeps_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let pip = Pip::from_command(sleeping(folder.path()));
+        assert!(!pip.works(Duration::from_secs(1), &CancelFlag::new(false)).unwrap());
+        assert!(!runs(folder.path()), "the process lives on");
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub(crate) struct WheelFetch<'a> {
     progress: &'a dyn ProgressSink,
     cancel: &'a CancelFlag,
     /// Finds the pip that downloads a wheel.
-    find_pip: &'a dyn Fn(Requirement<'_>) -> Result<Pip, Error>,
+    find_pip: &'a dyn Fn(Requirement<'_>, &CancelFlag) -> Result<Pip, Error>,
 }
 
 impl<'a> WheelFetch<'a> {
@@ -87,7 +87,7 @@ impl<'a> WheelFetch<'a> {
             }
         }
         store.network().check_pip(&pinned.describe())?;
-        let pip = find_pip(pinned.wanted)?;
+        let pip = find_pip(pinned.wanted, cancel)?;
         let staging = store.scratch()?;
         let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
         let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));

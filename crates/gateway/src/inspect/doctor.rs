@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    Error as CatalogError,
+    CancelFlag, Error as CatalogError,
     network::Network,
     runtimes::{self, RuntimePackage},
     source::pip::{Pip, Requirement},
@@ -86,7 +86,11 @@ impl Gateway {
         let Some(RuntimePackage { name: package, version, .. }) = runtimes::package(Ep::Cpu) else { return };
         let is_required = matches!(library, Ok(None));
         let found = match self.library().store.network() {
-            Network::Allowed => Pip::find(Requirement { package, version, platform: "any" }),
+            // A signal ends the command, and pip with it.
+            Network::Allowed => {
+                let wanted = Requirement { package, version, platform: "any" };
+                Pip::find(wanted, &CancelFlag::new(false))
+            }
             Network::CacheOnly if is_required => {
                 Err(CatalogError::Offline { what: format!("{package} {version}") })
             }

@@ -31,7 +31,7 @@ pub(crate) fn store(machine: &MachineFolder, weights: &[PackedWeights], progress
     }
     let _stage = Stage::start(progress, "Storing packed weights, once", Unit::Nothing, None);
     if let Err(error) = write(machine, weights) {
-        tracing::debug!("the packed weights are not stored, and each load packs them: {error}");
+        tracing::warn!("the packed weights are not stored, and each load packs them: {error}");
     }
 }
 

