@@ -172,6 +172,11 @@ pub(crate) mod samples {
         answer(parts, FinishReason::MalformedCall)
     }
 
+    /// Returns the events of an answer without text.
+    pub(crate) fn empty() -> Vec<GenerationEvent> {
+        answer(Vec::new(), FinishReason::Stop)
+    }
+
     /// Returns the events of an answer that is cut off in its second call.
     pub(crate) fn cut() -> Vec<GenerationEvent> {
         let first = part_of_call(Some("f"), "{}");

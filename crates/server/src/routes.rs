@@ -326,7 +326,7 @@ async fn identify(mut request: Request, next: Next) -> Response {
     let is_printable =
         |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
-    let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req")).ok());
+    let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req_")).ok());
     if let Some(id) = &id {
         request.extensions_mut().insert(RequestId(id.clone()));
     }

@@ -1,8 +1,19 @@
 //! Rules for the text of the answers to a request.
 
-use narthex_text::{grammar::GrammarMatcher, tools::ReasoningParser};
+use narthex_text::{
+    grammar::{GrammarError, GrammarMatcher},
+    tools::{CallReading, ReasoningParser},
+};
 
-use crate::serve::tools::CallRules;
+use crate::{
+    error::Error,
+    load::loaded_model::LoadedModel,
+    serve::{
+        permits::GRAMMARS,
+        request::{GenerateOptions, Grammar, Tool, ToolChoice, ToolSettings},
+        tools::{self, CallRules},
+    },
+};
 
 /// Rules for the text of the answers.
 #[derive(Default)]
@@ -15,4 +26,97 @@ pub(super) struct AnswerRules {
     pub(super) reasoning: Option<ReasoningParser>,
     /// Maximum number of tokens of reasoning.
     pub(super) reasoning_limit: Option<usize>,
+}
+
+impl AnswerRules {
+    /// Returns the rules of an answer with these tools. Waits for a permit if it compiles a grammar.
+    pub(super) fn new(
+        model: &LoadedModel,
+        tools: &ToolSettings,
+        options: &GenerateOptions,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Self, Error> {
+        check_grammar(tools, options)?;
+        let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
+        let _permit = if compiles { Some(GRAMMARS.take(is_cancelled)?) } else { None };
+        let refused = |error| grammar_refusal(model, tools, options, error);
+        let compile = |tools: &ToolSettings| {
+            let (format, content) = (model.tool_format, options.grammar.as_ref());
+            let grammar = tools::answer_grammar(tools, format, &model.package.tokenizer, content)?;
+            grammar.map(|grammar| model.compile_grammar(&grammar)).transpose()
+        };
+        let grammar = match compile(tools) {
+            Err(GrammarError::Thread(error)) => return Err(error.into()),
+            // The schema of a tool without a guarantee is no reason to refuse a request.
+            Err(error) => match tools::with_open_schemas(tools).map(|open| compile(&open)) {
+                Some(Ok(grammar)) => grammar,
+                Some(Err(_)) | None => return Err(refused(error)),
+            },
+            Ok(grammar) => grammar,
+        };
+        let declarations = tools::declarations(tools);
+        let calls = (!declarations.is_empty()).then(|| CallRules {
+            format: model.tool_format,
+            tools: declarations,
+            limit: tools.calls,
+            // An answer under a grammar has calls only where the grammar guarantees them.
+            reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
+        });
+        Ok(Self { grammar, calls, ..Self::default() })
+    }
+}
+
+/// Fails if there are both a grammar and calls that must be valid. A grammar might allow other texts that are read as
+/// calls. A schema does not, and required calls leave no text for it.
+fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), Error> {
+    let has_grammar = matches!(options.grammar, Some(Grammar::Lark(_) | Grammar::Regex(_)));
+    if !has_grammar || !tools::guarantees_calls(tools) {
+        return Ok(());
+    }
+    let param = grammar_param(options);
+    let message = format!(
+        "{param} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
+         remove {param} or tools, or send tool_choice: \"none\" or a response_format"
+    );
+    Err(Error::invalid(param, message))
+}
+
+/// Returns the error of a grammar that was refused. If there are tools, it is that of the part that is refused alone.
+fn grammar_refusal(
+    model: &LoadedModel,
+    tools: &ToolSettings,
+    options: &GenerateOptions,
+    error: GrammarError,
+) -> Error {
+    let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
+    let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
+    let of_tool = |tool: &Tool| {
+        let error = match tools::enforced_schema(tool) {
+            Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
+            Err(error) => error,
+        };
+        Some(("tools", format!("tool {}: ", tool.name), error))
+    };
+    let is_callable =
+        |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
+    let (param, place, error) = match error {
+        GrammarError::Thread(error) => return error.into(),
+        error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
+        error => of_grammar()
+            .or_else(|| tools.tools.iter().filter(is_callable).find_map(of_tool))
+            .unwrap_or(("tools", String::new(), error)),
+    };
+    match error {
+        GrammarError::Thread(error) => error.into(),
+        error => Error::invalid(param, format!("{place}{error}")),
+    }
+}
+
+/// Returns the name of the field with the grammar in the API.
+fn grammar_param(options: &GenerateOptions) -> &'static str {
+    match options.grammar {
+        Some(Grammar::Lark(_)) => "grammar",
+        Some(Grammar::Regex(_)) => "regex",
+        Some(Grammar::JsonSchema(_)) | None => "response_format",
+    }
 }

@@ -3,11 +3,10 @@
 use narthex_spec::TokenId;
 use narthex_text::{
     detokenize::Detokenizer,
-    grammar::GrammarError,
     prompt::PromptError,
     template::{Abilities, ChatTemplate, GenerationPrompt, RenderOptions, RenderedPrompt, Role},
     tokenizer::{BoundedTokens, Bounds, Specials},
-    tools::{CallReading, ReasoningParser},
+    tools::ReasoningParser,
 };
 
 use crate::{
@@ -19,17 +18,20 @@ use crate::{
         date,
         generation::{self, Generation, PromptTokens},
         options::{self, Length},
-        permits::{GRAMMARS, RENDERINGS},
+        permits::RENDERINGS,
         request::{
-            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
-            Message, Prompt, ReasoningSettings, SpecialTokens, Tool, ToolChoice, ToolSettings,
+            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, Message, Prompt,
+            ReasoningSettings, SpecialTokens, ToolSettings,
         },
-        tools::{self, CallRules},
+        tools,
     },
 };
 
 /// Length of a conversation, in multiples of the context, from which it is refused without rendering it.
 const LEFT_OUT: usize = 8;
+
+/// Maximum number of tokens of a conversation that is only counted, or the model's context if it is longer.
+const MAX_COUNTED: usize = 1 << 18;
 
 /// Maximum bytes of a text that is only tokenized.
 const MAX_TOKENIZED: usize = 1 << 20;
@@ -53,10 +55,12 @@ impl ReadyModel {
         if request.messages.is_empty() {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
-        let mut rules = rules(model, &request.tools, &request.options, &|| sink.is_closed())?;
+        let mut rules = AnswerRules::new(model, &request.tools, &request.options, &|| sink.is_closed())?;
         let ChatRequest { messages, tools, reasoning, options } = request;
         let render = render_options(&reasoning);
-        let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, &|| sink.is_closed())?;
+        let limit = model.engine()?.limits().longest();
+        let ChatPrompt { tokens, text } =
+            prompt(model, messages, &tools, render, limit, &|| sink.is_closed())?;
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
         rules.reasoning_limit = reasoning.limit();
         let prompt = PromptTokens { tokens, param: "messages", echo: None };
@@ -68,7 +72,20 @@ impl ReadyModel {
     pub fn chat_prompt(&self, request: ChatRequest, cancel: &Cancel) -> Result<ChatPrompt, Error> {
         cancel.check()?;
         let ChatRequest { messages, tools, reasoning, .. } = request;
-        prompt(&self.loaded, messages, &tools, render_options(&reasoning), &|| cancel.is_cancelled())
+        let limit = self.loaded.engine()?.limits().longest();
+        let options = render_options(&reasoning);
+        prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())
+    }
+
+    /// Returns the number of tokens of a conversation with its tools, which may exceed the model's context. Otherwise as
+    /// [`Self::chat_prompt`].
+    pub fn count_chat_tokens(&self, request: ChatRequest, cancel: &Cancel) -> Result<usize, Error> {
+        cancel.check()?;
+        let ChatRequest { messages, tools, reasoning, .. } = request;
+        let limit = self.loaded.engine()?.limits().longest().max(MAX_COUNTED);
+        let options = render_options(&reasoning);
+        let prompt = prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())?;
+        Ok(prompt.tokens.len())
     }
 
     /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
@@ -124,7 +141,10 @@ impl ReadyModel {
         options::check(&request.options, length)?;
         let tokens = match &request.prompt {
             Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &|| sink.is_closed())?),
+            Prompt::Text(text) => {
+                let limit = model.engine()?.limits().longest();
+                with_start(model, tokenize(model, "prompt", text, limit, &|| sink.is_closed())?)
+            }
         };
         let echo = match (request.echo, request.prompt) {
             (Echo::Completion, _) => None,
@@ -138,7 +158,8 @@ impl ReadyModel {
             }
         };
         let prompt = PromptTokens { tokens, param: "prompt", echo };
-        let rules = rules(model, &ToolSettings::default(), &request.options, &|| sink.is_closed())?;
+        let rules =
+            AnswerRules::new(model, &ToolSettings::default(), &request.options, &|| sink.is_closed())?;
         generation::start(self, prompt, &request.options, rules, sink)
     }
 }
@@ -151,12 +172,13 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     }
 }
 
-/// Returns the prompt of a conversation.
+/// Returns the prompt of a conversation. It has less than `limit` tokens.
 fn prompt(
     model: &LoadedModel,
     mut messages: Vec<Message>,
     settings: &ToolSettings,
     mut options: RenderOptions,
+    limit: usize,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<ChatPrompt, Error> {
     let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
@@ -169,11 +191,12 @@ fn prompt(
     check_ids(&messages)?;
     let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
     // A template may omit parts of a long history, but not most of it.
-    if fewest / LEFT_OUT >= engine.limits().longest() {
+    if fewest / LEFT_OUT >= limit {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
     let continued = take_continued(&mut messages, &mut options)?;
     let permit = RENDERINGS.take(is_cancelled)?;
+    let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));
     let mut rendered = render(model, template, messages, settings, options)?;
     drop(permit);
     if let Some(text) = continued {
@@ -181,6 +204,8 @@ fn prompt(
         let parser = model.reasoning_format().map(|format| ReasoningParser::new(format, rendered.text()));
         if let Some(parser) = parser.filter(ReasoningParser::is_inside) {
             rendered.append_written(&format!("\n{}\n\n", parser.markers().1));
+        } else if let Some(separator) = separator {
+            rendered.append_written(&separator);
         }
         rendered.append(&text);
     }
@@ -188,7 +213,7 @@ fn prompt(
         return Err(Error::Cancelled);
     }
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
-    let tokens = tokenize(model, "messages", &shielded, is_cancelled)?;
+    let tokens = tokenize(model, "messages", &shielded, limit, is_cancelled)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
 }
@@ -251,102 +276,22 @@ fn check_ids(messages: &[Message]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the rules of an answer with these tools.
-fn rules(
-    model: &LoadedModel,
-    tools: &ToolSettings,
-    options: &GenerateOptions,
-    is_cancelled: &dyn Fn() -> bool,
-) -> Result<AnswerRules, Error> {
-    check_grammar(tools, options)?;
-    let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
-    let _permit = if compiles { Some(GRAMMARS.take(is_cancelled)?) } else { None };
-    let refused = |error| grammar_refusal(model, tools, options, error);
-    let grammar =
-        tools::answer_grammar(tools, model.tool_format, &model.package.tokenizer, options.grammar.as_ref());
-    let grammar = grammar.map_err(refused)?;
-    let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
-    let declarations = tools::declarations(tools);
-    let calls = (!declarations.is_empty()).then(|| CallRules {
-        format: model.tool_format,
-        tools: declarations,
-        limit: tools.calls,
-        // An answer under a grammar has calls only where the grammar guarantees them.
-        reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
-    });
-    Ok(AnswerRules { grammar, calls, ..AnswerRules::default() })
-}
-
-/// Fails if there are both a grammar and calls that must be valid. A grammar might allow other texts that are read as
-/// calls. A schema does not, and required calls leave no text for it.
-fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), Error> {
-    let has_grammar = matches!(options.grammar, Some(Grammar::Lark(_) | Grammar::Regex(_)));
-    if !has_grammar || !tools::guarantees_calls(tools) {
-        return Ok(());
-    }
-    let param = grammar_param(options);
-    let message = format!(
-        "{param} cannot be combined with tools that have strict: true, nor with a tool_choice that requires a call; \
-         remove {param} or tools, or send tool_choice: \"none\" or a response_format"
-    );
-    Err(Error::invalid(param, message))
-}
-
-/// Returns the error of a grammar that was refused. If there are tools, it is that of the part that is refused alone.
-fn grammar_refusal(
-    model: &LoadedModel,
-    tools: &ToolSettings,
-    options: &GenerateOptions,
-    error: GrammarError,
-) -> Error {
-    let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
-    let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
-    let of_tool = |tool: &Tool| {
-        let error = match tools::enforced_schema(tool) {
-            Ok(schema) => alone(&Grammar::JsonSchema(schema.into_owned()))?,
-            Err(error) => error,
-        };
-        Some(("tools", format!("tool {}: ", tool.name), error))
-    };
-    let is_callable =
-        |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
-    let (param, place, error) = match error {
-        GrammarError::Thread(error) => return error.into(),
-        error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
-        error => of_grammar()
-            .or_else(|| tools.tools.iter().filter(is_callable).find_map(of_tool))
-            .unwrap_or(("tools", String::new(), error)),
-    };
-    match error {
-        GrammarError::Thread(error) => error.into(),
-        error => Error::invalid(param, format!("{place}{error}")),
-    }
-}
-
-/// Returns the name of the field with the grammar in the API.
-fn grammar_param(options: &GenerateOptions) -> &'static str {
-    match options.grammar {
-        Some(Grammar::Lark(_)) => "grammar",
-        Some(Grammar::Regex(_)) => "regex",
-        Some(Grammar::JsonSchema(_)) | None => "response_format",
-    }
-}
-
-/// Tokenizes a prompt. Refuses a text that cannot fit before it is tokenized completely. Stops when the request is
-/// cancelled.
+/// Tokenizes a prompt. Refuses a text with `limit` or more tokens before it is tokenized completely. Stops when the request
+/// is cancelled.
 fn tokenize(
     model: &LoadedModel,
     param: &'static str,
     text: &str,
+    limit: usize,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
     let tokenizer = &model.package.tokenizer;
     let fewest = tokenizer.fewest_tokens(text);
-    if fewest >= engine.limits().longest() {
+    if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled };
+    let bounds = Bounds { limit, is_cancelled };
     match tokenizer.encode_within(text, bounds)? {
         BoundedTokens::Whole(tokens) => Ok(tokens),
         BoundedTokens::Beginning(_) | BoundedTokens::TooManyBytes => {

@@ -135,7 +135,7 @@ struct RerankArguments {
     documents: Vec<String>,
     /// Maximum number of results. Default: all documents.
     top_n: Option<usize>,
-    /// Name of the model, such as ms-marco:l6. Default: an installed reranker.
+    /// Name of the model, such as ms-marco-minilm-l6-v2. Default: an installed reranker.
     model: Option<String>,
     /// Cuts documents that are too long instead of refusing them.
     #[serde(default)]

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    body,
     conversation::{omission_note, stable_text},
     error::ApiError,
     text_or_list::{ListElement, TextOrList},
@@ -33,6 +34,7 @@ pub(super) enum Block {
     ToolResult {
         tool_use_id: String,
         content: Option<Blocks>,
+        is_error: Option<bool>,
     },
     Thinking {
         thinking: String,
@@ -43,6 +45,10 @@ pub(super) enum Block {
         #[serde(default)]
         source: DocumentSource,
         title: Option<String>,
+        /// Text about the document that is not cited.
+        context: Option<String>,
+        #[serde(default, deserialize_with = "body::filled")]
+        citations: Option<Citations>,
     },
     SearchResult {
         title: Option<String>,
@@ -63,6 +69,13 @@ pub(super) enum Block {
     ToolSearchToolResult {},
     #[serde(other)]
     Unknown,
+}
+
+/// Settings of the citations of a document.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct Citations {
+    #[serde(default)]
+    enabled: bool,
 }
 
 /// Source of a document.
@@ -93,6 +106,11 @@ impl DocumentSource {
 }
 
 impl Block {
+    /// Returns true if the answer should cite this document.
+    pub(super) fn wants_citations(&self) -> bool {
+        matches!(self, Self::Document { citations: Some(Citations { enabled: true }), .. })
+    }
+
     /// Returns the text of a block; `None` if it has parts that the model cannot read.
     pub(super) fn into_plain_text(self) -> Option<String> {
         let titled = |head: [Option<String>; 2], text: String| {
@@ -101,7 +119,9 @@ impl Block {
         };
         match self {
             Self::Text { text } => Some(text),
-            Self::Document { source, title } => Some(titled([title, None], source.into_text()?)),
+            Self::Document { source, title, context, .. } => {
+                Some(titled([title, context], source.into_text()?))
+            }
             Self::SearchResult { title, source, content } => {
                 Some(titled([title, source], content.into_plain_text()?))
             }

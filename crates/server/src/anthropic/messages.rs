@@ -60,11 +60,11 @@ impl AnswerForm for MessageForm {
         let choice = reply.choices.pop().unwrap_or_default();
         let usage = MessageUsage::new(&reply.summary);
         let end = MessageEnd::new(choice.finish, &self.stops);
-        AnthropicMessage::new(new_id("msg"), self.model, usage).complete(&choice, end, reply.timings())
+        AnthropicMessage::new(new_id("msg_"), self.model, usage).complete(&choice, end, reply.timings())
     }
 
     fn streamed(self, events: Events, metrics: Arc<Metrics>) -> Response {
-        let encoder = MessageEvents::new(new_id("msg"), self.model, self.stops, events.ran_on().device);
+        let encoder = MessageEvents::new(new_id("msg_"), self.model, self.stops, events.ran_on().device);
         sse::respond(events, Box::new(encoder), metrics)
     }
 }
@@ -90,7 +90,7 @@ pub(crate) async fn count_tokens(
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
     let request = conversation::stable(request);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
-    let prompt = run_cancellable(&app, &model, held, call).await?;
-    Ok(Json(InputTokenCount { input_tokens: prompt.tokens.len() }))
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
+    let input_tokens = run_cancellable(&app, &model, held, call).await?;
+    Ok(Json(InputTokenCount { input_tokens }))
 }

@@ -150,15 +150,21 @@ impl WireTurn {
         let (mut texts, mut tool_calls, mut reasoning) = (Vec::new(), Vec::new(), Vec::new());
         let mut has_results = false;
         for block in blocks {
+            if block.wants_citations() {
+                ignored.push("document.citations");
+            }
             match block {
                 Block::Text { text } => texts.extend(stable_text(role, text)),
                 Block::ToolUse { id, name, input } => {
                     let function = FunctionCall { name, arguments: input };
                     tool_calls.push(ToolCall { id: Some(id), function });
                 }
-                Block::ToolResult { tool_use_id, content } => {
-                    let content =
+                Block::ToolResult { tool_use_id, content, is_error } => {
+                    let mut content =
                         content.map_or(Ok(String::new()), |content| content.into_result_text(&path))?;
+                    if is_error == Some(true) {
+                        content = error_text(content);
+                    }
                     let result = Message::new(Role::Tool, content);
                     messages.push(Message { tool_call_id: Some(tool_use_id), ..result });
                     has_results = true;
@@ -182,6 +188,12 @@ impl WireTurn {
         }
         Ok(())
     }
+}
+
+/// Returns the result of a call that failed. Templates have no place for this fact other than the text.
+fn error_text(content: String) -> String {
+    let says_so = ["error", "Error", "ERROR"].iter().any(|word| content.contains(word));
+    if says_so { content } else { format!("Error: {content}") }
 }
 
 /// Types of tools that run on Anthropic's servers; versions have a date after them. They are ignored, as if the model
@@ -230,9 +242,16 @@ impl MessagesBody {
         let is_single = self.tool_choice.as_ref().is_some_and(TurnChoice::disables_parallel_calls);
         let calls = if is_single { CallLimit::One } else { call_limit(self.parallel_tool_calls) };
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
-        let reasoning = shared.reasoning.settings_after(reasoning(self.thinking, effort));
+        // Reasoning is off unless a request asks for it.
+        let is_asked = self.thinking.is_some() || effort.is_some() || shared.reasoning.has_settings();
+        let own = if is_asked { reasoning(self.thinking, effort) } else { no_reasoning() };
+        let reasoning = shared.reasoning.settings_after(own);
         Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
     }
+}
+
+fn no_reasoning() -> ReasoningSettings {
+    ReasoningSettings { thinking: Thinking::Off, ..ReasoningSettings::default() }
 }
 
 /// Returns the gateway's settings. The effort limits reasoning that has no budget of its own.
@@ -335,8 +354,9 @@ mod tests {
             let found = request(fields.clone()).reasoning;
             assert_eq!((found.thinking, found.budget), (thinking, budget), "{fields}");
         };
-        check(json!({}), Thinking::Template, None);
-        check(json!({"thinking": {}}), Thinking::Template, None);
+        check(json!({}), Thinking::Off, None);
+        check(json!({"thinking": {}}), Thinking::Off, None);
+        check(json!({"thinking": {"type": "adaptive"}}), Thinking::Template, None);
         check(json!({"thinking": {"type": "enabled", "budget_tokens": 7}}), Thinking::On, Some(7));
         let low = json!({"effort": "low"});
         check(json!({"output_config": low}), Thinking::Template, Some(1024));
@@ -377,6 +397,19 @@ mod tests {
     }
 
     #[test]
+    fn failed_calls_are_told_in_their_results() {
+        let check = |content: Value, expect: &str| {
+            let result =
+                json!({"type": "tool_result", "tool_use_id": "t1", "is_error": true, "content": content});
+            let read = request(json!({"messages": [{"role": "user", "content": [result]}]}));
+            assert_eq!(read.messages[0].content, expect);
+        };
+        check(json!("no such file"), "Error: no such file");
+        check(json!([{"type": "text", "text": "Error: no such file"}]), "Error: no such file");
+        check(Value::Null, "Error: ");
+    }
+
+    #[test]
     fn images_in_the_results_of_tools_become_notes() {
         let image =
             json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}});
@@ -403,19 +436,22 @@ mod tests {
 
     #[test]
     fn documents_with_a_text_are_read() {
-        let document = |source: Value| {
-            let document = json!({"type": "document", "title": "Notes", "source": source});
+        let mut ignored = IgnoredParameters::default();
+        let mut document = |source: Value| {
+            let citations = json!({"enabled": true});
+            let document = json!({"type": "document", "title": "Notes", "context": "Of May.", "source": source, "citations": citations});
             let question = json!({"type": "text", "text": "Why?"});
             body(json!({"messages": [{"role": "user", "content": [document, question]}]}))
-                .into_request(SharedFields::default(), &mut IgnoredParameters::default())
+                .into_request(SharedFields::default(), &mut ignored)
         };
         let plain = json!({"type": "text", "media_type": "text/plain", "data": "A cat."});
         let parts = json!({"type": "content", "content": [{"type": "text", "text": "A cat."}]});
         for source in [plain, parts] {
-            assert_eq!(document(source).unwrap().messages[0].content, "Notes\nA cat.\nWhy?");
+            assert_eq!(document(source).unwrap().messages[0].content, "Notes\nOf May.\nA cat.\nWhy?");
         }
         let refused = document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}));
         assert_eq!(refused.unwrap_err().body()["error"]["param"], "messages[0].content");
+        assert_eq!(ignored.names(), ["document.citations"]);
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub(crate) enum BlockDelta {
     Text { text: String },
     #[serde(rename = "thinking_delta")]
     Thinking { thinking: String },
+    /// End of a block of reasoning. Clients keep only reasoning with a signature.
+    #[serde(rename = "signature_delta")]
+    Signature { signature: String },
     #[serde(rename = "input_json_delta")]
     InputJson { partial_json: String },
 }
@@ -95,7 +98,7 @@ impl MessageEvents {
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
-                self.stop().into_iter().collect()
+                self.stop()
             }
             GenerationEvent::Done(summary) => vec![self.end(&summary), AnthropicEvent::MessageStop],
             GenerationEvent::Failed { .. } => Vec::new(),
@@ -125,9 +128,14 @@ impl MessageEvents {
         AnthropicEvent::ContentBlockDelta { index: self.blocks.saturating_sub(1), delta }
     }
 
-    fn stop(&mut self) -> Option<AnthropicEvent> {
-        self.open.take()?;
-        Some(AnthropicEvent::ContentBlockStop { index: self.blocks - 1 })
+    /// Ends the open block.
+    fn stop(&mut self) -> Vec<AnthropicEvent> {
+        let Some(open) = self.open.take() else { return Vec::new() };
+        let end = AnthropicEvent::ContentBlockStop { index: self.blocks - 1 };
+        if open != OpenBlock::Thinking {
+            return vec![end];
+        }
+        vec![self.delta(BlockDelta::Signature { signature: String::new() }), end]
     }
 
     fn end(&self, summary: &Summary) -> AnthropicEvent {
@@ -241,6 +249,7 @@ mod tests {
                 ("message_start", None),
                 ("content_block_start", Some(0)),
                 ("content_block_delta", Some(0)),
+                ("content_block_delta", Some(0)),
                 ("content_block_stop", Some(0)),
                 ("content_block_start", Some(1)),
                 ("content_block_delta", Some(1)),
@@ -253,10 +262,11 @@ mod tests {
                 ("message_stop", None),
             ]
         );
-        assert_eq!(values[11]["delta"]["stop_reason"], "tool_use");
-        assert_eq!(values[11]["timings"]["device"], "cpu");
+        assert_eq!(values[3]["delta"], json!({"type": "signature_delta", "signature": ""}));
+        assert_eq!(values[12]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(values[12]["timings"]["device"], "cpu");
         assert_eq!(
-            (&values[11]["usage"]["input_tokens"], &values[11]["usage"]["cache_read_input_tokens"]),
+            (&values[12]["usage"]["input_tokens"], &values[12]["usage"]["cache_read_input_tokens"]),
             (&json!(5), &json!(4))
         );
     }

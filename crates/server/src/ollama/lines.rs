@@ -180,7 +180,7 @@ impl LineContent for ChatContent {
 /// Form of the answers of an endpoint.
 pub(super) struct AnswerLines<C> {
     model: String,
-    /// Calls and the finish reason, which are sent at the end.
+    /// Calls, which are sent before the last line, and the finish reason.
     choice: Choice,
     device: String,
     content: std::marker::PhantomData<C>,
@@ -217,30 +217,34 @@ impl<C: LineContent> AnswerLines<C> {
         self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::without_text(done_reason)))
     }
 
-    fn lines_of(&mut self, event: GenerationEvent) -> Option<AnswerLine<C>> {
+    fn lines_of(&mut self, event: GenerationEvent) -> Vec<AnswerLine<C>> {
         match event {
             GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
                 self.choice.add_text(&text);
-                Some(self.line(C::new(text, &[]), &tokens, None))
+                vec![self.line(C::new(text, &[]), &tokens, None)]
             }
             GenerationEvent::Reasoning { text, .. } => {
-                Some(self.line(C::new(String::new(), &[]).with_thinking(text), &[], None))
+                vec![self.line(C::new(String::new(), &[]).with_thinking(text), &[], None)]
             }
             GenerationEvent::ToolCall { delta, .. } => {
                 self.choice.add_call(delta);
-                None
+                Vec::new()
             }
             GenerationEvent::Finished { reason, .. } => {
                 self.choice.end(reason);
-                None
+                Vec::new()
             }
             GenerationEvent::Done(summary) => {
                 let end = AnswerEnd::new(self.choice.finish, &summary, self.device.clone());
                 // A client would run a call without its arguments, so a call that was cut off is text.
                 let cut = self.choice.cut_call().unwrap_or_default();
-                Some(self.line(C::new(cut, &self.choice.calls), &[], Some(end)))
+                let has_rest = !self.choice.calls.is_empty();
+                // Some clients read only the end of the last line.
+                let rest = has_rest.then(|| self.line(C::new(cut, &self.choice.calls), &[], None));
+                let end = self.line(C::new(String::new(), &[]), &[], Some(end));
+                rest.into_iter().chain([end]).collect()
             }
-            _ => None,
+            _ => Vec::new(),
         }
     }
 }
@@ -282,7 +286,7 @@ impl<C: LineContent> LineEncoder for AnswerLines<C> {
     fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
         match event {
             GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
-            event => self.lines_of(event).map(|line| json!(line)).into_iter().collect(),
+            event => self.lines_of(event).into_iter().map(|line| json!(line)).collect(),
         }
     }
 }
@@ -303,11 +307,14 @@ mod tests {
             let lines: Vec<Value> = sample().into_iter().flat_map(|event| form.lines(event)).collect();
             let texts = lines.iter().filter_map(|line| line["message"]["content"].as_str());
             assert_eq!(texts.collect::<String>(), text);
-            let last = lines.last().unwrap();
+            let (last, others) = lines.split_last().unwrap();
             assert_eq!(
                 (&last["message"]["tool_calls"], &last["done_reason"]),
-                (&calls, &whole["done_reason"])
+                (&Value::Null, &whole["done_reason"])
             );
+            let found =
+                others.iter().map(|line| &line["message"]["tool_calls"]).find(|calls| calls.is_array());
+            assert_eq!(found.unwrap_or(&Value::Null), &calls);
         };
         check(samples::malformed, samples::MALFORMED, Value::Null);
         let call = json!({"id": "call_f", "function": {"name": "f", "arguments": {}}});

@@ -246,9 +246,13 @@ pub(crate) struct Version {
     version: &'static str,
 }
 
-/// Returns the version of this program.
+/// Version of Ollama whose API this server has. Clients refuse servers before the version that they need, such as 0.6.4 or
+/// 0.13.4.
+const OLLAMA: &str = "0.14.2";
+
+/// Returns the version of Ollama's API.
 pub(crate) async fn version() -> Json<Version> {
-    Json(Version { version: env!("CARGO_PKG_VERSION") })
+    Json(Version { version: OLLAMA })
 }
 
 #[cfg(test)]

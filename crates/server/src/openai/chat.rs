@@ -110,7 +110,7 @@ impl FromBody for ParsedChat {
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
     let Body(ParsedChat { model, request, streaming, form, mut ignored, of_reasoning }, held) = body;
     let n = request.options.n;
-    let header = CompletionHeader::new("chatcmpl", model.clone());
+    let header = CompletionHeader::new("chatcmpl-", model.clone());
     let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
     let events = events::start(&app, &model, held, call).await?;
     conversation::ignore_reasoning(&app, &events, of_reasoning, &mut ignored)?;

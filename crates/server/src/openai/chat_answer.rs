@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_stream_with_a_malformed_call_ends_as_a_whole_answer() {
-        let header = CompletionHeader::new("chatcmpl", "m".to_owned());
+        let header = CompletionHeader::new("chatcmpl-", "m".to_owned());
         let state = ChatStream::new(ChatForm::default(), 1);
         let mut encoder =
             ChunkEncoder::<ChatDelta>::new(header, StreamOptions::default(), 1, state, "cpu".to_owned());

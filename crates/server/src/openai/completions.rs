@@ -107,7 +107,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     let Body(parsed, held) = body;
     let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs, ignored } = parsed;
     let n = options.n;
-    let header = CompletionHeader::new("cmpl", model.clone());
+    let header = CompletionHeader::new("cmpl-", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let completion = CompletionRequest { prompt, echo, options: options.clone() };

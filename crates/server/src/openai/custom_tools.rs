@@ -100,11 +100,27 @@ pub(crate) fn arguments(input: &str) -> Value {
     json!({INPUT: input})
 }
 
-/// Returns the input of a custom tool's call; if the arguments were cut off, their text.
+/// Returns the input of a custom tool's call. If the arguments were cut off, returns the input up to the cut; if they have
+/// no input, their text.
 pub(crate) fn input(arguments: &str) -> String {
     let value: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = value.as_ref().and_then(|value| value[INPUT].as_str());
-    input.unwrap_or(arguments).to_owned()
+    let input = value.as_ref().and_then(|value| Some(value[INPUT].as_str()?.to_owned()));
+    input.or_else(|| cut_input(arguments)).unwrap_or_else(|| arguments.to_owned())
+}
+
+/// Returns the input in arguments that were cut off.
+fn cut_input(arguments: &str) -> Option<String> {
+    /// Bytes of the longest escape without its last one, and of a cut character: `\ud83d\ude0`.
+    const MAX_CUT: usize = 11;
+    let quoted = arguments.trim_start().strip_prefix('{')?.trim_start().strip_prefix("\"input\"")?;
+    let quoted = quoted.trim_start().strip_prefix(':')?.trim_start();
+    let whole = serde_json::Deserializer::from_str(quoted).into_iter::<String>().next()?;
+    let ends = (quoted.len().saturating_sub(MAX_CUT)..=quoted.len()).rev();
+    let cut = || {
+        ends.filter_map(|end| quoted.get(..end))
+            .find_map(|text| serde_json::from_str(&format!("{text}\"")).ok())
+    };
+    whole.ok().or_else(cut)
 }
 
 #[cfg(test)]
@@ -121,7 +137,22 @@ mod tests {
         for text in ["", "*** Begin Patch\n\"a\"", "{\"input\": 1}"] {
             assert_eq!(input(&arguments(text).to_string()), text);
         }
-        assert_eq!(input("{\"input\": \"cut"), "{\"input\": \"cut");
+    }
+
+    #[test]
+    fn an_input_ends_where_its_arguments_were_cut_off() {
+        let text = "é \"a\"\n😀";
+        let ascii = r#"{"input" : "\u00e9 \"a\"\n\ud83d\ude00"}"#;
+        let start = ascii.find(": \"").unwrap() + 3;
+        for end in start..ascii.len() {
+            let found = input(&ascii[..end]);
+            assert!(text.starts_with(&found), "{}: {found}", &ascii[..end]);
+        }
+        assert_eq!(input(&ascii[..ascii.len() - 1]), text);
+        assert_eq!(input(&ascii[..ascii.len() - 3]), "é \"a\"\n");
+        for text in ["", "{", "{\"inp", "{\"input\": ", "{\"input\": 1}", "{\"other\": \"a\"}"] {
+            assert_eq!(input(text), text);
+        }
     }
 
     #[test]

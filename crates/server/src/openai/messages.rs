@@ -72,7 +72,12 @@ pub(crate) struct Part {
     r#type: String,
     text: Option<String>,
     refusal: Option<String>,
+    /// Reasoning, as in Anthropic's API.
+    thinking: Option<String>,
 }
+
+/// Types of the parts of an assistant's message that are reasoning.
+const REASONING: &[&str] = &["thinking", "redacted_thinking", "reasoning"];
 
 impl ListElement for Part {
     const EXPECTED: &'static str = r#"a string or a list of parts such as {"type": "text", "text": …}"#;
@@ -91,6 +96,14 @@ impl Content {
                 texts.collect()
             }
         }
+    }
+
+    /// Removes the parts of reasoning, and returns their text.
+    fn take_reasoning(&mut self) -> Option<String> {
+        let Self::List(parts) = self else { return None };
+        let reasoning = parts.extract_if(.., |part| REASONING.contains(&part.r#type.as_str()));
+        let texts: Vec<String> = reasoning.filter_map(|part| part.thinking.or(part.text)).collect();
+        (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
     /// Returns the text of reasoning, whose parts have types of their own.
@@ -167,7 +180,11 @@ impl WireToolCall {
 
 impl WireMessage {
     /// Converts the message for the gateway. `index` is its index for errors.
-    pub(crate) fn into_message(self, index: usize) -> Result<Message, ApiError> {
+    pub(crate) fn into_message(mut self, index: usize) -> Result<Message, ApiError> {
+        if self.role == WireRole::Assistant {
+            let reasoning = self.content.as_mut().and_then(Content::take_reasoning);
+            self.reasoning_content = self.reasoning_content.or(reasoning);
+        }
         let content = match self.content {
             None => self.refusal.unwrap_or_default(),
             Some(content) => content.into_text(self.role.into(), &format!("messages[{index}].content"))?,
@@ -207,6 +224,14 @@ mod tests {
         assert_eq!(message(json!({"role": "assistant", "refusal": "no"})).unwrap().content, "no");
         let parts = json!([{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "a"}]);
         assert_eq!(message(json!({"role": "system", "content": parts})).unwrap().content, "a");
+        let parts = json!([
+            {"type": "thinking", "thinking": "b", "signature": ""},
+            {"type": "redacted_thinking", "data": "AA"},
+            {"type": "text", "text": "a"},
+        ]);
+        let read = message(json!({"role": "assistant", "content": parts})).unwrap();
+        assert_eq!((read.content.as_str(), read.reasoning_content.as_deref()), ("a", Some("b")));
+        assert!(message(json!({"role": "user", "content": parts})).is_err());
         let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
     }

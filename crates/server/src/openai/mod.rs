@@ -58,11 +58,11 @@ impl CompletionHeader {
     }
 }
 
-/// Returns an id that is unique in this process.
+/// Returns an id that is unique in this process. Clients test the prefix, with its separator.
 pub(crate) fn new_id(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     use std::hash::{BuildHasher, RandomState};
-    format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
+    format!("{prefix}{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Value of `finish_reason`. OpenAI has no value for an answer that a shutdown cut short; "length" indicates to clients

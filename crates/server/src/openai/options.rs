@@ -86,10 +86,27 @@ pub(crate) struct Sampling {
     #[schemars(range(min = -2.0, max = 2.0))]
     frequency_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<i64>,
+    seed: Option<Seed>,
     draft: Option<bool>,
     stop: Option<TextOrList<String>>,
     skip_special_tokens: Option<bool>,
+}
+
+/// `seed`: any integer of 64 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected an integer of 64 bits")]
+enum Seed {
+    Signed(i64),
+    Unsigned(u64),
+}
+
+impl Seed {
+    fn bits(self) -> u64 {
+        match self {
+            Self::Signed(seed) => seed as u64,
+            Self::Unsigned(seed) => seed,
+        }
+    }
 }
 
 impl Sampling {
@@ -168,8 +185,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
             logit_bias: self.logit_bias()?,
-            // Negative seeds are valid; the bits are used.
-            seed: self.seed.map(|seed| seed as u64),
+            seed: self.seed.map(Seed::bits),
             stop: self.stop.clone().map(TextOrList::into_texts).unwrap_or_default(),
             speculation: if self.draft == Some(false) { Speculation::Off } else { Speculation::Auto },
             stop_tokens: if self.ignore_eos == Some(true) { StopTokens::Never } else { StopTokens::End },
@@ -200,6 +216,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn seeds_have_64_bits() {
+        let seed = |seed: serde_json::Value| {
+            let read = serde_json::from_value::<Sampling>(json!({"seed": seed}));
+            read.map(|sampling| sampling.seed.map(Seed::bits)).map_err(|error| error.to_string())
+        };
+        assert_eq!(seed(json!(-1)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(u64::MAX)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(null)), Ok(None));
+        assert!(seed(json!(1.5)).unwrap_err().contains("expected an integer of 64 bits"));
+    }
 
     #[test]
     fn minus_one_is_no_limit() {

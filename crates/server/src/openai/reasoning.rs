@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 pub(crate) struct ReasoningOptions {
     reasoning_effort: Option<Effort>,
     enable_thinking: Option<bool>,
-    #[serde(alias = "thinking_token_budget", alias = "reasoning_budget")]
     thinking_budget: Option<i64>,
+    thinking_token_budget: Option<i64>,
+    reasoning_budget: Option<i64>,
     chat_template_kwargs: Option<Map<String, Value>>,
     /// `false`: the prompt ends with the last message, without the start of the answer.
     add_generation_prompt: Option<bool>,
@@ -71,8 +72,21 @@ impl ReasoningOptions {
             ("reasoning_effort", self.reasoning_effort.is_some()),
             ("enable_thinking", self.enable_thinking.is_some()),
             ("thinking_budget", self.thinking_budget.is_some()),
+            ("thinking_token_budget", self.thinking_token_budget.is_some()),
+            ("reasoning_budget", self.reasoning_budget.is_some()),
         ];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
+    }
+
+    /// Returns the budget, which has a name for each of several servers.
+    fn budget(&self) -> Option<i64> {
+        self.thinking_budget.or(self.thinking_token_budget).or(self.reasoning_budget)
+    }
+
+    /// Returns true if a parameter may switch reasoning on or off.
+    pub(crate) fn has_settings(&self) -> bool {
+        let has_variables = self.chat_template_kwargs.as_ref().is_some_and(|variables| !variables.is_empty());
+        has_variables || !self.given().is_empty()
     }
 
     /// Returns the names of the given parameters, which have no effect on a text without a chat template.
@@ -88,7 +102,7 @@ impl ReasoningOptions {
     /// Returns the gateway's settings. Those of the protocol's own parameters take precedence, but the budget of an
     /// effort does not replace one in tokens.
     pub(crate) fn settings_after(self, own: ReasoningSettings) -> ReasoningSettings {
-        let has_budget = self.thinking_budget.is_some();
+        let has_budget = self.budget().is_some();
         let mut settings = self.settings();
         settings.variables.extend(own.variables);
         if !has_budget {
@@ -104,7 +118,7 @@ impl ReasoningOptions {
     /// no limit, as in other servers.
     pub(crate) fn settings(self) -> ReasoningSettings {
         let mut settings = self.reasoning_effort.map_or_else(ReasoningSettings::default, Effort::settings);
-        if let Some(budget) = self.thinking_budget {
+        if let Some(budget) = self.budget() {
             settings.budget = usize::try_from(budget).ok();
         }
         let variables = self.chat_template_kwargs.unwrap_or_default();
@@ -148,6 +162,7 @@ mod tests {
         assert_eq!((settings.thinking, settings.budget), (Thinking::Off, Some(0)));
         let budget = read(json!({"thinking_budget": 6})).settings_after(Effort::High.settings()).budget;
         assert_eq!(budget, Some(6));
+        assert_eq!(read(json!({"reasoning_budget": 6})).given(), ["reasoning_budget"]);
         let settings = read(shared).settings_after(ReasoningSettings::default());
         assert_eq!((settings.thinking, settings.budget), (Thinking::On, Some(1024)));
         assert_eq!(settings.variables["add_generation_prompt"], false);

@@ -158,7 +158,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),
     };
     let body = RerankAnswer {
-        id: new_id("rerank"),
+        id: new_id("rerank-"),
         model,
         results: answer.results.iter().map(result).collect(),
         usage: usage_of_prompt(answer.prompt_tokens),

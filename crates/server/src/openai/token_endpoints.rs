@@ -64,7 +64,16 @@ pub(crate) struct TemplateText {
 
 impl FromBody for TokenizeBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let fields = ["model", "content", "prompt", "messages", "tools", "add_special", "parse_special"];
+        let fields = [
+            "model",
+            "content",
+            "prompt",
+            "messages",
+            "tools",
+            "add_special",
+            "add_special_tokens",
+            "parse_special",
+        ];
         let read: Self = read_body(body, &[&fields, ReasoningOptions::FIELDS])?;
         Ok(Self { reasoning: body::read_fields(body)?, ..read })
     }

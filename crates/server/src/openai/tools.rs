@@ -68,9 +68,15 @@ pub(crate) fn call_limit(parallel: Option<bool>) -> CallLimit {
 /// An entry of `tools`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct WireTool {
+    #[serde(default = "function_type")]
     r#type: String,
     function: Option<WireFunction>,
     custom: Option<CustomTool>,
+}
+
+/// Returns the type of a tool without one, as Ollama's clients send it.
+fn function_type() -> String {
+    "function".to_owned()
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -83,7 +89,10 @@ struct WireFunction {
 
 /// `tool_choice`.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\", a function or allowed_tools")]
+#[serde(
+    untagged,
+    expecting = "expected \"none\", \"auto\", \"required\", a function, a custom tool or allowed_tools"
+)]
 enum WireToolChoice {
     /// A mode.
     Mode(ChoiceMode),

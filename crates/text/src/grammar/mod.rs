@@ -9,6 +9,7 @@ mod exponent;
 mod lark_tokens;
 mod pattern;
 mod refusal;
+mod schema;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use llguidance::{
     toktrie::{InferenceCapabilities, TokEnv},
 };
 use narthex_spec::TokenId;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     catch_panic::contain,
@@ -165,13 +166,13 @@ pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
     Ok(rule)
 }
 
-/// Returns the schema with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
+/// Returns the schema without keywords that restrict nothing, and with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
 /// space. Small models would otherwise fill their answer with white space, and fixed punctuation is forced without the
 /// model.
 fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Object(_) => schema.clone(),
+    let mut fields = match schema {
+        Value::Bool(true) => Map::new(),
+        Value::Object(fields) => fields.clone(),
         other => {
             let reason = format!("expected a schema that is an object, found {}", kind(other));
             return Err(GrammarError::unusable(reason));
@@ -183,6 +184,8 @@ fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
+    schema::remove_annotations(&mut fields);
+    let mut schema = Value::Object(fields);
     spacing.apply_to(&mut schema);
     Ok(schema)
 }

@@ -318,9 +318,11 @@ impl CallSyntax for JsonCalls {
     }
 
     // The characters of arguments were reported as they came, so nothing is missing if the answer was cut off.
-    fn finish(&mut self, _: TextEnd, events: &mut Vec<ToolEvent>) {
+    fn finish(&mut self, end: TextEnd, events: &mut Vec<ToolEvent>) {
         let rest = self.held.len();
         match self.state {
+            // The answer was cut off in the closing marker.
+            JsonState::Between if end == TextEnd::Cut => {}
             JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}
             JsonState::Text | JsonState::Between => push_text(mem::take(&mut self.held), events),
             JsonState::Envelope | JsonState::Name(_) | JsonState::Object => {

@@ -95,6 +95,14 @@ fn events_do_not_depend_on_the_division_of_an_answer() {
 }
 
 #[test]
+fn a_closing_marker_that_is_cut_off_is_no_text() {
+    for marker in ["\n", "\n</", "\n</tool_call"] {
+        let answer = format!("<tool_call>\n{{\"name\": \"stop\", \"arguments\": {{}}}}{marker}");
+        assert_eq!(shown(&parsed(ToolFormat::Hermes, &[&answer], TextEnd::Cut)), "stop( {} )");
+    }
+}
+
+#[test]
 fn templates_name_their_formats() {
     for format in DETECTION_ORDER {
         for name in examples(format).templates {

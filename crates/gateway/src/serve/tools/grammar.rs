@@ -8,7 +8,7 @@ use narthex_text::{
     tokenizer::Tokenizer,
     tools::{Callable, ContentRule, call_grammar},
 };
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::serve::request::{CallLimit, Strictness, Tool, ToolChoice, ToolSettings};
 
@@ -59,6 +59,22 @@ pub(in crate::serve) fn enforced_schema(tool: &Tool) -> Result<Cow<'_, Value>, G
     Ok(Cow::Owned(schema))
 }
 
+/// Returns the settings with open schemas of the tools whose calls need not be valid: the names of their properties, with
+/// any values. Returns `None` if the settings require calls, or have no such tools.
+pub(in crate::serve) fn with_open_schemas(settings: &ToolSettings) -> Option<ToolSettings> {
+    let is_open = |tool: &&mut Tool| tool.strictness == Strictness::BestEffort;
+    let mut settings = settings.clone();
+    let mut found = false;
+    for tool in settings.tools.iter_mut().filter(is_open) {
+        let properties = tool.parameters.get("properties").and_then(Value::as_object);
+        let names = properties.into_iter().flat_map(Map::keys);
+        let properties: Map<String, Value> = names.map(|name| (name.clone(), json!({}))).collect();
+        tool.parameters = json!({"type": "object", "properties": properties});
+        found = true;
+    }
+    (found && settings.choice == ToolChoice::Auto).then_some(settings)
+}
+
 /// Returns true if the settings require calls, or require them to be valid.
 pub(in crate::serve) fn guarantees_calls(settings: &ToolSettings) -> bool {
     match settings.choice {
@@ -71,7 +87,6 @@ pub(in crate::serve) fn guarantees_calls(settings: &ToolSettings) -> bool {
 #[cfg(test)]
 mod tests {
     use narthex_text::tokenizer::GgufVocab;
-    use serde_json::json;
 
     use super::*;
     use crate::serve::request::TextArgument;
@@ -109,6 +124,28 @@ mod tests {
         }
         check(ToolChoice::Required, BestEffort, None, "start: calls");
         check(ToolChoice::Function("f".to_owned()), BestEffort, Some(&object), "start: calls");
+    }
+
+    #[test]
+    fn schemas_of_tools_without_a_guarantee_can_be_open() {
+        let parameters = json!({
+            "type": "object",
+            "properties": {"a": {"type": "array", "uniqueItems": true}},
+            "required": ["a"],
+        });
+        let tool = |strictness| {
+            let (name, parameters) = ("f".to_owned(), parameters.clone());
+            Tool { name, description: None, parameters, strictness, text: None }
+        };
+        let open = |strictnesses: &[Strictness], choice| {
+            let tools = strictnesses.iter().map(|&strictness| tool(strictness)).collect();
+            with_open_schemas(&ToolSettings { tools, choice, calls: CallLimit::Any })
+        };
+        let found = open(&[Strictness::Strict, Strictness::BestEffort], ToolChoice::Auto).unwrap();
+        assert_eq!(found.tools[0].parameters, parameters);
+        assert_eq!(found.tools[1].parameters, json!({"type": "object", "properties": {"a": {}}}));
+        assert!(open(&[Strictness::Strict], ToolChoice::Auto).is_none());
+        assert!(open(&[Strictness::BestEffort], ToolChoice::Required).is_none());
     }
 
     #[test]

@@ -9,5 +9,5 @@ mod grammar;
 mod prompt;
 
 pub(super) use calls::{AnswerCalls, CallRules, Piece};
-pub(super) use grammar::{answer_grammar, enforced_schema, guarantees_calls};
+pub(super) use grammar::{answer_grammar, enforced_schema, guarantees_calls, with_open_schemas};
 pub(super) use prompt::{check, conversation, declarations};

@@ -156,7 +156,7 @@ pub(crate) async fn create(
     let request = ChatRequest { messages, tools, reasoning, options };
     let form = ResponseForm {
         pending,
-        object: ResponseObject::new(new_id("resp"), unix_now(), model.clone(), settings),
+        object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
     };
     let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
     conversation::answer(&app, conversation, held, form).await

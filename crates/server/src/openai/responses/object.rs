@@ -227,6 +227,11 @@ impl OutputPart {
 }
 
 impl OutputItem {
+    /// Returns true if the item is reasoning.
+    pub(super) fn is_reasoning(&self) -> bool {
+        matches!(self, Self::Reasoning { .. })
+    }
+
     /// Creates a message with this content.
     pub(super) fn message(id: &str, content: Vec<OutputPart>, status: ResponseStatus) -> Self {
         Self::Message { id: id.to_owned(), status, role: "assistant", content }
@@ -276,11 +281,11 @@ pub(super) fn output_items(choice: &Choice, settings: &ResponseSettings) -> Vec<
     let of_text = status(!choice.is_cut() || choice.ends_with_call());
     let logprobs = || ChatToken::list(choice.tokens.clone());
     let message =
-        || OutputItem::message(&new_id("msg"), vec![OutputPart::text(&choice.text, logprobs())], of_text);
+        || OutputItem::message(&new_id("msg_"), vec![OutputPart::text(&choice.text, logprobs())], of_text);
     let calls =
-        choice.calls.iter().map(|call| settings.call(&new_id("fc"), call, status(call.is_complete())));
+        choice.calls.iter().map(|call| settings.call(&new_id("fc_"), call, status(call.is_complete())));
     let parts = vec![ReasoningPart::text(&choice.reasoning)];
-    let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs"), parts));
+    let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs_"), parts));
     reasoning.into_iter().chain(has_text.then(message)).chain(calls).collect()
 }
 

@@ -113,7 +113,10 @@ struct ResponseTool {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\", a function or allowed_tools")]
+#[serde(
+    untagged,
+    expecting = "expected \"none\", \"auto\", \"required\", a function, a custom tool or allowed_tools"
+)]
 enum ResponseChoice {
     Mode(ChoiceMode),
     Function {

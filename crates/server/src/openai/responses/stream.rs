@@ -79,7 +79,13 @@ impl ResponseEvents {
             GenerationEvent::ToolCall { delta, .. } => self.call(delta),
             GenerationEvent::Finished { reason, .. } => {
                 self.reason = Some(reason);
-                self.close(is_cut(reason))
+                let mut events = self.close(is_cut(reason));
+                // As in a whole answer, an answer without text and calls has an empty message.
+                if self.output.iter().all(OutputItem::is_reasoning) {
+                    events.extend(self.open_message());
+                    events.extend(self.close(is_cut(reason)));
+                }
+                events
             }
             GenerationEvent::Done(summary) => {
                 let output = std::mem::take(&mut self.output);
@@ -127,11 +133,7 @@ impl ResponseEvents {
         let mut events = Vec::new();
         if !self.is_in_message() {
             events.extend(self.close(false));
-            let id = new_id("msg");
-            let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
-            events.extend(self.added(item, ContentPart::Text(OutputPart::text("", Vec::new()))));
-            let kind = OpenKind::Message { text: String::new(), logprobs: Vec::new() };
-            self.open = Some(OpenItem { id, kind });
+            events.extend(self.open_message());
         }
         if let Some(OpenItem { id, kind: OpenKind::Message { text, logprobs: all } }) = &mut self.open {
             text.push_str(&delta);
@@ -143,10 +145,20 @@ impl ResponseEvents {
         events
     }
 
+    /// Starts a message.
+    fn open_message(&mut self) -> [ResponseEvent; 2] {
+        let id = new_id("msg_");
+        let item = OutputItem::message(&id, Vec::new(), ResponseStatus::InProgress);
+        let events = self.added(item, ContentPart::Text(OutputPart::text("", Vec::new())));
+        let kind = OpenKind::Message { text: String::new(), logprobs: Vec::new() };
+        self.open = Some(OpenItem { id, kind });
+        events
+    }
+
     fn reasoning(&mut self, delta: String) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Reasoning(_), .. })) {
-            let id = new_id("rs");
+            let id = new_id("rs_");
             let item = OutputItem::reasoning(&id, Vec::new());
             events.extend(self.added(item, ContentPart::Reasoning(ReasoningPart::text(""))));
             self.open = Some(OpenItem { id, kind: OpenKind::Reasoning(String::new()) });
@@ -163,7 +175,7 @@ impl ResponseEvents {
         if let Some(start) = delta.start {
             events.extend(self.close(false));
             let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
-            let id = new_id("fc");
+            let id = new_id("fc_");
             let item = self.call_item(&id, &call, ResponseStatus::InProgress);
             events.push(ResponseEvent::ItemAdded { output_index: self.items, item });
             self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
@@ -250,6 +262,10 @@ impl EventEncoder for ResponseEvents {
         self.numbered(events)
     }
 
+    fn repeats_answer(&self) -> bool {
+        true
+    }
+
     /// Repeats that the response is in progress. Codex gives up on a stream that sends only comments.
     fn idle(&mut self) -> Vec<Event> {
         let events = self.progress();
@@ -310,6 +326,7 @@ mod tests {
         };
         check(samples::malformed, "response.completed", &["incomplete", "completed"]);
         check(samples::cut, "response.incomplete", &["completed", "incomplete"]);
+        check(samples::empty, "response.completed", &["completed"]);
     }
 
     #[test]
