@@ -49,7 +49,7 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (
         &["tokio", "tokio-rustls", "tokio-stream"],
         &["narthex-server", "narthex-mcp", "narthex-cli"],
-        "the library is synchronous; only server and mcp are asynchronous",
+        "the library is synchronous; only server, mcp and cli are asynchronous",
     ),
     (&["rmcp"], &["narthex-mcp"], "only mcp implements MCP"),
     (
