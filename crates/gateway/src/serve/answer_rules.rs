@@ -39,7 +39,7 @@ impl AnswerRules {
         check_grammar(tools, options)?;
         let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
         let _permit = if compiles { Some(GRAMMARS.take(is_cancelled)?) } else { None };
-        let refused = |error| grammar_refusal(model, tools, options, error);
+        let refused = |error| grammar_refusal(model, tools, options, error, is_cancelled);
         let compile = |tools: &ToolSettings| {
             let (format, content) = (model.tool_format, options.grammar.as_ref());
             let grammar = tools::answer_grammar(tools, format, &model.package.tokenizer, content)?;
@@ -81,12 +81,16 @@ fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), 
     Err(Error::invalid(param, message))
 }
 
+/// Maximum number of tools that are compiled alone to find the one that is refused.
+const MAX_TRIED: usize = 16;
+
 /// Returns the error of a grammar that was refused. If there are tools, it is that of the part that is refused alone.
 fn grammar_refusal(
     model: &LoadedModel,
     tools: &ToolSettings,
     options: &GenerateOptions,
     error: GrammarError,
+    is_cancelled: &dyn Fn() -> bool,
 ) -> Error {
     let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
     let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
@@ -99,12 +103,11 @@ fn grammar_refusal(
     };
     let is_callable =
         |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
+    let mut tried = tools.tools.iter().filter(is_callable).take(MAX_TRIED).take_while(|_| !is_cancelled());
     let (param, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
         error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),
-        error => of_grammar()
-            .or_else(|| tools.tools.iter().filter(is_callable).find_map(of_tool))
-            .unwrap_or(("tools", String::new(), error)),
+        error => of_grammar().or_else(|| tried.find_map(of_tool)).unwrap_or(("tools", String::new(), error)),
     };
     match error {
         GrammarError::Thread(error) => error.into(),

@@ -10,6 +10,7 @@ mod lark_tokens;
 mod pattern;
 mod refusal;
 mod schema;
+mod schema_size;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -36,6 +37,14 @@ use refusal::{cleaned, refusal};
 
 /// Maximum bytes of a grammar or of a schema's JSON.
 const MAX_BYTES: usize = 128 << 10;
+
+/// Maximum size of the grammar that the compiler makes of a schema, in bytes: for each schema, and for each byte of it. An
+/// answer with tools has one schema for each.
+const MIN_BUILT_BYTES: usize = 256 << 10;
+const BUILT_PER_BYTE: usize = 256;
+
+/// Maximum number of items of the parser at one position. Each optional property of an object has up to four.
+const MAX_ITEMS: usize = 16_384;
 
 /// Maximum depth of brackets in a grammar's source, which is parsed by recursion.
 const MAX_DEPTH: usize = 200;
@@ -166,9 +175,9 @@ pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
     Ok(rule)
 }
 
-/// Returns the schema without keywords that restrict nothing, and with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
-/// space. Small models would otherwise fill their answer with white space, and fixed punctuation is forced without the
-/// model.
+/// Returns the schema without keywords that restrict nothing, and with the spacing of the JSON that models write: one
+/// space after `:` and `,`, and no other white space. Small models would otherwise fill their answer with white space, and
+/// fixed punctuation is forced without the model.
 fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
     let mut fields = match schema {
         Value::Bool(true) => Map::new(),
@@ -184,7 +193,16 @@ fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
+    let length = schema.to_string().len();
+    check_size(length)?;
     schema::remove_annotations(&mut fields);
+    let most = MIN_BUILT_BYTES + length * BUILT_PER_BYTE;
+    if schema_size::bytes(&fields) > most {
+        let reason = format!(
+            "allOf, anyOf and $ref of the schema combine to more than {most} bytes; combine fewer alternatives"
+        );
+        return Err(GrammarError::unusable(reason));
+    }
     let mut schema = Value::Object(fields);
     spacing.apply_to(&mut schema);
     Ok(schema)
@@ -243,6 +261,7 @@ impl GrammarCompiler {
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
             max_lexer_states: MAX_LEXER_STATES,
+            max_items_in_row: MAX_ITEMS,
             verbose_errors: false,
             ..ParserLimits::default()
         };

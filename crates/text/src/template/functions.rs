@@ -118,7 +118,7 @@ fn add_tests(env: &mut Environment<'_>) {
         "number" = tests::is_number,
         "odd" = tests::is_odd,
         "safe" = tests::is_safe,
-        "sameas" = tests::is_sameas,
+        "sameas" = limits::is_same,
         "sequence" = python::is_sequence,
         "string" = tests::is_string,
         "test" = tests::is_test,

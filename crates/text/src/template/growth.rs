@@ -9,6 +9,9 @@ use super::size::{ELEMENT, ESCAPED, MAX_VALUE, Size, elements, within};
 /// Maximum number of bytes of a formatted number without its width and precision: 309 digits and their separators.
 const NUMBER: usize = 512;
 
+/// Maximum number of bytes of a field of a date.
+const DATE_FIELD: usize = 32;
+
 /// Width of an indentation of lines if none is stated.
 const DEFAULT_INDENT: usize = 4;
 
@@ -87,6 +90,7 @@ pub(super) fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
                 false => 0,
             }
         }
+        "strftime_now" => text(subject).matches('%').count().saturating_mul(DATE_FIELD),
         "batch" | "slice" => number.saturating_mul(ELEMENT),
         "fromjson" => text(subject).matches([',', '[', '{']).count().saturating_mul(ELEMENT),
         "escape" | "e" => text(subject).len().saturating_mul(ESCAPED),

@@ -91,6 +91,15 @@ fn growth_is_bounded() {
     fails(&looped(90_000, &raw));
 }
 
+#[test]
+fn comparisons_and_dates_are_measured() {
+    let texts = "{% set x = 'ab' * 2000000 %}{% set y = 'ab' * 2000000 %}";
+    fails(&format!("{texts}{}", looped(90_000, "{% if x is sameas y %}{% endif %}")));
+    let format = "{% set ns.x = ('%B' | upper) * 2000000 %}";
+    fails(&format!("{{% set ns = namespace() %}}{format}{{% set y = strftime_now(ns.x) %}}"));
+    assert_eq!(render("{{ 'a' is sameas 'a' }} {{ strftime_now('%Y') }}").unwrap(), "True 2026");
+}
+
 /// Templates whose result is refused before it exists, whether its strings are the template's or the conversation's.
 #[test]
 fn results_are_bounded_before_they_are_made() {

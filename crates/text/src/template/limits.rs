@@ -6,7 +6,7 @@
 //! grows after it was measured, contains itself, or is too deep for recursion on a thread's stack.
 
 use minijinja::{
-    Environment, Error, Output, State, Value,
+    Environment, Error, Output, State, Value, tests,
     value::{Rest, ValueKind, ValueOrKwargs},
 };
 
@@ -159,6 +159,16 @@ fn call<'a, 'b>(
         return Ok(value);
     }
     usage(state).result(value)
+}
+
+/// `value is sameas other`. Marks do not distinguish strings.
+pub(super) fn is_same(state: &mut State<'_, '_>, value: Value, other: Value) -> Result<bool, Error> {
+    let mut plain = |value: Value| {
+        usage(state).read_first_level(&value)?;
+        Ok::<_, Error>(if value.as_str().is_some() { origin::unmarked(value) } else { value })
+    };
+    let (value, other) = (plain(value)?, plain(other)?);
+    Ok(tests::is_sameas(&value, &other))
 }
 
 /// Writes a value into the output or into a captured block.

@@ -37,7 +37,7 @@ use crate::{
     compile_thread::{self, ThreadStartError},
 };
 use message::escaped_json;
-use origin::Escaper;
+use origin::{Escaper, Read};
 
 /// Maximum number of steps of one rendering, checks included. A conversation takes a few hundred per message.
 const FUEL: u64 = 1_000_000;
@@ -246,7 +246,8 @@ impl ChatTemplate {
     ) -> Result<RenderedPrompt, minijinja::Error> {
         let mut env = (*self.env).clone();
         let date = options.date;
-        env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
+        let strftime = Value::from_function(move |format: String| python::strftime(&format, date));
+        env.add_function("strftime_now", limits::measured("strftime_now", Read::Text, strftime));
         let (instructions, blocks) = checked(&env)?;
         let escaper = Escaper::default();
         let messages: Vec<_> =

@@ -21,9 +21,13 @@ use super::{
 /// Prefix of errors that a template raises with `raise_exception`.
 const RAISED: &str = "raised: ";
 
+/// Maximum number of characters of a message of `raise_exception`.
+const MAX_MESSAGE: usize = 1000;
+
 /// `raise_exception(message)`.
 pub(super) fn raise(message: String) -> Result<Value, Error> {
-    Err(Error::new(REFUSAL, format!("{RAISED}{}", RenderedPrompt::new(&message).text())))
+    let message: String = RenderedPrompt::new(&message).text().chars().take(MAX_MESSAGE).collect();
+    Err(Error::new(REFUSAL, format!("{RAISED}{message}")))
 }
 
 /// Returns the message of an error that a template raised with `raise_exception`.
