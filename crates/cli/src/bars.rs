@@ -112,7 +112,8 @@ impl ProgressSink for Bars {
             }
             (Progress::Advanced { stage, done }, Style::Bars) => {
                 if let Some(bar) = self.running.lock().get(&stage) {
-                    bar.set_position(done);
+                    // pip also unpacks in the folder whose size is measured.
+                    bar.set_position(bar.length().map_or(done, |total| done.min(total)));
                 }
             }
             (Progress::Finished { stage }, Style::Bars) => {
@@ -151,7 +152,7 @@ fn bar(stage: &str, unit: Unit, total: Option<u64>) -> ProgressBar {
         Some(total) => ProgressBar::new(total).with_style(style(&known_template(unit))),
         None => ProgressBar::new_spinner().with_style(style(unknown_template(unit))),
     };
-    bar.with_message(stage.to_owned())
+    bar.with_message(output::without_controls(stage).into_owned())
 }
 
 fn known_template(unit: Unit) -> String {

@@ -95,6 +95,6 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.render();
     let text = if console::colors_enabled_stderr() { text.ansi().to_string() } else { text.to_string() };
-    output::note(text.trim_end());
+    output::styled_note(text.trim_end());
     ExitCode::from(2)
 }

@@ -1,6 +1,7 @@
 //! Standard output that tolerates a closed pipe, the log on standard error, and output files that are never incomplete.
 
 use std::{
+    borrow::Cow,
     fs::{self, File},
     io::{self, ErrorKind, IsTerminal, Write},
     path::{Path, PathBuf},
@@ -32,9 +33,10 @@ pub(crate) enum DeviceLine {
 /// with `RUST_LOG` or `-vv`.
 pub(crate) fn start_log(verbose: u8, devices: DeviceLine) {
     let level = match (verbose, devices) {
-        (0, DeviceLine::Shown) => "warn,narthex::device=info",
-        (0, DeviceLine::Hidden) => "warn",
-        (1, _) => "info,ort=warn",
+        // rmcp logs every error that it answers.
+        (0, DeviceLine::Shown) => "warn,narthex::device=info,rmcp=error",
+        (0, DeviceLine::Hidden) => "warn,rmcp=error",
+        (1, _) => "info,ort=warn,rmcp=error",
         _ => "debug",
     };
     let named = EnvFilter::try_from_default_env();
@@ -87,11 +89,34 @@ impl Write for RedactedStderr {
     }
 }
 
-/// Prints and flushes text.
+/// Prints and flushes text. On a terminal, control characters are shown as escapes.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(shown_on(&stdout, text).as_bytes())?;
     Ok(stdout.flush()?)
+}
+
+/// Returns the text as this output shows it: a terminal without control characters, a file or a pipe unchanged.
+fn shown_on<'a>(output: &impl IsTerminal, text: &'a str) -> Cow<'a, str> {
+    if output.is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
+}
+
+/// Returns a text with its control characters as escapes, except line breaks and tabs. In a text of a model, a file or
+/// another program, they could hide other lines of a terminal, or write to its clipboard.
+pub(crate) fn without_controls(text: &str) -> Cow<'_, str> {
+    let is_control = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        if is_control(char) {
+            shown.extend(char.escape_unicode());
+        } else {
+            shown.push(char);
+        }
+    }
+    Cow::Owned(shown)
 }
 
 /// Prints one line.
@@ -101,7 +126,9 @@ pub(crate) fn line(line: impl std::fmt::Display) -> anyhow::Result<()> {
 
 /// Prints a report for people. Its lines fit the terminal.
 pub(crate) fn report(report: impl std::fmt::Display) -> anyhow::Result<()> {
-    line(wrap::for_terminal(&Term::stdout(), report.to_string().trim_end_matches('\n')))
+    let report = report.to_string();
+    let report = shown_on(&io::stdout(), report.trim_end_matches('\n'));
+    line(wrap::for_terminal(&Term::stdout(), &report))
 }
 
 /// Prints a value as indented JSON.
@@ -163,12 +190,19 @@ fn create_new(path: &Path) -> io::Result<File> {
 /// Prints a question to standard error without a line break, so that the answer follows on the same line.
 pub(crate) fn question(text: impl std::fmt::Display) {
     let mut stderr = io::stderr().lock();
+    let text = text.to_string();
     // The error is ignored, because with standard error closed there is no other output.
-    let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
+    let _ = stderr.write_all(shown_on(&stderr, &text).as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Prints one line to standard error, without the credentials in it. It is broken if the terminal is narrower.
+/// Prints one line to standard error, without the credentials in it. It is broken if the terminal is narrower. On a
+/// terminal, control characters are shown as escapes.
 pub(crate) fn note(line: impl std::fmt::Display) {
+    styled_note(shown_on(&io::stderr(), &line.to_string()));
+}
+
+/// Prints a line as [`note`] does, with its colours. The text must be our own or the user's.
+pub(crate) fn styled_note(line: impl std::fmt::Display) {
     // The error is ignored, because with standard error closed there is no other output.
     let line = line.to_string();
     let line = redact(&line);
@@ -178,6 +212,21 @@ pub(crate) fn note(line: impl std::fmt::Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_cannot_control_a_terminal() {
+        let check = |text: &str, expect: &str| assert_eq!(without_controls(text), expect);
+        check("a\u{1b}[8mb\u{1b}]52;c;eA==\u{7}", r"a\u{1b}[8mb\u{1b}]52;c;eA==\u{7}");
+        check("\0\u{8}\r\u{7f}\u{80}\u{9b}2J\u{9f}", r"\u{0}\u{8}\u{d}\u{7f}\u{80}\u{9b}2J\u{9f}");
+        let joined = "👩\u{200d}🔬 क\u{94d}\u{200d}ष";
+        for plain in ["line\n\ttab", joined, "é\u{a0}日本", "\u{5d0}\u{200f}!"] {
+            check(plain, plain);
+        }
+        // A pipe gets the bytes as they are.
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("piped")).unwrap();
+        assert_eq!(shown_on(&file, "\u{1b}[1m"), "\u{1b}[1m");
+    }
 
     #[test]
     fn files_are_whole_or_absent() {

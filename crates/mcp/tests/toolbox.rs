@@ -4,7 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
+    fs,
     path::PathBuf,
+    process::Command,
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -51,8 +54,19 @@ struct StandIn {
 
 impl StandIn {
     fn new() -> Self {
+        Self::with_script(STAND_IN)
+    }
+
+    /// A stand-in that always answers with the same page of tools, which another page follows.
+    fn with_endless_pages(names: &str) -> Self {
+        const PAGE: &str = r#"PAGES[params.get("cursor")]"#;
+        assert!(STAND_IN.contains(PAGE));
+        Self::with_script(&STAND_IN.replace(PAGE, &format!(r#"({names}, "next")"#)))
+    }
+
+    fn with_script(script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("stand in.py"), STAND_IN).unwrap();
+        fs::write(folder.path().join("stand in.py"), script).unwrap();
         Self { folder }
     }
 
@@ -137,4 +151,38 @@ fn a_silent_server_can_be_given_up() {
         Toolbox::open(&["sleep 1000".to_owned()], Vec::new(), &cancel)
     });
     assert!(matches!(opened.err(), Some(ToolboxError::Cancelled)));
+}
+
+#[test]
+fn pages_of_tools_are_bounded() {
+    let check = |names: &str, expect: &str| {
+        let server = StandIn::with_endless_pages(names);
+        let opened = Toolbox::open(&[server.command()], Vec::new(), &Cancel::new());
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    check("[]", "expected at most 512 pages of tools, found more");
+    check(r#"["a"] * 100"#, "expected at most 512 tools, found more");
+    // The name is in the description too.
+    check(r#"["a" * 1_000_000]"#, "expected at most 4 MiB of tools, found more");
+}
+
+#[test]
+fn processes_that_a_server_started_end_with_it() {
+    let stand_in = StandIn::new();
+    let pipe = stand_in.folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // One server runs until the toolbox is dropped, and one fails to start.
+    for (server, starts) in [(&*stand_in.command(), true), ("false", false)] {
+        let script = r#"exec 3> "$0"; sleep 1000 > /dev/null & exec "$@""#;
+        let command = format!("sh -c '{script}' {} {server}", pipe.display());
+        let (sender, ended) = mpsc::channel();
+        let read = pipe.clone();
+        // The pipe ends when no process has it open.
+        thread::spawn(move || sender.send(fs::read(read)));
+        let toolbox = Toolbox::open(&[command], Vec::new(), &Cancel::new());
+        assert_eq!(toolbox.is_ok(), starts);
+        drop(toolbox);
+        assert!(ended.recv_timeout(Duration::from_secs(20)).is_ok(), "a process of {server} still runs");
+    }
 }

@@ -119,6 +119,9 @@ pub(super) fn print(
             GenerationEvent::ToolCall { delta, .. } => add_call(&mut calls, delta),
             GenerationEvent::Finished { reason, .. } => {
                 if reason == FinishReason::Length && !calls.is_empty() {
+                    if !text.is_empty() {
+                        output::text("\n")?;
+                    }
                     output::note("The tool calls were cut off at the token limit; increase --max-tokens.");
                 }
                 // The text has a call that is malformed.

@@ -1,6 +1,6 @@
 //! A connection to an MCP server, which runs as a child process.
 
-use std::{collections::VecDeque, process::Stdio, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use narthex_gateway::{Cancel, redact, request::Tool};
 use parking_lot::Mutex;
@@ -10,17 +10,17 @@ use rmcp::{
         CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ContentBlock,
         Implementation, PaginatedRequestParams, ResourceContents,
     },
-    service::RunningService,
+    service::{ClientInitializeError, RunningService},
 };
 use serde_json::{Map, Value};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
-    process::{Child, Command},
     time::timeout,
 };
 
 use super::{
     CALL_TIME, END_TIME, MAX_TOOLS, START_TIME, ToolResult, ToolboxError, cancelled, cut, definition,
+    process::ToolProcess,
 };
 
 /// Maximum time to wait for the end of a server that has failed, and for the rest of its log.
@@ -31,6 +31,9 @@ const MAX_LOG: usize = 2 << 10;
 
 /// Maximum number of bytes of a line of a server's log. The rest of a longer line is dropped.
 const MAX_LINE: usize = 8 << 10;
+
+/// Maximum size of a server's tools as JSON, in MiB.
+const MAX_TOOLS_MIB: usize = 4;
 
 /// Maximum bytes of a description.
 const MAX_DESCRIPTION: usize = 4 << 10;
@@ -132,35 +135,40 @@ impl LogTail {
 /// A server that answers.
 pub(super) struct McpClient {
     line: String,
-    process: Child,
+    process: ToolProcess,
     service: RunningService<RoleClient, ClientConfig>,
     tools: Vec<rmcp::model::Tool>,
+}
+
+/// Returns the reason why a server did not start. rmcp's own texts name Rust types.
+fn start_failure(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::ConnectionClosed(_) | ClientInitializeError::TransportError { .. } => {
+            "it ended before it answered".to_owned()
+        }
+        ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
+        _ => "its first answer is not one of MCP".to_owned(),
+    }
 }
 
 /// Starts a server and reads its tools.
 pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<McpClient, ToolboxError> {
     let ServerCommand { line, program, arguments } = command;
-    let mut process = Command::new(program);
-    process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    process.kill_on_drop(true);
-    // Ctrl-C in the terminal is for the conversation.
-    #[cfg(unix)]
-    process.process_group(0);
-    let mut process =
-        process.spawn().map_err(|source| ToolboxError::Start { server: line.clone(), source })?;
+    let mut process = ToolProcess::start(&program, &arguments)
+        .map_err(|source| ToolboxError::Start { server: line.clone(), source })?;
     let log = LogTail::default();
-    let log_task = process.stderr.take().map(|pipe| tokio::spawn(log.clone().fill(pipe)));
+    let log_task = process.child.stderr.take().map(|pipe| tokio::spawn(log.clone().fill(pipe)));
     let failed = |reason: String| {
         let log = log.text();
         let reason = if log.is_empty() { reason } else { format!("{reason}; its log ends with:\n{log}\n") };
         ToolboxError::Protocol { server: line.clone(), reason }
     };
-    let (Some(output), Some(input)) = (process.stdout.take(), process.stdin.take()) else {
+    let (Some(output), Some(input)) = (process.child.stdout.take(), process.child.stdin.take()) else {
         return Err(failed("it has no pipes".to_owned()));
     };
     let answers = async {
         let service =
-            rmcp::serve_client(identity(), (output, input)).await.map_err(|error| error.to_string())?;
+            rmcp::serve_client(identity(), (output, input)).await.map_err(|error| start_failure(&error))?;
         let tools = list(&service).await?;
         Ok::<_, String>((service, tools))
     };
@@ -177,7 +185,7 @@ pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<Mcp
         Err(reason) => {
             // The last words of a program that has just ended may still be on their way.
             let rest = async {
-                let _ = process.wait().await;
+                let _ = process.child.wait().await;
                 if let Some(log_task) = log_task {
                     let _ = log_task.await;
                 }
@@ -198,9 +206,15 @@ fn identity() -> ClientConfig {
 /// Lists the tools of a server, page by page.
 async fn list(service: &RunningService<RoleClient, ClientConfig>) -> Result<Vec<rmcp::model::Tool>, String> {
     let mut tools = Vec::new();
+    let mut bytes = 0_usize;
     let mut page = PaginatedRequestParams::default();
-    loop {
+    for _ in 0..MAX_TOOLS {
         let found = service.list_tools(Some(page)).await.map_err(|error| error.to_string())?;
+        let size = serde_json::to_vec(&found.tools).map_err(|error| error.to_string())?.len();
+        bytes = bytes.saturating_add(size);
+        if bytes > MAX_TOOLS_MIB << 20 {
+            return Err(format!("expected at most {MAX_TOOLS_MIB} MiB of tools, found more"));
+        }
         tools.extend(found.tools);
         if tools.len() > MAX_TOOLS {
             return Err(format!("expected at most {MAX_TOOLS} tools, found more"));
@@ -210,6 +224,7 @@ async fn list(service: &RunningService<RoleClient, ClientConfig>) -> Result<Vec<
             None => return Ok(tools),
         }
     }
+    Err(format!("expected at most {MAX_TOOLS} pages of tools, found more"))
 }
 
 impl McpClient {
@@ -249,11 +264,12 @@ impl McpClient {
         }
     }
 
-    /// Ends the server: closes its input, and kills it if it does not end by itself.
+    /// Ends the server: closes its input, and kills it if it does not end by itself. Processes that it started are
+    /// killed with it or after it.
     pub(super) async fn end(mut self) {
         let _ = self.service.close_with_timeout(END_TIME).await;
-        if timeout(END_TIME, self.process.wait()).await.is_err() {
-            let _ = self.process.kill().await;
+        if timeout(END_TIME, self.process.child.wait()).await.is_err() {
+            self.process.kill().await;
         }
     }
 }

@@ -1,17 +1,16 @@
 //! A command as a tool. It receives the arguments as JSON on standard input, and its standard output is the result.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use narthex_gateway::Cancel;
 use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    process::{Child, Command},
     task::JoinHandle,
     time::timeout,
 };
 
-use super::{MAX_RESULT, ToolResult, cancelled};
+use super::{MAX_RESULT, ToolResult, cancelled, process::ToolProcess};
 
 /// Maximum time to read the remaining output of a command that has ended. A process that it started may keep the pipe
 /// open.
@@ -29,27 +28,6 @@ pub(super) struct CommandTool {
     pub(super) limit: Duration,
 }
 
-/// A process that is killed, with the processes of its group, when it is dropped.
-struct ToolProcess {
-    child: Child,
-    /// Number of the process and of its group.
-    id: Option<u32>,
-}
-
-impl Drop for ToolProcess {
-    fn drop(&mut self) {
-        #[cfg(unix)]
-        if let Some(group) =
-            self.id.and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw)
-        {
-            // The group is empty if every process has ended.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        // The process may have ended already.
-        let _ = self.child.start_kill();
-    }
-}
-
 impl CommandTool {
     /// Runs the command.
     pub(super) async fn call(&self, arguments: &Value, cancel: &Cancel) -> ToolResult {
@@ -57,14 +35,8 @@ impl CommandTool {
     }
 
     async fn run(&self, arguments: &Value, cancel: &Cancel) -> Result<ToolResult, String> {
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        #[cfg(unix)]
-        command.process_group(0);
-        let child =
-            command.spawn().map_err(|error| format!("{} cannot be started: {error}", self.program))?;
-        let mut process = ToolProcess { id: child.id(), child };
+        let mut process = ToolProcess::start(&self.program, &self.arguments)
+            .map_err(|error| format!("{} cannot be started: {error}", self.program))?;
         if let Some(mut input) = process.child.stdin.take() {
             let text = format!("{arguments}\n");
             // A command may end without reading its arguments.

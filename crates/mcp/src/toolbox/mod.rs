@@ -1,5 +1,5 @@
 //! Tools of other programs for a local model: those of MCP servers (`client`), and commands of a file (`file`,
-//! `command`).
+//! `command`). Both run as processes (`process`).
 //!
 //! Start at [`Toolbox`]. Everything that a tool returns is bounded in size and time, and its failure is a result for
 //! the model.
@@ -7,6 +7,7 @@
 mod client;
 mod command;
 mod file;
+mod process;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -25,7 +26,7 @@ use command::CommandTool;
 /// Maximum bytes of a result. A longer one is cut.
 const MAX_RESULT: usize = 64 << 10;
 
-/// Maximum number of tools of one server.
+/// Maximum number of tools of one server, and of the pages that list them.
 const MAX_TOOLS: usize = 512;
 
 /// Maximum length of a tool's name without the number that may follow it.
