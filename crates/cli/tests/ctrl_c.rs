@@ -213,7 +213,7 @@ def first(*_):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     print("caught", flush=True)
 signal.signal(signal.SIGINT, first)
-print("server at " + os.environ["OPENAI_API_BASE"].split("/")[2] + ";", flush=True)
+print("server at " + os.environ["AIDER_OPENAI_API_BASE"].split("/")[2] + ";", flush=True)
 while True:
     time.sleep(60)
 "#;

@@ -28,7 +28,7 @@ environment = os.environ
 if "ANTHROPIC_BASE_URL" in environment:
     url, field = environment["ANTHROPIC_BASE_URL"] + "/v1/messages", "content"
 else:
-    url, field = environment["OPENAI_API_BASE"] + "/chat/completions", "choices"
+    url, field = environment["AIDER_OPENAI_API_BASE"] + "/chat/completions", "choices"
 model = sys.argv[sys.argv.index("--model") + 1].removeprefix("openai/")
 body = {"model": model, "max_tokens": 3, "messages": [{"role": "user", "content": "the cat"}]}
 request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -55,7 +55,7 @@ def end(number, frame):
         sys.exit(3)
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, end)
-write("started", f"{os.getpid()} {os.environ['OPENAI_API_BASE'].split('/')[2]}")
+write("started", f"{os.getpid()} {os.environ['AIDER_OPENAI_API_BASE'].split('/')[2]}")
 while True:
     time.sleep(60)
 "#;
@@ -183,16 +183,16 @@ fn error(output: &Output) -> String {
 #[test]
 fn an_agent_runs_on_a_server_that_ends_with_it() {
     let machine = Machine::new().with_model().with_program("aider", AGENT).with_program("claude", AGENT);
-    for (agent, model) in [("aider", "openai/local/tiny"), ("claude", "local/tiny")] {
+    for (agent, arguments) in [
+        ("aider", json!(["--model", "openai/local/tiny", "--no-show-model-warnings", "--yes"])),
+        ("claude", json!(["--model", "local/tiny", "--yes"])),
+    ] {
         // Without --model, the largest installed one is chosen.
         let output = machine.launch(&[agent, "--", "--yes"], true);
         assert!(output.status.success(), "{agent}: {}", error(&output));
         assert!(error(&output).contains("Starting a server with local/tiny"), "{}", error(&output));
         let seen = machine.seen();
-        assert_eq!(
-            (&seen["answered"], &seen["arguments"]),
-            (&json!(true), &json!(["--model", model, "--yes"]))
-        );
+        assert_eq!((&seen["answered"], &seen["arguments"]), (&json!(true), &arguments));
         let url = seen["url"].as_str().unwrap();
         let address = url.trim_start_matches("http://").split('/').next().unwrap();
         assert!(std::net::TcpStream::connect(address).is_err(), "{address} still listens");

@@ -112,7 +112,7 @@ impl fmt::Display for AccessRules {
             .iter()
             .map(|origin| match origin {
                 AllowedOrigin::Any => "all sites",
-                AllowedOrigin::Exactly(origin) => origin,
+                AllowedOrigin::Exactly(origin) | AllowedOrigin::Scheme(origin) => origin,
             })
             .collect();
         if self.clients != Clients::Network {

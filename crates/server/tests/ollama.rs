@@ -82,6 +82,13 @@ fn models_are_listed_and_described() {
         (&json!(["completion", "tools"]), &json!("llama"))
     );
     assert!(shown["model_info"]["llama.context_length"].as_u64() > Some(0));
+    // Ollama's client sends both names of the model.
+    for names in [json!({"model": model, "name": ""}), json!({"model": "", "name": model, "options": null})] {
+        assert_eq!(live.post("/api/show", &names).json()["details"], shown["details"], "{names}");
+        assert!(live.post("/api/pull", &names).text().contains("success"), "{names}");
+    }
+    let refused = live.post("/api/show", &json!({"model": "", "name": ""}));
+    assert_eq!((refused.status, refused.json()["error"].as_str()), (400, Some("model is required")));
     for (path, body) in
         [("/api/show", json!({"model": "nothing"})), ("/api/pull", json!({"model": "/etc/passwd"}))]
     {

@@ -28,13 +28,17 @@ pub enum AllowedOrigin {
     Any,
     /// One origin as browsers write it: `https://app.example`.
     Exactly(String),
+    /// Every origin of a scheme that is not the web's: `vscode-webview://`. The hosts of such apps may change with each
+    /// window.
+    Scheme(String),
 }
 
 /// Text that is not a valid origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected a scheme, a host and perhaps a port without a path or a final slash, as in https://app.example or \
-     http://localhost:3000, or * for every origin; found {found:?}"
+     http://localhost:3000, a scheme of apps as in vscode-webview://*, null for pages without an origin, or * for every \
+     origin; found {found:?}"
 )]
 pub struct BadOrigin {
     /// The text.
@@ -46,15 +50,21 @@ impl FromStr for AllowedOrigin {
 
     /// Reads an origin. Browsers write scheme and host in lower case and leave out the scheme's own port.
     fn from_str(text: &str) -> Result<Self, BadOrigin> {
-        if text == "*" {
-            return Ok(Self::Any);
-        }
         let text = text.to_ascii_lowercase();
+        match text.as_str() {
+            "*" => return Ok(Self::Any),
+            // Browsers send this for files and sandboxed pages, and some for apps.
+            "null" | "file://" => return Ok(Self::Exactly(text)),
+            _ => {}
+        }
         let bad = || BadOrigin { found: text.chars().take(200).collect() };
         let (scheme, authority) = text.split_once("://").ok_or_else(bad)?;
         let in_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
         if !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) || !scheme.chars().all(in_scheme) {
             return Err(bad());
+        }
+        if authority == "*" && !matches!(scheme, "http" | "https") {
+            return Ok(Self::Scheme(format!("{scheme}://")));
         }
         let (host, port) = split_port(authority).ok_or_else(bad)?;
         let own_port = match scheme {
@@ -105,6 +115,7 @@ impl OriginList {
         self.allowed.iter().any(|allowed| match allowed {
             AllowedOrigin::Any => true,
             AllowedOrigin::Exactly(known) => known == origin,
+            AllowedOrigin::Scheme(start) => origin.starts_with(start.as_str()),
         }) || (self.with_loopback && is_local())
     }
 
@@ -112,8 +123,10 @@ impl OriginList {
     pub(crate) fn check(&self, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
         match request.headers().get(ORIGIN) {
             Some(origin) if !self.allows(origin) => {
-                let message =
-                    "this origin may not send requests; allow it with --cors-origin when starting the server";
+                let origin: String = origin.to_str().unwrap_or("").chars().take(200).collect();
+                let message = format!(
+                    "the origin {origin:?} may not send requests; allow it with --cors-origin when starting the server"
+                );
                 Err(ApiError::plain(StatusCode::FORBIDDEN, message))
             }
             origin => Ok(origin.cloned()),
@@ -159,10 +172,15 @@ mod tests {
         check("http://localhost:3000", "http://localhost:3000");
         check("http://[::1]:5173", "http://[::1]:5173");
         check("chrome-extension://abc", "chrome-extension://abc");
+        check("null", "null");
+        check("file://", "file://");
         assert_eq!("*".parse(), Ok(AllowedOrigin::Any));
+        let webview = AllowedOrigin::Scheme("vscode-webview://".to_owned());
+        assert_eq!("vscode-webview://*".parse(), Ok(webview));
         for bad in [
             "",
-            "null",
+            "http://*",
+            "https://*",
             "app.example",
             "https://app.example/",
             "https://app.example/path",
@@ -196,6 +214,10 @@ mod tests {
         {
             check(&local, origin, false);
         }
+        let apps = list("vscode-webview://* null", false);
+        check(&apps, "vscode-webview://1a2b", true);
+        check(&apps, "null", true);
+        check(&apps, "https://vscode-webview", false);
         let open = list("https://app.example", false);
         check(&open, "https://app.example", true);
         check(&open, "http://localhost:3000", false);

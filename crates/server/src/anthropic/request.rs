@@ -15,7 +15,7 @@ use crate::{
     error::ApiError,
     ignored::IgnoredParameters,
     openai::{
-        reasoning::Effort,
+        reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
         tools::{call_limit, no_parameters},
     },
@@ -70,20 +70,6 @@ struct OutputConfig {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum OutputFormat {
     JsonSchema { schema: Value },
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-struct ThinkingSettings {
-    r#type: Option<ThinkingType>,
-    budget_tokens: Option<usize>,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ThinkingType {
-    Enabled,
-    Adaptive,
-    Disabled,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -257,13 +243,8 @@ fn no_reasoning() -> ReasoningSettings {
 /// Returns the gateway's settings. The effort limits reasoning that has no budget of its own.
 fn reasoning(thinking: Option<ThinkingSettings>, effort: Option<Effort>) -> ReasoningSettings {
     let of_effort = effort.map_or_else(ReasoningSettings::default, Effort::settings);
-    let budget = thinking.as_ref().and_then(|thinking| thinking.budget_tokens);
-    let thinking = match thinking.and_then(|thinking| thinking.r#type) {
-        Some(ThinkingType::Enabled) => Thinking::On,
-        Some(ThinkingType::Disabled) => Thinking::Off,
-        Some(ThinkingType::Adaptive) | None => Thinking::Template,
-    };
-    ReasoningSettings { thinking, budget: budget.or(of_effort.budget), ..of_effort }
+    let own = thinking.map_or_else(ReasoningSettings::default, ThinkingSettings::settings);
+    ReasoningSettings { thinking: own.thinking, budget: own.budget.or(of_effort.budget), ..of_effort }
 }
 
 impl ToolDefinition {

@@ -158,14 +158,43 @@ pub(crate) async fn ps(app: App) -> Result<Json<LoadedModels>, ApiError> {
 
 /// Body of `/api/show`.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend("anyOf" = [{"required": ["model"]}, {"required": ["name"]}]))]
 pub(crate) struct ShowBody {
-    #[serde(alias = "name")]
-    model: String,
+    #[serde(flatten)]
+    model: NamedModel,
 }
 
 impl FromBody for ShowBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        body::read_body(body, &[&["model", "name", "verbose"]])
+        let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["verbose"]])?;
+        read.model.check()?;
+        Ok(read)
+    }
+}
+
+/// The model of a request. Ollama's own client sends its name in both fields, of which one is empty.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct NamedModel {
+    #[serde(default)]
+    model: String,
+    /// The older field.
+    #[serde(default)]
+    name: String,
+}
+
+impl NamedModel {
+    /// Names of the fields.
+    pub(super) const FIELDS: &[&str] = &["model", "name"];
+
+    /// Fails if both fields are empty.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        let is_named = !self.model.is_empty() || !self.name.is_empty();
+        if is_named { Ok(()) } else { Err(ApiError::bad_request("model", "model is required")) }
+    }
+
+    /// Returns the name of the model.
+    pub(super) fn into_name(self) -> String {
+        if self.model.is_empty() { self.name } else { self.model }
     }
 }
 
@@ -187,7 +216,7 @@ pub(crate) struct ShownModel {
 /// Describes one model.
 pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownModel>, ApiError> {
     let Body(ShowBody { model }, _held) = body;
-    let gateway = app.gateway.clone();
+    let (gateway, model) = (app.gateway.clone(), model.into_name());
     let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
     Ok(Json(shown))
 }

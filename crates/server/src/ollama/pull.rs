@@ -18,6 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinHandle};
 
+use super::models::NamedModel;
 use crate::{
     app::App,
     blocking::CancelOnDrop,
@@ -30,15 +31,18 @@ const MAX_LINES: usize = 64;
 
 /// Body of the request.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend("anyOf" = [{"required": ["model"]}, {"required": ["name"]}]))]
 pub(crate) struct PullBody {
-    #[serde(alias = "name")]
-    model: String,
+    #[serde(flatten)]
+    model: NamedModel,
     stream: Option<bool>,
 }
 
 impl FromBody for PullBody {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        body::read_body(body, &[&["model", "name", "stream", "insecure"]])
+        let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["stream", "insecure"]])?;
+        read.model.check()?;
+        Ok(read)
     }
 }
 
@@ -168,7 +172,7 @@ impl RunningPull {
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<PullBody>) -> Result<Response, ApiError> {
     let Body(PullBody { model, stream }, _held) = body;
-    let mut pull = RunningPull::start(&app, model).await?;
+    let mut pull = RunningPull::start(&app, model.into_name()).await?;
     if stream == Some(false) {
         while pull.lines.recv().await.is_some() {}
         pull.outcome().await.unwrap_or(Ok(()))?;

@@ -3,7 +3,7 @@
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
-    request::{ChatRequest, GenerateOptions},
+    request::{ChatRequest, GenerateOptions, ReasoningSettings},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,6 +13,7 @@ use super::{
     chat_answer::{ChatCompletion, ChatDelta, ChatForm, ChatStream},
     messages::WireMessage,
     options::{ChoiceOptions, StreamOptions},
+    reasoning::{ReasoningObject, ThinkingSettings},
     shared_fields::{ConversationBody, SharedFields},
     stream::ChunkEncoder,
     tools::ToolOptions,
@@ -30,7 +31,8 @@ use crate::{
 };
 
 /// Fields of [`ChatBody`].
-const FIELDS: &[&str] = &["model", "messages", "logprobs", "top_logprobs", "modalities"];
+const FIELDS: &[&str] =
+    &["model", "messages", "logprobs", "top_logprobs", "modalities", "thinking", "reasoning"];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ChatBody {
@@ -40,9 +42,25 @@ pub(crate) struct ChatBody {
     #[schemars(range(max = 20))]
     top_logprobs: Option<usize>,
     modalities: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "body::filled")]
+    thinking: Option<ThinkingSettings>,
+    #[serde(default, deserialize_with = "body::filled")]
+    reasoning: Option<ReasoningObject>,
 }
 
 impl ChatBody {
+    /// Returns the names of the given objects with settings of reasoning.
+    fn of_reasoning(&self) -> impl Iterator<Item = &'static str> {
+        let given = [("thinking", self.thinking.is_some()), ("reasoning", self.reasoning.is_some())];
+        given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
+
+    /// Returns the settings of these objects.
+    fn reasoning(&self) -> ReasoningSettings {
+        let thinking = self.thinking.map(ThinkingSettings::settings);
+        thinking.or_else(|| self.reasoning.map(ReasoningObject::settings)).unwrap_or_default()
+    }
+
     fn check(&self) -> Result<(), ApiError> {
         match &self.modalities {
             Some(modalities) if modalities.iter().any(|modality| modality != "text") => {
@@ -84,7 +102,8 @@ impl FromBody for ParsedChat {
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
         let tools = tools.settings()?;
         let SharedFields { sampling, reasoning, grammar } = shared;
-        let of_reasoning = reasoning.given();
+        let of_reasoning = chat.of_reasoning().chain(reasoning.given()).collect();
+        let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;
         let (grammar, logprobs) = (grammar.grammar(None)?, chat.top_logprobs()?);
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
@@ -92,7 +111,7 @@ impl FromBody for ParsedChat {
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            request: ChatRequest { messages, tools, reasoning: reasoning.settings(), options },
+            request: ChatRequest { messages, tools, reasoning, options },
             streaming: choices.streaming(),
             form,
             model: chat.model,

@@ -20,8 +20,9 @@ pub(crate) struct WireMessage {
     #[serde(default)]
     content: Option<Content>,
     refusal: Option<String>,
-    #[serde(alias = "reasoning")]
     reasoning_content: Option<String>,
+    /// The name of `reasoning_content` in other servers.
+    reasoning: Option<String>,
     name: Option<String>,
     tool_call_id: Option<String>,
     tool_calls: Option<Vec<WireToolCall>>,
@@ -182,8 +183,8 @@ impl WireMessage {
     /// Converts the message for the gateway. `index` is its index for errors.
     pub(crate) fn into_message(mut self, index: usize) -> Result<Message, ApiError> {
         if self.role == WireRole::Assistant {
-            let reasoning = self.content.as_mut().and_then(Content::take_reasoning);
-            self.reasoning_content = self.reasoning_content.or(reasoning);
+            let of_content = self.content.as_mut().and_then(Content::take_reasoning);
+            self.reasoning_content = self.reasoning_content.or(self.reasoning.take()).or(of_content);
         }
         let content = match self.content {
             None => self.refusal.unwrap_or_default(),
@@ -232,6 +233,8 @@ mod tests {
         let read = message(json!({"role": "assistant", "content": parts})).unwrap();
         assert_eq!((read.content.as_str(), read.reasoning_content.as_deref()), ("a", Some("b")));
         assert!(message(json!({"role": "user", "content": parts})).is_err());
+        let both = json!({"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": null});
+        assert_eq!(message(both).unwrap().reasoning_content.as_deref(), Some("r"));
         let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
         assert_eq!(error["error"]["param"], "messages[3].content[0]");
     }

@@ -64,8 +64,8 @@ impl<'de> Deserialize<'de> for TokenLimit {
 pub(crate) struct Sampling {
     max_tokens: Option<TokenLimit>,
     max_completion_tokens: Option<TokenLimit>,
-    #[serde(alias = "num_predict")]
     n_predict: Option<i64>,
+    num_predict: Option<i64>,
     ignore_eos: Option<bool>,
     #[schemars(range(min = 0.0, max = 2.0))]
     temperature: Option<f32>,
@@ -75,12 +75,14 @@ pub(crate) struct Sampling {
     #[schemars(range(min = 0.0, max = 1.0))]
     min_p: Option<f32>,
     #[schemars(range(min = 0.0, max = 1.0))]
-    #[serde(alias = "typ_p")]
     typical_p: Option<f32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
+    typ_p: Option<f32>,
     min_tokens: Option<usize>,
     #[schemars(range(min = 0.01, max = 100.0))]
-    #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
+    #[schemars(range(min = 0.01, max = 100.0))]
+    repeat_penalty: Option<f32>,
     #[schemars(range(min = -2.0, max = 2.0))]
     presence_penalty: Option<f32>,
     #[schemars(range(min = -2.0, max = 2.0))]
@@ -139,15 +141,18 @@ impl Sampling {
         Self {
             max_tokens: self.max_tokens.or(others.max_tokens),
             max_completion_tokens: self.max_completion_tokens.or(others.max_completion_tokens),
-            n_predict: self.n_predict.or(others.n_predict),
+            n_predict: self.predicted().or(others.predicted()),
+            num_predict: None,
             ignore_eos: self.ignore_eos.or(others.ignore_eos),
             temperature: self.temperature.or(others.temperature),
             top_p: self.top_p.or(others.top_p),
             top_k: self.top_k.or(others.top_k),
             min_p: self.min_p.or(others.min_p),
-            typical_p: self.typical_p.or(others.typical_p),
+            typical_p: self.typical_p().or(others.typical_p()),
+            typ_p: None,
             min_tokens: self.min_tokens.or(others.min_tokens),
-            repetition_penalty: self.repetition_penalty.or(others.repetition_penalty),
+            repetition_penalty: self.repetition_penalty().or(others.repetition_penalty()),
+            repeat_penalty: None,
             presence_penalty: self.presence_penalty.or(others.presence_penalty),
             frequency_penalty: self.frequency_penalty.or(others.frequency_penalty),
             logit_bias: self.logit_bias.or(others.logit_bias),
@@ -160,12 +165,25 @@ impl Sampling {
 
     /// Returns true if a maximum number of tokens was given, or -1.
     pub(crate) fn has_limit(&self) -> bool {
-        self.max_completion_tokens.is_some() || self.max_tokens.is_some() || self.n_predict.is_some()
+        self.max_completion_tokens.is_some() || self.max_tokens.is_some() || self.predicted().is_some()
+    }
+
+    fn typical_p(&self) -> Option<f32> {
+        self.typical_p.or(self.typ_p)
+    }
+
+    fn repetition_penalty(&self) -> Option<f32> {
+        self.repetition_penalty.or(self.repeat_penalty)
+    }
+
+    /// Returns the maximum number of tokens in the fields of llama.cpp and Ollama.
+    fn predicted(&self) -> Option<i64> {
+        self.n_predict.or(self.num_predict)
     }
 
     /// Returns the maximum number of tokens. -1, which llama.cpp's clients send, means no limit.
     fn max_tokens(&self) -> Option<usize> {
-        let predicted = self.n_predict.map(|tokens| TokenLimit(usize::try_from(tokens).ok()));
+        let predicted = self.predicted().map(|tokens| TokenLimit(usize::try_from(tokens).ok()));
         self.max_completion_tokens.or(self.max_tokens).or(predicted).and_then(|limit| limit.0)
     }
 
@@ -179,9 +197,9 @@ impl Sampling {
             // -1 means all tokens, as in other servers.
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(standard.top_k),
             min_p: self.min_p.unwrap_or(standard.min_p),
-            typical_p: self.typical_p.unwrap_or(standard.typical_p),
+            typical_p: self.typical_p().unwrap_or(standard.typical_p),
             min_tokens: self.min_tokens.unwrap_or(standard.min_tokens),
-            repetition_penalty: self.repetition_penalty.unwrap_or(standard.repetition_penalty),
+            repetition_penalty: self.repetition_penalty().unwrap_or(standard.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
             logit_bias: self.logit_bias()?,
@@ -216,6 +234,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn parameters_with_two_names_may_have_both() {
+        let both = json!({
+            "repeat_penalty": 1.5, "repetition_penalty": 1.25, "typ_p": 0.5, "typical_p": null, "num_predict": 7,
+            "n_predict": null,
+        });
+        let options = serde_json::from_value::<Sampling>(both).unwrap().options().unwrap();
+        let found = (options.repetition_penalty, options.typical_p, options.max_tokens);
+        assert_eq!(found, (1.25, 0.5, Some(7)));
+    }
 
     #[test]
     fn seeds_have_64_bits() {

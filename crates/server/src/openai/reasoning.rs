@@ -53,6 +53,54 @@ impl Effort {
     }
 }
 
+/// `thinking` in Anthropic's API, which some clients of chat completions send too.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+pub(crate) struct ThinkingSettings {
+    r#type: Option<ThinkingType>,
+    budget_tokens: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingType {
+    Enabled,
+    Adaptive,
+    Disabled,
+}
+
+impl ThinkingSettings {
+    /// Returns the gateway's settings.
+    pub(crate) fn settings(self) -> ReasoningSettings {
+        let thinking = match self.r#type {
+            Some(ThinkingType::Enabled) => Thinking::On,
+            Some(ThinkingType::Disabled) => Thinking::Off,
+            Some(ThinkingType::Adaptive) | None => Thinking::Template,
+        };
+        ReasoningSettings { thinking, budget: self.budget_tokens, ..ReasoningSettings::default() }
+    }
+}
+
+/// `reasoning` in chat completions, as clients of several services send it.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+pub(crate) struct ReasoningObject {
+    effort: Option<Effort>,
+    max_tokens: Option<usize>,
+    enabled: Option<bool>,
+}
+
+impl ReasoningObject {
+    /// Returns the gateway's settings.
+    pub(crate) fn settings(self) -> ReasoningSettings {
+        let of_effort = self.effort.map_or_else(ReasoningSettings::default, Effort::settings);
+        let thinking = match self.enabled {
+            Some(true) => Thinking::On,
+            Some(false) => Thinking::Off,
+            None => of_effort.thinking,
+        };
+        ReasoningSettings { thinking, budget: self.max_tokens.or(of_effort.budget), ..of_effort }
+    }
+}
+
 impl ReasoningOptions {
     /// Names of the fields.
     pub(crate) const FIELDS: &[&str] = &[
@@ -142,6 +190,23 @@ impl ReasoningOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn objects_of_other_services_are_read() {
+        let thinking = |value: Value| {
+            let found = serde_json::from_value::<ThinkingSettings>(value).unwrap().settings();
+            (found.thinking, found.budget)
+        };
+        assert_eq!(thinking(json!({"type": "disabled"})), (Thinking::Off, None));
+        assert_eq!(thinking(json!({"type": "enabled", "budget_tokens": 7})), (Thinking::On, Some(7)));
+        let reasoning = |value: Value| {
+            let found = serde_json::from_value::<ReasoningObject>(value).unwrap().settings();
+            (found.thinking, found.budget)
+        };
+        assert_eq!(reasoning(json!({"effort": "none"})), (Thinking::Off, Some(0)));
+        assert_eq!(reasoning(json!({"enabled": true, "max_tokens": 7})), (Thinking::On, Some(7)));
+        assert_eq!(reasoning(json!({"effort": "low", "enabled": false})), (Thinking::Off, Some(1024)));
+    }
 
     #[test]
     fn parameters_of_several_servers_mean_the_same() {

@@ -27,8 +27,9 @@ use crate::{
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct TokenizeBody {
     model: String,
-    #[serde(alias = "prompt")]
     content: Option<String>,
+    /// The name of `content` in vLLM.
+    prompt: Option<String>,
     messages: Option<Vec<WireMessage>>,
     tools: Option<Vec<WireTool>>,
     #[serde(skip)]
@@ -119,7 +120,8 @@ const TOKEN_BYTES: usize = 9;
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
     let Body(mut body, held) = body;
     let conversation = body.conversation()?;
-    let TokenizeBody { model, content, .. } = body;
+    let TokenizeBody { model, content, prompt, .. } = body;
+    let content = content.or(prompt);
     if conversation.is_none() && content.is_none() {
         return Err(ApiError::bad_request("content", "content is required"));
     }

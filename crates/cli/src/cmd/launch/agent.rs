@@ -105,8 +105,13 @@ impl AgentCommand {
                 environment: [
                     variable("ANTHROPIC_BASE_URL", origin),
                     variable("ANTHROPIC_AUTH_TOKEN", key),
+                    // The user's own key and models are for Anthropic's servers.
+                    variable("ANTHROPIC_API_KEY", ""),
                     variable("ANTHROPIC_MODEL", model),
+                    variable("ANTHROPIC_DEFAULT_OPUS_MODEL", model),
+                    variable("ANTHROPIC_DEFAULT_SONNET_MODEL", model),
                     variable("ANTHROPIC_DEFAULT_HAIKU_MODEL", model),
+                    variable("CLAUDE_CODE_SUBAGENT_MODEL", model),
                     variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
                 ]
                 .into_iter()
@@ -121,22 +126,30 @@ impl AgentCommand {
             },
             Agent::Aider => Self {
                 program,
-                arguments: words(&["--model", &format!("openai/{model}")]),
-                environment: vec![variable("OPENAI_API_BASE", &base), variable("OPENAI_API_KEY", key)],
+                arguments: words(&["--model", &format!("openai/{model}"), "--no-show-model-warnings"]),
+                // Variables of Aider's options take precedence over those of a project's `.env`.
+                environment: vec![
+                    variable("AIDER_OPENAI_API_BASE", &base),
+                    variable("AIDER_OPENAI_API_KEY", key),
+                ],
             },
             Agent::OpenInterpreter => Self {
                 program,
-                arguments: words(&["--model", &format!("openai/{model}"), "--api_base", &base]),
+                arguments: interpreter_arguments(&base, endpoint),
                 environment: vec![variable("OPENAI_API_KEY", key)],
             },
             Agent::Qwen => Self {
                 program,
                 arguments: words(&["-c", QWEN_AGENT]),
-                environment: vec![
+                environment: [
                     variable("QWEN_AGENT_MODEL", model),
                     variable("QWEN_AGENT_MODEL_SERVER", &base),
                     variable("QWEN_AGENT_API_KEY", key),
-                ],
+                ]
+                .into_iter()
+                // The rest of the context is for the answer.
+                .chain(context.map(|n| variable(QWEN_INPUT_LENGTH, &(n - n / 4).to_string())))
+                .collect(),
             },
         }
     }
@@ -152,13 +165,29 @@ impl AgentCommand {
     }
 }
 
+/// Variable with the maximum number of tokens that Qwen-Agent sends.
+const QWEN_INPUT_LENGTH: &str = "QWEN_AGENT_DEFAULT_MAX_INPUT_TOKENS";
+
+/// Returns Open Interpreter's arguments. It knows the lengths of the models of cloud services only.
+fn interpreter_arguments(base: &str, Endpoint { model, context, .. }: &Endpoint) -> Vec<String> {
+    let mut arguments =
+        vec!["--model".to_owned(), format!("openai/{model}"), "--api_base".to_owned(), base.to_owned()];
+    if let Some(context) = context {
+        arguments.extend(["--context_window".to_owned(), context.to_string()]);
+        arguments.extend(["--max_tokens".to_owned(), (context / 4).to_string()]);
+    }
+    arguments
+}
+
 /// Time in milliseconds after which Codex gives up on a stream without events. A local model may read a long prompt for
 /// minutes.
 const CODEX_IDLE_MS: u64 = 1_200_000;
 
 /// Returns Codex's arguments. Its settings are TOML, in which strings have the same form as in JSON.
 fn codex_arguments(base: &str, Endpoint { model, context, .. }: &Endpoint) -> Vec<String> {
+    // Codex passes settings on to its subcommands, but not the option `--model`.
     let settings = [
+        ("model", json!(model)),
         ("model_provider", json!("narthex")),
         ("model_providers.narthex.name", json!("Narthex")),
         ("model_providers.narthex.base_url", json!(base)),
@@ -168,8 +197,7 @@ fn codex_arguments(base: &str, Endpoint { model, context, .. }: &Endpoint) -> Ve
     ];
     let context = context.map(|context| ("model_context_window", json!(context)));
     let settings = settings.into_iter().chain(context);
-    let settings = settings.flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]);
-    settings.chain(["-m".to_owned(), model.to_owned()]).collect()
+    settings.flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]).collect()
 }
 
 /// Returns OpenCode's settings as JSON.
@@ -187,7 +215,9 @@ fn opencode_config(base: &str, Endpoint { model, context, key, .. }: &Endpoint) 
         "options": {"baseURL": base, "apiKey": key},
         "models": models,
     });
-    json!({"model": format!("narthex/{model}"), "provider": {"narthex": provider}}).to_string()
+    let name = format!("narthex/{model}");
+    // The small model, for titles, may be that of a cloud service in the user's settings.
+    json!({"model": name, "small_model": name, "provider": {"narthex": provider}}).to_string()
 }
 
 /// Quotes the value of a variable for a POSIX shell, which expands [`KEY_REFERENCE`] in it.
@@ -246,7 +276,10 @@ mod tests {
             ["-c model_context_window=40960", "-c model_providers.narthex.stream_idle_timeout_ms=1200000"];
         check(Agent::Codex, &codex);
         check(Agent::Claude, &["CLAUDE_CODE_AUTO_COMPACT_WINDOW=40960"]);
-        check(Agent::Opencode, &[r#""limit":{"context":40960,"output":10240}"#]);
+        let small = r#""small_model":"narthex/qwen3:0.6b""#;
+        check(Agent::Opencode, &[r#""limit":{"context":40960,"output":10240}"#, small]);
+        check(Agent::OpenInterpreter, &["--context_window 40960 --max_tokens 10240"]);
+        check(Agent::Qwen, &["QWEN_AGENT_DEFAULT_MAX_INPUT_TOKENS=30720"]);
     }
 
     #[test]
@@ -259,7 +292,8 @@ mod tests {
         let line = AgentCommand::new(Agent::Aider, &endpoint()).shell(&["it's".to_owned()]);
         assert_eq!(
             line,
-            r"OPENAI_API_BASE=http://127.0.0.1:8000/v1 OPENAI_API_KEY='a b' aider --model openai/qwen3:0.6b 'it'\''s'"
+            "AIDER_OPENAI_API_BASE=http://127.0.0.1:8000/v1 AIDER_OPENAI_API_KEY='a b' aider --model \
+             openai/qwen3:0.6b --no-show-model-warnings 'it'\\''s'"
         );
         let hidden = Endpoint { key: KEY_REFERENCE.to_owned(), ..endpoint() };
         let line = AgentCommand::new(Agent::Opencode, &hidden).shell(&[]);
@@ -269,5 +303,6 @@ mod tests {
         assert!(line.ends_with("'$NARTHEX_API_KEY'"), "{line}");
         let line = AgentCommand::new(Agent::Codex, &endpoint()).shell(&[]);
         assert!(line.contains(r#"-c 'model_providers.narthex.wire_api="responses"'"#), "{line}");
+        assert!(line.starts_with(r#"NARTHEX_API_KEY='a b' codex -c 'model="qwen3:0.6b"' -c"#), "{line}");
     }
 }

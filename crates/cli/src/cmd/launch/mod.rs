@@ -30,6 +30,10 @@ const DEFAULT_ORIGIN: &str = "http://127.0.0.1:8000";
 /// Key for servers without keys, because agents require one.
 const ANY_KEY: &str = "narthex";
 
+/// Number of tokens that a conversation with an agent needs: the instructions and tools of coding agents take 10,000 to
+/// 20,000.
+const AGENT_CONTEXT: usize = 32_768;
+
 /// Windows' exit code of a program that Ctrl-C ended (`STATUS_CONTROL_C_EXIT`).
 #[cfg(not(unix))]
 const CONTROL_C_EXIT: i32 = 0xC000_013A_u32.cast_signed();
@@ -42,8 +46,13 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         None => default_model(gateway, running.as_ref())?,
     };
     // A running server may have further names for its models.
-    if running.is_none() {
-        super::check_name(gateway, &model)?;
+    if running.is_none() || gateway.model(&model).is_ok() {
+        gateway.check_kind(&model, &[ModelKind::Chat])?;
+    }
+    if let Some(context) = context_length(gateway, &model).filter(|&context| context < AGENT_CONTEXT) {
+        output::note(format!(
+            "{model} reads {context} tokens; the instructions of agents may not fit. Choose a model with a longer context."
+        ));
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();
     if args.print {
