@@ -43,6 +43,9 @@ const MAX_BYTES: usize = 128 << 10;
 const MIN_BUILT_BYTES: usize = 256 << 10;
 const BUILT_PER_BYTE: usize = 256;
 
+/// Maximum number of characters `&`, which intersects regular expressions, in a grammar's source.
+const MAX_INTERSECTIONS: usize = 64;
+
 /// Maximum number of items of the parser at one position. Each optional property of an object has up to four.
 const MAX_ITEMS: usize = 16_384;
 
@@ -196,16 +199,22 @@ fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
     let length = schema.to_string().len();
     check_size(length)?;
     schema::remove_annotations(&mut fields);
-    let most = MIN_BUILT_BYTES + length * BUILT_PER_BYTE;
-    if schema_size::bytes(&fields) > most {
+    let most = most_bytes(length);
+    if !schema_size::fits(&fields, most) {
         let reason = format!(
-            "allOf, anyOf and $ref of the schema combine to more than {most} bytes; combine fewer alternatives"
+            "its keywords combine to a grammar of more than {most} bytes; combine fewer alternatives, patterns and \
+             properties"
         );
         return Err(GrammarError::unusable(reason));
     }
     let mut schema = Value::Object(fields);
     spacing.apply_to(&mut schema);
     Ok(schema)
+}
+
+/// Returns the maximum size of the grammar that the compiler makes of a schema of this length.
+fn most_bytes(length: usize) -> usize {
+    MIN_BUILT_BYTES + length * BUILT_PER_BYTE
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -225,6 +234,12 @@ fn check_size(found: usize) -> Result<(), GrammarError> {
 
 fn check_text(source: &str) -> Result<(), GrammarError> {
     check_size(source.len())?;
+    let intersections = source.bytes().filter(|&byte| byte == b'&').count();
+    if intersections > MAX_INTERSECTIONS {
+        let reason =
+            format!("expected at most {MAX_INTERSECTIONS} times the character &, found {intersections}");
+        return Err(GrammarError::unusable(reason));
+    }
     let (mut depth, mut deepest) = (0usize, 0);
     for byte in source.bytes() {
         match byte {

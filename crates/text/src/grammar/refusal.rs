@@ -103,6 +103,9 @@ fn expression_error(expression: &str, ascii_classes: &str) -> Option<String> {
 
 /// Returns a message of the compiler on one line, without lines of the grammar that it shows.
 pub(super) fn cleaned(message: &str) -> String {
+    if message.contains("panic: ") {
+        return "the compiler cannot represent it".to_owned();
+    }
     let is_shown = |line: &str| {
         let number = line.split_once(" |").map(|(number, _)| number);
         number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))

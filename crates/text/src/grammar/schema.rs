@@ -26,7 +26,7 @@ const FORMATS: &[&str] = &[
 ];
 
 /// Keywords whose value is a schema or a list of schemas.
-pub(super) const OF_SCHEMAS: &[&str] = &[
+const OF_SCHEMAS: &[&str] = &[
     "items",
     "additionalItems",
     "prefixItems",
@@ -45,7 +45,7 @@ pub(super) const OF_SCHEMAS: &[&str] = &[
 ];
 
 /// Keywords whose value is an object of schemas.
-pub(super) const OF_NAMED_SCHEMAS: &[&str] =
+const OF_NAMED_SCHEMAS: &[&str] =
     &["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
 
 /// Removes the keywords that restrict nothing from a schema and its parts.

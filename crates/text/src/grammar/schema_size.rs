@@ -1,14 +1,12 @@
 //! Size of the grammar that the compiler makes of a JSON schema.
 //!
 //! The compiler intersects the schemas of `allOf`, and a schema with the keywords beside it, alternative by alternative.
-//! References in them are resolved each time, so a few bytes can describe gigabytes. The size is estimated from above
-//! before the schema is compiled.
+//! References in them are resolved each time, so a few bytes can describe gigabytes. This module follows the compiler
+//! without making anything, counts the bytes, and stops at a limit.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-
-use super::schema::{OF_NAMED_SCHEMAS, OF_SCHEMAS};
 
 /// Number of bytes of a schema without keywords.
 const SCHEMA: usize = 64;
@@ -16,190 +14,243 @@ const SCHEMA: usize = 64;
 /// Number of bytes of a regular expression, a format or a literal, in addition to its length.
 const EXPRESSION: usize = 1 << 10;
 
-/// Maximum number of references inside each other.
-const MAX_DEPTH: usize = 64;
+/// Number of bytes for each pair of properties if their number is limited.
+const PAIR: usize = 64;
 
-/// Keywords that restrict nothing, so that they need no intersection.
-const ANNOTATIONS: &[&str] = &[
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "$comment",
-    "$schema",
-    "$id",
-    "$defs",
-    "definitions",
+/// Number of bytes for each remainder of a division by `multipleOf`.
+const REMAINDER: usize = 16;
+
+/// Maximum number of schemas inside each other, references included.
+const MAX_DEPTH: usize = 160;
+
+/// Keywords that restrict values. All others are annotations.
+const RESTRICTING: &[&str] = &[
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "type",
+    "enum",
+    "const",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "minItems",
+    "maxItems",
 ];
 
-/// Returns an upper bound on the bytes of the grammar that the compiler makes of a schema.
-pub(super) fn bytes(schema: &Map<String, Value>) -> usize {
-    let mut sizes = ResolvedSchemas { root: schema, of_references: BTreeMap::new(), depth: 0 };
-    sizes.of_object(schema, Use::Alone).bytes
+/// Returns true if the grammar that the compiler makes of a schema has at most `limit` bytes, by an estimate.
+pub(super) fn fits(schema: &Map<String, Value>, limit: usize) -> bool {
+    let mut estimate = Estimate { root: schema, left: limit, depth: 0 };
+    estimate.intersection(vec![Conjunct::Schema(schema)]).is_ok()
 }
 
-/// Size of a part of the grammar.
-#[derive(Debug, Clone, Copy)]
-struct GrammarSize {
-    /// Number of its alternatives, or of its properties.
-    parts: usize,
-    /// Number of bytes of all parts.
-    bytes: usize,
+/// The grammar is larger than the limit.
+struct TooLarge;
+
+/// Part of an intersection.
+#[derive(Clone, Copy)]
+enum Conjunct<'a> {
+    Schema(&'a Map<String, Value>),
+    /// Keywords of a schema, without those that combine schemas.
+    Own(&'a Map<String, Value>),
+    /// Alternatives, of which one applies.
+    OneOf(&'a [Value]),
 }
 
-impl GrammarSize {
-    const LEAF: Self = Self { parts: 1, bytes: SCHEMA };
-    const UNLIMITED: Self = Self { parts: usize::MAX, bytes: usize::MAX };
-
-    /// Returns the size of an intersection, which has each pair of parts.
-    fn and(self, other: Self) -> Self {
-        let bytes = |one: Self, other: Self| one.bytes.saturating_mul(other.parts);
-        Self {
-            parts: self.parts.saturating_mul(other.parts),
-            bytes: bytes(self, other).saturating_add(bytes(other, self)),
-        }
-    }
-
-    /// Returns the size of one or the other.
-    fn or(self, other: Self) -> Self {
-        Self { parts: self.parts.saturating_add(other.parts), bytes: self.bytes.saturating_add(other.bytes) }
-    }
-}
-
-/// Use of a schema by the compiler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Use {
-    /// By itself. A reference remains one.
-    Alone,
-    /// In an intersection, which resolves its references.
-    Intersected,
-}
-
-/// A schema whose references are resolved, each once.
-struct ResolvedSchemas<'a> {
+struct Estimate<'a> {
     root: &'a Map<String, Value>,
-    /// ResolvedSchemas of references in intersections; `None` while one is computed.
-    of_references: BTreeMap<&'a str, Option<GrammarSize>>,
+    /// Number of bytes up to the limit.
+    left: usize,
     depth: usize,
 }
 
-impl<'a> ResolvedSchemas<'a> {
-    fn of(&mut self, schema: &'a Value, used: Use) -> GrammarSize {
-        schema.as_object().map_or(GrammarSize::LEAF, |schema| self.of_object(schema, used))
+fn restricts(schema: &Map<String, Value>) -> usize {
+    schema.keys().filter(|keyword| RESTRICTING.contains(&keyword.as_str())).count()
+}
+
+impl<'a> Estimate<'a> {
+    fn add(&mut self, bytes: usize) -> Result<(), TooLarge> {
+        self.left = self.left.checked_sub(bytes).ok_or(TooLarge)?;
+        Ok(())
     }
 
-    fn of_object(&mut self, schema: &'a Map<String, Value>, used: Use) -> GrammarSize {
-        let restricts = |keyword: &&String| !ANNOTATIONS.contains(&keyword.as_str());
-        let combined = |keyword: &str| matches!(keyword, "allOf" | "anyOf" | "oneOf" | "$ref");
-        let all_of = schema.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
-        let is_intersection = schema.keys().filter(restricts).count() > 1 || all_of > 1;
-        let is_combined = schema.keys().any(|keyword| combined(keyword));
-        let used = if is_combined && is_intersection { Use::Intersected } else { used };
-        let mut size = GrammarSize::LEAF;
-        let mut others: Vec<GrammarSize> = Vec::new();
-        for (keyword, value) in schema {
-            match (keyword.as_str(), value) {
-                ("$ref", Value::String(reference)) => others.push(self.of_reference(reference, used)),
-                ("allOf", Value::Array(schemas)) => {
-                    let schemas: Vec<GrammarSize> =
-                        schemas.iter().map(|schema| self.of(schema, used)).collect();
-                    others.extend(schemas);
-                }
-                ("anyOf" | "oneOf", Value::Array(schemas)) => {
-                    let schemas = schemas.iter().map(|schema| self.of(schema, used));
-                    others.extend(schemas.reduce(GrammarSize::or));
-                }
-                ("$defs" | "definitions", _) => {}
-                _ => {
-                    let own = self.of_keyword(keyword, value, used);
-                    size = GrammarSize {
-                        parts: size.parts.max(own.parts),
-                        bytes: size.bytes.saturating_add(own.bytes),
-                    };
-                }
-            }
-        }
-        others.into_iter().fold(size, |size, other| if is_intersection { size.and(other) } else { other })
-    }
-
-    /// Returns the size of a keyword that combines no schemas.
-    fn of_keyword(&mut self, keyword: &str, value: &'a Value, used: Use) -> GrammarSize {
-        let sum = |sizes: Vec<GrammarSize>, parts: usize| {
-            let bytes = sizes.iter().fold(0usize, |bytes, size| bytes.saturating_add(size.bytes));
-            GrammarSize { parts: sizes.iter().fold(parts, |parts, size| parts.max(size.parts)), bytes }
-        };
-        match (keyword, value) {
-            ("pattern" | "format", Value::String(text)) => {
-                GrammarSize { parts: 1, bytes: EXPRESSION + text.len() }
-            }
-            ("enum", Value::Array(values)) => {
-                let length: usize = values.iter().map(|value| value.to_string().len()).sum();
-                GrammarSize { parts: values.len().max(1), bytes: values.len() * EXPRESSION + length }
-            }
-            ("const", value) => GrammarSize { parts: 1, bytes: EXPRESSION + value.to_string().len() },
-            (keyword, Value::Object(schemas)) if OF_NAMED_SCHEMAS.contains(&keyword) => {
-                let sizes: Vec<GrammarSize> = schemas
-                    .iter()
-                    .map(|(name, schema)| {
-                        let size = self.of(schema, used);
-                        GrammarSize { bytes: size.bytes.saturating_add(SCHEMA + name.len()), ..size }
-                    })
-                    .collect();
-                let parts = sizes.len().max(1);
-                sum(sizes, parts)
-            }
-            (keyword, Value::Array(schemas)) if OF_SCHEMAS.contains(&keyword) => {
-                let sizes: Vec<GrammarSize> = schemas.iter().map(|schema| self.of(schema, used)).collect();
-                let parts = sizes.len().max(1);
-                sum(sizes, parts)
-            }
-            (keyword, schema) if OF_SCHEMAS.contains(&keyword) => self.of(schema, used),
-            _ => GrammarSize { parts: 1, bytes: 0 },
-        }
-    }
-
-    /// Returns the size of a reference.
-    fn of_reference(&mut self, reference: &'a str, used: Use) -> GrammarSize {
-        if used == Use::Alone {
-            return GrammarSize::LEAF;
-        }
-        if let Some(known) = self.of_references.get(reference) {
-            // A reference to itself remains one.
-            return known.unwrap_or(GrammarSize::LEAF);
-        }
+    /// Adds the size of an intersection.
+    fn intersection(&mut self, conjuncts: Vec<Conjunct<'a>>) -> Result<(), TooLarge> {
         if self.depth >= MAX_DEPTH {
-            return GrammarSize::UNLIMITED;
+            return Err(TooLarge);
         }
-        let Some(schema) = self.target(reference) else { return GrammarSize::LEAF };
-        self.of_references.insert(reference, None);
         self.depth += 1;
-        let size = self.of_object(schema, Use::Intersected);
+        let added = self.flattened(conjuncts).and_then(|conjuncts| self.alternatives(&conjuncts));
         self.depth -= 1;
-        self.of_references.insert(reference, Some(size));
-        size
+        added
     }
 
-    /// Returns the schema that a reference to the same document names.
-    fn target(&self, reference: &str) -> Option<&'a Map<String, Value>> {
-        let pointer = reference.strip_prefix('#')?;
-        let mut parts = pointer.split('/');
-        let mut found = self.root;
-        parts.next().filter(|first| first.is_empty())?;
-        let mut parts = parts.peekable();
-        while let Some(part) = parts.next() {
-            let name = part.replace("~1", "/").replace("~0", "~");
-            let value = found.get(&name)?;
-            match value {
-                Value::Object(fields) => found = fields,
-                // An element of a list of schemas.
-                Value::Array(elements) => {
-                    found = elements.get(parts.next()?.parse::<usize>().ok()?)?.as_object()?
-                }
-                _ => return None,
+    /// Returns the parts of an intersection, with the schemas of `allOf` and of references.
+    fn flattened(&mut self, mut pending: Vec<Conjunct<'a>>) -> Result<Vec<Conjunct<'a>>, TooLarge> {
+        let mut found = Vec::new();
+        while let Some(conjunct) = pending.pop() {
+            self.add(SCHEMA)?;
+            let Conjunct::Schema(schema) = conjunct else {
+                found.push(conjunct);
+                continue;
+            };
+            let mut own = restricts(schema);
+            if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+                own -= 1;
+                // A reference by itself remains one.
+                let is_alone = own == 0 && pending.is_empty() && found.is_empty();
+                let target = if is_alone { None } else { self.target(reference) };
+                pending.extend(target.map(Conjunct::Schema));
             }
+            if let Some(Value::Array(schemas)) = schema.get("allOf") {
+                own -= 1;
+                pending.extend(schemas.iter().filter_map(Value::as_object).map(Conjunct::Schema));
+            }
+            for alternatives in ["anyOf", "oneOf"].iter().filter_map(|keyword| schema.get(*keyword)) {
+                own -= 1;
+                found.extend(alternatives.as_array().map(|schemas| Conjunct::OneOf(schemas)));
+            }
+            if own > 0 {
+                found.push(Conjunct::Own(schema));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Adds the size of an intersection, alternative by alternative.
+    fn alternatives(&mut self, conjuncts: &[Conjunct<'a>]) -> Result<(), TooLarge> {
+        let choice = conjuncts.iter().position(|conjunct| matches!(conjunct, Conjunct::OneOf(_)));
+        if let Some(Conjunct::OneOf(schemas)) = choice.map(|at| conjuncts[at]) {
+            for schema in schemas.iter().filter_map(Value::as_object) {
+                let mut chosen = conjuncts.to_vec();
+                chosen[choice.unwrap_or_default()] = Conjunct::Schema(schema);
+                self.add(SCHEMA * chosen.len())?;
+                self.intersection(chosen)?;
+            }
+            return Ok(());
+        }
+        let own = conjuncts.iter().filter_map(|conjunct| match conjunct {
+            Conjunct::Own(schema) => Some(*schema),
+            Conjunct::Schema(_) | Conjunct::OneOf(_) => None,
+        });
+        let own: Vec<_> = own.collect();
+        self.values(&own)?;
+        self.properties(&own)?;
+        self.items(&own)
+    }
+
+    /// Adds the size of the keywords for texts, numbers and literals.
+    fn values(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
+        let (mut expressions, mut remainders) = (0u32, 1usize);
+        for schema in own {
+            for text in ["pattern", "format"].iter().filter_map(|keyword| schema.get(*keyword)?.as_str()) {
+                expressions += 1;
+                self.add(EXPRESSION + text.len())?;
+            }
+            let literals = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+            for literal in literals.chain(schema.get("const")) {
+                self.add(EXPRESSION + literal.to_string().len())?;
+            }
+            if let Some(divisor) = schema.get("multipleOf") {
+                let digits: String = divisor.to_string().chars().filter(char::is_ascii_digit).collect();
+                remainders = remainders.saturating_mul(digits.parse().unwrap_or(usize::MAX));
+            }
+        }
+        // An automaton for all of several expressions has a state for each combination of theirs.
+        let combined = expressions.saturating_sub(1).saturating_mul(2).min(40);
+        self.add(if combined > 0 { EXPRESSION << combined } else { 0 })?;
+        self.add(if remainders > 1 { remainders.saturating_mul(REMAINDER) } else { 0 })
+    }
+
+    /// Adds the size of the keywords for objects.
+    fn properties(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
+        let fields = |keyword: &'static str| {
+            own.iter().enumerate().flat_map(move |(at, schema)| {
+                let named = schema.get(keyword).and_then(Value::as_object).into_iter().flatten();
+                named.map(move |(name, schema)| (at, name, schema))
+            })
+        };
+        let mut names: BTreeMap<&str, Vec<(usize, &'a Value)>> = BTreeMap::new();
+        for (at, name, schema) in fields("properties") {
+            names.entry(name).or_default().push((at, schema));
+        }
+        let patterns: Vec<_> = fields("patternProperties").collect();
+        let others: Vec<(usize, &'a Value)> = own
+            .iter()
+            .enumerate()
+            .filter_map(|(at, schema)| Some((at, schema.get("additionalProperties")?)))
+            .filter(|(_, schema)| schema.is_object())
+            .collect();
+        let is_counted = |keyword: &str| own.iter().any(|schema| schema.contains_key(keyword));
+        if is_counted("minProperties") || is_counted("maxProperties") {
+            self.add(names.len().saturating_mul(names.len()).saturating_mul(PAIR))?;
+        }
+        self.add(patterns.len().saturating_mul(patterns.len()).saturating_mul(EXPRESSION))?;
+        let pattern_bytes: usize = patterns.iter().map(|(_, pattern, _)| SCHEMA + pattern.len()).sum();
+        self.add(names.len().saturating_mul(pattern_bytes))?;
+        for (name, schemas) in &names {
+            self.add(SCHEMA + name.len())?;
+            let is_defined = |at: usize| schemas.iter().any(|(known, _)| *known == at);
+            // A property that a schema does not name follows its schema for all others.
+            let further = others.iter().filter(|(at, _)| !is_defined(*at)).map(|(_, schema)| *schema);
+            let matching = patterns.iter().filter(|(at, ..)| own.len() > 1 && !is_defined(*at));
+            let matching = matching.map(|(_, _, schema)| *schema);
+            self.all(schemas.iter().map(|(_, schema)| *schema).chain(further).chain(matching))?;
+        }
+        for (_, _, schema) in &patterns {
+            self.all([*schema])?;
+        }
+        self.all(others.iter().map(|(_, schema)| *schema))
+    }
+
+    /// Adds the size of the keywords for lists.
+    fn items(&mut self, own: &[&'a Map<String, Value>]) -> Result<(), TooLarge> {
+        let places = |schema: &&'a Map<String, Value>| schema.get("prefixItems").and_then(Value::as_array);
+        let longest = own.iter().filter_map(places).map(Vec::len).max().unwrap_or(0);
+        for at in 0..longest {
+            let here =
+                own.iter().filter_map(|schema| match places(schema).and_then(|places| places.get(at)) {
+                    None => schema.get("items"),
+                    place => place,
+                });
+            self.all(here.collect::<Vec<_>>())?;
+        }
+        self.all(own.iter().filter_map(|schema| schema.get("items")).collect::<Vec<_>>())
+    }
+
+    /// Adds the size of the intersection of schemas.
+    fn all(&mut self, schemas: impl IntoIterator<Item = &'a Value>) -> Result<(), TooLarge> {
+        let schemas = schemas.into_iter().filter_map(Value::as_object).filter(|schema| restricts(schema) > 0);
+        let conjuncts: Vec<_> = schemas.map(Conjunct::Schema).collect();
+        if conjuncts.is_empty() { Ok(()) } else { self.intersection(conjuncts) }
+    }
+
+    /// Returns the schema that a reference names. As for the compiler, its parts are names as they are.
+    fn target(&self, reference: &str) -> Option<&'a Map<String, Value>> {
+        let mut parts = reference.strip_prefix('#')?.split('/').filter(|part| !part.is_empty());
+        let mut found = self.root;
+        while let Some(part) = parts.next() {
+            found = match found.get(part)? {
+                Value::Object(fields) => fields,
+                Value::Array(elements) => elements.get(parts.next()?.parse::<usize>().ok()?)?.as_object()?,
+                _ => return None,
+            };
         }
         Some(found)
     }
@@ -211,68 +262,105 @@ mod tests {
 
     use super::*;
 
-    fn size(schema: &Value) -> usize {
-        bytes(schema.as_object().unwrap())
+    fn schema_fits(schema: &Value) -> bool {
+        fits(schema.as_object().unwrap(), super::super::most_bytes(schema.to_string().len()))
     }
 
     /// Returns a schema whose definitions each intersect the one before with itself.
-    fn doubling(levels: usize) -> Value {
+    fn doubling(levels: usize, name: &str) -> Value {
         let mut defs = Map::new();
-        defs.insert("a0".to_owned(), json!({"type": "string", "pattern": "^[a-z]+$"}));
+        defs.insert(format!("{name}0"), json!({"type": "string", "pattern": "^[a-z]+$"}));
         for level in 1..=levels {
-            let before = json!({"$ref": format!("#/$defs/a{}", level - 1)});
-            defs.insert(format!("a{level}"), json!({"allOf": [before, before]}));
+            let before = json!({"$ref": format!("#/$defs/{name}{}", level - 1)});
+            defs.insert(format!("{name}{level}"), json!({"allOf": [before, before]}));
         }
-        let last = json!({"$ref": format!("#/$defs/a{levels}")});
+        let last = json!({"$ref": format!("#/$defs/{name}{levels}")});
         json!({"type": "object", "properties": {"v": {"allOf": [last, last]}}, "$defs": defs})
     }
 
     #[test]
-    fn intersections_multiply_and_references_do_not() {
-        assert!(size(&doubling(20)) > 1 << 30);
-        assert!(size(&doubling(3)) < 64 << 10, "{}", size(&doubling(3)));
-        assert_eq!(size(&doubling(MAX_DEPTH + 1)), usize::MAX);
-        let refused = super::super::json_rule(&doubling(20)).unwrap_err().to_string();
-        assert!(refused.contains("combine fewer alternatives"), "{refused}");
-        super::super::json_rule(&doubling(3)).unwrap();
-        let pattern = json!({"pattern": "a".repeat(20_000)});
+    fn hostile_schemas_are_too_large() {
+        let names = |count: usize| (0..count).map(|at| (format!("a{at}"), json!({}))).collect::<Map<_, _>>();
+        let pattern = |length: usize| json!({"type": "string", "pattern": "a".repeat(length)});
         let choice = json!({"anyOf": (0..150).map(|at| json!({"minLength": at})).collect::<Vec<_>>()});
-        assert!(size(&json!({"allOf": [pattern, choice, choice]})) > 256 << 20);
-        let properties: Map<_, _> = (0..3000).map(|at| (at.to_string(), json!({}))).collect();
-        let others = json!({"additionalProperties": {"pattern": "a".repeat(60_000)}});
-        assert!(size(&json!({"allOf": [{"properties": properties}, others]})) > 128 << 20);
+        let any = json!({"$ref": "#/$defs/any"});
+        let numbers = [2, 3, 5, 7, 11, 13, 17, 19].map(|divisor| json!({"multipleOf": divisor}));
+        let texts: Vec<Value> = (0..30).map(|at| json!({"pattern": format!("a.{{{at}}}b")})).collect();
+        let of_names = (0..400).map(|at| (format!("^a{at}$"), json!({}))).collect::<Map<_, _>>();
+        for schema in [
+            doubling(20, "a"),
+            doubling(20, "a~1"),
+            doubling(MAX_DEPTH + 1, "a"),
+            json!({"allOf": [pattern(20_000), choice, choice]}),
+            json!({"allOf": [{"properties": names(3000)}, {"additionalProperties": pattern(60_000)}]}),
+            json!({"allOf": [{"properties": {"b": any}}, any], "$defs": {"any": {"allOf": [any, any]}}}),
+            json!({"properties": names(300), "minProperties": 1}),
+            json!({"multipleOf": 9_699_690}),
+            json!({"allOf": numbers}),
+            json!({"allOf": texts}),
+            json!({"patternProperties": of_names}),
+            json!({"properties": names(3000), "patternProperties": {"x".repeat(30_000): {}}}),
+        ] {
+            let shown: String = schema.to_string().chars().take(200).collect();
+            assert!(!schema_fits(&schema), "{shown}");
+        }
+        let refused = super::super::json_rule(&doubling(20, "a")).unwrap_err().to_string();
+        assert!(refused.contains("combine fewer alternatives"), "{refused}");
     }
 
     #[test]
-    fn ordinary_schemas_are_small() {
-        let person = json!({"type": "object", "properties": {
-            "name": {"type": "string", "pattern": "^[A-Z][a-z]+$"},
-            "kind": {"enum": ["a", "b", "c"]},
-            "friends": {"type": "array", "items": {"$ref": "#/$defs/person"}},
-            "home": {"allOf": [{"$ref": "#/$defs/place"}], "description": "Where."},
-        }});
-        let place = json!({"type": "object", "properties": {"city": {"type": "string"}, "by": {"$ref": "#/$defs/person"}}});
-        let extended =
-            json!({"allOf": [{"$ref": "#/$defs/person"}, {"properties": {"age": {"type": "integer"}}}]});
-        let schema = json!({"anyOf": [extended, {"$ref": "#/$defs/place"}], "$defs": {"person": person, "place": place}});
-        assert!(size(&schema) < 64 << 10, "{}", size(&schema));
-        // A list of references to a large schema is not resolved.
-        let list: Vec<Value> = (0..500).map(|_| json!({"$ref": "#/$defs/person"})).collect();
-        let schema = json!({"anyOf": list, "$defs": {"person": person, "place": place}});
-        assert!(size(&schema) < 64 << 10, "{}", size(&schema));
+    fn ordinary_schemas_fit() {
+        // Types that refer to each other many times, as in the schemas of large APIs.
+        let mut types = Map::new();
+        for level in 0..8 {
+            let next = json!({"$ref": format!("#/$defs/N{}", level + 1)});
+            let fields = (0..6).map(|at| (format!("f{at}"), next.clone())).collect::<Map<_, _>>();
+            types.insert(
+                format!("N{level}"),
+                json!({"type": "object", "properties": fields, "required": ["f0"]}),
+            );
+        }
+        types.insert(
+            "N8".to_owned(),
+            json!({"enum": (0..40).map(|at| format!("value {at}")).collect::<Vec<_>>()}),
+        );
+        let first = json!({"$ref": "#/$defs/N0"});
+        let union = [json!({"$ref": "#/$defs/N1"}), first.clone(), json!({"$ref": "#/$defs/N2"})];
+        for mut schema in [
+            json!({"oneOf": union, "discriminator": {"propertyName": "kind"}}),
+            json!({"type": "object", "description": "u", "anyOf": union}),
+            json!({"$ref": "#/$defs/N0", "nullable": true, "x-order": 1}),
+            json!({"allOf": [first, {"properties": {"id": {"type": "integer"}}, "required": ["id"]}]}),
+            json!({"type": "array", "items": {"allOf": [first], "description": "A type."}, "minItems": 1}),
+            json!({"type": "object", "properties": {"a": first, "b": {"anyOf": [first, {"type": "null"}]}}}),
+        ] {
+            schema["$defs"] = types.clone().into();
+            assert!(schema_fits(&schema), "{schema}");
+        }
+        let node = json!({"type": "object", "properties": {"next": {"$ref": "#"}, "all": {"type": "array", "items": {"$ref": "#"}}}});
+        let text =
+            json!({"type": "string", "format": "email", "pattern": "@", "minLength": 3, "maxLength": 1000});
+        let settings = json!({"type": "object", "additionalProperties": text, "minProperties": 1});
+        let price = json!({"type": "number", "multipleOf": 0.01, "minimum": 0});
+        let headers = json!({"patternProperties": {"^x-": {}, "^[a-z]+$": text}});
+        for schema in [node, text, settings, price, headers] {
+            assert!(schema_fits(&schema), "{schema}");
+        }
     }
 
     #[test]
     fn references_name_parts_of_the_document() {
         let target = |pointer: &str| {
-            let root = json!({"$defs": {"a/b": {"title": "x"}}, "anyOf": [{}, {"title": "y"}]});
+            let root =
+                json!({"$defs": {"a~1b": {"title": "x"}}, "anyOf": [{}, {"title": "y"}], "title": "r"});
             let root = root.as_object().unwrap().clone();
-            let sizes = ResolvedSchemas { root: &root, of_references: BTreeMap::new(), depth: 0 };
-            sizes.target(pointer).and_then(|schema| Some(schema.get("title")?.as_str()?.to_owned()))
+            let estimate = Estimate { root: &root, left: 0, depth: 0 };
+            estimate.target(pointer).and_then(|schema| Some(schema.get("title")?.as_str()?.to_owned()))
         };
         assert_eq!(target("#/$defs/a~1b").as_deref(), Some("x"));
         assert_eq!(target("#/anyOf/1").as_deref(), Some("y"));
-        for missing in ["#", "#/$defs/c", "#/anyOf/7", "other.json#/a", "#a"] {
+        assert_eq!(target("#").as_deref(), Some("r"));
+        for missing in ["#/$defs/c", "#/anyOf/7", "other.json#/a", "#a"] {
             assert_eq!(target(missing), None, "{missing}");
         }
     }

@@ -24,7 +24,9 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
     for (name, function) in [("dict", dict), ("namespace", namespace)] {
         env.add_function(name, limits::measured(name, Read::Characters, function));
     }
-    env.add_function("range", functions::range);
+    // The items of a range are created each time that it is read, so it becomes a list.
+    let range = Value::from_function(functions::range);
+    env.add_function("range", limits::measured("range", Read::FirstLevel, range));
     env.add_function("raise_exception", python::raise);
     limits::install(&mut env);
     Ok(env)
@@ -49,7 +51,6 @@ fn add_filters(env: &mut Environment<'_>) {
         "last" = filters::last,
         "length" = filters::length,
         "round" = filters::round,
-        "safe" = filters::safe,
     );
     add!(
         Read::Text,
@@ -64,6 +65,7 @@ fn add_filters(env: &mut Environment<'_>) {
         "lower" = filters::lower,
         "pprint" = filters::pprint,
         "replace" = filters::replace,
+        "safe" = filters::safe,
         "string" = filters::string,
         "title" = filters::title,
         "tojson" = python::to_json,

@@ -97,6 +97,10 @@ fn comparisons_and_dates_are_measured() {
     fails(&format!("{texts}{}", looped(90_000, "{% if x is sameas y %}{% endif %}")));
     let format = "{% set ns.x = ('%B' | upper) * 2000000 %}";
     fails(&format!("{{% set ns = namespace() %}}{format}{{% set y = strftime_now(ns.x) %}}"));
+    let list = "{% set l = [['b' * 100000] * 50] %}";
+    fails(&format!("{list}{}", looped(20_000, "{% set z = l | safe %}")));
+    fails(&looped(20_000, "{% set z = range(99999) | last %}"));
+    assert_eq!(render("{{ range(9) | last }} {{ [1] | safe }} {{ '<' | safe }}").unwrap(), "8 [1] <");
     assert_eq!(render("{{ 'a' is sameas 'a' }} {{ strftime_now('%Y') }}").unwrap(), "True 2026");
 }
 

@@ -264,8 +264,8 @@ pub(super) fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> 
     match name {
         "d" | "default" | "dict" | "namespace" => true,
         "join" => index <= 1 && !value.is_kwargs(),
-        "trim" | "string" | "strip" | "lstrip" | "rstrip" => index == 0 && is_string,
-        "first" | "last" | "list" | "safe" => index == 0,
+        "trim" | "string" | "safe" | "strip" | "lstrip" | "rstrip" => index == 0 && is_string,
+        "first" | "last" | "list" => index == 0,
         "get" => index != 1,
         _ => index == 0 && !is_string && read != Read::Text,
     }
