@@ -294,7 +294,7 @@ pub(crate) fn filled<'de, T: DeserializeOwned, D: Deserializer<'de>>(
 }
 
 /// Fields with counts that are at least 1; other counts may be 0.
-const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_output_tokens", "n"];
+const AT_LEAST_ONE: &[&str] = &["max_tokens", "max_completion_tokens", "max_output_tokens", "n"];
 
 /// Returns the message for a negative number in a count field. Serde's own message would name the Rust type.
 fn negative_count(path: &str, message: &str) -> Option<String> {
@@ -302,8 +302,10 @@ fn negative_count(path: &str, message: &str) -> Option<String> {
     let (found, expected) = rest.split_once("`, expected ")?;
     let least = if AT_LEAST_ONE.contains(&path) { 1 } else { 0 };
     let is_count = ["usize", "u64", "u32"].iter().any(|count| expected.starts_with(count));
+    // Other servers take -1 as no limit.
+    let next = if path.starts_with("max_") { "; omit it for no limit" } else { "" };
     (is_count && found.starts_with('-'))
-        .then(|| format!("expected an integer of at least {least}, found {found}"))
+        .then(|| format!("expected an integer of at least {least}, found {found}{next}"))
 }
 
 fn missing_field(message: &str) -> Option<String> {

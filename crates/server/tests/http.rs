@@ -165,7 +165,7 @@ fn wrong_fields_are_named() {
         (json!({"n": 0}), "n"),
         (json!({"n": 100_000}), "n"),
         (json!({"max_tokens": 0}), "max_tokens"),
-        (json!({"max_tokens": -2}), "max_tokens"),
+        (json!({"max_tokens": -1}), "max_tokens"),
         (json!({"stop": ""}), "stop"),
         (json!({"stop": 3}), "stop"),
         (json!({"logit_bias": {"x": 1}}), "logit_bias"),
@@ -230,12 +230,12 @@ fn wrong_fields_are_named() {
 fn wrong_counts_say_what_is_allowed() {
     let live = Live::start(Tiny::new().config());
     for (count, allowed) in [
-        ("max_tokens", "integer `-2`, expected -1 or a number of tokens"),
-        ("max_completion_tokens", "integer `-2`, expected -1 or a number of tokens"),
-        ("n", "expected an integer of at least 1, found -2"),
-        ("min_tokens", "expected an integer of at least 0, found -2"),
+        ("max_tokens", "expected an integer of at least 1, found -1; omit it for no limit"),
+        ("max_completion_tokens", "expected an integer of at least 1, found -1; omit it for no limit"),
+        ("n", "expected an integer of at least 1, found -1"),
+        ("min_tokens", "expected an integer of at least 0, found -1"),
     ] {
-        let error = live.post(CHAT, &with(chat("tiny", 4), json!({count: -2}))).error(400);
+        let error = live.post(CHAT, &with(chat("tiny", 4), json!({count: -1}))).error(400);
         assert!(error["message"].as_str().unwrap().contains(allowed), "{count}: {error}");
     }
 }

@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use narthex_gateway::request::{GenerateOptions, SpecialTokens, StopTokens};
 use narthex_spec::Speculation;
 use schemars::JsonSchema;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, Unexpected},
-};
+use serde::Deserialize;
 
 use crate::{error::ApiError, text_or_list::TextOrList};
 
@@ -43,27 +40,11 @@ impl ChoiceOptions {
     }
 }
 
-/// Maximum number of tokens; `None` for -1, which clients of local servers send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
-#[schemars(transparent)]
-struct TokenLimit(#[schemars(with = "i64", range(min = -1))] Option<usize>);
-
-impl<'de> Deserialize<'de> for TokenLimit {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        match i64::deserialize(value)? {
-            -1 => Ok(Self(None)),
-            tokens => usize::try_from(tokens).map(|tokens| Self(Some(tokens))).map_err(|_| {
-                D::Error::invalid_value(Unexpected::Signed(tokens), &"-1 or a number of tokens")
-            }),
-        }
-    }
-}
-
 /// Parameters of the text in every protocol.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct Sampling {
-    max_tokens: Option<TokenLimit>,
-    max_completion_tokens: Option<TokenLimit>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
     n_predict: Option<i64>,
     num_predict: Option<i64>,
     ignore_eos: Option<bool>,
@@ -163,7 +144,7 @@ impl Sampling {
         }
     }
 
-    /// Returns true if a maximum number of tokens was given, or -1.
+    /// Returns true if a maximum number of tokens was given, or -1 in llama.cpp's field.
     pub(crate) fn has_limit(&self) -> bool {
         self.max_completion_tokens.is_some() || self.max_tokens.is_some() || self.predicted().is_some()
     }
@@ -181,10 +162,10 @@ impl Sampling {
         self.n_predict.or(self.num_predict)
     }
 
-    /// Returns the maximum number of tokens. -1, which llama.cpp's clients send, means no limit.
+    /// Returns the maximum number of tokens. -1 in llama.cpp's field means no limit.
     fn max_tokens(&self) -> Option<usize> {
-        let predicted = self.predicted().map(|tokens| TokenLimit(usize::try_from(tokens).ok()));
-        self.max_completion_tokens.or(self.max_tokens).or(predicted).and_then(|limit| limit.0)
+        let predicted = self.predicted().and_then(|tokens| usize::try_from(tokens).ok());
+        self.max_completion_tokens.or(self.max_tokens).or(predicted)
     }
 
     /// Returns the gateway's options for one choice. The gateway checks their ranges.
@@ -259,16 +240,16 @@ mod tests {
     }
 
     #[test]
-    fn minus_one_is_no_limit() {
+    fn minus_one_is_no_limit_in_the_field_of_llama_cpp() {
         let check = |fields: serde_json::Value, is_given: bool, expect: Option<usize>| {
             let sampling: Sampling = serde_json::from_value(fields.clone()).unwrap();
             assert_eq!((sampling.has_limit(), sampling.max_tokens()), (is_given, expect), "{fields}");
         };
         check(json!({}), false, None);
-        check(json!({"max_tokens": -1}), true, None);
-        check(json!({"max_tokens": 7, "max_completion_tokens": -1}), true, None);
+        check(json!({"n_predict": -1}), true, None);
+        check(json!({"max_tokens": 7, "max_completion_tokens": 9}), true, Some(9));
         check(json!({"max_tokens": 7, "n_predict": 3}), true, Some(7));
         check(json!({"max_tokens": null, "n_predict": -2}), true, None);
-        assert!(serde_json::from_value::<Sampling>(json!({"max_tokens": -2})).is_err());
+        assert!(serde_json::from_value::<Sampling>(json!({"max_tokens": -1})).is_err());
     }
 }
