@@ -101,16 +101,21 @@ fn shown_on<'a>(output: &impl IsTerminal, text: &'a str) -> Cow<'a, str> {
     if output.is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
 }
 
-/// Returns a text with its control characters as escapes, except line breaks and tabs. In a text of a model, a file or
-/// another program, they could hide other lines of a terminal, or write to its clipboard.
+/// Escapes control characters, except line breaks and tabs. Control characters from a model, a file or another program
+/// could hide other lines of a terminal or write to its clipboard.
 pub(crate) fn without_controls(text: &str) -> Cow<'_, str> {
-    let is_control = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
-    if !text.contains(is_control) {
+    escaped(text, |_| false)
+}
+
+/// Escapes control characters as [`without_controls`] does, and further characters.
+pub(crate) fn escaped(text: &str, escapes: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let is_escaped = |char: char| escapes(char) || char.is_control() && !matches!(char, '\n' | '\t');
+    if !text.contains(is_escaped) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len());
     for char in text.chars() {
-        if is_control(char) {
+        if is_escaped(char) {
             shown.extend(char.escape_unicode());
         } else {
             shown.push(char);

@@ -102,7 +102,7 @@ enum CountedBody<T> {
     Read(T),
     Unread {
         bytes: Vec<u8>,
-        /// Memory of its values in bytes.
+        /// Bytes of memory that its values take.
         values: usize,
     },
 }

@@ -40,15 +40,13 @@ impl Jobs {
         size: BodySize,
         call: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let permit = match size {
-            BodySize::Small => None,
-            BodySize::Large => self.of_large_bodies.clone().acquire_owned().await.ok(),
-        };
-        let job = move || {
-            let _permit = permit;
-            call()
-        };
-        self.run(job).await
+        match size {
+            BodySize::Small => self.run(call).await,
+            BodySize::Large => {
+                let permit = self.of_large_bodies.clone().acquire_owned().await;
+                self.run(holding(permit, call)).await
+            }
+        }
     }
 
     /// Runs a call like [`Self::run`] that waits in the queue of an encoder.
@@ -65,11 +63,7 @@ impl Jobs {
             );
             return Err(ApiError::overloaded(&message, RETRY));
         };
-        let job = move || {
-            let _permit = permit;
-            call()
-        };
-        self.run(job).await
+        self.run(holding(permit, call)).await
     }
 
     /// Runs a call on a thread for blocking work, because it computes or waits for files.
@@ -78,16 +72,20 @@ impl Jobs {
         call: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, ApiError> {
         let permit = self.all.clone().acquire_owned().await;
-        let job = move || {
-            // The permit is held by the job, which continues if the client disconnects.
-            let _permit = permit;
-            // The text of an error is made here, because it may quote a long text.
-            call().map_err(E::into)
-        };
+        // The text of an error is made in the job, because it may quote a long text.
+        let job = holding(permit, || call().map_err(E::into));
         match tokio::task::spawn_blocking(job).await {
             Ok(outcome) => outcome,
             Err(_) => Err(ApiError::panicked()),
         }
+    }
+}
+
+/// Returns a job that holds a permit until its end, also if the client disconnects.
+fn holding<T>(permit: impl Send, call: impl FnOnce() -> T + Send) -> impl FnOnce() -> T + Send {
+    move || {
+        let _permit = permit;
+        call()
     }
 }
 

@@ -6,6 +6,7 @@
 use std::{
     env, fmt,
     io::{self, Read},
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread::{self, JoinHandle},
@@ -117,17 +118,13 @@ impl Pip {
         // An error means that there is no such program.
         let Ok(mut child) = PipProcess::spawn(command, &self.command.join(" ")) else { return Ok(false) };
         let start = Instant::now();
-        loop {
-            if let Some(status) = child.poll()? {
-                return Ok(status.success());
-            }
-            if start.elapsed() >= limit {
-                tracing::warn!("`{self} --version` did not end within {limit:?}, so it is not used");
-                return Ok(false);
-            }
-            check_cancel(cancel)?;
-            thread::sleep(POLL);
+        let in_time =
+            || if start.elapsed() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let status = child.wait(cancel, in_time)?;
+        if status.is_none() {
+            tracing::warn!("`{self} --version` did not end within {limit:?}, so it is not used");
         }
+        Ok(status.is_some_and(|status| status.success()))
     }
 
     /// Returns a command that runs pip as a group of processes, which ends with Narthex.
@@ -161,14 +158,11 @@ impl Pip {
         }
         let mut child =
             PipProcess::spawn(self.command_line(wanted, &scratch, &out)?, &self.command.join(" "))?;
-        let status = loop {
-            check_cancel(cancel)?;
-            if let Some(status) = child.poll()? {
-                break status;
-            }
+        let report = || {
             stage.advance(files::tree_bytes(&scratch).max(files::tree_bytes(&out)));
-            thread::sleep(POLL);
+            ControlFlow::Continue(())
         };
+        let Some(status) = child.wait(cancel, report)? else { return Err(Error::Cancelled) };
         let stderr = child.last_words();
         if !status.success() {
             if stderr.contains(FULL) {
@@ -225,6 +219,22 @@ impl PipProcess {
         let status = self.child.try_wait().map_err(Error::io("wait for", &self.name))?;
         self.ended = status.is_some();
         Ok(status)
+    }
+
+    /// Waits for the end of the process, and calls `meanwhile` again and again. Returns `None` once it breaks.
+    fn wait(
+        &mut self,
+        cancel: &CancelFlag,
+        mut meanwhile: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<ExitStatus>, Error> {
+        loop {
+            check_cancel(cancel)?;
+            let status = self.poll()?;
+            if status.is_some() || meanwhile().is_break() {
+                return Ok(status);
+            }
+            thread::sleep(POLL);
+        }
     }
 
     fn last_words(&mut self) -> String {

@@ -72,8 +72,8 @@ impl Folder {
         }
     }
 
-    /// Parses `name`, of at most [`MAX_CONFIG_BYTES`], as JSON, or returns `None` if there is no such file. `expected`
-    /// describes its content for errors.
+    /// Parses the file `name` as JSON, or returns `None` if there is no such file. `expected` describes its content for
+    /// errors. A file of more than [`MAX_CONFIG_BYTES`] is malformed.
     pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
         let Some(bytes) = self.at_most(name, MAX_CONFIG_BYTES)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {

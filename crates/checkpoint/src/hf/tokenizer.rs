@@ -116,7 +116,7 @@ impl From<Step> for PostProcessor {
     }
 }
 
-/// A part of a template.
+/// Element of the template of a post-processor.
 #[derive(Deserialize)]
 struct Piece {
     #[serde(rename = "SpecialToken")]
@@ -128,25 +128,25 @@ struct SpecialPiece {
     id: String,
 }
 
-/// An element of a list of which only the first that matters is kept.
+/// Element of a list that is read only up to the first element with a result.
 trait Candidate {
-    /// Returns whether the element matters.
-    fn matters(&self) -> bool;
+    /// Returns true if the element is the result of its list.
+    fn is_result(&self) -> bool;
 }
 
 impl Candidate for Piece {
-    fn matters(&self) -> bool {
+    fn is_result(&self) -> bool {
         true
     }
 }
 
 impl Candidate for PostProcessor {
-    fn matters(&self) -> bool {
+    fn is_result(&self) -> bool {
         self.first_special.is_some()
     }
 }
 
-/// The first element of a list that matters.
+/// First element of a list with a result.
 struct First<T>(Option<T>);
 
 impl<'de, T: Candidate + Deserialize<'de>> Deserialize<'de> for First<T> {
@@ -168,7 +168,7 @@ impl<'de, T: Candidate + Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
         let mut first = None;
         while first.is_none() {
             let Some(element) = list.next_element::<T>()? else { return Ok(First(None)) };
-            first = Some(element).filter(T::matters);
+            first = Some(element).filter(T::is_result);
         }
         while list.next_element::<IgnoredAny>()?.is_some() {}
         Ok(First(first))

@@ -1,6 +1,7 @@
 //! Tools in a conversation: the model's calls are shown, confirmed by the user, and answered.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     io::{IsTerminal, stderr, stdin},
 };
@@ -183,17 +184,9 @@ impl Dialogue for TerminalDialogue<'_> {
     }
 }
 
-/// Returns a text without control characters, which could hide a part of it on a terminal.
-fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for char in text.chars() {
-        match char {
-            '\n' | '\t' => shown.push(char),
-            char if char.is_control() || is_invisible(char) => shown.extend(char.escape_unicode()),
-            char => shown.push(char),
-        }
-    }
-    shown
+/// Escapes characters that could hide a part of a text on a terminal.
+fn visible(text: &str) -> Cow<'_, str> {
+    output::escaped(text, is_invisible)
 }
 
 /// Returns whether a character changes the direction of text or has no width.

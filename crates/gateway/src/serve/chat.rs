@@ -70,22 +70,26 @@ impl ReadyModel {
     /// Returns the prompt of a conversation with its tools. The generation options are ignored. Ends with
     /// [`Error::Cancelled`] once `cancel` is set.
     pub fn chat_prompt(&self, request: ChatRequest, cancel: &Cancel) -> Result<ChatPrompt, Error> {
-        cancel.check()?;
-        let ChatRequest { messages, tools, reasoning, .. } = request;
-        let limit = self.loaded.engine()?.limits().longest();
-        let options = render_options(&reasoning);
-        prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())
+        self.chat_prompt_within(request, self.loaded.engine()?.limits().longest(), cancel)
     }
 
     /// Returns the number of tokens of a conversation with its tools, which may exceed the model's context. Otherwise as
     /// [`Self::chat_prompt`].
     pub fn count_chat_tokens(&self, request: ChatRequest, cancel: &Cancel) -> Result<usize, Error> {
+        let limit = self.loaded.engine()?.limits().longest().max(MAX_COUNTED);
+        Ok(self.chat_prompt_within(request, limit, cancel)?.tokens.len())
+    }
+
+    fn chat_prompt_within(
+        &self,
+        request: ChatRequest,
+        limit: usize,
+        cancel: &Cancel,
+    ) -> Result<ChatPrompt, Error> {
         cancel.check()?;
         let ChatRequest { messages, tools, reasoning, .. } = request;
-        let limit = self.loaded.engine()?.limits().longest().max(MAX_COUNTED);
         let options = render_options(&reasoning);
-        let prompt = prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())?;
-        Ok(prompt.tokens.len())
+        prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())
     }
 
     /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
@@ -172,7 +176,7 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     }
 }
 
-/// Returns the prompt of a conversation. It has less than `limit` tokens.
+/// Returns the prompt of a conversation, which has fewer than `limit` tokens.
 fn prompt(
     model: &LoadedModel,
     mut messages: Vec<Message>,

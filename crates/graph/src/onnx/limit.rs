@@ -18,16 +18,16 @@ const MEMORY: u64 = 768 << 20;
 const PACKED: u64 = 64 << 20;
 
 /// Maximum number of extents of a value or constant.
-const MAX_RANK: usize = 64;
+const MAX_RANK: u64 = 64;
 
-/// Maximum number of bytes of a name.
-const MAX_NAME: usize = 4096;
+/// Maximum length of a name in bytes.
+const MAX_NAME: u64 = 4096;
 
-/// Maximum number of inputs and outputs of a graph without a declared rank, in which later stages search for names.
-const MAX_UNRANKED: usize = 1024;
+/// Maximum number of graph inputs and outputs without a declared rank. Later stages search through all of them.
+const MAX_UNRANKED: u64 = 1024;
 
 /// Maximum number of bytes of symbols for extents without a name, each of which contains the value's name.
-const MAX_SYMBOL_BYTES: usize = 64 << 20;
+const MAX_SYMBOL_BYTES: u64 = 64 << 20;
 
 /// A message whose field numbers are known to the traversal.
 #[derive(Clone, Copy)]
@@ -92,35 +92,35 @@ fn field(message: Message, number: u32) -> Field {
     }
 }
 
-fn within(count: usize, limit: usize, what: &'static str) -> Result<(), DecodeError> {
-    if count <= limit { Ok(()) } else { Err(DecodeError::TooMany { what, limit: limit as u64 }) }
+fn within(count: u64, limit: u64, what: &'static str) -> Result<(), DecodeError> {
+    if count <= limit { Ok(()) } else { Err(DecodeError::TooMany { what, limit }) }
 }
 
 /// Refuses a name that is too long.
 pub(super) fn name(name: &str) -> Result<(), DecodeError> {
-    within(name.len(), MAX_NAME, "bytes in a name")
+    within(name.len() as u64, MAX_NAME, "bytes in a name")
 }
 
 /// Refuses a value or constant with too many extents.
 pub(super) fn rank(rank: usize) -> Result<(), DecodeError> {
-    within(rank, MAX_RANK, "extents of a value")
+    within(rank as u64, MAX_RANK, "extents of a value")
 }
 
 /// Refuses a graph with too many inputs and outputs without a declared rank.
 pub(super) fn unranked(count: usize) -> Result<(), DecodeError> {
-    within(count, MAX_UNRANKED, "inputs and outputs without a rank")
+    within(count as u64, MAX_UNRANKED, "inputs and outputs without a rank")
 }
 
 /// Bytes that the graphs of a file have taken so far.
 #[derive(Debug, Default)]
 pub(super) struct Bounds {
-    symbols: usize,
+    symbols: u64,
 }
 
 impl Bounds {
     /// Counts a symbol for an extent without a name.
     pub(super) fn add_symbol(&mut self, symbol: &str) -> Result<(), DecodeError> {
-        self.symbols += symbol.len();
+        self.symbols += symbol.len() as u64;
         within(self.symbols, MAX_SYMBOL_BYTES, "bytes of symbols for extents without a name")
     }
 }
@@ -188,13 +188,8 @@ impl Walk {
     }
 
     fn within_limits(&self) -> Result<(), DecodeError> {
-        if self.memory > MEMORY {
-            return Err(DecodeError::TooMany { what: "bytes of decoded entries", limit: MEMORY });
-        }
-        if self.packed > PACKED {
-            return Err(DecodeError::TooMany { what: "bytes of packed numbers", limit: PACKED });
-        }
-        Ok(())
+        within(self.memory, MEMORY, "bytes of decoded entries")?;
+        within(self.packed, PACKED, "bytes of packed numbers")
     }
 }
 

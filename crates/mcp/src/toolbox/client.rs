@@ -140,7 +140,7 @@ pub(super) struct McpClient {
     tools: Vec<rmcp::model::Tool>,
 }
 
-/// Returns the reason why a server did not start. rmcp's own texts name Rust types.
+/// Describes why a server did not start. The messages of rmcp contain names of Rust types.
 fn start_failure(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::ConnectionClosed(_) | ClientInitializeError::TransportError { .. } => {

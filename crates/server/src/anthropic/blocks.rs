@@ -45,7 +45,7 @@ pub(super) enum Block {
         #[serde(default)]
         source: DocumentSource,
         title: Option<String>,
-        /// Text about the document that is not cited.
+        /// Description of the document.
         context: Option<String>,
         #[serde(default, deserialize_with = "body::filled")]
         citations: Option<Citations>,

@@ -230,14 +230,13 @@ impl MessagesBody {
         let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
         // Reasoning is off unless a request asks for it.
         let is_asked = self.thinking.is_some() || effort.is_some() || shared.reasoning.has_settings();
-        let own = if is_asked { reasoning(self.thinking, effort) } else { no_reasoning() };
+        let mut own = reasoning(self.thinking, effort);
+        if !is_asked {
+            own.thinking = Thinking::Off;
+        }
         let reasoning = shared.reasoning.settings_after(own);
         Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
     }
-}
-
-fn no_reasoning() -> ReasoningSettings {
-    ReasoningSettings { thinking: Thinking::Off, ..ReasoningSettings::default() }
 }
 
 /// Returns the gateway's settings. The effort limits reasoning that has no budget of its own.

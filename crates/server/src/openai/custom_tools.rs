@@ -112,8 +112,9 @@ pub(crate) fn input(arguments: &str) -> String {
 fn cut_input(arguments: &str) -> Option<String> {
     /// Bytes of the longest escape without its last one, and of a cut character: `\ud83d\ude0`.
     const MAX_CUT: usize = 11;
-    let quoted = arguments.trim_start().strip_prefix('{')?.trim_start().strip_prefix("\"input\"")?;
-    let quoted = quoted.trim_start().strip_prefix(':')?.trim_start();
+    let name = arguments.trim_start().strip_prefix('{')?.trim_start();
+    let rest = name.strip_prefix('"')?.strip_prefix(INPUT)?.strip_prefix('"')?;
+    let quoted = rest.trim_start().strip_prefix(':')?.trim_start();
     let whole = serde_json::Deserializer::from_str(quoted).into_iter::<String>().next()?;
     let ends = (quoted.len().saturating_sub(MAX_CUT)..=quoted.len()).rev();
     let cut = || {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use minijinja::{Error, Value, value::ValueKind};
 
-use super::size::{ELEMENT, ESCAPED, MAX_VALUE, Size, elements, within};
+use super::size::{ELEMENT, ESCAPED, Size, elements};
 
 /// Maximum number of bytes of a formatted number without its width and precision: 309 digits and their separators.
 const NUMBER: usize = 512;
@@ -26,11 +26,7 @@ fn text(value: &Value) -> Cow<'_, str> {
 /// Returns an upper bound on the bytes of a value as text.
 fn text_bytes(value: &Value) -> Result<usize, Error> {
     match value.kind() {
-        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
-            let bytes = Size::of(value)?.bytes.saturating_mul(ESCAPED);
-            within(bytes, MAX_VALUE, "bytes of text")?;
-            Ok(bytes)
-        }
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => Size::of(value)?.text_bytes(),
         _ => Ok(text(value).len()),
     }
 }

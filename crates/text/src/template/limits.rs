@@ -13,7 +13,7 @@ use minijinja::{
 use super::{
     growth::growth,
     origin::{self, Read, is_namespace},
-    size::{ELEMENT, ESCAPED, MAX_VALUE, Size, elements, stored, within},
+    size::{ELEMENT, MAX_VALUE, Size, elements, stored, within},
 };
 
 /// Reads operands that are compared, with everything in them.
@@ -205,9 +205,9 @@ impl Usage {
             self.read(text.len())?;
             return Ok(text.len());
         }
-        let bytes = self.read_all(value)?.saturating_mul(ESCAPED);
-        within(bytes, MAX_VALUE, "bytes of text")?;
-        Ok(bytes)
+        let size = Size::of(value)?;
+        self.read(size.bytes)?;
+        size.text_bytes()
     }
 
     /// Counts a value as read with everything in it. Returns its size in bytes.

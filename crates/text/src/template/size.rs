@@ -36,6 +36,13 @@ pub(super) struct Size {
 }
 
 impl Size {
+    /// Returns an upper bound on the bytes of a container of this size as text.
+    pub(super) fn text_bytes(self) -> Result<usize, Error> {
+        let bytes = self.bytes.saturating_mul(ESCAPED);
+        within(bytes, MAX_VALUE, "bytes of text")?;
+        Ok(bytes)
+    }
+
     /// Measures a value.
     pub(super) fn of(value: &Value) -> Result<Self, Error> {
         let mut size = Self { bytes: 0, values: 0, depth: 0 };

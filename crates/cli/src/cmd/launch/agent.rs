@@ -168,7 +168,7 @@ impl AgentCommand {
 /// Variable with the maximum number of tokens that Qwen-Agent sends.
 const QWEN_INPUT_LENGTH: &str = "QWEN_AGENT_DEFAULT_MAX_INPUT_TOKENS";
 
-/// Returns Open Interpreter's arguments. It knows the lengths of the models of cloud services only.
+/// Returns Open Interpreter's arguments. The program only knows the context lengths of cloud models.
 fn interpreter_arguments(base: &str, Endpoint { model, context, .. }: &Endpoint) -> Vec<String> {
     let mut arguments =
         vec!["--model".to_owned(), format!("openai/{model}"), "--api_base".to_owned(), base.to_owned()];

@@ -49,9 +49,10 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     if running.is_none() || gateway.model(&model).is_ok() {
         gateway.check_kind(&model, &[ModelKind::Chat])?;
     }
-    if let Some(context) = context_length(gateway, &model).filter(|&context| context < AGENT_CONTEXT) {
+    let context = context_length(gateway, &model);
+    if let Some(short) = context.filter(|&context| context < AGENT_CONTEXT) {
         output::note(format!(
-            "{model} reads {context} tokens; the instructions of agents may not fit. Choose a model with a longer context."
+            "{model} reads {short} tokens; the instructions of agents may not fit. Choose a model with a longer context."
         ));
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();
@@ -65,7 +66,6 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
             output::note("The shell reads the key from the environment variable NARTHEX_API_KEY.");
         }
         let key = key.map_or(ANY_KEY, |_| KEY_REFERENCE).to_owned();
-        let context = context_length(gateway, &model);
         let command = AgentCommand::new(args.agent, &Endpoint { origin, model, context, key });
         return output::line(command.shell(&args.arguments));
     }
@@ -76,6 +76,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     };
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
     let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
+    // A server may load the model with another length.
     let context = context_length(gateway, &model);
     let endpoint = Endpoint { origin: server.origin.clone(), model, context, key };
     let command = AgentCommand::new(args.agent, &endpoint);
