@@ -22,7 +22,8 @@ pub const KEY_FILE_VARIABLE: &str = "NARTHEX_API_KEY_FILE";
 pub const ADMIN_KEY_VARIABLE: &str = "NARTHEX_ADMIN_KEY";
 
 /// Variables that hold secrets; subprocesses do not inherit them.
-pub const SECRET_VARIABLES: [&str; 4] = [KEY_VARIABLE, KEYS_VARIABLE, ADMIN_KEY_VARIABLE, "HF_TOKEN"];
+pub const SECRET_VARIABLES: [&str; 5] =
+    [KEY_VARIABLE, KEYS_VARIABLE, ADMIN_KEY_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
 /// Maximum size of a key file in bytes.
 pub(crate) const FILE_LIMIT: u64 = 4 << 20;
@@ -74,7 +75,7 @@ impl Secret {
 }
 
 /// The BLAKE3 hash of a secret. Comparison takes constant time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash(blake3::Hash);
 
 impl KeyHash {

@@ -24,8 +24,10 @@ impl Network {
     }
 
     pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Self {
-        let is_set =
-            |value: String| matches!(value.trim().to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on");
+        // A value that is unknown forbids, as the variable is set for safety.
+        let is_set = |value: String| {
+            !matches!(value.trim().to_ascii_lowercase().as_str(), "" | "0" | "false" | "no" | "off")
+        };
         if VARIABLES.into_iter().filter_map(get).any(is_set) { Self::CacheOnly } else { Self::Allowed }
     }
 
@@ -50,7 +52,9 @@ mod tests {
         };
         check("NARTHEX_OFFLINE", "1", Network::CacheOnly);
         check("HF_HUB_OFFLINE", "True", Network::CacheOnly);
+        check("NARTHEX_OFFLINE", "y", Network::CacheOnly);
         check("HF_HUB_OFFLINE", "0", Network::Allowed);
+        check("HF_HUB_OFFLINE", "Off", Network::Allowed);
         check("NARTHEX_OFFLINE", "", Network::Allowed);
         check("OFFLINE", "1", Network::Allowed);
     }

@@ -67,6 +67,8 @@ impl Part {
             '=' if *self == Self::Query => return query_value(rest),
             'b' | 'B' => return in_header(rest),
             'h' | 'n' => return token(rest),
+            // Python's errors name the path without the host: `url: /path?token=value`.
+            c if ends_url(c) && rest[c.len_utf8()..].starts_with('/') => *self = Self::Url,
             c if ends_url(c) => *self = Self::Prose,
             _ => {}
         }
@@ -145,6 +147,7 @@ mod tests {
             "(https://h?token=a/b:c), see \"https://h/#t=u\"",
             "(https://h?token=***), see \"https://h/#t=***\"",
         );
+        check("exceeded with url: /o.whl?sig=abc&v (x)", "exceeded with url: /o.whl?sig=***&v (x)");
         check("https://u:v@h/?next=https://w:x@i&t=1\nt=1", "https://***@h/?next=***&t=***\nt=1");
         for plain in [
             "",

@@ -53,6 +53,13 @@ pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
 /// Name of the folder for the records of running servers.
 const RUN: &str = "run";
 
+/// Name of the folder for locks, which the first write to a store creates.
+const LOCKS: &str = "locks";
+
+/// Names of the entries of a store. Other entries belong to the user and are never changed.
+const ENTRIES: [&str; 10] =
+    ["blobs", "checkpoints", "failures", "keys.json", LOCKS, "machine", "packages", RUN, "runtimes", "tmp"];
+
 /// A handle on the store; clones share it.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -87,13 +94,14 @@ impl Store {
             return Err(Error::io("open the store", root)(io::ErrorKind::NotADirectory.into()));
         }
         let store = Self { root: root.into(), network: Network::from_environment() };
-        if let Err(error) = privacy::make_private_if_shared(&store.root) {
-            tracing::warn!(%error, "other users of this machine may read the store");
-        }
-        if store.root.is_dir()
-            && let Err(error) = recover::recover(&store)
-        {
-            tracing::warn!(%error, "leftovers of earlier runs could not be cleared away");
+        // Any other folder may have entries of the user with the same names.
+        if store.root.join(LOCKS).is_dir() {
+            if let Err(error) = privacy::make_private_if_shared(&store.root) {
+                tracing::warn!(%error, "other users of this machine may read the store");
+            }
+            if let Err(error) = recover::recover(&store) {
+                tracing::warn!(%error, "leftovers of earlier runs could not be cleared away");
+            }
         }
         Ok(store)
     }
@@ -187,7 +195,7 @@ impl Store {
     }
 
     fn lock_path(&self, key: &str) -> Result<PathBuf, Error> {
-        Ok(self.folder("locks")?.join(format!("{}.lock", lock::file_stem(key))))
+        Ok(self.folder(LOCKS)?.join(format!("{}.lock", lock::file_stem(key))))
     }
 }
 

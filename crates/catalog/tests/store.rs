@@ -228,6 +228,47 @@ fn a_store_that_cannot_be_written_opens_and_says_why() {
     open(folder.path()).check_writable().unwrap();
 }
 
+#[test]
+fn the_files_of_others_stay() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), name("a"));
+    let file = |path: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "x").unwrap();
+        #[cfg(unix)]
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        path
+    };
+    let own = [
+        file("tmp/thesis/a.tex"),
+        file("tmp/1-2"),
+        file("packages/app/dist.old/f"),
+        file("runtimes/x.old/f"),
+        file("notes/today"),
+    ];
+    let unchanged = |path: &std::path::PathBuf| {
+        #[cfg(unix)]
+        let is_readable = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions())
+            & 0o777
+            == 0o644;
+        #[cfg(not(unix))]
+        let is_readable = true;
+        fs::read(path).is_ok_and(|text| text == b"x") && is_readable
+    };
+    open(folder.path());
+    for path in &own {
+        assert!(unchanged(path), "{}", path.display());
+    }
+    // Later the folder is a store as well.
+    install(&open(folder.path()), &model, Scheme::W8, "new");
+    let store = open(folder.path());
+    assert_eq!(payload(&store, &model, Scheme::W8).as_deref(), Some("new"));
+    for path in [&own[0], &own[1], &own[2]] {
+        assert!(path.exists(), "{}", path.display());
+    }
+    assert!(unchanged(&own[4]));
+}
+
 #[cfg(unix)]
 #[test]
 fn only_its_user_can_read_the_store() {

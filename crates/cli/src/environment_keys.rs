@@ -1,6 +1,8 @@
 //! API keys from the environment, for containers.
 
-use anyhow::Context;
+use std::ffi::OsString;
+
+use anyhow::{Context, anyhow, ensure};
 use narthex_gateway::{
     Error,
     keys::{ADMIN_KEY_VARIABLE, ApiKey, KEY_FILE_VARIABLE, KEY_VARIABLE, KEYS_VARIABLE, KeyRole},
@@ -9,29 +11,40 @@ use narthex_gateway::{
 use crate::input_file;
 
 /// Returns the keys in the environment's variables. An error contains the name of the variable, never its value.
-pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<ApiKey>> {
-    let variable = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+///
+/// A variable that is not UTF-8 and a file without keys are errors: a server without keys would be open.
+pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec<ApiKey>> {
+    let variable = |name: &str| -> anyhow::Result<Option<String>> {
+        let text = get(name).map(|value| value.into_string().map_err(|_| anyhow!("{name} is not UTF-8")));
+        Ok(text.transpose()?.filter(|value| !value.trim().is_empty()))
+    };
     let mut keys = Vec::new();
     let mut add = |origin: &str, secret: &str, role: KeyRole| -> anyhow::Result<()> {
         keys.push(ApiKey::from_secret(origin, secret, role).map_err(Error::from)?);
         Ok(())
     };
-    if let Some(secret) = variable(KEY_VARIABLE) {
+    if let Some(secret) = variable(KEY_VARIABLE)? {
         add(KEY_VARIABLE, secret.trim(), KeyRole::User)?;
     }
-    if let Some(secrets) = variable(KEYS_VARIABLE) {
+    if let Some(secrets) = variable(KEYS_VARIABLE)? {
         let separators = |c: char| c == ',' || c.is_whitespace();
         for secret in secrets.split(separators).filter(|secret| !secret.is_empty()) {
             add(KEYS_VARIABLE, secret, KeyRole::User)?;
         }
     }
-    if let Some(path) = variable(KEY_FILE_VARIABLE) {
+    if let Some(path) = variable(KEY_FILE_VARIABLE)? {
         let bytes = input_file::read(path.as_ref()).context(KEY_FILE_VARIABLE)?;
-        for secret in String::from_utf8_lossy(&bytes).lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let text = String::from_utf8_lossy(&bytes);
+        let mut secrets = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
+        ensure!(
+            secrets.peek().is_some(),
+            "{KEY_FILE_VARIABLE}: {path} has no key; write one key on each line"
+        );
+        for secret in secrets {
             add(KEY_FILE_VARIABLE, secret, KeyRole::User)?;
         }
     }
-    if let Some(secret) = variable(ADMIN_KEY_VARIABLE) {
+    if let Some(secret) = variable(ADMIN_KEY_VARIABLE)? {
         add(ADMIN_KEY_VARIABLE, secret.trim(), KeyRole::Admin)?;
     }
     Ok(keys)
@@ -51,10 +64,10 @@ mod tests {
         let [a, b, c, d] = SECRETS;
         std::fs::write(&file, format!("{c}\n\n{d}\n")).unwrap();
         let get = |name: &str| match name {
-            KEY_VARIABLE => Some(format!(" {a}\n")),
-            KEYS_VARIABLE => Some(format!("{b}, {c}")),
-            KEY_FILE_VARIABLE => Some(file.display().to_string()),
-            ADMIN_KEY_VARIABLE => Some(d.to_owned()),
+            KEY_VARIABLE => Some(format!(" {a}\n").into()),
+            KEYS_VARIABLE => Some(format!("{b}, {c}").into()),
+            KEY_FILE_VARIABLE => Some(file.clone().into()),
+            ADMIN_KEY_VARIABLE => Some(d.into()),
             _ => None,
         };
         let keys = read(&get).unwrap();
@@ -72,16 +85,29 @@ mod tests {
         );
         let admins = keys.iter().filter(|key| key.limits.role == KeyRole::Admin).count();
         assert_eq!((admins, keys[1].hash == keys[0].hash, keys[3].hash == keys[2].hash), (1, false, true));
-        assert!(read(&|_| None).unwrap().is_empty() && read(&|_| Some(String::new())).unwrap().is_empty());
+        assert!(read(&|_| None).unwrap().is_empty() && read(&|_| Some(OsString::new())).unwrap().is_empty());
     }
 
     #[test]
     fn errors_name_the_variable_and_not_the_secret() {
-        let error =
-            read(&|name| (name == KEYS_VARIABLE).then(|| "short".to_owned())).unwrap_err().to_string();
+        let error = read(&|name| (name == KEYS_VARIABLE).then(|| "short".into())).unwrap_err().to_string();
         assert!(error.contains(KEYS_VARIABLE) && !error.contains("short"), "{error}");
-        let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| "/no/such".to_owned())).unwrap_err();
+        let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| "/no/such".into())).unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("/no/such") && error.contains(KEY_FILE_VARIABLE), "{error}");
+    }
+
+    #[test]
+    fn settings_without_a_usable_key_do_not_open_the_server() {
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(empty.path(), "\n \n").unwrap();
+        let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| empty.path().into())).unwrap_err();
+        assert!(error.to_string().contains("has no key"), "{error}");
+        #[cfg(unix)]
+        for variable in [KEY_VARIABLE, KEYS_VARIABLE, KEY_FILE_VARIABLE, ADMIN_KEY_VARIABLE] {
+            let latin = || std::os::unix::ffi::OsStringExt::from_vec(b"caf\xe9-secret-key-0123".to_vec());
+            let error = read(&|name| (name == variable).then(latin)).unwrap_err().to_string();
+            assert_eq!(error, format!("{variable} is not UTF-8"));
+        }
     }
 }

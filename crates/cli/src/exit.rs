@@ -1,6 +1,9 @@
 //! Exit codes of the process: one match from kinds of errors to codes.
 
-use std::{io, process::ExitCode};
+use std::{
+    io,
+    process::{ExitCode, ExitStatus},
+};
 
 use narthex_gateway::{Error, ErrorKind};
 use narthex_mmap::environment;
@@ -30,6 +33,33 @@ impl std::fmt::Display for NegativeResult {
 }
 
 impl std::error::Error for NegativeResult {}
+
+/// Failure of a program that `launch` ran.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProgramFailed {
+    pub(crate) program: &'static str,
+    pub(crate) status: ExitStatus,
+}
+
+impl std::fmt::Display for ProgramFailed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ended with {}", self.program, self.status)
+    }
+}
+
+impl std::error::Error for ProgramFailed {}
+
+impl ProgramFailed {
+    /// Returns the exit code of the program; for a signal, 128 and its number, as shells do.
+    fn code(self) -> u8 {
+        #[cfg(unix)]
+        let signal = std::os::unix::process::ExitStatusExt::signal(&self.status);
+        #[cfg(not(unix))]
+        let signal = None::<i32>;
+        let code = signal.map(|signal| 128 + signal).or_else(|| self.status.code());
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    }
+}
 
 /// Exit code for a malformed or damaged file.
 const MALFORMED: u8 = 9;
@@ -61,6 +91,10 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         Some(NegativeResult::Refused) => return ExitCode::from(8),
         Some(NegativeResult::Damaged) => return ExitCode::from(MALFORMED),
         None => {}
+    }
+    if let Some(failed) = error.downcast_ref::<ProgramFailed>() {
+        output::note(format_args!("error: {failed}"));
+        return ExitCode::from(failed.code());
     }
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();

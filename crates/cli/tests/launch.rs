@@ -198,7 +198,8 @@ fn an_agent_runs_on_a_server_that_ends_with_it() {
         assert!(std::net::TcpStream::connect(address).is_err(), "{address} still listens");
     }
     let failed = machine.launch(&["aider", "--", "--fail"], true);
-    assert!(!failed.status.success() && error(&failed).contains("exit status: 7"), "{}", error(&failed));
+    assert_eq!(failed.status.code(), Some(7), "{}", error(&failed));
+    assert!(error(&failed).contains("aider ended with exit status: 7"), "{}", error(&failed));
     assert_eq!(files(&machine.path("home")), Vec::<PathBuf>::new(), "settings were written");
 }
 

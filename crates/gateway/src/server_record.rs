@@ -4,6 +4,7 @@
 //! removed when it is found.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
@@ -32,6 +33,12 @@ pub struct RunningServer {
     pub started: SystemTime,
     /// Models, as of the last change.
     pub models: Vec<ModelStatus>,
+    /// Further names of models, for its clients.
+    #[serde(default)]
+    pub aliases: BTreeMap<String, String>,
+    /// Model for unknown names in requests.
+    #[serde(default)]
+    pub default_model: Option<String>,
 }
 
 /// Encryption of a server's connections.
@@ -54,10 +61,9 @@ pub(crate) struct ServerRecord {
 
 impl ServerRecord {
     /// Creates and locks the file in an existing folder. Only the user of this process can read it.
-    pub(crate) fn create(folder: &Path, address: &str, encryption: Encryption) -> Result<Self, Error> {
+    pub(crate) fn create(folder: &Path, server: RunningServer) -> Result<Self, Error> {
         let failed = |what: String| move |source| Error::Io { what, source };
-        let pid = std::process::id();
-        let path = folder.join(format!("server-{pid}.json"));
+        let path = folder.join(format!("server-{}.json", server.pid));
         let what = format!("cannot write {}", path.display());
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).write(true);
@@ -65,21 +71,18 @@ impl ServerRecord {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let file = options.open(&path).map_err(failed(what.clone()))?;
         file.lock().map_err(failed(what))?;
-        let server = RunningServer {
-            pid,
-            address: address.to_owned(),
-            encryption,
-            started: SystemTime::now(),
-            models: Vec::new(),
-        };
         let mut record = Self { path, file, server };
-        record.update(Vec::new());
+        record.write_or_warn();
         Ok(record)
     }
 
     /// Replaces the list of models.
     pub(crate) fn update(&mut self, models: Vec<ModelStatus>) {
         self.server.models = models;
+        self.write_or_warn();
+    }
+
+    fn write_or_warn(&mut self) {
         if let Err(error) = self.write() {
             tracing::warn!(path = %self.path.display(), %error, "cannot update the record that `narthex ps` reads");
         }
@@ -110,9 +113,9 @@ pub(crate) fn running(folder: &Path) -> Vec<RunningServer> {
 }
 
 fn read_record(path: &Path) -> Option<RunningServer> {
-    if path.extension()? != "json" {
-        return None;
-    }
+    let name = path.file_name()?.to_str()?;
+    let pid = name.strip_prefix("server-")?.strip_suffix(".json")?;
+    pid.parse::<u32>().ok()?;
     let file = narthex_mmap::open_regular(path).ok()?;
     if file.try_lock().is_ok() {
         let _ = fs::remove_file(path);
@@ -128,13 +131,22 @@ mod tests {
     #[test]
     fn a_live_record_is_seen_and_a_stale_one_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let record = ServerRecord::create(folder.path(), "127.0.0.1:8000", Encryption::Tls).unwrap();
+        let server = RunningServer {
+            pid: std::process::id(),
+            address: "127.0.0.1:8000".to_owned(),
+            encryption: Encryption::Tls,
+            started: SystemTime::now(),
+            models: Vec::new(),
+            aliases: BTreeMap::from([("gpt-4o".to_owned(), "smollm2:135m".to_owned())]),
+            default_model: None,
+        };
+        let record = ServerRecord::create(folder.path(), server.clone()).unwrap();
         let stale = folder.path().join("server-1.json");
         fs::write(&stale, "{}").unwrap();
         let seen = running(folder.path());
         assert_eq!(seen.len(), 1);
         assert_eq!((seen[0].pid, seen[0].address.as_str()), (std::process::id(), "127.0.0.1:8000"));
-        assert_eq!(seen[0].encryption, Encryption::Tls);
+        assert_eq!((seen[0].encryption, &seen[0].aliases), (Encryption::Tls, &server.aliases));
         assert!(!stale.exists());
         drop(record);
         assert!(running(folder.path()).is_empty());

@@ -34,8 +34,11 @@ const STDERR_LIMIT: usize = 8 << 10;
 const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
 
 /// Program that runs pip and ends it together with Narthex. Nothing is written to its standard input, a pipe that
-/// closes when Narthex ends, even if it is killed. pip and its children are a process group.
+/// closes when Narthex ends, even if it is killed. pip and its children are a process group. Modules are not loaded from
+/// the working folder, which may be that of a downloaded model.
 const WATCH: &str = r#"
+import sys
+sys.path[:] = [folder for folder in sys.path if folder not in ("", ".")]
 import os, runpy, signal, threading
 def watch():
     os.read(0, 1)

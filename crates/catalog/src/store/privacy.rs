@@ -15,17 +15,28 @@ pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
     builder.create(path).map_err(Error::io("create", path))
 }
 
-/// Removes the permissions of other users from a folder of the store and its contents. A folder that others cannot
-/// enter is skipped, since its contents were made private before. So is a folder of another user.
+/// Removes the permissions of other users from the entries of a store, and from its folder if that has no other entries.
+/// A folder that others cannot enter is skipped, since its contents were made private before. So is a folder of another
+/// user.
 #[cfg(unix)]
-pub(super) fn make_private_if_shared(folder: &Path) -> Result<(), Error> {
+pub(super) fn make_private_if_shared(root: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
 
     let is_own = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
-    match fs::metadata(folder) {
-        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => make_private(folder),
-        _ => Ok(()),
+    match fs::metadata(root) {
+        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => {}
+        _ => return Ok(()),
     }
+    let mut has_other = false;
+    for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
+        let entry = entry.map_err(Error::io("list", root))?;
+        if super::ENTRIES.iter().any(|name| entry.file_name() == *name) {
+            make_private(&entry.path())?;
+        } else {
+            has_other = true;
+        }
+    }
+    if has_other { Ok(()) } else { make_private(root) }
 }
 
 /// Removes the permissions of other users from a file, or from a folder and its contents. Links are not followed.

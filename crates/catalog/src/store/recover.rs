@@ -6,15 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_spec::Scheme;
+
 use super::{
     Store, lock,
-    staging::{old_path, swap_lock},
+    staging::{is_staged_name, old_path, swap_lock},
 };
 use crate::{error::Error, files};
 
 /// Removes leftovers. This is fast if there are none.
 pub(super) fn recover(store: &Store) -> Result<(), Error> {
-    let (staged, swapped) = (list(&store.root().join("tmp"))?, old_folders(store)?);
+    let (staged, swapped) = (staged(store)?, old_folders(store)?);
     if staged.is_empty() && swapped.is_empty() {
         return Ok(());
     }
@@ -22,10 +24,17 @@ pub(super) fn recover(store: &Store) -> Result<(), Error> {
     for old in old_folders(store)? {
         finish_swap(&old)?;
     }
-    for path in list(&store.root().join("tmp"))? {
+    for path in self::staged(store)? {
         remove_if_abandoned(&path)?;
     }
     Ok(())
+}
+
+/// Returns the staging folders and their locks. Other entries of `tmp/` are not ours.
+fn staged(store: &Store) -> Result<Vec<PathBuf>, Error> {
+    let is_ours =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_staged_name);
+    Ok(list(&store.root().join("tmp"))?.into_iter().filter(is_ours).collect())
 }
 
 /// Removes one entry of `tmp/`, unless a living process has locked it.
@@ -60,10 +69,12 @@ fn finish_swap(old: &Path) -> Result<(), Error> {
 }
 
 fn old_folders(store: &Store) -> Result<Vec<PathBuf>, Error> {
-    let mut folders = list(&store.root().join("packages"))?;
-    folders.extend(["runtimes", "checkpoints"].map(|name| store.root().join(name)));
     let mut found = Vec::new();
-    for folder in folders {
+    for model in list(&store.root().join("packages"))? {
+        let packages = Scheme::ALL.iter().map(|scheme| model.join(scheme.as_str()));
+        found.extend(packages.map(|package| old_path(&package)).filter(|old| old.exists()));
+    }
+    for folder in ["runtimes", "checkpoints"].map(|name| store.root().join(name)) {
         found.extend(list(&folder)?.into_iter().filter(|path| *path == old_path(&path.with_extension(""))));
     }
     Ok(found)

@@ -120,8 +120,16 @@ pub(super) fn swap_lock(store: &Store) -> Result<Guard, Error> {
     lock::take(&store.lock_path(SWAP_LOCK)?)
 }
 
+/// Returns a name of a staging folder: the process, a number, and the time in hexadecimal nanoseconds.
 fn fresh_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{}-{count}-{:x}", process::id(), files::nanos(SystemTime::now()))
+}
+
+/// Returns true for the name of a staging folder or of its lock.
+pub(super) fn is_staged_name(name: &str) -> bool {
+    let mut parts = name.strip_suffix(".lock").unwrap_or(name).split('-');
+    let mut number = |radix| parts.next().is_some_and(|part| u128::from_str_radix(part, radix).is_ok());
+    number(10) && number(10) && number(16) && parts.next().is_none()
 }

@@ -22,7 +22,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         allowed_hosts: args.allowed_host,
         cors_origins: args.cors_origin,
         authentication,
-        keys: environment_keys::read(&|name| std::env::var(name).ok())?,
+        keys: environment_keys::read(&|name| std::env::var_os(name))?,
         auto_pull: args.auto_pull,
     };
     let tls = match (&args.tls_cert, &args.tls_key) {

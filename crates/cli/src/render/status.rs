@@ -148,6 +148,8 @@ mod tests {
                 encryption: Encryption::None,
                 started,
                 models: vec![model.clone()],
+                aliases: std::collections::BTreeMap::new(),
+                default_model: None,
             }]);
             let squeezed = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
             squeezed.skip(1).collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! Records of running servers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use parking_lot::Mutex;
 
@@ -28,8 +28,17 @@ impl Gateway {
         encryption: Encryption,
     ) -> Result<ServerRegistration, Error> {
         let folder = self.library.store.create_run_folder()?;
-        let mut record = ServerRecord::create(&folder, address, encryption)?;
-        record.update(self.models.status());
+        let config = self.config();
+        let server = RunningServer {
+            pid: std::process::id(),
+            address: address.to_owned(),
+            encryption,
+            started: SystemTime::now(),
+            models: self.models.status(),
+            aliases: config.aliases.clone(),
+            default_model: config.default_model.clone(),
+        };
+        let record = ServerRecord::create(&folder, server)?;
         *self.server_record.lock() = Some(record);
         let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());
         self.models.set_on_change(Box::new(move || {

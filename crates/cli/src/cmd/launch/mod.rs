@@ -21,6 +21,7 @@ use self::{
 };
 use crate::{
     args::{LaunchArgs, StoreArgs},
+    exit::ProgramFailed,
     output,
 };
 
@@ -45,11 +46,9 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
         Some(model) => model,
         None => default_model(gateway, running.as_ref())?,
     };
-    // A running server may have further names for its models.
-    if running.is_none() || gateway.model(&model).is_ok() {
-        gateway.check_kind(&model, &[ModelKind::Chat])?;
-    }
-    let context = context_length(gateway, &model);
+    let served = served_model(gateway, running.as_ref(), &model);
+    gateway.check_kind(&served, &[ModelKind::Chat])?;
+    let context = context_length(gateway, &served);
     if let Some(short) = context.filter(|&context| context < AGENT_CONTEXT) {
         output::note(format!(
             "{model} reads {short} tokens; the instructions of agents may not fit. Choose a model with a longer context."
@@ -77,7 +76,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let server = AgentServer::find_or_start(gateway, store, running.as_ref(), &model)?;
     let key = key.unwrap_or_else(|| ANY_KEY.to_owned());
     // A server may load the model with another length.
-    let context = context_length(gateway, &model);
+    let context = context_length(gateway, &served);
     let endpoint = Endpoint { origin: server.origin.clone(), model, context, key };
     let command = AgentCommand::new(args.agent, &endpoint);
     let mut process = Command::new(path);
@@ -87,9 +86,18 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     drop(server);
     match end {
         AgentEnd::Status(status) if status.success() => Ok(()),
-        AgentEnd::Status(status) if !is_interrupted(status) => bail!("{program} ended with {status}"),
+        AgentEnd::Status(status) if !is_interrupted(status) => Err(ProgramFailed { program, status }.into()),
         AgentEnd::Status(_) | AgentEnd::Stopped => bail!(Error::Cancelled),
     }
+}
+
+/// Returns the model that clients of a running server get under a name. The server may have further names for its models,
+/// and a model for unknown names.
+fn served_model(gateway: &Gateway, running: Option<&RunningServer>, name: &str) -> String {
+    let Some(server) = running else { return name.to_owned() };
+    let served = server.aliases.get(name).map_or(name, String::as_str);
+    let is_unknown = matches!(gateway.model(served), Err(Error::UnknownModel { .. }));
+    server.default_model.as_deref().filter(|_| is_unknown).unwrap_or(served).to_owned()
 }
 
 /// Returns true if Ctrl-C ended a program: by the signal, or with the exit code of shells for it.
@@ -131,5 +139,38 @@ fn default_model(gateway: &Gateway, running: Option<&RunningServer>) -> anyhow::
         None => {
             bail!("no chat model is installed; install one with `narthex pull`, or name one with --model")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::SystemTime};
+
+    use narthex_gateway::{Config, Encryption};
+
+    use super::*;
+
+    #[test]
+    fn names_of_a_running_server_stand_for_its_models() {
+        let home = tempfile::tempdir().unwrap();
+        let gateway = Gateway::open(Config { home: Some(home.path().into()), ..Config::standard() }).unwrap();
+        let server = |default_model: Option<&str>| RunningServer {
+            pid: 1,
+            address: "127.0.0.1:8000".to_owned(),
+            encryption: Encryption::None,
+            started: SystemTime::UNIX_EPOCH,
+            models: Vec::new(),
+            aliases: BTreeMap::from([("gpt-4o".to_owned(), "smollm2:135m".to_owned())]),
+            default_model: default_model.map(str::to_owned),
+        };
+        let check = |running: Option<&RunningServer>, name: &str, expect: &str| {
+            assert_eq!(served_model(&gateway, running, name), expect);
+        };
+        check(None, "gpt-4o", "gpt-4o");
+        check(Some(&server(None)), "gpt-4o", "smollm2:135m");
+        check(Some(&server(None)), "nope", "nope");
+        let with_default = server(Some("smollm2:360m"));
+        check(Some(&with_default), "nope", "smollm2:360m");
+        check(Some(&with_default), "smollm2:135m", "smollm2:135m");
     }
 }
