@@ -152,10 +152,7 @@ impl Grammar {
     /// Checks the size of the source and returns it in the compiler's form.
     fn source(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
-            Self::JsonSchema(schema) => {
-                check_size(schema.to_string().len())?;
-                Ok(TopLevelGrammar::from_json_schema(with_spacing(schema)?))
-            }
+            Self::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(prepared_schema(schema)?)),
             Self::Lark(source) => {
                 check_text(source)?;
                 Ok(TopLevelGrammar::from_lark(source.clone()))
@@ -173,15 +170,18 @@ impl Grammar {
 /// # Errors
 /// The schema is too large or not an object.
 pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
-    let rule = format!("%json {}", with_spacing(schema)?);
+    let rule = format!("%json {}", prepared_schema(schema)?);
     check_size(rule.len())?;
     Ok(rule)
 }
 
-/// Returns the schema without keywords that restrict nothing, and with the spacing of the JSON that models write: one
-/// space after `:` and `,`, and no other white space. Small models would otherwise fill their answer with white space, and
-/// fixed punctuation is forced without the model.
-fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
+/// Returns the schema as it is compiled: without keywords that restrict nothing, without properties beyond those that an
+/// object names, and with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
+/// space. Small models would otherwise fill their answer with properties and white space, and fixed punctuation is forced
+/// without the model.
+fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
+    let length = schema.to_string().len();
+    check_size(length)?;
     let mut fields = match schema {
         Value::Bool(true) => Map::new(),
         Value::Object(fields) => fields.clone(),
@@ -196,9 +196,8 @@ fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
-    let length = schema.to_string().len();
-    check_size(length)?;
     schema::remove_annotations(&mut fields);
+    schema::close_objects(&mut fields);
     let most = most_bytes(length);
     if !schema_size::fits(&fields, most) {
         let reason = format!(

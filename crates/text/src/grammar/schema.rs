@@ -1,4 +1,5 @@
-//! Keywords of JSON schemas that restrict nothing, which the compiler would refuse (JSON Schema 2020-12).
+//! Preparation of JSON schemas (JSON Schema 2020-12): keywords that restrict nothing, which the compiler would refuse, and
+//! objects that name their properties.
 
 use serde_json::{Map, Value};
 
@@ -48,6 +49,13 @@ const OF_SCHEMAS: &[&str] = &[
 const OF_NAMED_SCHEMAS: &[&str] =
     &["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
 
+/// Keywords that combine schemas for one value.
+const COMBINING: &[&str] = &["oneOf", "not", "if", "dependentSchemas"];
+
+/// Keywords that say which properties an object may or must have beside those that it names.
+const OF_FURTHER_PROPERTIES: &[&str] =
+    &["additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"];
+
 /// Removes the keywords that restrict nothing from a schema and its parts.
 pub(super) fn remove_annotations(schema: &mut Map<String, Value>) {
     schema.retain(|keyword, value| match keyword.as_str() {
@@ -57,18 +65,64 @@ pub(super) fn remove_annotations(schema: &mut Map<String, Value>) {
         "format" => value.as_str().is_none_or(|format| FORMATS.contains(&format)),
         _ => !value.is_null(),
     });
+    parts(schema).into_iter().for_each(remove_annotations);
+}
+
+/// Forbids further properties in objects that name some and do not mention others. A small model adds properties until its
+/// answer is cut off, and functions take only the arguments that they name. All that is valid afterwards is valid under
+/// the schema. A schema that combines schemas for one value remains as it is: a closed one could exclude what another one
+/// requires.
+pub(super) fn close_objects(schema: &mut Map<String, Value>) {
+    if !combines(schema) {
+        close(schema);
+    }
+}
+
+fn close(schema: &mut Map<String, Value>) {
+    let mentions = |keyword: &&str| schema.contains_key(*keyword);
+    let is_open = !OF_FURTHER_PROPERTIES.iter().any(|keyword| mentions(keyword));
+    if let Some(Value::Object(properties)) = schema.get("properties")
+        && !properties.is_empty()
+        && is_open
+        && schema.get("required").and_then(Value::as_array).is_none_or(|required| {
+            required.iter().all(|name| name.as_str().is_some_and(|name| properties.contains_key(name)))
+        })
+    {
+        schema.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    parts(schema).into_iter().for_each(close);
+}
+
+/// Returns true if a schema or one of its parts combines several schemas for one value.
+fn combines(schema: &mut Map<String, Value>) -> bool {
+    let has = |keyword: &str| schema.contains_key(keyword);
+    let joins = schema.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
+    let refines = has("properties") && ["allOf", "anyOf", "$ref"].into_iter().any(has);
+    COMBINING.iter().any(|keyword| has(keyword))
+        || joins
+        || refines
+        || parts(schema).into_iter().any(combines)
+}
+
+/// Returns the schemas that a schema consists of.
+fn parts(schema: &mut Map<String, Value>) -> Vec<&mut Map<String, Value>> {
+    let mut parts = Vec::new();
     for (keyword, value) in schema {
+        let has_schemas = OF_SCHEMAS.contains(&keyword.as_str());
+        let has_named_schemas = OF_NAMED_SCHEMAS.contains(&keyword.as_str());
         match value {
-            Value::Object(part) if OF_SCHEMAS.contains(&keyword.as_str()) => remove_annotations(part),
-            Value::Array(parts) if OF_SCHEMAS.contains(&keyword.as_str()) => {
-                parts.iter_mut().filter_map(Value::as_object_mut).for_each(remove_annotations);
-            }
-            Value::Object(parts) if OF_NAMED_SCHEMAS.contains(&keyword.as_str()) => {
-                parts.values_mut().filter_map(Value::as_object_mut).for_each(remove_annotations);
+            Value::Array(all) if has_schemas => parts.extend(all.iter_mut().filter_map(Value::as_object_mut)),
+            Value::Object(object) => {
+                if has_schemas {
+                    parts.push(object);
+                } else if has_named_schemas {
+                    parts.extend(object.values_mut().filter_map(Value::as_object_mut));
+                }
             }
             _ => {}
         }
     }
+    parts
 }
 
 /// Returns true if every string is valid under a schema of names.
@@ -85,6 +139,39 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn objects_that_name_their_properties_are_closed() {
+        let check = |mut schema: Value, expect: Value| {
+            close_objects(schema.as_object_mut().unwrap());
+            assert_eq!(schema, expect);
+        };
+        let open = json!({"type": "object", "properties": {"a": {}}, "required": ["a"]});
+        let mut closed = open.clone();
+        closed["additionalProperties"] = json!(false);
+        check(open.clone(), closed.clone());
+        check(
+            json!({"$defs": {"a": open}, "anyOf": [open, {"$ref": "#/$defs/a"}], "items": {"allOf": [open]}}),
+            json!({"$defs": {"a": closed}, "anyOf": [closed, {"$ref": "#/$defs/a"}], "items": {"allOf": [closed]}}),
+        );
+        for kept in [
+            json!({"type": "object"}),
+            json!({"type": "object", "properties": {}}),
+            json!({"properties": {"a": {}}, "required": ["b"]}),
+            json!({"properties": {"a": {}}, "additionalProperties": true}),
+            json!({"properties": {"a": {}}, "patternProperties": {"^x": {}}}),
+            json!({"properties": {"a": {}}, "minProperties": 2}),
+            json!({"properties": {"a": {}}, "anyOf": [{"required": ["b"]}]}),
+            json!({"properties": {"a": {}}, "$ref": "#/$defs/b", "$defs": {"b": {"required": ["b"]}}}),
+            json!({"allOf": [open, {"properties": {"b": {}}}]}),
+            json!({"oneOf": [open, {"properties": {"a": {}, "b": {}}}]}),
+            json!({"not": open}),
+            json!({"items": open, "if": {}}),
+            json!({"const": open, "default": open, "enum": [open]}),
+        ] {
+            check(kept.clone(), kept);
+        }
+    }
 
     #[test]
     fn only_keywords_without_effect_are_removed() {
