@@ -157,6 +157,11 @@ impl ApiError {
         Self { retry_after: Some(1), ..Self::plain(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// Returns true for a prompt that does not fit into the context.
+    pub(crate) fn is_overlong(&self) -> bool {
+        self.overlong.is_some()
+    }
+
     /// Returns the JSON body.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn body(&self) -> serde_json::Value {

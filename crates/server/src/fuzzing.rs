@@ -44,6 +44,8 @@ pub enum Endpoint {
     Fill,
     /// `/v1/responses`.
     Responses,
+    /// `/v1/responses/input_tokens`.
+    ResponseInputTokens,
     /// `/v1/messages`.
     Messages,
     /// `/v1/messages/count_tokens`.
@@ -70,7 +72,7 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// Every endpoint that has a body.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Chat,
         Self::Completions,
         Self::Embeddings,
@@ -78,6 +80,7 @@ impl Endpoint {
         Self::Answer,
         Self::Fill,
         Self::Responses,
+        Self::ResponseInputTokens,
         Self::Messages,
         Self::CountTokens,
         Self::OllamaChat,
@@ -101,6 +104,7 @@ impl Endpoint {
             Self::Answer => "/v1/answer",
             Self::Fill => "/v1/fill",
             Self::Responses => "/v1/responses",
+            Self::ResponseInputTokens => "/v1/responses/input_tokens",
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
             Self::OllamaChat => "/api/chat",
@@ -129,7 +133,9 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Rerank => read_checked::<ParsedRerank>(body).map(drop),
             Endpoint::Answer => read_checked::<ParsedAnswer>(body).map(drop),
             Endpoint::Fill => read_checked::<ParsedFill>(body).map(drop),
-            Endpoint::Responses => read_checked::<ParsedResponses>(body).map(drop),
+            Endpoint::Responses | Endpoint::ResponseInputTokens => {
+                read_checked::<ParsedResponses>(body).map(drop)
+            }
             Endpoint::Messages | Endpoint::CountTokens => read_checked::<ParsedMessages>(body).map(drop),
             Endpoint::OllamaChat => read_checked::<ParsedOllamaChat>(body).map(drop),
             Endpoint::OllamaGenerate => read_checked::<ParsedGenerate>(body).map(drop),

@@ -97,12 +97,13 @@ const HINTS: &[(&str, NeutralValues)] = &[
 
 /// Hints of OpenAI's responses. OpenAI limits the calls of its own tools, which Narthex does not have.
 pub(crate) const OF_RESPONSES: &[&str] =
-    &["truncation", "client_metadata", "max_tool_calls", "context_management"];
+    &["truncation", "client_metadata", "max_tool_calls", "context_management", "access_programs"];
 
 /// Hints of Anthropic's messages. The last ones are headers of the API that some proxies send in the body.
 pub(crate) const OF_MESSAGES: &[&str] = &[
     "context_management",
     "cache_control",
+    "diagnostics",
     "speed",
     "inference_geo",
     "betas",

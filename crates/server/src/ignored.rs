@@ -9,8 +9,15 @@ use axum::{
 const IGNORED: HeaderName = HeaderName::from_static("x-narthex-ignored");
 
 /// Fields that describe the caller, in OpenAI's and Anthropic's APIs. They never change an answer.
-pub(crate) const CALLER_FIELDS: &[&str] =
-    &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+pub(crate) const CALLER_FIELDS: &[&str] = &[
+    "user",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+];
 
 /// Names of ignored parameters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

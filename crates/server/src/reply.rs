@@ -1,5 +1,7 @@
 //! Complete answers, collected from the events of a generation.
 
+use std::ops::Range;
+
 use axum::http::StatusCode;
 use narthex_gateway::request::{
     FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart,
@@ -12,13 +14,23 @@ use crate::{error::ApiError, events::Events, timings::Timings};
 /// One choice of a complete answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
-    pub(crate) text: String,
     pub(crate) reasoning: String,
+    /// Text and calls in the model's order.
+    pub(crate) parts: Vec<AnswerPart>,
+    /// All tokens, with those of the reasoning and of the calls.
     pub(crate) tokens: Vec<TokenInfo>,
-    pub(crate) calls: Vec<WholeToolCall>,
     pub(crate) finish: Option<FinishReason>,
-    /// Set while the last part is of a call.
-    in_call: bool,
+}
+
+/// Part of an answer after its reasoning.
+#[derive(Debug, Clone)]
+pub(crate) enum AnswerPart {
+    /// Text, with the positions of its tokens in [`Choice::tokens`].
+    Text {
+        text: String,
+        tokens: Range<usize>,
+    },
+    Call(WholeToolCall),
 }
 
 /// A complete tool call.
@@ -34,6 +46,11 @@ impl WholeToolCall {
     pub(crate) fn is_complete(&self) -> bool {
         serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok()
     }
+
+    /// Returns the text of a call that was cut off, for protocols whose calls hold their arguments as an object.
+    pub(crate) fn cut_text(&self) -> String {
+        format!(r#"{{"name": {}, "arguments": {}"#, Value::from(self.name.as_str()), self.arguments)
+    }
 }
 
 /// Returns true if an answer that ends for this reason was cut off.
@@ -42,19 +59,27 @@ pub(crate) fn is_cut(reason: FinishReason) -> bool {
 }
 
 impl Choice {
-    /// Adds text of the answer.
-    pub(crate) fn add_text(&mut self, text: &str) {
-        self.text.push_str(text);
-        self.in_call &= text.is_empty();
+    /// Adds text of the answer and its tokens. Tokens without text are those of reasoning or of a call.
+    pub(crate) fn add_text(&mut self, delta: String, delta_tokens: Vec<TokenInfo>) {
+        let first = self.tokens.len();
+        self.tokens.extend(delta_tokens);
+        let end = self.tokens.len();
+        match self.parts.last_mut() {
+            Some(AnswerPart::Text { text, tokens }) => {
+                text.push_str(&delta);
+                tokens.end = end;
+            }
+            _ if delta.is_empty() => {}
+            _ => self.parts.push(AnswerPart::Text { text: delta, tokens: first..end }),
+        }
     }
 
     /// Adds a part of a call.
     pub(crate) fn add_call(&mut self, delta: ToolCallDelta) {
-        self.in_call = true;
         if let Some(ToolCallStart { id, name }) = delta.start {
-            self.calls.push(WholeToolCall { id, name, arguments: String::new() });
+            self.parts.push(AnswerPart::Call(WholeToolCall { id, name, arguments: String::new() }));
         }
-        if let Some(call) = self.calls.last_mut() {
+        if let Some(AnswerPart::Call(call)) = self.parts.last_mut() {
             call.arguments.push_str(&delta.arguments);
         }
     }
@@ -62,9 +87,26 @@ impl Choice {
     /// Ends the choice. Malformed calls, which are in the text, are removed; a call that was cut off remains.
     pub(crate) fn end(&mut self, reason: FinishReason) {
         self.finish = Some(reason);
-        let cut = if is_cut(reason) && self.in_call { self.calls.pop() } else { None };
-        self.calls.retain(WholeToolCall::is_complete);
-        self.calls.extend(cut);
+        let cut = if is_cut(reason) { self.parts.pop() } else { None };
+        self.parts.retain(|part| !matches!(part, AnswerPart::Call(call) if !call.is_complete()));
+        self.parts.extend(cut);
+    }
+
+    /// Returns the text without the calls.
+    pub(crate) fn text(&self) -> String {
+        let texts = self.parts.iter().filter_map(|part| match part {
+            AnswerPart::Text { text, .. } => Some(text.as_str()),
+            AnswerPart::Call(_) => None,
+        });
+        texts.collect()
+    }
+
+    /// Returns the calls.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &WholeToolCall> {
+        self.parts.iter().filter_map(|part| match part {
+            AnswerPart::Text { .. } => None,
+            AnswerPart::Call(call) => Some(call),
+        })
     }
 
     /// Returns true if the answer was cut off.
@@ -72,15 +114,9 @@ impl Choice {
         self.finish.is_some_and(is_cut)
     }
 
-    /// Returns true if the answer ends with a call.
-    pub(crate) fn ends_with_call(&self) -> bool {
-        self.in_call
-    }
-
-    /// Returns the text of a call that was cut off, for protocols whose calls hold their arguments as an object.
-    pub(crate) fn cut_call(&self) -> Option<String> {
-        let WholeToolCall { name, arguments, .. } = self.calls.iter().find(|call| !call.is_complete())?;
-        Some(format!(r#"{{"name": {}, "arguments": {arguments}"#, Value::from(name.as_str())))
+    /// Returns the call that was cut off.
+    pub(crate) fn cut_call(&self) -> Option<&WholeToolCall> {
+        self.calls().find(|call| !call.is_complete())
     }
 }
 
@@ -105,8 +141,7 @@ fn add(choices: &mut [Choice], event: GenerationEvent) {
     match event {
         GenerationEvent::Text { choice, text, tokens } => {
             if let Some(choice) = choices.get_mut(choice) {
-                choice.add_text(&text);
-                choice.tokens.extend(tokens);
+                choice.add_text(text, tokens);
             }
         }
         GenerationEvent::Reasoning { choice, text } => {
@@ -167,9 +202,20 @@ pub(crate) mod samples {
 
     /// Returns the events of an answer with a call that turns out to be malformed after its start.
     pub(crate) fn malformed() -> Vec<GenerationEvent> {
-        let text = GenerationEvent::Text { choice: 0, text: MALFORMED.to_owned(), tokens: Vec::new() };
-        let parts = vec![part_of_call(Some("f"), ""), part_of_call(None, r#"{"a": "#), text];
+        let parts = vec![part_of_call(Some("f"), ""), part_of_call(None, r#"{"a": "#), text(MALFORMED)];
         answer(parts, FinishReason::MalformedCall)
+    }
+
+    fn text(text: &str) -> GenerationEvent {
+        GenerationEvent::Text { choice: 0, text: text.to_owned(), tokens: Vec::new() }
+    }
+
+    /// Returns the events of an answer with text before, between and after calls.
+    pub(crate) fn mixed() -> Vec<GenerationEvent> {
+        let calls = |name| [part_of_call(Some(name), ""), part_of_call(None, "{}")];
+        let parts =
+            [[text("a"), text("b")], calls("f"), [text("c"), text("")], calls("g"), [text("d"), text("e")]];
+        answer(parts.concat(), FinishReason::ToolCalls)
     }
 
     /// Returns the events of an answer without text.
@@ -205,7 +251,7 @@ mod tests {
                 choice.add_call(ToolCallDelta { index, start, arguments: arguments.to_owned() });
             }
             choice.end(reason);
-            assert_eq!(choice.calls.len(), expect, "{reason:?}");
+            assert_eq!(choice.calls().count(), expect, "{reason:?}");
         };
         check(FinishReason::ToolCalls, 1);
         check(FinishReason::MalformedCall, 1);
@@ -215,14 +261,46 @@ mod tests {
     #[test]
     fn only_the_call_that_was_cut_off_remains_incomplete() {
         let choice = samples::whole(samples::cut()).choices.remove(0);
-        assert_eq!(choice.cut_call().as_deref(), Some(r#"{"name": "g", "arguments": {"a": "#));
+        let cut = choice.cut_call().unwrap().cut_text();
+        assert_eq!(cut, r#"{"name": "g", "arguments": {"a": "#);
         let choice = samples::whole(samples::malformed()).choices.remove(0);
-        assert_eq!((choice.calls.len(), choice.cut_call()), (0, None));
-        assert_eq!(choice.text, samples::MALFORMED);
+        assert_eq!(choice.calls().count(), 0);
+        assert_eq!(choice.text(), samples::MALFORMED);
         // The text of a malformed call before the cut is in the answer.
         let mut events = samples::malformed();
         let end = events.len() - 2;
         events[end] = GenerationEvent::Finished { choice: 0, reason: FinishReason::Length };
-        assert_eq!(samples::whole(events).choices[0].calls.len(), 0);
+        assert_eq!(samples::whole(events).choices[0].calls().count(), 0);
+    }
+
+    #[test]
+    fn text_and_calls_keep_their_order_and_their_tokens() {
+        let token = |text: &str| TokenInfo {
+            text: text.to_owned(),
+            bytes: Vec::new(),
+            logprob: None,
+            top: Vec::new(),
+        };
+        let mut choice = Choice::default();
+        let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
+        // Tokens of the reasoning and of the call have no text.
+        choice.add_text(String::new(), vec![token("r")]);
+        choice.add_text("a".to_owned(), vec![token("a")]);
+        choice.add_text("b".to_owned(), vec![token("b")]);
+        choice.add_call(ToolCallDelta { index: 0, start, arguments: "{}".to_owned() });
+        choice.add_text(String::new(), vec![token("{}")]);
+        choice.add_text("c".to_owned(), vec![token("c")]);
+        choice.end(FinishReason::ToolCalls);
+        let shown = |part: &AnswerPart| match part {
+            AnswerPart::Text { text, tokens } => {
+                format!(
+                    "{text} {}",
+                    choice.tokens[tokens.clone()].iter().map(|token| &*token.text).collect::<String>()
+                )
+            }
+            AnswerPart::Call(call) => call.name.clone(),
+        };
+        assert_eq!(choice.parts.iter().map(shown).collect::<Vec<_>>(), ["ab ab", "f", "c c"]);
+        assert_eq!((choice.text().as_str(), choice.tokens.len()), ("abc", 5));
     }
 }

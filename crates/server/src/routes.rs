@@ -51,7 +51,9 @@ use crate::{
         reasoning::ReasoningOptions,
         rerank::{self, RerankAnswer},
         response_format::GrammarOptions,
-        responses::{self, DeletedResponse, NumberedEvent, ResponseObject, ResponseStore},
+        responses::{
+            self, DeletedResponse, NumberedEvent, ResponseInputTokens, ResponseObject, ResponseStore,
+        },
         shared_fields::SharedFields,
         stream::Chunk,
         token_endpoints::{self, DetokenizeBody, TemplateText, TokenList, TokenText, TokenizeBody},
@@ -137,6 +139,15 @@ fn of_openai() -> Vec<Operation> {
             .body::<SharedFields>()
             .body::<Hints>()
             .or_events::<NumberedEvent>(),
+        Op::json::<ResponseInputTokens>(
+            "post",
+            "/v1/responses/input_tokens",
+            post(responses::count_input_tokens),
+            "Count the tokens of a request for a response",
+        )
+        .body::<responses::ResponsesBody>()
+        .body::<SharedFields>()
+        .body::<Hints>(),
         Op::json::<ResponseObject>(
             "get",
             "/v1/responses/{id}",

@@ -373,6 +373,16 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
         |id: &str| models["data"].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned();
     assert_eq!(listed("gpt-4o").unwrap()["root"], json!(model));
     assert_eq!(live.get("/v1/models/gpt-4o").json(), listed("gpt-4o").unwrap());
+    let tags = live.get("/api/tags").json();
+    let digest = |name: &str| {
+        tags["models"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["model"] == name)
+            .map(|entry| &entry["digest"])
+    };
+    assert_eq!(digest("gpt-4o").unwrap(), digest(&model).unwrap());
     assert_eq!(live.get(&format!("/v1/models/{model}")).json(), listed(&model).unwrap());
     assert_eq!(listed(&embedding).unwrap()["capabilities"], json!(["embeddings"]));
     // Anthropic's clients read other fields of the same list.

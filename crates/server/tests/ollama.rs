@@ -82,6 +82,7 @@ fn models_are_listed_and_described() {
         (&json!(["completion", "tools"]), &json!("llama"))
     );
     assert!(shown["model_info"]["llama.context_length"].as_u64() > Some(0));
+    assert!(shown["template"].as_str().unwrap().contains("messages"), "{}", shown["template"]);
     // Ollama's client sends both names of the model.
     for names in [json!({"model": model, "name": ""}), json!({"model": "", "name": model, "options": null})] {
         assert_eq!(live.post("/api/show", &names).json()["details"], shown["details"], "{names}");

@@ -485,6 +485,20 @@ fn an_overlong_prompt_is_refused_in_the_words_of_its_protocol() {
     let of_anthropic = message("/v1/messages");
     assert!(of_anthropic.starts_with("prompt is too long: "), "{of_anthropic}");
     assert!(of_anthropic.contains(" maximum. This model's maximum context length is "), "{of_anthropic}");
+    // A streamed response reports it as an event, as OpenAI's servers do.
+    let body = json!({"model": model, "input": messages, "stream": true});
+    let text = live.post("/v1/responses", &body).text();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data.map(|event| serde_json::from_str(event).unwrap()).collect();
+    let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["response.created", "response.in_progress", "response.failed"]);
+    let error = &events[2]["response"]["error"];
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert!(
+        error["message"].as_str().unwrap().starts_with("This model's maximum context length is "),
+        "{error}"
+    );
+    assert_eq!(live.post("/v1/responses", &json!({"model": model, "input": messages})).status, 400);
 }
 
 /// Returns a conversation with reasoning, a text and two parallel calls, in the form of chats and of responses.
@@ -549,6 +563,12 @@ fn items_of_stored_responses_can_be_referenced() {
     assert_eq!(referenced["usage"]["input_tokens"], sent["usage"]["input_tokens"], "{referenced}");
     let unknown = ask(turn(json!({"type": "item_reference", "id": "msg_0"}))).error(400);
     assert_eq!(unknown["param"], "input[1].id");
+    // The same conversation is counted as it is answered.
+    let counted = json!({"model": model, "input": "and", "previous_response_id": first["id"]});
+    let tokens = live.post("/v1/responses/input_tokens", &counted).json();
+    let answered = live.post("/v1/responses", &with(counted, json!({"max_output_tokens": 1}))).json();
+    assert_eq!(tokens["object"], "response.input_tokens");
+    assert_eq!(tokens["input_tokens"], answered["usage"]["input_tokens"]);
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub(crate) struct KeyAddArgs {
     #[arg(long, value_name = "N", value_parser = limit)]
     concurrency: Option<NonZeroU32>,
 
-    /// Allow access to metrics, and requests that download or compile any model
+    /// Allow access to metrics, unloading models, and requests that download or compile any model
     #[arg(long)]
     admin: bool,
 }

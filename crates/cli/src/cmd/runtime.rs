@@ -8,9 +8,21 @@ use crate::{args::RuntimeCommand, bars::Bars, interrupt, output, render};
 pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<()> {
     match command {
         RuntimeCommand::Install { kind, from } => {
+            let mut known = gateway.runtimes().into_iter();
+            let was_installed = known.any(|runtime| runtime.kind == kind && runtime.installed.is_some());
             let origin = from.map_or(WheelOrigin::Pip, WheelOrigin::File);
             let info = gateway.install_runtime(&kind, &origin, &Bars::new(), interrupt::cancel())?;
-            output::note(render::runtime_installed(&kind, &info.version, info.needs()));
+            match (was_installed, origin) {
+                (false, _) => output::note(render::runtime_installed(&kind, &info.version, info.needs())),
+                (true, WheelOrigin::Pip) => {
+                    output::note(format!("{kind} {} is already installed", info.version))
+                }
+                (true, WheelOrigin::File(file)) => output::note(format!(
+                    "{kind} {} is already installed; {} was not read",
+                    info.version,
+                    file.display()
+                )),
+            }
             output::line(info.library.display())
         }
         RuntimeCommand::List(args) => {

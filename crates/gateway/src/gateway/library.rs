@@ -84,9 +84,20 @@ impl Gateway {
         Ok(listing)
     }
 
+    /// Returns the aliases of models that this gateway may use, with the names of the models.
+    pub fn aliases(&self) -> Vec<(String, ModelName)> {
+        let aliases = self.config().aliases.keys();
+        aliases.filter_map(|alias| Some((alias.clone(), self.model(alias).ok()?.name))).collect()
+    }
+
     /// Reads the manifest of an installed package.
     pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
         self.library.manifest(&self.library.installed_key(model)?)
+    }
+
+    /// Returns the chat template of an installed package, if it has one.
+    pub fn chat_template(&self, model: &str) -> Result<Option<String>, Error> {
+        self.library.chat_template(&self.library.installed_key(model)?)
     }
 
     /// Refuses a model that is known to have none of these kinds, before it is fetched and loaded. The error names the

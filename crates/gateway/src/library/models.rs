@@ -207,6 +207,14 @@ impl Library {
         package::read_manifest(&folder, key)
     }
 
+    /// Returns the chat template of an installed package, if it has one.
+    pub(crate) fn chat_template(&self, key: &PackageKey) -> Result<Option<String>, Error> {
+        let folder = self.store.package(&key.name, key.scheme);
+        let folder = folder.ok_or_else(|| self.not_installed(key))?;
+        let chat = package::read_manifest(&folder, key)?.chat;
+        chat.map(|chat| package::read_text(&folder, &chat.template)).transpose()
+    }
+
     /// Returns the kind of a model that is installed or in the catalogue.
     pub(crate) fn kind(&self, key: &PackageKey) -> Option<ModelKind> {
         let installed = self.manifest(key).ok().map(|manifest| ModelKind::of(&manifest));

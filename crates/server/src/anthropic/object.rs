@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    reply::{Choice, WholeToolCall},
+    reply::{AnswerPart, Choice, WholeToolCall},
     timings::Timings,
 };
 
@@ -81,19 +81,15 @@ impl AnthropicMessage {
     /// Returns the message with the content, the end and the timings of an answer.
     pub(super) fn complete(self, choice: &Choice, end: MessageEnd, timings: Timings) -> Self {
         let thinking = (!choice.reasoning.is_empty()).then(|| ContentBlock::thinking(&choice.reasoning));
-        let text = (!choice.text.is_empty()).then(|| ContentBlock::text(&choice.text));
-        let calls = choice
-            .calls
-            .iter()
-            .filter_map(|call| Some(ContentBlock::call(call, serde_json::from_str(&call.arguments).ok()?)));
-        // A client would run a call without its arguments, so a call that was cut off is text.
-        let cut = choice.cut_call().map(|text| ContentBlock::text(&text));
-        Self {
-            content: thinking.into_iter().chain(text).chain(calls).chain(cut).collect(),
-            end,
-            timings: Some(timings),
-            ..self
-        }
+        let blocks = choice.parts.iter().map(|part| match part {
+            AnswerPart::Text { text, .. } => ContentBlock::text(text),
+            AnswerPart::Call(call) => match serde_json::from_str(&call.arguments) {
+                Ok(input) => ContentBlock::call(call, input),
+                // A client would run a call without its arguments, so a call that was cut off is text.
+                Err(_) => ContentBlock::text(&call.cut_text()),
+            },
+        });
+        Self { content: thinking.into_iter().chain(blocks).collect(), end, timings: Some(timings), ..self }
     }
 }
 

@@ -209,13 +209,35 @@ mod tests {
         );
         let choice = samples::whole(samples::malformed()).choices.remove(0);
         assert_eq!(
-            (values[5]["delta"]["text"].as_str(), choice.calls.len()),
-            (Some(choice.text.as_str()), 0)
+            (values[5]["delta"]["text"].as_str(), choice.calls().count()),
+            (Some(choice.text().as_str()), 0)
         );
         let end = json!(MessageEnd::new(choice.finish, &[]));
         for name in ["stop_reason", "stop_details"] {
             assert_eq!(values[7]["delta"][name], end[name]);
         }
+    }
+
+    #[test]
+    fn whole_messages_have_the_blocks_of_streams() {
+        let streamed = values(&mut encoder(), samples::mixed());
+        let of_kind = |kind: &'static str| streamed.iter().filter(move |value| value["type"] == kind);
+        let streamed = of_kind("content_block_start").map(|start| {
+            let mut block = start["content_block"].clone();
+            let deltas = of_kind("content_block_delta").filter(|delta| delta["index"] == start["index"]);
+            let text: String = deltas.filter_map(|delta| delta["delta"]["text"].as_str()).collect();
+            if block["type"] == "text" {
+                block["text"] = json!(text);
+            }
+            block
+        });
+        let usage = MessageUsage::of_prompt(9);
+        let message = AnthropicMessage::new("msg".to_owned(), "m".to_owned(), usage);
+        let reply = samples::whole(samples::mixed());
+        let whole = json!(message.complete(&reply.choices[0], MessageEnd::default(), reply.timings()));
+        assert_eq!(whole["content"], streamed.collect::<Value>());
+        let kinds = whole["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap());
+        assert_eq!(kinds.collect::<Vec<_>>(), ["text", "tool_use", "text", "tool_use", "text"]);
     }
 
     #[test]

@@ -133,8 +133,10 @@ async fn vectors(
     held: Reservation,
 ) -> Result<Embeddings, ApiError> {
     let answer_bytes = embeddings_memory(&request);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
+    let meter = app.meter.clone();
+    let call = move |model: &ReadyModel, cancel: &Cancel| {
+        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
+    };
     let found = run_encoder(app, model, held.into(), answer_bytes, call).await?;
-    app.meter.tokens(found.prompt_tokens);
     Ok(found)
 }

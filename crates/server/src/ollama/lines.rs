@@ -106,7 +106,7 @@ impl AnswerEnd {
 /// The part of a line that differs between endpoints.
 pub(crate) trait LineContent: Serialize + Send + 'static {
     /// Creates the content from a text and calls. Calls without complete arguments are left out.
-    fn new(text: String, calls: &[WholeToolCall]) -> Self;
+    fn new(text: String, calls: &[&WholeToolCall]) -> Self;
 
     /// Returns the content with reasoning.
     fn with_thinking(self, thinking: String) -> Self;
@@ -121,7 +121,7 @@ pub(crate) struct GeneratedText {
 }
 
 impl LineContent for GeneratedText {
-    fn new(text: String, _calls: &[WholeToolCall]) -> Self {
+    fn new(text: String, _calls: &[&WholeToolCall]) -> Self {
         Self { response: text, thinking: String::new() }
     }
 
@@ -161,7 +161,7 @@ struct CalledFunction {
 }
 
 impl LineContent for ChatContent {
-    fn new(text: String, calls: &[WholeToolCall]) -> Self {
+    fn new(text: String, calls: &[&WholeToolCall]) -> Self {
         let calls = calls.iter().filter_map(|call| {
             let arguments = serde_json::from_str(&call.arguments).ok()?;
             let function = CalledFunction { name: call.name.clone(), arguments };
@@ -220,7 +220,7 @@ impl<C: LineContent> AnswerLines<C> {
     fn lines_of(&mut self, event: GenerationEvent) -> Vec<AnswerLine<C>> {
         match event {
             GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
-                self.choice.add_text(&text);
+                self.choice.add_text(text.clone(), Vec::new());
                 vec![self.line(C::new(text, &[]), &tokens, None)]
             }
             GenerationEvent::Reasoning { text, .. } => {
@@ -237,10 +237,10 @@ impl<C: LineContent> AnswerLines<C> {
             GenerationEvent::Done(summary) => {
                 let end = AnswerEnd::new(self.choice.finish, &summary, self.device.clone());
                 // A client would run a call without its arguments, so a call that was cut off is text.
-                let cut = self.choice.cut_call().unwrap_or_default();
-                let has_rest = !self.choice.calls.is_empty();
+                let cut = self.choice.cut_call().map(WholeToolCall::cut_text).unwrap_or_default();
+                let calls: Vec<&WholeToolCall> = self.choice.calls().collect();
                 // Some clients read only the end of the last line.
-                let rest = has_rest.then(|| self.line(C::new(cut, &self.choice.calls), &[], None));
+                let rest = (!calls.is_empty()).then(|| self.line(C::new(cut, &calls), &[], None));
                 let end = self.line(C::new(String::new(), &[]), &[], Some(end));
                 rest.into_iter().chain([end]).collect()
             }
@@ -268,10 +268,10 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
     type Whole = AnswerLine<C>;
 
     fn whole(self, mut reply: Reply) -> AnswerLine<C> {
-        let mut choice = reply.choices.pop().unwrap_or_default();
-        let cut = choice.cut_call().unwrap_or_default();
-        choice.text.push_str(&cut);
-        let content = C::new(choice.text, &choice.calls).with_thinking(choice.reasoning);
+        let choice = reply.choices.pop().unwrap_or_default();
+        let cut = choice.cut_call().map(WholeToolCall::cut_text).unwrap_or_default();
+        let calls: Vec<&WholeToolCall> = choice.calls().collect();
+        let content = C::new(choice.text() + &cut, &calls).with_thinking(choice.reasoning.clone());
         let end = AnswerEnd::new(choice.finish, &reply.summary, reply.device);
         self.line(content, &choice.tokens, Some(end))
     }

@@ -23,7 +23,7 @@ use crate::{
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Facts about a model.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 struct ModelDetails {
     parent_model: &'static str,
     #[schemars(extend("const" = "onnx"))]
@@ -65,7 +65,7 @@ pub(crate) struct InstalledModels {
     models: Vec<InstalledModel>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 struct InstalledModel {
     name: String,
     model: String,
@@ -90,15 +90,21 @@ impl InstalledModel {
     }
 }
 
-/// Lists the installed models.
+/// Lists the installed models and their aliases.
 pub(crate) async fn tags(app: App) -> Result<Json<InstalledModels>, ApiError> {
     let gateway = app.gateway.clone();
-    let models = app.shared.jobs.run(move || gateway.models()).await?;
+    let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
+    let (models, aliases) = app.shared.jobs.run(listed).await?;
     let newest = |model: &ModelListing| {
         let package = model.installed.iter().max_by_key(|package| package.created)?;
         Some(InstalledModel::new(model, package))
     };
-    Ok(Json(InstalledModels { models: models.iter().filter_map(newest).collect() }))
+    let mut models: Vec<InstalledModel> = models.iter().filter_map(newest).collect();
+    for (alias, name) in aliases {
+        let found = models.iter().find(|model| model.name == name.as_str()).cloned();
+        models.extend(found.map(|model| InstalledModel { name: alias.clone(), model: alias, ..model }));
+    }
+    Ok(Json(InstalledModels { models }))
 }
 
 /// Models of `/api/ps`.
@@ -236,12 +242,15 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
         info.insert(format!("{architecture}.context_length"), json!(manifest.max_length));
     }
     let chat = manifest.as_ref().and_then(|manifest| manifest.chat.as_ref());
+    let template =
+        package.map(|package| gateway.chat_template(&format!("{}@{}", listing.name, package.scheme)));
+    let template = template.transpose()?.flatten();
     let scheme = package.map_or(Scheme::W8, |package| package.scheme);
     Ok(ShownModel {
         license: listing.license.clone().unwrap_or_default(),
         modelfile: format!("FROM {}\n", listing.name),
         parameters: String::new(),
-        template: String::new(),
+        template: template.unwrap_or_default(),
         details: ModelDetails::new(Some(&listing), family, scheme),
         model_info: info,
         capabilities: capabilities(listing.kind, chat.is_some_and(|chat| chat.reasoning.is_some())),

@@ -41,6 +41,9 @@ impl Think {
 /// Ollama's name of the maximum number of tokens.
 const NUM_PREDICT: &str = "num_predict";
 
+/// Ollama's name of the repetition penalty.
+const REPEAT_PENALTY: &str = "repeat_penalty";
+
 /// Options of Ollama's own runtime. They are ignored in favour of the server's settings.
 const RUNTIME: &[&str] = &[
     "num_ctx",
@@ -106,8 +109,10 @@ impl AnswerFields {
 /// Parses the `options` object of a request: the parameters of the text in every protocol, and those of Ollama.
 fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) -> Result<Sampling, ApiError> {
     let mut answer = options.unwrap_or_default();
-    // Ollama has no limit for 0, which is not a number of tokens here.
-    answer.retain(|name, value| !value.is_null() && (name != NUM_PREDICT || value.as_i64() != Some(0)));
+    answer.values_mut().for_each(make_integral);
+    // Ollama has no limit for 0, which is not a number of tokens here, and no penalty for 0, which cannot divide.
+    let is_off = |name: &str| name == NUM_PREDICT || name == REPEAT_PENALTY;
+    answer.retain(|name, value| !value.is_null() && (!is_off(name) || value.as_i64() != Some(0)));
     for (name, value) in &answer {
         if name == NUM_PREDICT || Sampling::FIELDS.contains(&name.as_str()) {
             continue;
@@ -122,6 +127,16 @@ fn read(options: Option<Map<String, Value>>, ignored: &mut IgnoredParameters) ->
         let path = format!("options.{}", error.path());
         ApiError::bad_request(path.clone(), format!("{path}: {}", error.inner()))
     })
+}
+
+/// Makes a number without a fraction an integer: Ollama reads integers from floats too.
+fn make_integral(value: &mut Value) {
+    /// Integers up to here are exact as floats.
+    const MAX_EXACT: f64 = 9e15;
+    let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < MAX_EXACT);
+    if let Some(number) = number.filter(|_| value.is_f64()) {
+        *value = (number as i64).into();
+    }
 }
 
 /// Returns the grammar of `format`.
@@ -174,6 +189,10 @@ mod tests {
         let options = options.or(serde_json::from_value(outside).unwrap()).options().unwrap();
         assert_eq!((options.max_tokens, options.top_k, options.min_p), (Some(7), 40, 0.5));
         assert_eq!(options.stop, ["a"]);
+        // Clients send integers as floats, and a penalty of 0 for none.
+        let floats = read(json!({"num_predict": 7.0, "top_k": 40.0, "repeat_penalty": 0.0})).unwrap().0;
+        let floats = floats.options().unwrap();
+        assert_eq!((floats.max_tokens, floats.top_k, floats.repetition_penalty), (Some(7), 40, 1.0));
         let unlimited = read(json!({"num_predict": 0})).unwrap().0;
         assert_eq!(unlimited.options().unwrap().max_tokens, None);
         let mut expect = IgnoredParameters::default();

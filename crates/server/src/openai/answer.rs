@@ -92,9 +92,11 @@ impl From<Answer> for AnswerSpan {
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
     let Body(ParsedAnswer { model, request, ignored }, held) = body;
     let text = WholeText { body: held, length: request.context.len() };
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.answer(&request, cancel);
+    let meter = app.meter.clone();
+    let call = move |model: &ReadyModel, cancel: &Cancel| {
+        model.answer(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
+    };
     let found = run_encoder(&app, &model, text, |_| 0, call).await?;
-    app.meter.tokens(found.prompt_tokens);
     let body = QuestionAnswers {
         object: OBJECT,
         model,

@@ -192,13 +192,15 @@ impl ChatCompletion {
 
 impl ChatChoice {
     fn new(index: usize, choice: Choice, form: &ChatForm) -> Self {
-        let Choice { text, reasoning, tokens, calls, finish, .. } = choice;
+        let (text, calls) = (choice.text(), choice.calls().cloned());
+        let tool_calls: Vec<_> = calls.map(|call| form.call(call)).collect();
+        let Choice { reasoning, tokens, finish, .. } = choice;
         let message = ChatMessage {
             role: ROLE,
-            content: (calls.is_empty() || !text.is_empty()).then_some(text),
+            content: (tool_calls.is_empty() || !text.is_empty()).then_some(text),
             refusal: None,
             reasoning_content: reasoning,
-            tool_calls: calls.into_iter().map(|call| form.call(call)).collect(),
+            tool_calls,
         };
         let logprobs = form.with_logprobs.then(|| ChatLogprobs::new(tokens));
         Self { index, message, logprobs, end: ChoiceEnd::new(finish) }

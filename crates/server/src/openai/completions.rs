@@ -181,7 +181,7 @@ impl TextChoice {
     fn whole(index: usize, choice: Choice, with_logprobs: bool) -> Self {
         Self {
             index,
-            text: choice.text,
+            text: choice.text(),
             logprobs: with_logprobs.then(|| TextLogprobs::new(&choice.tokens, &mut 0)),
             finish_reason: choice.finish.map(WireFinishReason::from),
         }

@@ -121,9 +121,11 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     let Body(ParsedEmbeddings { model, mut request, truncate, format, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
     let answer_bytes = embeddings_memory(&request);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.embed(&request, cancel);
+    let meter = app.meter.clone();
+    let call = move |model: &ReadyModel, cancel: &Cancel| {
+        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
+    };
     let answer = run_encoder(&app, &model, held.into(), answer_bytes, call).await?;
-    app.meter.tokens(answer.prompt_tokens);
     let data = answer.vectors.into_iter().enumerate();
     let data = data.map(|(index, vector)| EmbeddingObject {
         object: "embedding",

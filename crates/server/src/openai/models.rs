@@ -97,15 +97,8 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
 /// Lists the usable models: installed ones, those that are fetched on first use, and aliases of both.
 pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
     let gateway = app.gateway.clone();
-    let (models, aliases) = app
-        .shared
-        .jobs
-        .run(move || {
-            let aliases = gateway.config().aliases.keys();
-            let of = |alias: &String| gateway.model(alias).ok().map(|model| (alias.clone(), model.name));
-            gateway.models().map(|models| (models, aliases.filter_map(of).collect::<Vec<_>>()))
-        })
-        .await?;
+    let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
+    let (models, aliases) = app.shared.jobs.run(listed).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     let mut data: Vec<ModelObject> = usable.map(ModelObject::new).collect();
     for (alias, name) in aliases {

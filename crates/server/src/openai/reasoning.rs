@@ -64,6 +64,7 @@ pub(crate) struct ThinkingSettings {
 #[serde(rename_all = "lowercase")]
 enum ThinkingType {
     Enabled,
+    #[serde(alias = "between_tools")]
     Adaptive,
     Disabled,
 }

@@ -148,10 +148,13 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
     let Body(ParsedRerank { model, mut request, truncate, return_documents, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
     let answer_bytes = if return_documents { DOCUMENT_COPIES * length(&request.documents) } else { 0 };
-    let call =
-        move |model: &ReadyModel, cancel: &Cancel| Ok((model.rerank(&request, cancel)?, request.documents));
+    let meter = app.meter.clone();
+    let call = move |model: &ReadyModel, cancel: &Cancel| {
+        let found = model.rerank(&request, cancel)?;
+        meter.tokens(found.prompt_tokens);
+        Ok((found, request.documents))
+    };
     let (answer, documents) = run_encoder(&app, &model, held.into(), |_| answer_bytes, call).await?;
-    app.meter.tokens(answer.prompt_tokens);
     let result = |ranked: &DocumentScore| RerankResult {
         index: ranked.index,
         relevance_score: ranked.score,

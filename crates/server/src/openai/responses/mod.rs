@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`.
+//! `POST /v1/responses`, `POST /v1/responses/input_tokens`, and `GET` and `DELETE /v1/responses/{id}`.
 
 mod event;
 mod history;
@@ -15,7 +15,10 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{ChatRequest, Message};
+use narthex_gateway::{
+    Cancel, ReadyModel,
+    request::{ChatRequest, Message},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -33,7 +36,9 @@ use self::{
 use super::{new_id, shared_fields::ConversationBody};
 use crate::{
     app::App,
+    blocking::run_cancellable,
     body::{self, Body, FromBody},
+    budget::Reservation,
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
     events::Events,
@@ -134,32 +139,85 @@ pub(crate) async fn create(
     let Body(parsed, held) = body;
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes, ignored } = parsed;
     let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
-    let owner = app.meter.caller.key_hash();
-    let turns = match &settings.previous_response_id {
-        Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
-        None => Turns::new(),
-    };
-    let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
-    let referenced = if refers { store.memory() } else { 0 };
-    app.shared.bodies.reserve_work(&held, memory_of(&turns).saturating_add(referenced)).await?;
-    let (is_stored, reserved) = (settings.is_stored(), held.clone());
     app.answer.reserve(settings_bytes).await?;
-    let gather = move || {
-        let _reserved = reserved;
-        let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
-        let earlier = instructions.into_iter().chain(messages(&turns));
-        let messages: Vec<Message> = earlier.chain(input.iter().cloned()).collect();
-        let pending = is_stored.then(|| PendingStore::new(store, owner, turns, input)).transpose()?;
-        Ok::<_, ApiError>((messages, pending))
-    };
-    let (messages, pending) = app.shared.jobs.run(gather).await?;
+    let previous = settings.previous_response_id.clone();
+    let turn = NewTurn { instructions, input, previous, is_stored: settings.is_stored() };
+    let (messages, pending) = turn.gather(&app, store, &held).await?;
     let request = ChatRequest { messages, tools, reasoning, options };
     let form = ResponseForm {
         pending,
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
     };
+    let object = is_streamed.then(|| form.object.clone());
     let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
-    conversation::answer(&app, conversation, held, form).await
+    match (conversation::answer(&app, conversation, held, form).await, object) {
+        // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
+        (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
+        (answer, _) => answer,
+    }
+}
+
+/// The turn of a request.
+struct NewTurn {
+    instructions: Option<Message>,
+    input: Vec<InputItem>,
+    /// Id of the response before it.
+    previous: Option<String>,
+    is_stored: bool,
+}
+
+impl NewTurn {
+    /// Returns the messages of the conversation up to this turn, and the place for the response if it is stored.
+    async fn gather(
+        self,
+        app: &App,
+        store: ResponseStore,
+        held: &Reservation,
+    ) -> Result<(Vec<Message>, Option<PendingStore>), ApiError> {
+        let Self { instructions, input, previous, is_stored } = self;
+        let owner = app.meter.caller.key_hash();
+        let turns = match &previous {
+            Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
+            None => Turns::new(),
+        };
+        let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
+        let referenced = if refers { store.memory() } else { 0 };
+        app.shared.bodies.reserve_work(held, memory_of(&turns).saturating_add(referenced)).await?;
+        let reserved = held.clone();
+        let gather = move || {
+            let _reserved = reserved;
+            let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
+            let earlier = instructions.into_iter().chain(messages(&turns));
+            let messages: Vec<Message> = earlier.chain(input.iter().cloned()).collect();
+            let pending = is_stored.then(|| PendingStore::new(store, owner, turns, input)).transpose()?;
+            Ok::<_, ApiError>((messages, pending))
+        };
+        app.shared.jobs.run(gather).await
+    }
+}
+
+/// Number of tokens of a request.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ResponseInputTokens {
+    #[schemars(extend("const" = "response.input_tokens"))]
+    object: &'static str,
+    input_tokens: usize,
+}
+
+/// Counts the tokens of a request.
+pub(crate) async fn count_input_tokens(
+    app: App,
+    Extension(store): Extension<ResponseStore>,
+    body: Body<ParsedResponses>,
+) -> Result<Json<ResponseInputTokens>, ApiError> {
+    let Body(ParsedResponses { model, request, settings, .. }, held) = body;
+    let InputRequest { instructions, input, tools, reasoning, options, .. } = request;
+    let turn = NewTurn { instructions, input, previous: settings.previous_response_id, is_stored: false };
+    let (messages, _) = turn.gather(&app, store, &held).await?;
+    let request = conversation::stable(ChatRequest { messages, tools, reasoning, options });
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
+    let input_tokens = run_cancellable(&app, &model, held, call).await?;
+    Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))
 }
 
 /// Checks metadata against the limits of OpenAI's API.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     outline::values_in,
-    reply::{Choice, WholeToolCall},
+    reply::{AnswerPart, Choice, WholeToolCall},
     timings::Timings,
 };
 
@@ -55,9 +55,16 @@ pub(crate) enum ResponseStatus {
 /// Failure of a response.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct ResponseError {
-    #[schemars(extend("const" = "server_error"))]
-    code: &'static str,
+    code: FailureCode,
     message: String,
+}
+
+/// Code of a failure, for programs.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FailureCode {
+    ServerError,
+    ContextLengthExceeded,
 }
 
 /// Reason why an answer is not complete.
@@ -276,17 +283,23 @@ impl OutputItem {
 
 /// Returns the output items of a whole answer.
 pub(super) fn output_items(choice: &Choice, settings: &ResponseSettings) -> Vec<OutputItem> {
-    let has_text = !choice.text.is_empty() || choice.calls.is_empty();
     let status = |is_whole| if is_whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
-    let of_text = status(!choice.is_cut() || choice.ends_with_call());
-    let logprobs = || ChatToken::list(choice.tokens.clone());
-    let message =
-        || OutputItem::message(&new_id("msg_"), vec![OutputPart::text(&choice.text, logprobs())], of_text);
-    let calls =
-        choice.calls.iter().map(|call| settings.call(&new_id("fc_"), call, status(call.is_complete())));
+    let message = |text: &str, logprobs, status| {
+        OutputItem::message(&new_id("msg_"), vec![OutputPart::text(text, logprobs)], status)
+    };
+    let last = choice.parts.len().saturating_sub(1);
+    let items = choice.parts.iter().enumerate().map(|(index, part)| match part {
+        AnswerPart::Text { text, tokens } => {
+            let logprobs = ChatToken::list(choice.tokens[tokens.clone()].to_vec());
+            message(text, logprobs, status(!choice.is_cut() || index < last))
+        }
+        AnswerPart::Call(call) => settings.call(&new_id("fc_"), call, status(call.is_complete())),
+    });
+    // An answer without text and calls has an empty message.
+    let empty = choice.parts.is_empty().then(|| message("", Vec::new(), status(!choice.is_cut())));
     let parts = vec![ReasoningPart::text(&choice.reasoning)];
     let reasoning = (!choice.reasoning.is_empty()).then(|| OutputItem::reasoning(&new_id("rs_"), parts));
-    reasoning.into_iter().chain(has_text.then(message)).chain(calls).collect()
+    reasoning.into_iter().chain(items).chain(empty).collect()
 }
 
 impl ResponseObject {
@@ -333,8 +346,8 @@ impl ResponseObject {
     }
 
     /// Returns the response of a failed generation.
-    pub(super) fn failed(self, output: Vec<OutputItem>, message: String) -> Self {
-        let error = Some(ResponseError { code: "server_error", message });
+    pub(super) fn failed(self, output: Vec<OutputItem>, code: FailureCode, message: String) -> Self {
+        let error = Some(ResponseError { code, message });
         Self { status: ResponseStatus::Failed, error, output, ..self }
     }
 
@@ -390,12 +403,12 @@ mod tests {
     fn the_item_that_was_cut_off_is_incomplete() {
         let statuses = |calls: &[&str], last_text: &str, reason| {
             let mut choice = Choice::default();
-            choice.add_text("a");
+            choice.add_text("a".to_owned(), Vec::new());
             for (index, arguments) in calls.iter().enumerate() {
                 let start = Some(ToolCallStart { id: index.to_string(), name: "f".to_owned() });
                 choice.add_call(ToolCallDelta { index, start, arguments: (*arguments).to_owned() });
             }
-            choice.add_text(last_text);
+            choice.add_text(last_text.to_owned(), Vec::new());
             choice.end(reason);
             let items = output_items(&choice, &ResponseSettings::default());
             let status = |item: &OutputItem| json!(item)["status"].as_str().unwrap().to_owned();
@@ -405,10 +418,10 @@ mod tests {
         assert_eq!(statuses(&[], "", cut), ["incomplete"]);
         assert_eq!(statuses(&[], "", FinishReason::Stop), ["completed"]);
         assert_eq!(statuses(&["{}", "{\"b"], "", cut), ["completed", "completed", "incomplete"]);
-        assert_eq!(statuses(&["{}"], "b", cut), ["incomplete", "completed"]);
+        assert_eq!(statuses(&["{}"], "b", cut), ["completed", "completed", "incomplete"]);
         // The text of a malformed call is in the answer.
         assert_eq!(statuses(&["{\"b", "{\"b"], "", cut), ["completed", "incomplete"]);
-        assert_eq!(statuses(&["{\"b"], "b", FinishReason::MalformedCall), ["completed"]);
+        assert_eq!(statuses(&["{\"b"], "b", FinishReason::MalformedCall), ["completed", "completed"]);
     }
 
     #[test]

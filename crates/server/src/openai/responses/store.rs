@@ -1,4 +1,5 @@
-//! Stored responses: in memory, with limits on their number and size. The oldest are evicted first.
+//! Stored responses: in memory, with limits on their number and size. The oldest response of the key whose responses take
+//! the most memory is evicted first.
 //!
 //! A response holds the turns of its conversation and shares them with earlier responses. Turns are charged with their
 //! memory from the request on. Only the key that created a response can read it.
@@ -73,7 +74,7 @@ struct StoredResponse {
     /// Its items, which requests may reference.
     output: Vec<OutputItem>,
     turns: Turns,
-    _charge: Charge,
+    charge: Charge,
 }
 
 impl ResponseStore {
@@ -148,15 +149,26 @@ impl ResponseStore {
         self.evict();
     }
 
-    /// Evicts the oldest responses beyond the limits.
+    /// Evicts responses beyond the limits.
     fn evict(&self) {
         let mut responses = self.responses.lock();
         while responses.len() > self.max_responses || self.bytes.load(Ordering::Relaxed) > self.max_bytes {
-            if responses.pop_front().is_none() {
-                break;
-            }
+            let Some(index) = next_evicted(&responses) else { break };
+            responses.remove(index);
         }
     }
+}
+
+/// Returns the position of the oldest response of the owner whose responses take the most memory.
+fn next_evicted(responses: &VecDeque<StoredResponse>) -> Option<usize> {
+    let mut bytes: HashMap<Option<KeyHash>, usize> = HashMap::new();
+    for stored in responses {
+        // The last two turns are those of its request and of its answer.
+        let turns = stored.turns.iter().rev().take(2).map(|turn| turn.charge.bytes).sum::<usize>();
+        *bytes.entry(stored.owner).or_default() += stored.charge.bytes + turns;
+    }
+    let largest = bytes.values().copied().max()?;
+    responses.iter().position(|stored| bytes[&stored.owner] == largest)
 }
 
 /// A response that is stored once it is complete.
@@ -191,7 +203,7 @@ impl PendingStore {
         // The items take about as much as their JSON.
         let bytes = 2 * json.len() + turns.len() * size_of::<Arc<Turn>>();
         let (id, output, charge) = (response.id.clone(), response.output.clone(), store.charge(bytes));
-        store.insert(StoredResponse { owner, id, json: json.into(), output, turns, _charge: charge });
+        store.insert(StoredResponse { owner, id, json: json.into(), output, turns, charge });
     }
 }
 
@@ -245,8 +257,12 @@ mod tests {
     use crate::reply::WholeToolCall;
 
     fn add(store: &ResponseStore, id: &str, turns: Turns) {
+        add_of(store, None, id, turns);
+    }
+
+    fn add_of(store: &ResponseStore, owner: Option<KeyHash>, id: &str, turns: Turns) {
         let input = vec![Message::new(Role::User, "x".repeat(100))];
-        let pending = PendingStore::new(store.clone(), None, turns, input).unwrap();
+        let pending = PendingStore::new(store.clone(), owner, turns, input).unwrap();
         pending.store(&ResponseObject::new(id.to_owned(), 0, "m".to_owned(), ResponseSettings::default()));
     }
 
@@ -262,6 +278,18 @@ mod tests {
         assert!(store.remove(None, "b") && !store.remove(None, "b"));
         assert!(store.remove(None, "c"));
         assert_eq!(store.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_key_with_many_responses_evicts_its_own() {
+        let store = ResponseStore::with_limits(4, usize::MAX);
+        let [one, other] = ["first-secret", "second-secret"].map(|secret| Some(KeyHash::of(secret)));
+        add_of(&store, one, "a", Vec::new());
+        for id in 0..20 {
+            add_of(&store, other, &id.to_string(), Vec::new());
+        }
+        assert!(store.get(one, "a").is_some());
+        assert!(store.get(other, "16").is_none() && store.get(other, "17").is_some());
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! Streamed responses.
 
-use axum::response::sse::Event;
+use std::convert::Infallible;
+
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, Sse},
+};
 use narthex_gateway::request::{FinishReason, GenerationEvent, TokenInfo, ToolCallDelta};
 use serde_json::json;
 
@@ -9,9 +14,13 @@ use super::{
     ResponseForm,
     event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent},
     new_id,
-    object::{OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseSettings, ResponseStatus},
+    object::{
+        FailureCode, OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseObject, ResponseSettings,
+        ResponseStatus,
+    },
 };
 use crate::{
+    error::ApiError,
     reply::{WholeToolCall, is_cut},
     sse::EventEncoder,
     timings::Timings,
@@ -100,7 +109,8 @@ impl ResponseEvents {
             }
             GenerationEvent::Failed { message } => {
                 let Some(form) = self.form.take() else { return Vec::new() };
-                let response = form.object.failed(std::mem::take(&mut self.output), message);
+                let output = std::mem::take(&mut self.output);
+                let response = form.object.failed(output, FailureCode::ServerError, message);
                 vec![ResponseEvent::Failed { response: Box::new(response) }]
             }
         }
@@ -241,6 +251,16 @@ impl ResponseEvents {
     }
 }
 
+/// Returns the stream of a response whose prompt does not fit into the context.
+pub(super) fn overlong(object: ResponseObject, error: &ApiError) -> Response {
+    let failed = object.clone().failed(Vec::new(), FailureCode::ContextLengthExceeded, error.message());
+    let mut encoder = ResponseEvents::new(ResponseForm { object, pending: None }, String::new());
+    let mut events = encoder.progress();
+    events.push(ResponseEvent::Failed { response: Box::new(failed) });
+    let events = encoder.numbered(events).into_iter().map(Ok::<_, Infallible>);
+    Sse::new(futures::stream::iter(events)).into_response()
+}
+
 /// Returns the events with the whole input of a call.
 fn call_end(item: &OutputItem, call: WholeToolCall, index: usize) -> Vec<ResponseEvent> {
     let place = ItemPosition::new(item.id(), index);
@@ -278,10 +298,7 @@ mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
     use serde_json::Value;
 
-    use super::{
-        super::object::{ResponseObject, output_items},
-        *,
-    };
+    use super::{super::object::output_items, *};
     use crate::{
         reply::samples,
         sse::{event_stream, frames},
@@ -327,6 +344,7 @@ mod tests {
         check(samples::malformed, "response.completed", &["incomplete", "completed"]);
         check(samples::cut, "response.incomplete", &["completed", "incomplete"]);
         check(samples::empty, "response.completed", &["completed"]);
+        check(samples::mixed, "response.completed", &["completed"; 5]);
     }
 
     #[test]
