@@ -198,10 +198,10 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
     };
     schema::remove_annotations(&mut fields);
     schema::close_objects(&mut fields);
-    let most = most_bytes(length);
-    if !schema_size::fits(&fields, most) {
+    let max = max_grammar_bytes(length);
+    if !schema_size::fits(&fields, max) {
         let reason = format!(
-            "its keywords combine to a grammar of more than {most} bytes; combine fewer alternatives, patterns and \
+            "its keywords combine to a grammar of more than {max} bytes; combine fewer alternatives, patterns and \
              properties"
         );
         return Err(GrammarError::unusable(reason));
@@ -212,7 +212,7 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
 }
 
 /// Returns the maximum size of the grammar that the compiler makes of a schema of this length.
-fn most_bytes(length: usize) -> usize {
+fn max_grammar_bytes(length: usize) -> usize {
     MIN_BUILT_BYTES + length * BUILT_PER_BYTE
 }
 

@@ -181,7 +181,7 @@ impl<'a> Expansion<'a> {
             return Err(GrammarError::unusable(format!("the name {name} is not defined")));
         };
         if self.open.contains(&name.as_str()) {
-            let reason = "it refers to itself, which an input inside of JSON may not";
+            let reason = "recursive rules are not supported in the input of a custom tool";
             return Err(GrammarError::unsupported(format!("the rule {name}"), reason));
         }
         self.open.push(name);
@@ -472,8 +472,8 @@ eof_line: "*** End of File" LF
             let error = Grammar::Lark(source.to_owned()).pattern().unwrap_err().to_string();
             assert!(error.contains(expect), "{source}: {error}");
         };
-        check("start: \"(\" start \")\" | \"a\"", "the rule start cannot be enforced: it refers to itself");
-        check("start: a\na: b\nb: a?", "refers to itself");
+        check("start: \"(\" start \")\" | \"a\"", "the rule start cannot be enforced: recursive rules");
+        check("start: a\na: b\nb: a?", "recursive rules");
         check("start: other", "the name other is not defined");
         check("begin: \"a\"", "the name start is not defined");
         check("start: A & ~B\nA: \"a\"\nB: \"b\"", "'&' cannot be enforced");

@@ -80,7 +80,7 @@ pub(super) fn close_objects(schema: &mut Map<String, Value>) {
 
 fn close(schema: &mut Map<String, Value>) {
     let mentions = |keyword: &&str| schema.contains_key(*keyword);
-    let is_open = !OF_FURTHER_PROPERTIES.iter().any(|keyword| mentions(keyword));
+    let is_open = !OF_FURTHER_PROPERTIES.iter().any(mentions);
     if let Some(Value::Object(properties)) = schema.get("properties")
         && !properties.is_empty()
         && is_open
@@ -97,7 +97,9 @@ fn close(schema: &mut Map<String, Value>) {
 fn combines(schema: &mut Map<String, Value>) -> bool {
     let has = |keyword: &str| schema.contains_key(keyword);
     let joins = schema.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
-    let refines = has("properties") && ["allOf", "anyOf", "$ref"].into_iter().any(has);
+    let of_properties = |keyword: &&str| has(keyword);
+    let names_properties = ["properties", "required"].iter().chain(OF_FURTHER_PROPERTIES).any(of_properties);
+    let refines = names_properties && ["allOf", "anyOf", "$ref", "enum", "const"].into_iter().any(has);
     COMBINING.iter().any(|keyword| has(keyword))
         || joins
         || refines
@@ -163,6 +165,7 @@ mod tests {
             json!({"properties": {"a": {}}, "minProperties": 2}),
             json!({"properties": {"a": {}}, "anyOf": [{"required": ["b"]}]}),
             json!({"properties": {"a": {}}, "$ref": "#/$defs/b", "$defs": {"b": {"required": ["b"]}}}),
+            json!({"required": ["b"], "anyOf": [open, {"properties": {"b": {}}}]}),
             json!({"allOf": [open, {"properties": {"b": {}}}]}),
             json!({"oneOf": [open, {"properties": {"a": {}, "b": {}}}]}),
             json!({"not": open}),

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     fn schema_fits(schema: &Value) -> bool {
-        fits(schema.as_object().unwrap(), super::super::most_bytes(schema.to_string().len()))
+        fits(schema.as_object().unwrap(), super::super::max_grammar_bytes(schema.to_string().len()))
     }
 
     /// Returns a schema whose definitions each intersect the one before with itself.

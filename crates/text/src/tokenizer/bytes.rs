@@ -12,6 +12,9 @@ use super::{TokenizerError, malformed};
 /// Maximum number of bytes of all tokens. Real vocabularies have up to 4 MB.
 const MAX_PIECE_BYTES: usize = 256 << 20;
 
+/// Maximum number of replacements in a decoder. Each is applied to each token. Real files have one.
+const MAX_PAIRS: usize = 16;
+
 /// The bytes of all tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Pieces {
@@ -255,7 +258,8 @@ fn replaced(steps: &[&Value]) -> Option<Scheme> {
             // After `Fuse`, only a replacement of single characters equals a replacement token by token.
             "Replace" => {
                 let from = step.get("pattern").and_then(|pattern| text(pattern, "String"))?;
-                if from.is_empty() || (fused && from.chars().count() > 1) {
+                let is_long = fused && from.chars().count() > 1;
+                if from.is_empty() || is_long || pairs.len() == MAX_PAIRS {
                     return None;
                 }
                 pairs.push((from.to_owned(), text(step, "content")?.to_owned()));
@@ -300,6 +304,12 @@ mod tests {
             {"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#;
         check(llama, r#"pairs: [("▁", " ")], byte_tokens: Decoded } Leading { char: ' ', count: 1 }"#);
         check(r#"{"type":"BPEDecoder","suffix":"</w>"}"#, "is not supported: expected one of ByteLevel");
+        let replacements = |count: usize| {
+            let steps = vec![r#"{"type":"Replace","pattern":{"String":"a"},"content":"b"}"#; count].join(",");
+            format!(r#"{{"type":"Sequence","decoders":[{steps}]}}"#)
+        };
+        check(&replacements(MAX_PAIRS), r#"("a", "b")"#);
+        check(&replacements(MAX_PAIRS + 1), "is not supported");
         check(r#"{"type":"Strip","content":" ","start":1,"stop":0}"#, "is not supported");
         check(r#"{"type":"Replace","pattern":{"Regex":"a+"},"content":" "}"#, "is not supported");
         check(r#"{"type":"Strip","content":"","start":1,"stop":0}"#, "is not supported");

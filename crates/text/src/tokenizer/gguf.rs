@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     TokenizerError,
-    outline::MAX_MERGES,
+    outline::{MAX_ADDED, MAX_MERGES},
     pre::{self, IgnoreMerges, Unicode},
 };
 
@@ -65,6 +65,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     if let Some(found) = lengths.into_iter().flatten().find(|&length| length != count) {
         return Err(bad(format!("{count} scores and token types"), found));
     }
+    check_added(vocab, 0)?;
     let mut json = match vocab.model.as_str() {
         "gpt2" => byte_level(vocab)?,
         "llama" => sentence(vocab, Fallback::Bytes)?,
@@ -88,6 +89,17 @@ pub(super) fn ids(tokens: &[String]) -> Value {
     Value::Object(map)
 }
 
+/// Refuses a vocabulary with too many added tokens; `more` are those of other files.
+pub(super) fn check_added(vocab: &GgufVocab, more: usize) -> Result<(), TokenizerError> {
+    let found = more.saturating_add(vocab.types.iter().flatten().filter(|kind| is_added(**kind)).count());
+    if found > MAX_ADDED { Err(bad(format!("at most {MAX_ADDED} added tokens"), found)) } else { Ok(()) }
+}
+
+/// Returns true for the types unknown, control and user-defined.
+fn is_added(kind: i32) -> bool {
+    matches!(kind, 2..=4)
+}
+
 /// Returns the added tokens. Unknown and control tokens are special, and so are BOS and EOS, which some converters
 /// store as user-defined.
 pub(super) fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
@@ -97,7 +109,7 @@ pub(super) fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
         texts.filter_map(|(text, id)| Some((usize::try_from(id.as_u64()?).ok()?, text.as_str()))).collect();
     let ends = [vocab.bos, vocab.eos].map(|id| id.map(|id| id as usize));
     types
-        .filter(|(_, kind)| matches!(kind, 2..=4))
+        .filter(|(_, kind)| is_added(**kind))
         .filter_map(|(id, kind)| {
             let special = *kind != 4 || ends.contains(&Some(id));
             Some(json!({
@@ -255,6 +267,8 @@ mod tests {
         check(GgufVocab { model: "rwkv".into(), ..GgufVocab::default() }, "rwkv");
         check(GgufVocab { merges: strings(&["ab"]), ..gpt2(Some("smollm")) }, "merges of two pieces");
         check(GgufVocab { types: Some(vec![]), ..gpt2(Some("smollm")) }, "token types");
+        let (tokens, types) = (vec![String::new(); MAX_ADDED + 1], Some(vec![4; MAX_ADDED + 1]));
+        check(GgufVocab { tokens, types, ..gpt2(Some("smollm")) }, "at most 65536 added tokens, found 65537");
         check(GgufVocab { model: "llama".into(), ..gpt2(None) }, "scores");
     }
 

@@ -28,10 +28,15 @@ const MAX_POST_IDS: usize = 16;
 
 /// Refuses a `tokenizer.json` whose steps may lengthen a text too much, or whose post-processor may add too many tokens.
 pub(super) fn check(json: &Value) -> Result<(), TokenizerError> {
-    let normalised =
-        normalisation_steps(json).into_iter().map(|step| factor(step).saturating_mul(of_type(step)));
-    check_growth("normalisation", normalised, MAX_NORMALISED)?;
+    let normalised = normalisation_steps(json);
     let divided = steps(&json["pre_tokenizer"], "pretokenizers");
+    // The reader also accepts a list of a step's values.
+    if let Some(other) = normalised.iter().chain(&divided).find(|step| !step.is_object()) {
+        let found: String = other.to_string().chars().take(100).collect();
+        return Err(malformed(format!("expected steps that are objects, found {found}")));
+    }
+    let normalised = normalised.into_iter().map(|step| factor(step).saturating_mul(of_type(step)));
+    check_growth("normalisation", normalised, MAX_NORMALISED)?;
     let divided = divided.into_iter().map(|step| factor(step).saturating_mul(of_type(step)));
     check_growth("division into words", divided, MAX_DIVIDED)?;
     check_growth("decoder", steps(&json["decoder"], "decoders").into_iter().map(factor), MAX_DECODED)?;
@@ -79,30 +84,34 @@ pub(super) fn normalisation_steps(json: &Value) -> Vec<&Value> {
 }
 
 /// Returns the steps of a sequence, whose field `inner` has them, or of a single step. The reader does not require that
-/// steps state their types.
+/// steps state their types, and a step with the field `inner` may be of another type, so it is returned, too.
 fn steps<'a>(first: &'a Value, inner: &str) -> Vec<&'a Value> {
     let (mut steps, mut pending) = (Vec::new(), vec![first]);
     while let Some(step) = pending.pop() {
-        match &step[inner] {
-            Value::Array(inner) => pending.extend(inner.iter().rev()),
-            _ if step.is_null() => {}
-            _ => steps.push(step),
+        if !step.is_null() {
+            steps.push(step);
+        }
+        if let Value::Array(inner) = &step[inner] {
+            pending.extend(inner.iter().rev());
         }
     }
     steps
 }
 
 /// Returns an upper bound on the factor by which a step of this type lengthens every text. A Unicode normalisation
-/// replaces three bytes by up to 33 (U+FDFA), and canonical decomposition two by up to six. Other types write each byte as
-/// a character, add spaces around characters, or replace spaces.
+/// replaces three bytes by up to 33 (U+FDFA), canonical decomposition two by up to six, and lower-casing two by three
+/// (U+023A). Other types write each byte as a character, add spaces around characters, or replace spaces.
 fn of_type(step: &Value) -> usize {
-    match step["type"].as_str() {
+    let stated = match step["type"].as_str() {
         Some("NFKC" | "NFKD") => 11,
-        Some("NFC" | "NFD" | "BertNormalizer") => 3,
+        Some("NFC" | "NFD") => 3,
+        Some("Lowercase") => 2,
         Some("ByteLevel") => 2 * (1 + usize::from(step["add_prefix_space"] == true)),
         Some("Metaspace") => 1 + step["replacement"].as_str().map_or(3, str::len),
         _ => 1,
-    }
+    };
+    // The reader recognises BERT's normaliser, which decomposes, by its fields instead of its type.
+    if step["clean_text"].is_boolean() { stated.max(3) } else { stated }
 }
 
 /// Returns an upper bound on the factor by which a step lengthens a text, at least 1.
@@ -152,6 +161,20 @@ mod tests {
         of(vec![json!({"type": "ByteLevel"}); 13]).unwrap_err();
         let untyped = json!({"pattern": {"String": "a"}, "content": "a".repeat(MAX_NORMALISED + 1)});
         of(vec![json!({"normalizers": [untyped]})]).unwrap_err();
+        // `Ⱥ` has two bytes, and its small letter three.
+        of(vec![json!({"type": "Lowercase"}); 13]).unwrap_err();
+        let bert = |kind: Value| {
+            json!({"type": kind, "clean_text": false, "handle_chinese_chars": false,
+            "strip_accents": true, "lowercase": false})
+        };
+        for kind in [Value::Null, json!("Bert"), json!("BertNormalizer"), json!("other")] {
+            of(vec![bert(kind.clone()); 7]).unwrap();
+            of(vec![bert(kind); 8]).unwrap_err();
+        }
+        let long = "a".repeat(MAX_NORMALISED);
+        of(vec![json!({"type": "Prepend", "prepend": long, "normalizers": []})]).unwrap_err();
+        let error = of(vec![json!([long])]).unwrap_err().to_string();
+        assert!(error.contains("expected steps that are objects, found [\"aaa"), "{error}");
         check(&json!({"normalizer": null})).unwrap();
     }
 
@@ -190,6 +213,7 @@ mod tests {
                 quotes,
                 json!({"type": "NFKD"}),
                 json!({"type": "StripAccents"}),
+                json!({"type": "Lowercase"}),
                 compiled.clone(),
             ],
             vec![json!({"type": "NFKC"}), compiled, spaces],

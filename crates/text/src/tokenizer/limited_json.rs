@@ -7,7 +7,7 @@ use serde::{
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 
-/// Maximum number of JSON values inside one value.
+/// Maximum number of JSON values inside one value, and inside all fields of a file together.
 pub(super) const MAX_VALUES: usize = 1 << 16;
 
 /// Maximum number of bytes of a string. The largest ones are compiled normalisations.
@@ -18,16 +18,23 @@ pub(super) fn too_many<E: Error>(what: &str, limit: usize) -> E {
     E::custom(format!("expected at most {limit} {what}, found more"))
 }
 
-/// A value that is not kept and has a limited size.
-#[derive(Debug, Default)]
-pub(super) struct LimitedValue;
+/// Adds the number of values of a field to the sum of all fields.
+pub(super) fn add_values<E: Error>(sum: &mut usize, more: usize, limit: usize) -> Result<(), E> {
+    *sum = sum.saturating_add(more);
+    if *sum > limit { Err(too_many("values in all fields", limit)) } else { Ok(()) }
+}
 
-/// Counts the values in a value.
+/// Number of values in a value that is not kept and has a limited size.
+#[derive(Debug)]
+pub(super) struct LimitedValue(pub(super) usize);
+
 struct CountValues<'a>(&'a mut usize);
 
 impl<'de> Deserialize<'de> for LimitedValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        CountValues(&mut 0).deserialize(deserializer).map(|()| Self)
+        let mut count = 0;
+        CountValues(&mut count).deserialize(deserializer)?;
+        Ok(Self(count))
     }
 }
 

@@ -22,7 +22,7 @@ mod sentencepiece;
 mod special;
 mod token_length;
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, ops::Range, sync::Arc};
 
 use narthex_spec::TokenId;
 use serde_json::{Value, json};
@@ -271,7 +271,6 @@ impl Tokenizer {
         self.inner.specials.contains(token)
     }
 
-    /// Appends the bytes of a token at a position in a text.
     pub(crate) fn append_bytes(&self, token: TokenId, position: TokenPosition, text: &mut Vec<u8>) {
         let first = match position {
             TokenPosition::Start => self.inner.pieces.first_bytes(|| self.id_text(token)),
@@ -351,7 +350,8 @@ fn break_normalized(json: &mut Value) {
     let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
     let spellings = added.iter().filter_map(|token| Some((token, token["content"].as_str()?)));
     let markup = spellings.filter(|(token, text)| token["special"] == true || !is_plain(text));
-    let texts = markup.map(|(_, text)| text);
+    let mut known = HashSet::new();
+    let texts = markup.map(|(_, text)| text).filter(move |text| known.insert(*text));
     let breaking = |text: &str| {
         let border = text.chars().next().map_or(0, char::len_utf8);
         let (first, rest) = text.split_at(border);
@@ -489,6 +489,18 @@ pub(crate) mod tests {
         };
         assert_eq!(written("<s>SS  x", &[]), [5, 6, 7, 4]);
         assert_eq!(written("<s>x<s> <S>", std::slice::from_ref(&(0..3))), [5, 4, 0, 1, 2, 3, 0, 1, 2]);
+    }
+
+    #[test]
+    fn an_added_token_that_is_listed_twice_is_broken_once() {
+        let token = json!({"id": 1, "content": "<s>", "special": true});
+        let mut json = json!({"added_tokens": [token, token], "normalizer": {"type": "NFC"},
+            "model": {"type": "Unigram"}});
+        add_shield(&mut json);
+        let steps = json["normalizer"]["normalizers"].as_array().unwrap();
+        let breaking = json!({"type": "Replace", "pattern": {"String": "<s>"},
+            "content": format!("<{SHIELD}s>")});
+        assert_eq!(steps, &[json!({"type": "NFC"}), breaking]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use std::fmt;
 
 use super::{
-    TokenizerError,
-    limited_json::{LimitedValue, too_many},
+    SHIELD, TokenizerError,
+    limited_json::{LimitedValue, MAX_VALUES, add_values, too_many},
     malformed,
 };
 use serde::{
@@ -24,7 +24,10 @@ pub const MAX_TOKENS: usize = 1 << 19;
 pub const MAX_MERGES: usize = 3 << 18;
 
 /// Maximum number of added tokens. Gemma has six thousand.
-const MAX_ADDED: usize = 1 << 16;
+pub(super) const MAX_ADDED: usize = 1 << 16;
+
+/// Maximum number of values of an added token besides its id and text. Real files have five.
+const MAX_ADDED_VALUES: usize = 16;
 
 /// Maximum number of bytes of a token's spelling.
 const MAX_SPELLING: usize = 1 << 14;
@@ -52,6 +55,8 @@ struct ModelOutline {
     vocab: VocabOutline,
     merges: MergesOutline,
     continuing_subword_prefix: Option<String>,
+    /// Number of values in the other fields.
+    values: usize,
 }
 
 /// Reads and checks `json`.
@@ -120,16 +125,19 @@ impl<'de> Deserialize<'de> for Outline {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Outline, A::Error> {
                 let mut outline = Outline::default();
+                let mut values = 0;
                 let mut has_model = false;
                 while let Some(name) = map.next_key::<String>()? {
                     match name.as_str() {
                         "added_tokens" => outline.added_tokens = map.next_value()?,
                         "model" => {
                             outline.model = map.next_value()?;
+                            add_values::<A::Error>(&mut values, outline.model.values, MAX_VALUES)?;
                             has_model = true;
                         }
                         _ => {
-                            map.next_value::<LimitedValue>()?;
+                            let LimitedValue(more) = map.next_value()?;
+                            add_values::<A::Error>(&mut values, more, MAX_VALUES)?;
                         }
                     }
                 }
@@ -158,7 +166,8 @@ impl<'de> Deserialize<'de> for ModelOutline {
                         "merges" => model.merges = map.next_value()?,
                         "continuing_subword_prefix" => model.continuing_subword_prefix = map.next_value()?,
                         _ => {
-                            map.next_value::<LimitedValue>()?;
+                            let LimitedValue(more) = map.next_value()?;
+                            add_values::<A::Error>(&mut model.values, more, MAX_VALUES)?;
                         }
                     }
                 }
@@ -192,6 +201,12 @@ impl<'de> Deserialize<'de> for AddedOutline {
                     if token.content.len() > MAX_SPELLING {
                         return Err(too_many("bytes of an added token", MAX_SPELLING));
                     }
+                    if token.content.contains(SHIELD) {
+                        return Err(A::Error::custom(format!(
+                            "expected added tokens without the character U+FDD0, found {:?}",
+                            token.content
+                        )));
+                    }
                     tokens.push(token);
                 }
                 Ok(AddedOutline(tokens))
@@ -212,13 +227,14 @@ impl<'de> Deserialize<'de> for DeclaredToken {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DeclaredToken, A::Error> {
-                let (mut id, mut content) = (None, None);
+                let (mut id, mut content, mut values) = (None, None, 0);
                 while let Some(name) = map.next_key::<String>()? {
                     match name.as_str() {
                         "id" => id = Some(map.next_value()?),
                         "content" => content = Some(map.next_value::<String>()?),
                         _ => {
-                            map.next_value::<LimitedValue>()?;
+                            let LimitedValue(more) = map.next_value()?;
+                            add_values::<A::Error>(&mut values, more, MAX_ADDED_VALUES)?;
                         }
                     }
                 }
@@ -376,7 +392,7 @@ impl<'de> Deserialize<'de> for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::limited_json::{MAX_TEXT, MAX_VALUES};
+    use crate::tokenizer::limited_json::MAX_TEXT;
 
     fn check(json: &str, expect: &str) {
         let found = match read(json.as_bytes()) {
@@ -400,6 +416,10 @@ mod tests {
         check(
             r###"{"model":{"vocab":{"a":0,"##b":1,"ab":2},"merges":["a ##b"],"continuing_subword_prefix":"##"}}"###,
             r###"found the prefix "##""###,
+        );
+        check(
+            r#"{"added_tokens":[{"id":1,"content":"<\uFDD0>"}],"model":{}}"#,
+            "without the character U+FDD0, found",
         );
         check("[]", "not usable");
         check(r#"{"model":{"vocab":{"a":-1}}}"#, "not usable");
@@ -428,6 +448,13 @@ mod tests {
             "bytes of a token",
         );
         check(&format!(r#"{{"model":{{}},"x":"{}"}}"#, "a".repeat(MAX_TEXT + 1)), "bytes of a string");
+        let half = list("0", MAX_VALUES / 2);
+        check(&format!(r#"{{"x":{half},"model":{{}},"y":{half}}}"#), "at most 65536 values in all fields");
+        check(&format!(r#"{{"x":{half},"model":{{"y":{half}}}}}"#), "at most 65536 values in all fields");
+        check(&format!(r#"{{"model":{{"x":{half},"y":{half}}}}}"#), "at most 65536 values in all fields");
+        let fields = list("0", MAX_ADDED_VALUES);
+        let token = format!(r#"{{"id":1,"content":"a","x":{fields}}}"#);
+        check(&format!(r#"{{"added_tokens":[{token}],"model":{{}}}}"#), "at most 16 values in all fields");
         check(r#"{"model":{"vocab":{"abc":0},"merges":[["a","b","c"]]}}"#, "at most 2 tokens in a merge");
     }
 

@@ -154,7 +154,6 @@ const fn nfc(rule: Rule) -> Rule {
     Rule { unicode: Unicode::Nfc, ..rule }
 }
 
-/// Returns the rule with a name.
 pub(super) fn find(name: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| rule.names.contains(&name))
 }

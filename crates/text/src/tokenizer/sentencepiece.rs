@@ -3,6 +3,8 @@
 //! The file is the protobuf message `ModelProto` of sentencepiece's `sentencepiece_model.proto`; field numbers and
 //! defaults are those of that file. The JSON is built by `gguf`, which reads the same pieces from another format.
 
+use std::collections::BTreeMap;
+
 use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
 use prost::{
     Message,
@@ -13,10 +15,8 @@ use serde_json::{Value, json};
 use super::{
     GgufVocab, TokenizerError,
     gguf::{self, Fallback},
+    outline::MAX_TOKENS,
 };
-
-/// Maximum number of pieces. Real models have fewer than 300,000.
-const MAX_PIECES: usize = 1 << 20;
 
 /// A token that a model's other files add to its pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +60,13 @@ fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
 /// Returns the `tokenizer.json` of a model with added tokens.
 pub(super) fn tokenizer_json(bytes: &[u8], additions: &[Addition]) -> Result<Value, TokenizerError> {
     let model = read(bytes)?;
-    let fallback = if model.byte_fallback { Fallback::Bytes } else { Fallback::Unknown };
-    let mut json = gguf::sentence(&model.vocab, fallback).map_err(|error| match error {
+    let refused = |error: TokenizerError| match error {
         TokenizerError::BadVocabulary { expected, found } => TokenizerError::BadModel { expected, found },
         other => other,
-    })?;
+    };
+    gguf::check_added(&model.vocab, additions.len()).map_err(refused)?;
+    let fallback = if model.byte_fallback { Fallback::Bytes } else { Fallback::Unknown };
+    let mut json = gguf::sentence(&model.vocab, fallback).map_err(refused)?;
     if model.algorithm == Algorithm::Unigram {
         json["model"] = unigram(&model);
     }
@@ -94,6 +96,7 @@ fn unigram(Model { vocab, byte_fallback, .. }: &Model) -> Value {
 
 /// Adds tokens to the added ones and to the vocabulary, with the given ids.
 fn add(json: &mut Value, additions: &[Addition]) {
+    let mut tokens = BTreeMap::new();
     for Addition { id, content, special, single_word, lstrip, rstrip } in additions {
         let token = json!({
             "id": id, "content": content, "single_word": single_word, "lstrip": lstrip, "rstrip": rstrip,
@@ -102,12 +105,11 @@ fn add(json: &mut Value, additions: &[Addition]) {
         if let Some(vocab) = json["model"]["vocab"].as_object_mut() {
             vocab.insert(content.clone(), json!(id));
         }
-        if let Some(added) = json["added_tokens"].as_array_mut() {
-            added.retain(|known| known["id"] != *id);
-            added.push(token);
-        }
+        tokens.insert(u64::from(*id), token);
     }
     if let Some(added) = json["added_tokens"].as_array_mut() {
+        added.retain(|known| known["id"].as_u64().is_none_or(|id| !tokens.contains_key(&id)));
+        added.extend(tokens.into_values());
         added.sort_by_key(|token| token["id"].as_u64());
     }
 }
@@ -167,8 +169,8 @@ fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
         bytes = rest;
         match field {
             1 => {
-                if tokens.len() == MAX_PIECES {
-                    return Err(bad(format!("at most {MAX_PIECES} pieces"), "more"));
+                if tokens.len() == MAX_TOKENS {
+                    return Err(bad(format!("at most {MAX_TOKENS} pieces"), "more"));
                 }
                 let (token, score, kind) = read_piece(message)?;
                 tokens.push(token);
@@ -244,7 +246,7 @@ fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::{Specials, Tokenizer};
+    use crate::tokenizer::{Specials, Tokenizer, outline};
 
     /// Returns one field in the wire format.
     fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
@@ -303,6 +305,9 @@ mod tests {
         assert_eq!(found("<end> asop<s>sop"), [9, 3, 0, 1, 7]);
         let t = Tokenizer::from_sentencepiece(&tiny(BPE, &[]), &additions).unwrap();
         assert_eq!((t.vocab_size(), t.special_tokens().len()), (10, 4));
+        let many = vec![addition(9, "<end>"); outline::MAX_ADDED];
+        let error = Tokenizer::from_sentencepiece(&tiny(BPE, &[]), &many).unwrap_err().to_string();
+        assert!(error.contains("at most 65536 added tokens, found 65539"), "{error}");
     }
 
     #[test]

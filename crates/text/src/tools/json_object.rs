@@ -24,7 +24,6 @@ pub(super) struct JsonObject {
     has_other_keys: bool,
 }
 
-/// Position in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum ObjectPosition {
     /// Before a key or the end.

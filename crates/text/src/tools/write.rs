@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use crate::template::{FunctionCall, Message};
 
-/// Notation of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notation {
     /// JSON with a space after `:` and `,`, as templates and models write it.

@@ -65,7 +65,6 @@ enum Head {
     Text,
 }
 
-/// Returns the rules of one call.
 fn rules(allowed: &AllowedCalls<'_>) -> Result<FormatRules, GrammarError> {
     let functions = allowed.functions;
     let mut rules = format!("calls: {}\n", one_of("call", functions.len()));

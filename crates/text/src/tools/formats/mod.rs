@@ -27,7 +27,6 @@ use crate::{
     template::{FunctionCall, Message},
 };
 
-/// Definition of one format.
 pub(super) struct FormatDefinition {
     /// Returns true if a chat template has signs of the format.
     pub(super) is_in: fn(&str) -> bool,
@@ -35,7 +34,6 @@ pub(super) struct FormatDefinition {
     pub(super) markers: &'static [&'static str],
     /// Creates a parser of an answer, for tools that are objects of OpenAI's `tools`.
     pub(super) parser: fn(&[Value], CallReading) -> Box<dyn CallSyntax + Send>,
-    /// Returns the grammar rules of calls.
     pub(super) rules: fn(&AllowedCalls<'_>) -> Result<FormatRules, GrammarError>,
     /// Appends calls to a message's text.
     pub(super) write: fn(&[FunctionCall], &mut Message),
@@ -46,7 +44,6 @@ pub(super) struct FormatDefinition {
     pub(super) examples: fn() -> Examples,
 }
 
-/// Returns the definition of a format.
 pub(super) fn definition(format: ToolFormat) -> &'static FormatDefinition {
     match format {
         ToolFormat::Hermes => &hermes::FORMAT,
