@@ -245,6 +245,7 @@ fn the_files_of_others_stay() {
         file("packages/app/dist.old/f"),
         file("runtimes/x.old/f"),
         file("notes/today"),
+        file("tmp/2026-11-26/a"),
     ];
     let unchanged = |path: &std::path::PathBuf| {
         #[cfg(unix)]
@@ -263,7 +264,7 @@ fn the_files_of_others_stay() {
     install(&open(folder.path()), &model, Scheme::W8, "new");
     let store = open(folder.path());
     assert_eq!(payload(&store, &model, Scheme::W8).as_deref(), Some("new"));
-    for path in [&own[0], &own[1], &own[2]] {
+    for path in [&own[0], &own[1], &own[2], &own[5]] {
         assert!(path.exists(), "{}", path.display());
     }
     assert!(unchanged(&own[4]));

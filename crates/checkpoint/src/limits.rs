@@ -27,9 +27,13 @@ pub const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
 /// Maximum size of a text file, in bytes. A `tokenizer.json` of 250,000 tokens takes about 30 MB.
 pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// Maximum size of a file that is parsed as JSON of any form, in bytes. Parsed, it takes up to fifty times as much.
+/// Maximum size of a file that is parsed as JSON of any form, in bytes. [`MAX_CONFIG_VALUES`] limits its parsed form.
 /// The largest is the `tokenizer_config.json` of Gemma, which takes 1.2 MB for its 6,000 added tokens.
 pub const MAX_CONFIG_BYTES: u64 = 4 << 20;
+
+/// Maximum number of values in a file that is parsed as JSON of any form. A value takes up to about 500 bytes in
+/// memory, because an array or an object of one element has space for four. Those 6,000 tokens are about 50,000 values.
+pub const MAX_CONFIG_VALUES: usize = 1 << 18;
 
 /// Returns an error for a number or a text in `path` that does not conform to its format.
 pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
@@ -59,11 +63,22 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Reads a file of at most `most` bytes.
-pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
+pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     narthex_mmap::read(path, most).map_err(|source| match source.kind() {
         io::ErrorKind::FileTooLarge => malformed(path, format!("at most {most} bytes"), "more"),
         _ => CheckpointError::Read { path: path.to_owned(), source },
     })
+}
+
+/// Fails if the JSON text `bytes` of the file `path` may have more than `most` values, names of objects not counted.
+///
+/// The check does not parse the text. It counts the bytes before a value, also those in strings.
+pub(crate) fn check_values(path: &Path, bytes: &[u8], most: usize) -> Result<()> {
+    let found = bytes.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count();
+    if found > most {
+        return Err(malformed(path, format!("at most {most} values"), found));
+    }
+    Ok(())
 }
 
 /// Maps the whole of the regular file `path` read-only.
@@ -365,5 +380,23 @@ mod tests {
         assert_eq!(read_small(file.path()).unwrap(), b"text");
         file.as_file().set_len(MAX_TEXT_BYTES + 1).unwrap();
         assert!(read_small(file.path()).unwrap_err().to_string().contains("at most"));
+    }
+
+    #[test]
+    fn values_are_counted_without_parsing() {
+        let check = |json: &str, most: usize, expect: Option<&str>| {
+            let found = check_values(Path::new("f.json"), json.as_bytes(), most).err();
+            assert_eq!(found.map(|error| error.to_string()).as_deref(), expect, "{json}");
+        };
+        check("", 0, None);
+        check("7", 0, None);
+        check("[[[[", 4, None);
+        check("[[[[", 3, Some("f.json is malformed: expected at most 3 values, found 4"));
+        check(r#"{"a": [1, 2], "b": {}}"#, 5, None);
+        check(
+            r#"{"a": [1, 2], "b": {}}"#,
+            4,
+            Some("f.json is malformed: expected at most 4 values, found 5"),
+        );
     }
 }

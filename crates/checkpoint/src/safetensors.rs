@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::{
     CheckpointError, Encoding, Result,
     limits::map,
-    limits::{malformed, read_at_most, unsupported},
+    limits::{check_values, malformed, read_at_most, unsupported},
     stored_tensor::{StoredTensor, TensorEncoding},
     tensors::end_of,
 };
@@ -32,10 +32,14 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 /// Maximum number of files of a checkpoint.
 const MAX_SHARDS: usize = 4096;
+/// Maximum number of tensors of a checkpoint. One with hundreds of experts in each layer has 150,000.
+const MAX_TENSORS: usize = 1 << 18;
+/// Maximum number of JSON values in a header. A tensor is about nine, and the parser copies each before it knows which
+/// are tensors.
+const MAX_HEADER_VALUES: usize = 1 << 21;
 
 /// The tensors of a folder.
 pub(super) struct Shards {
-    /// The mapped files.
     pub(super) maps: Vec<MappedFile>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, StoredTensor>,
@@ -83,6 +87,10 @@ impl Shards {
     fn read(&mut self, path: PathBuf) -> Result<()> {
         let bytes = map(&path)?;
         let tensors = locate(&path, &bytes, self.maps.len())?;
+        let total = self.by_name.len() + tensors.len();
+        if total > MAX_TENSORS {
+            return Err(malformed(&path, format!("at most {MAX_TENSORS} tensors in all files"), total));
+        }
         for (name, located) in tensors {
             if self.by_name.insert(name.clone(), located).is_some() {
                 return Err(malformed(&path, "tensors that no other file has", name));
@@ -96,8 +104,10 @@ impl Shards {
 
 /// Returns the location of each tensor of a mapped file.
 fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredTensor)>> {
-    let header = header(path, bytes)?;
-    let metadata: Metadata = match serde_json::from_slice(header) {
+    // The parser checks a text and then copies it. In between, a mapped file may change.
+    let header = header(path, bytes)?.to_vec();
+    check_values(path, &header, MAX_HEADER_VALUES)?;
+    let metadata: Metadata = match serde_json::from_slice(&header) {
         Ok(metadata) => metadata,
         Err(error) => {
             return Err(malformed(path, "a safetensors header", format!("{error}; fetch it again")));
@@ -243,6 +253,7 @@ mod tests {
         refused(&(MAX_HEADER_BYTES + 1).to_le_bytes(), "at most 33554432 bytes");
         refused(&with_header("{", 0), "a safetensors header");
         refused(&with_header(&"[".repeat(100_000), 0), "a safetensors header");
+        refused(&with_header(&"[".repeat(MAX_HEADER_VALUES + 1), 0), "at most 2097152 values");
         let one = |shape: &str, offsets: &str| {
             format!(r#"{{"t":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
@@ -287,6 +298,24 @@ mod tests {
         check("tensors that no other file has");
         std::fs::write(&second, safetensors_bytes(&[])).unwrap();
         check("has no tensor for model.layers.0.mlp.down_proj.weight");
+    }
+
+    #[test]
+    fn the_tensors_of_all_files_are_limited() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SINGLE);
+        let tensor = HfTensor { name: "ids".into(), dtype: "I64", shape: vec![1], bytes: vec![0; 8] };
+        std::fs::write(&path, safetensors_bytes(&[tensor])).unwrap();
+        let kind = TensorEncoding::Known(Encoding::F32);
+        let other = StoredTensor { shape: Vec::new(), kind, file: 0, bytes: 0..0 };
+        let read = |others: usize| {
+            let by_name = (0..others).map(|index| (index.to_string(), other.clone())).collect();
+            let mut shards = Shards { maps: Vec::new(), by_name, files: Vec::new() };
+            shards.read(path.clone()).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(MAX_TENSORS - 1), Ok(()));
+        let error = read(MAX_TENSORS).unwrap_err();
+        assert!(error.contains("at most 262144 tensors in all files, found 262145"), "{error}");
     }
 
     #[test]

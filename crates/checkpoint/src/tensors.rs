@@ -26,7 +26,6 @@ const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_
 pub(super) struct Tensors {
     /// Path of the opened checkpoint: a file or a folder.
     pub(super) origin: PathBuf,
-    /// The mapped files.
     pub(super) maps: Vec<MappedFile>,
     /// Paths of the mapped files, in the same order.
     pub(super) files: Vec<PathBuf>,

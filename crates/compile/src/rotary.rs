@@ -124,7 +124,6 @@ impl YarnBlend {
         Self { first: pair(fast).floor().max(0.0), last: pair(slow).ceil().min(dims - 1.0) }
     }
 
-    /// Returns the frequency of a pair.
     fn of(&self, pair: usize, frequency: f64, factor: f64) -> f64 {
         // The reference avoids a division by zero in the same way.
         let width = if self.first == self.last { 0.001 } else { self.last - self.first };

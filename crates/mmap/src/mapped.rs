@@ -126,15 +126,18 @@ impl FileWatch {
 #[allow(unsafe_code, reason = "mapping a file is always unsafe; this is the only place that does it")]
 pub fn map(path: &Path) -> io::Result<MappedFile> {
     let file = open_regular(path)?;
+    // Before the map, so that the map of a file that shrinks in between has a watch that notices it.
+    let watch = FileWatch::new(file.try_clone()?)?;
     // SAFETY: the map is read-only, and its users read it as plain bytes, for which every value is valid. Another
     // process can change the bytes while they are mapped; no reader relies on bytes staying the same after it has
-    // checked a length. A read beyond the end of a truncated file returns zeros, see `faults`.
+    // checked them, and text is copied before it is checked. A read beyond the end of a truncated file returns zeros,
+    // see `faults`.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(MappedFile {
         #[cfg(unix)]
         _region: if map.is_empty() { None } else { Some(Region::new(&map)?) },
         map,
-        watch: FileWatch::new(file)?,
+        watch,
     })
 }
 

@@ -5,6 +5,7 @@
 //! (one file), `client` (one request), `cache` (the folder structure).
 
 mod cache;
+mod card;
 mod client;
 pub(crate) mod glob;
 mod outline;
@@ -25,7 +26,7 @@ use narthex_spec::{
 pub use outline::{HeaderLength, RepoSummary};
 use serde::Deserialize;
 
-use self::{cache::RepoCache, client::Client, transfer::Transfer};
+use self::{cache::RepoCache, card::CardValue, client::Client, transfer::Transfer};
 use crate::{
     CancelFlag, check_cancel,
     error::{Error, HubError},
@@ -131,7 +132,7 @@ pub(crate) struct Listing {
     #[serde(default)]
     siblings: Vec<Sibling>,
     #[serde(default, rename = "cardData")]
-    card: serde_json::Value,
+    card: CardValue,
     #[serde(default)]
     tags: Vec<String>,
 }
@@ -144,7 +145,7 @@ struct Sibling {
 
 impl Listing {
     fn license(&self) -> Option<String> {
-        let stated = self.card.get("license").and_then(|value| value.as_str()).map(str::to_owned);
+        let stated = self.card.license.clone();
         let tagged = || self.tags.iter().find_map(|tag| tag.strip_prefix("license:")).map(str::to_owned);
         stated.or_else(tagged)
     }
@@ -378,6 +379,9 @@ mod tests {
             parse_listing("o/r", format!(r#"{{"sha":"{SHA}","tags":["license:gemma"]}}"#).as_bytes())
                 .unwrap();
         assert_eq!(tagged.license().as_deref(), Some("gemma"));
+        let listed = r#""cardData":{"license":["mit"]},"tags":["license:gemma"]"#;
+        let listed = parse_listing("o/r", format!(r#"{{"sha":"{SHA}",{listed}}}"#).as_bytes()).unwrap();
+        assert_eq!(listed.license().as_deref(), Some("gemma"));
     }
 
     #[test]

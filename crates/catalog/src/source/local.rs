@@ -22,7 +22,6 @@ pub(crate) enum LocalKind {
     Wheel,
 }
 
-/// Returns the kind of a local path.
 pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     let unfit = |found| Error::NotACheckpoint { path: path.to_path_buf(), found };
     if path.is_dir() {

@@ -38,7 +38,8 @@ const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
 /// the working folder, which may be that of a downloaded model.
 const WATCH: &str = r#"
 import sys
-sys.path[:] = [folder for folder in sys.path if folder not in ("", ".")]
+if sys.path[:1] == [""]:
+    del sys.path[0]
 import os, runpy, signal, threading
 def watch():
     os.read(0, 1)
@@ -224,16 +225,16 @@ impl PipProcess {
         Ok(status)
     }
 
-    /// Waits for the end of the process, and calls `meanwhile` again and again. Returns `None` once it breaks.
+    /// Waits for the end of the process, and calls `check` repeatedly. Returns `None` when `check` returns `Break`.
     fn wait(
         &mut self,
         cancel: &CancelFlag,
-        mut meanwhile: impl FnMut() -> ControlFlow<()>,
+        mut check: impl FnMut() -> ControlFlow<()>,
     ) -> Result<Option<ExitStatus>, Error> {
         loop {
             check_cancel(cancel)?;
             let status = self.poll()?;
-            if status.is_some() || meanwhile().is_break() {
+            if status.is_some() || check().is_break() {
                 return Ok(status);
             }
             thread::sleep(POLL);
@@ -335,6 +336,22 @@ mod tests {
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");
+    }
+
+    #[test]
+    fn pip_is_not_loaded_from_the_working_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("pip");
+        std::fs::create_dir(&own).unwrap();
+        for file in ["__init__.py", "__main__.py"] {
+            std::fs::write(own.join(file), "open('loaded', 'w').close()").unwrap();
+        }
+        let mut pip = Pip::from_command(vec!["python3".to_owned()]).start().unwrap();
+        let mut child = pip.arg("--version").current_dir(folder.path()).spawn().unwrap();
+        // The input stays open, as it is while Narthex runs.
+        let _input = child.stdin.take();
+        child.wait().unwrap();
+        assert!(!folder.path().join("loaded").exists());
     }
 
     /// Returns a Python that writes its process id to a file and then sleeps.

@@ -89,7 +89,6 @@ impl ManifestFiles {
     }
 }
 
-/// A folder to audit.
 struct AuditFolder {
     owner: String,
     folder: PathBuf,
@@ -207,7 +206,6 @@ fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String
     })
 }
 
-/// Returns the files in a receipt.
 fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {
     let path = folder.join(RECEIPT_FILE);
     let kind = kind.trim_end_matches('s');

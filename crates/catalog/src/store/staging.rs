@@ -127,9 +127,12 @@ fn fresh_id() -> String {
     format!("{}-{count}-{:x}", process::id(), files::nanos(SystemTime::now()))
 }
 
-/// Returns true for the name of a staging folder or of its lock.
+/// Returns true for the name of a staging folder or of its lock. Unlike the parts of a date, its time has at least sixteen
+/// digits.
 pub(super) fn is_staged_name(name: &str) -> bool {
     let mut parts = name.strip_suffix(".lock").unwrap_or(name).split('-');
-    let mut number = |radix| parts.next().is_some_and(|part| u128::from_str_radix(part, radix).is_ok());
-    number(10) && number(10) && number(16) && parts.next().is_none()
+    let mut number = |radix, digits| {
+        parts.next().is_some_and(|part| part.len() >= digits && u128::from_str_radix(part, radix).is_ok())
+    };
+    number(10, 1) && number(10, 1) && number(16, 16) && parts.next().is_none()
 }

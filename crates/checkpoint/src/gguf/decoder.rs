@@ -50,7 +50,6 @@ impl GgufKeys<'_> {
         self.count(key)?.ok_or_else(|| self.absent(key))
     }
 
-    /// Returns a float.
     pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         self.metadata.float(&self.name(key))
     }
@@ -80,7 +79,6 @@ impl GgufKeys<'_> {
         self.metadata.path()
     }
 
-    /// Returns the number of layers.
     pub(crate) fn layers(&self) -> Result<usize> {
         let key = "block_count";
         bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)

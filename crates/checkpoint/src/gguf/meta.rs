@@ -61,84 +61,84 @@ impl Metadata {
         &self.path
     }
 
-    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T> {
-        Err(malformed(&self.path, format!("{key} as {expected}"), found.kind()))
+    /// Reads the value with a key. Fails if `read` returns `None`, because the value is not `expected`.
+    fn get<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.values.get(key) else { return Ok(None) };
+        let wrong = || malformed(&self.path, format!("{key} as {expected}"), value.kind());
+        read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// Returns a string.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Text(text)) => Ok(Some(text)),
-            Some(other) => self.wrong(key, "a string", other),
-        }
+        self.get(key, "a string", |value| match value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
     }
 
     /// Returns a boolean.
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
-            Some(other) => self.wrong(key, "a boolean", other),
-        }
+        self.get(key, "a boolean", |value| match value {
+            Value::Bool(flag) => Some(*flag),
+            _ => None,
+        })
     }
 
     /// Returns a non-negative integer.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Int(count)) => match usize::try_from(*count) {
-                Ok(count) => Ok(Some(count)),
-                Err(_) => Err(malformed(&self.path, format!("{key} from zero on"), count)),
-            },
-            Some(other) => self.wrong(key, "an integer", other),
-        }
+        let Some(count) = self.integer(key)? else { return Ok(None) };
+        let negative = |_| malformed(&self.path, format!("{key} from zero on"), count);
+        usize::try_from(count).map(Some).map_err(negative)
     }
 
     /// Returns a token id. Some files write an id beyond `i32` for "no token"; it is returned as `None`.
     pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Int(id)) => Ok(i32::try_from(*id).ok().and_then(|id| u32::try_from(id).ok())),
-            Some(other) => self.wrong(key, "an integer", other),
-        }
+        let id = self.integer(key)?;
+        Ok(id.and_then(|id| i32::try_from(id).ok()).and_then(|id| u32::try_from(id).ok()))
+    }
+
+    fn integer(&self, key: &str) -> Result<Option<i128>> {
+        self.get(key, "an integer", |value| match value {
+            Value::Int(integer) => Some(*integer),
+            _ => None,
+        })
     }
 
     /// Returns a float; an integer is converted.
     pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Float(value)) => Ok(Some(*value)),
-            Some(Value::Int(value)) => Ok(Some(*value as f64)),
-            Some(other) => self.wrong(key, "a float", other),
-        }
+        self.get(key, "a float", |value| match value {
+            Value::Float(value) => Some(*value),
+            Value::Int(value) => Some(*value as f64),
+            _ => None,
+        })
     }
 
     /// Returns an array of strings.
     pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Texts(texts)) => Ok(Some(texts)),
-            Some(other) => self.wrong(key, "an array of strings", other),
-        }
+        self.get(key, "an array of strings", |value| match value {
+            Value::Texts(texts) => Some(texts.as_slice()),
+            _ => None,
+        })
     }
 
     /// Returns an array of integers.
     pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Ints(ints)) => Ok(Some(ints)),
-            Some(other) => self.wrong(key, "an array of integers", other),
-        }
+        self.get(key, "an array of integers", |value| match value {
+            Value::Ints(ints) => Some(ints.as_slice()),
+            _ => None,
+        })
     }
 
     /// Returns an array of floats.
     pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
-        match self.values.get(key) {
-            None => Ok(None),
-            Some(Value::Floats(floats)) => Ok(Some(floats)),
-            Some(other) => self.wrong(key, "an array of floats", other),
-        }
+        self.get(key, "an array of floats", |value| match value {
+            Value::Floats(floats) => Some(floats.as_slice()),
+            _ => None,
+        })
     }
 
     /// Returns a count for each of `layers` layers. The file has either one number for all layers or an array.

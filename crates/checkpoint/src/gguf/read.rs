@@ -24,6 +24,8 @@ const BUDGET: usize = 512 << 20;
 const ENTRY_COST: usize = 128;
 /// Memory that a string in an array takes in addition to its text, in bytes.
 const STRING_COST: usize = size_of::<String>() + 32;
+/// Maximum number of tensors in a file.
+const MAX_TENSORS: u64 = 1 << 16;
 /// Maximum number of dimensions of a tensor in ggml.
 const MAX_DIMS: u32 = 4;
 /// Alignment of the tensor data if the file states none, in bytes.
@@ -36,7 +38,6 @@ const MAX_DEPTH: usize = 4;
 /// Contents of a file.
 #[derive(Debug)]
 pub(crate) struct Contents {
-    /// The metadata.
     pub(crate) metadata: Metadata,
     /// Location of each tensor, by name.
     pub(crate) tensors: HashMap<String, StoredTensor>,
@@ -52,6 +53,11 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents> {
         data.locate(path, name, tensor)?;
     }
     Ok(contents)
+}
+
+/// Returns whether the header, with which a file begins, is refused.
+pub(crate) fn has_bad_header(beginning: &[u8]) -> bool {
+    Reader { path: Path::new(""), bytes: beginning, at: 0, budget: BUDGET }.header().is_err()
 }
 
 /// Returns whether the beginning of a file contains the whole metadata and tensor table.
@@ -166,7 +172,11 @@ impl<'a> Reader<'a> {
             }
             version => return Err(unsupported("GGUF version", "2 or 3; convert the model again", version)),
         }
-        Ok([self.u64("a tensor count")?, self.u64("a metadata count")?])
+        let tensors = self.u64("a tensor count")?;
+        if tensors > MAX_TENSORS {
+            return Err(malformed(self.path, format!("at most {MAX_TENSORS} tensors"), tensors));
+        }
+        Ok([tensors, self.u64("a metadata count")?])
     }
 
     fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8]> {
@@ -214,10 +224,9 @@ impl<'a> Reader<'a> {
         let at = self.at;
         let bytes = self.take(length, what)?;
         self.charge(length)?;
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(malformed(self.path, format!("{what} in UTF-8 at byte {at}"), "other bytes")),
-        }
+        // A mapped file may change, so the bytes are copied before they are checked.
+        String::from_utf8(bytes.to_vec())
+            .map_err(|_| malformed(self.path, format!("{what} in UTF-8 at byte {at}"), "other bytes"))
     }
 
     fn value(&mut self, kind: u32, key: &str, depth: usize) -> Result<Value> {
@@ -539,6 +548,13 @@ mod tests {
             }
             check(|f| f.set("a", Meta::Raw(8, giant.to_vec())), "at byte");
         }
+    }
+
+    #[test]
+    fn the_number_of_tensors_is_limited_before_they_are_read() {
+        let outcome = |count: u64| outcome(&patched(small().to_bytes(), 8, &count.to_le_bytes()));
+        assert!(outcome(MAX_TENSORS + 1).contains("at most 65536 tensors, found 65537"));
+        assert!(!outcome(MAX_TENSORS).contains("at most"));
     }
 
     #[test]

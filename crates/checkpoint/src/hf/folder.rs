@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     CheckpointError, Result,
-    limits::{MAX_CONFIG_BYTES, MAX_TEXT_BYTES, malformed, read_at_most},
+    limits::{MAX_CONFIG_BYTES, MAX_CONFIG_VALUES, MAX_TEXT_BYTES, check_values, malformed, read_at_most},
 };
 
 /// Number of bytes of a model card that are searched for its licence. The front matter is at the beginning.
@@ -73,9 +73,10 @@ impl Folder {
     }
 
     /// Parses the file `name` as JSON, or returns `None` if there is no such file. `expected` describes its content for
-    /// errors. A file of more than [`MAX_CONFIG_BYTES`] is malformed.
+    /// errors. A file of more than [`MAX_CONFIG_BYTES`] or [`MAX_CONFIG_VALUES`] is malformed.
     pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
         let Some(bytes) = self.at_most(name, MAX_CONFIG_BYTES)? else { return Ok(None) };
+        check_values(&self.file(name), &bytes, MAX_CONFIG_VALUES)?;
         match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some(value)),
             Err(error) => Err(malformed(&self.file(name), expected, error)),
@@ -150,13 +151,19 @@ mod tests {
     #[test]
     fn json_is_limited_before_it_is_parsed() {
         let folder = tempfile::tempdir().unwrap();
-        let zeros = |bytes: u64| format!("[{}0]", "0,".repeat((bytes as usize - 3) / 2));
-        std::fs::write(folder.path().join("a.json"), zeros(MAX_CONFIG_BYTES)).unwrap();
-        std::fs::write(folder.path().join("b.json"), zeros(MAX_CONFIG_BYTES + 2)).unwrap();
+        let spaces = |bytes: u64| format!("[0{}]", " ".repeat(bytes as usize - 3));
+        std::fs::write(folder.path().join("a.json"), spaces(MAX_CONFIG_BYTES)).unwrap();
+        std::fs::write(folder.path().join("b.json"), spaces(MAX_CONFIG_BYTES + 1)).unwrap();
         let mut folder = Folder::new(folder.path());
         assert!(folder.json::<Vec<u8>>("a.json", "numbers").unwrap().is_some());
         let error = folder.json::<Vec<u8>>("b.json", "numbers").unwrap_err().to_string();
         assert!(error.contains("b.json is malformed: expected at most 4194304 bytes"), "{error}");
         assert!(folder.bytes("b.json").unwrap().is_some());
+        let zeros = |values: usize| format!("[{}0]", "0,".repeat(values - 1));
+        std::fs::write(folder.file("c.json"), zeros(MAX_CONFIG_VALUES)).unwrap();
+        std::fs::write(folder.file("d.json"), zeros(MAX_CONFIG_VALUES + 1)).unwrap();
+        assert!(folder.json::<Vec<u8>>("c.json", "numbers").unwrap().is_some());
+        let error = folder.json::<Vec<u8>>("d.json", "numbers").unwrap_err().to_string();
+        assert!(error.contains("expected at most 262144 values, found 262145"), "{error}");
     }
 }

@@ -51,7 +51,6 @@ pub(crate) struct CalibrationModel<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     /// Its architecture.
     pub(crate) arch: &'a DecoderArch,
-    /// Its tokenizer.
     pub(crate) tokenizer: &'a Tokenizer,
 }
 

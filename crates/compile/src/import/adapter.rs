@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_graph::{Builder, Graph, Node};
+use narthex_graph::{Builder, Graph, Node, Value};
 use narthex_spec::{
     DType, Variant,
     dtype::Dim,
@@ -80,7 +80,8 @@ impl GraphAdapter {
     }
 
     /// Keeps an input of the imported graph as an input of the package.
-    pub(super) fn keep_input(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) {
+    pub(super) fn keep_cache_input(&mut self, slot: Slot, name: &str, shape: &[Dim]) {
+        let dtype = DType::F32;
         self.inputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
         self.prologue.input(name, dtype, shape);
     }
@@ -94,15 +95,28 @@ impl GraphAdapter {
         self.epilogue.output(&name, dtype, shape);
     }
 
-    /// Keeps an output of the imported graph as an output of the package.
-    pub(super) fn keep_output(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) {
+    /// Keeps an output of the imported graph, a cache in single precision, as an output of the package.
+    pub(super) fn keep_cache_output(&mut self, slot: Slot, name: &str, shape: &[Dim]) {
+        let dtype = DType::F32;
         self.outputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
         self.epilogue.output(name, dtype, shape);
     }
 
+    /// Returns an input of the imported graph.
+    pub(super) fn imported_input(&self, name: &str) -> Option<&Value> {
+        self.inner.inputs.iter().find(|input| input.name == name)
+    }
+
+    /// Feeds `value` to the input `name` of the imported graph, if it has that input.
+    pub(super) fn feed_if_input(&mut self, name: &str, value: &str) {
+        if self.imported_input(name).is_some() {
+            self.feed(name, value);
+        }
+    }
+
     /// Feeds `value` to the input `name` of the imported graph, converted to its type.
     pub(super) fn feed(&mut self, name: &str, value: &str) {
-        let wanted = self.inner.inputs.iter().find(|input| input.name == name).map(|input| input.dtype);
+        let wanted = self.imported_input(name).map(|input| input.dtype);
         let scope = format!("{PREFIX}feed/{name}");
         let fed = self.prologue.cast(&scope, value, wanted.unwrap_or(DType::I64.into()));
         self.prologue.rename(&fed, name);

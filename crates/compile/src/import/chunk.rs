@@ -107,13 +107,10 @@ fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: us
         fed.push((&names.mask, mask(g, columns - count..columns, [&past, &new])));
     }
     for (name, value) in fed {
-        if adapter.inner.inputs.iter().any(|input| input.name == *name) {
-            adapter.feed(name, &value);
-        }
+        adapter.feed_if_input(name, &value);
     }
     for (name, value) in names.totals.iter().map(|name| (name, &ahead)).chain([(&names.last, &last)]) {
-        let declared = adapter.inner.inputs.iter().find(|input| input.name == *name);
-        if let Some(rank) = declared.map(|input| input.shape.len()) {
+        if let Some(rank) = adapter.imported_input(name).map(|input| input.shape.len()) {
             let value = match rank {
                 0 => adapter.prologue.op(&format!("{PREFIX}length/{name}"), "Squeeze", &[value]),
                 _ => reshape_to_rank(&mut adapter.prologue, value, name, rank),

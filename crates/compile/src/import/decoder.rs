@@ -97,13 +97,10 @@ fn inputs(adapter: &mut GraphAdapter, names: &TensorNames) -> String {
     let fed =
         [(&*names.tokens, &tokens), (&names.mask, &mask), (&names.positions, &positions), (BRANCH, &follows)];
     for (name, value) in fed {
-        if adapter.inner.inputs.iter().any(|input| input.name == name) {
-            adapter.feed(name, value);
-        }
+        adapter.feed_if_input(name, value);
     }
     for (name, value) in names.totals.iter().map(|name| (name, &total)).chain([(&names.last, &last)]) {
-        let declared = adapter.inner.inputs.iter().find(|input| input.name == *name);
-        if let Some(rank) = declared.map(|input| input.shape.len()) {
+        if let Some(rank) = adapter.imported_input(name).map(|input| input.shape.len()) {
             let value = reshape_to_rank(&mut adapter.prologue, value, name, rank);
             adapter.feed(name, &value);
         }
@@ -162,10 +159,10 @@ impl Layer {
         let [past_key, past_value] = &self.past;
         let [key, value] = &self.present;
         let shape = self.shape("capacity");
-        adapter.keep_input(Slot::PastKey { layer }, past_key, DType::F32, &shape);
-        adapter.keep_input(Slot::PastValue { layer }, past_value, DType::F32, &shape);
-        adapter.keep_output(Slot::PresentKey { layer }, key, DType::F32, &shape);
-        adapter.keep_output(Slot::PresentValue { layer }, value, DType::F32, &shape);
+        adapter.keep_cache_input(Slot::PastKey { layer }, past_key, &shape);
+        adapter.keep_cache_input(Slot::PastValue { layer }, past_value, &shape);
+        adapter.keep_cache_output(Slot::PresentKey { layer }, key, &shape);
+        adapter.keep_cache_output(Slot::PresentValue { layer }, value, &shape);
     }
 
     /// ```text

@@ -3,10 +3,7 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use narthex_checkpoint::{
-    hf::folder::Folder,
-    limits::{MAX_CONFIG_BYTES, read_at_most},
-};
+use narthex_checkpoint::hf::folder::Folder;
 use narthex_graph::{Graph, Node, onnx::files::OnnxFile};
 use narthex_spec::{Ep, Target, manifest::BoundDevice, target::QnnChip};
 use serde_json::Value;
@@ -51,9 +48,9 @@ fn chips(device: &str) -> impl Iterator<Item = QnnChip> {
 /// Returns an error for a folder with binaries of AI Hub for Genie.
 pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
     let file = GENIE.into_iter().find(|name| folder.has(name))?;
-    let settings = GENIE.iter().filter(|name| folder.has(name)).find_map(|name| {
-        let bytes = read_at_most(&folder.file(name), MAX_CONFIG_BYTES).ok()?;
-        device(&serde_json::from_slice::<Value>(&bytes).ok()?)
+    let settings = GENIE.into_iter().find_map(|name| {
+        let settings = folder.json::<Value>(name, "the settings of Genie").ok()??;
+        device(&settings)
     });
     let what = format!("{} context binaries for Qualcomm's Genie ({file})", count(folder.path()));
     Some(error(folder.path(), what, settings.or_else(|| Some(SNAPDRAGON.to_owned()))))

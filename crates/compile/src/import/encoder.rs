@@ -90,13 +90,9 @@ fn inputs(adapter: &mut GraphAdapter) -> String {
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
     let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &texts);
     let mask = adapter.input(Slot::PaddingMask, "padding_mask", DType::I32, &texts);
-    let wants =
-        |adapter: &GraphAdapter, name: &str| adapter.inner.inputs.iter().any(|input| input.name == name);
     adapter.feed(TOKENS, &tokens);
-    if wants(adapter, MASK) {
-        adapter.feed(MASK, &mask);
-    }
-    if wants(adapter, SEGMENTS) {
+    adapter.feed_if_input(MASK, &mask);
+    if adapter.imported_input(SEGMENTS).is_some() {
         let segments = adapter.input(Slot::Segments, "segments", DType::I64, &texts);
         adapter.feed(SEGMENTS, &segments);
     }

@@ -67,7 +67,6 @@ struct SlidingWindow {
 pub(super) struct GenaiExport {
     /// File names of the graphs, relative to the folder.
     pub(super) graphs: Vec<String>,
-    /// Their composition.
     pub(super) form: Composition,
     /// Session options of a pipeline's stages.
     pub(super) pipeline: Option<Value>,

@@ -18,7 +18,6 @@ use crate::error::Result;
 /// Maximum number of stages.
 const MOST: usize = 64;
 
-/// One stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stage {
     /// Its graph, relative to the folder.

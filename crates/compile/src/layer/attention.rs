@@ -40,7 +40,6 @@ impl Projection {
 }
 
 impl AttentionLayer<'_> {
-    /// Returns the number of heads of a projection.
     pub(crate) fn heads(&self, projection: Projection) -> usize {
         if projection == Projection::Query { self.spec.heads } else { self.spec.kv_heads }
     }

@@ -20,7 +20,6 @@ pub(crate) const TOKEN_WEIGHT: &str = "embed.weight";
 /// A weight that becomes a table for the host.
 #[derive(Clone, Copy)]
 pub(crate) struct TableSource<'a> {
-    /// Role of the table.
     pub(crate) role: TableRole,
     /// Name of the weight.
     pub(crate) weight: &'a str,
@@ -65,7 +64,6 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
     if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
 }
 
-/// Returns the encoding of a table for a weight in blocks.
 pub(crate) fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
@@ -74,7 +72,6 @@ pub(crate) fn blocks(e: &Emitter<'_>, weight: &QuantizedWeight) -> TableEncoding
     }
 }
 
-/// Returns the token table of a decoder.
 pub(crate) fn token_table(arch: &DecoderArch) -> TableSource<'static> {
     TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape: [arch.vocab, arch.hidden] }
 }

@@ -29,7 +29,6 @@ pub(crate) struct BidirectionalAttention {
     pub(crate) values: Rows,
     /// Number of elements of all heads together.
     pub(crate) width: usize,
-    /// Number of heads.
     pub(crate) heads: usize,
     /// Mask that is added to scores, `[batch, 1, 1, sequence]`.
     pub(crate) mask: Tensor,

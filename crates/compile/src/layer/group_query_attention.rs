@@ -17,7 +17,6 @@ pub(crate) struct CacheInputs {
     pub(crate) total_length: Tensor,
     /// Cosines and sines `[positions, head_size / 2]`, if the layer uses RoPE.
     pub(crate) rotary: Option<[Tensor; 2]>,
-    /// Past keys and values.
     pub(crate) past: KeyValue,
     /// New tokens' keys and values of the layer whose cache is shared.
     pub(crate) shared: Option<KeyValue>,

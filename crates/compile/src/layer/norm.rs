@@ -8,7 +8,6 @@ use crate::{emit::Emitter, error::Result};
 /// A norm over rows. Its gain and bias belong to the scope in which it is applied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Norm {
-    /// Kind.
     pub(crate) kind: NormKind,
     /// Elements of a row.
     pub(crate) width: usize,
@@ -131,7 +130,6 @@ pub(crate) fn unit_norm(
 /// Norms around a residual stream, whose values may be scaled by a factor below 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamNorms {
-    /// Norm of the stream.
     pub(crate) stream: Norm,
     /// Norm of everything else.
     pub(crate) branch: Norm,
@@ -214,9 +212,7 @@ impl ResidualStream {
 /// Norm of queries or keys, applied per head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeadNorm {
-    /// Kind.
     pub(crate) kind: QkNorm,
-    /// Number of heads.
     pub(crate) heads: usize,
     /// Elements of a head.
     pub(crate) size: usize,

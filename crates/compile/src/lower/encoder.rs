@@ -34,7 +34,6 @@ pub(super) struct EncoderInput {
     pub(super) length: Option<usize>,
 }
 
-/// The layers of an encoder.
 pub(super) struct EncoderLayers<'a> {
     pub(super) arch: &'a EncoderArch,
     pub(super) input: EncoderInput,

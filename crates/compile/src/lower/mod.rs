@@ -16,11 +16,9 @@ use narthex_spec::{
 
 use crate::{emit::Emitter, error::Result};
 
-/// A lowered model.
 pub(crate) struct LoweredModel {
     /// Each graph with its inputs, outputs and cache.
     pub(crate) graphs: Vec<(Graph, GraphEntry)>,
-    /// Host tables.
     pub(crate) tables: Vec<HostTable>,
 }
 

@@ -256,7 +256,6 @@ fn shape_of(at: &NodeContext<'_>) -> Option<Shape> {
     Some(vec![Some(shape_range(at)?.len() as u64)])
 }
 
-/// Returns the length of a `Range`.
 pub(super) fn range_length(at: &NodeContext<'_>) -> Option<u64> {
     let bound = |index| at.ints(index)?.first().copied();
     let (start, limit, step) = (bound(0)?, bound(1)?, bound(2)?);

@@ -82,7 +82,6 @@ fn find(
     Ok(None)
 }
 
-/// Returns the wanted data file of a tensor.
 fn data_file(tensor: &[u8], is_wanted: &dyn Fn(&str) -> bool) -> Result<Option<String>, DecodeError> {
     let mut is_external = false;
     for field in Fields(tensor) {
@@ -119,9 +118,12 @@ fn context_binary(node: &[u8], is_wanted: &dyn Fn(&str) -> bool) -> Result<Optio
     for field in Fields(if is_context && !is_embedded { node } else { &[] }) {
         if let (5, FieldValue::Bytes(bytes)) = field? {
             let ShortAttribute { name, text, .. } = ShortAttribute::read(bytes)?;
-            let binary = std::str::from_utf8(text).map_err(not_onnx)?;
-            if name == b"ep_cache_context" && !binary.is_empty() && is_wanted(binary) {
-                return Ok(Some(binary.to_owned()));
+            if name == b"ep_cache_context" {
+                // A mapped file may change, so the bytes are copied before they are checked.
+                let binary = String::from_utf8(text.to_vec()).map_err(not_onnx)?;
+                if !binary.is_empty() && is_wanted(&binary) {
+                    return Ok(Some(binary));
+                }
             }
         }
     }

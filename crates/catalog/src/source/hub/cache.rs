@@ -9,17 +9,19 @@
 //! ```
 
 use std::{
+    collections::{BTreeSet, HashMap},
     fs, io,
     path::{Path, PathBuf},
 };
 
 use narthex_spec::Sha256;
+use serde::Deserialize;
 
 use super::{glob, reference::is_commit};
 use crate::{error::Error, files};
 
 /// Maximum size in bytes of an index of shards.
-const INDEX_LIMIT: u64 = 64 << 20;
+const INDEX_LIMIT: u64 = 32 << 20;
 
 /// The part of the cache that belongs to one repository.
 pub(super) struct RepoCache {
@@ -116,14 +118,21 @@ impl RepoCache {
     }
 }
 
+/// Index of the shards of a checkpoint.
+#[derive(Deserialize)]
+struct ShardIndex {
+    /// File of each tensor, by the name of the tensor.
+    weight_map: HashMap<String, String>,
+}
+
 /// Returns true if all shards in the indexes of a snapshot are present.
 fn shards_present(folder: &Path, names: &[String]) -> bool {
     let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     indices.map(|name| folder.join(name)).all(|index| {
         let Ok(bytes) = narthex_mmap::read(&index, INDEX_LIMIT) else { return false };
-        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return false };
-        let Some(map) = value.get("weight_map").and_then(|map| map.as_object()) else { return false };
-        map.values().all(|shard| shard.as_str().is_some_and(|shard| names.iter().any(|name| name == shard)))
+        let Ok(ShardIndex { weight_map }) = serde_json::from_slice(&bytes) else { return false };
+        let shards: BTreeSet<&String> = weight_map.values().collect();
+        shards.into_iter().all(|shard| names.contains(shard))
     })
 }
 
@@ -202,6 +211,12 @@ mod tests {
         check(&whole, true);
         check(&whole[..3], false);
         check(&whole[1..], false);
+        // A value of this depth cannot be built, and is not read.
+        let deep = ["[".repeat(1000), "]".repeat(1000)].concat();
+        let with_more = format!(r#"{{"metadata":{deep},"weight_map":{{"a":"model-1.safetensors"}}}}"#);
+        check(&[whole[0], ("model.safetensors.index.json", with_more.as_str()), whole[2]], true);
+        let no_texts = r#"{"weight_map":{"a":1}}"#;
+        check(&[whole[0], ("model.safetensors.index.json", no_texts), whole[2]], false);
         check(&[("only.gguf", "g")], true);
     }
 }
