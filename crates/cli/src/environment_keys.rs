@@ -28,7 +28,9 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec
     }
     if let Some(secrets) = variable(KEYS_VARIABLE)? {
         let separators = |c: char| c == ',' || c.is_whitespace();
-        for secret in secrets.split(separators).filter(|secret| !secret.is_empty()) {
+        let mut secrets = secrets.split(separators).filter(|secret| !secret.is_empty()).peekable();
+        ensure!(secrets.peek().is_some(), "{KEYS_VARIABLE} has no key; separate keys with commas");
+        for secret in secrets {
             add(KEYS_VARIABLE, secret, KeyRole::User)?;
         }
     }
@@ -102,6 +104,8 @@ mod tests {
         let empty = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(empty.path(), "\n \n").unwrap();
         let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| empty.path().into())).unwrap_err();
+        assert!(error.to_string().contains("has no key"), "{error}");
+        let error = read(&|name| (name == KEYS_VARIABLE).then(|| ", ".into())).unwrap_err();
         assert!(error.to_string().contains("has no key"), "{error}");
         #[cfg(unix)]
         for variable in [KEY_VARIABLE, KEYS_VARIABLE, KEY_FILE_VARIABLE, ADMIN_KEY_VARIABLE] {

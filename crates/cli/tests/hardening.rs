@@ -110,7 +110,7 @@ fn other_kinds_of_files_are_refused_at_once() {
 fn a_named_pipe_among_narthex_s_own_files_is_not_waited_for() {
     let home = tempfile::tempdir().unwrap();
     fs::create_dir(home.path().join("run")).unwrap();
-    mkfifo(&home.path().join("run/server-1.json"));
+    mkfifo(&home.path().join("run/server-1-0.json"));
     check(&narthex(home.path(), ":", &["ps"]), 0, "");
     let report = home.path().join("report.html");
     mkfifo(&report);

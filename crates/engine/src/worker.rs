@@ -156,6 +156,11 @@ impl Engine {
         EngineStats { waiting: inbox.stats.waiting + inbox.arrivals.len(), ..inbox.stats }
     }
 
+    /// Returns whether the engine accepts no more requests, because it was shut down or its thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.shared.inbox.lock().drain.is_some()
+    }
+
     /// Refuses further requests and waits for the end of the thread. Returns at once if called on the thread itself, by
     /// a sink. A second call can turn [`Drain::Finish`] into [`Drain::Now`].
     pub fn shutdown(&self, drain: Drain) {

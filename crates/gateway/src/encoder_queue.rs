@@ -164,6 +164,11 @@ impl EncoderQueue {
         QueueLength { running, waiting: requests.entered.len() - running }
     }
 
+    /// Returns whether the thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.lock().as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Admits no more requests, and ends the thread after the admitted ones or, with [`Drain::Now`], after the running
     /// batch.
     pub(crate) fn shutdown(&self, drain: Drain) {
@@ -171,9 +176,9 @@ impl EncoderQueue {
             self.closing.cancel();
         }
         drop(self.jobs.lock().take());
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
+        // The lock is released before the thread ends.
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the encoder's thread panicked");
         }
     }

@@ -5,10 +5,11 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
-    time::SystemTime,
+    thread,
+    time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,12 @@ use crate::{error::Error, report::models::ModelStatus};
 
 /// Maximum size of a record, in bytes.
 const RECORD_LIMIT: u64 = 16 << 20;
+
+/// Number of reads of a record that does not parse, because its server is just writing it.
+const READS: usize = 5;
+
+/// Time between two reads of a record.
+const READ_AGAIN: Duration = Duration::from_millis(10);
 
 /// A server that runs on this machine's store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,17 +67,26 @@ pub(crate) struct ServerRecord {
 }
 
 impl ServerRecord {
-    /// Creates and locks the file in an existing folder. Only the user of this process can read it.
+    /// Creates and locks the file in an existing folder. Only the user of this process can read it. Never waits: a file
+    /// that is locked belongs to another process with the same id, in a container.
     pub(crate) fn create(folder: &Path, server: RunningServer) -> Result<Self, Error> {
-        let failed = |what: String| move |source| Error::Io { what, source };
-        let path = folder.join(format!("server-{}.json", server.pid));
-        let what = format!("cannot write {}", path.display());
         let mut options = OpenOptions::new();
-        options.create(true).truncate(true).write(true);
+        options.create(true).truncate(false).write(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.open(&path).map_err(failed(what.clone()))?;
-        file.lock().map_err(failed(what))?;
+        let mut number = 0;
+        let (path, file) = loop {
+            let path = folder.join(format!("server-{}-{number}.json", server.pid));
+            let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
+            let file = options.open(&path).map_err(failed)?;
+            match file.try_lock() {
+                // A reader removes files that are not locked yet.
+                Ok(()) if path.exists() => break (path, file),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => number += 1,
+                Err(TryLockError::Error(source)) => return Err(failed(source)),
+            }
+        };
         let mut record = Self { path, file, server };
         record.write_or_warn();
         Ok(record)
@@ -114,14 +130,21 @@ pub(crate) fn running(folder: &Path) -> Vec<RunningServer> {
 
 fn read_record(path: &Path) -> Option<RunningServer> {
     let name = path.file_name()?.to_str()?;
-    let pid = name.strip_prefix("server-")?.strip_suffix(".json")?;
-    pid.parse::<u32>().ok()?;
-    let file = narthex_mmap::open_regular(path).ok()?;
-    if file.try_lock().is_ok() {
-        let _ = fs::remove_file(path);
-        return None;
+    let (pid, number) = name.strip_prefix("server-")?.strip_suffix(".json")?.split_once('-')?;
+    let _ = (pid.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
+    for _ in 0..READS {
+        let file = narthex_mmap::open_regular(path).ok()?;
+        if file.try_lock().is_ok() {
+            let _ = fs::remove_file(path);
+            return None;
+        }
+        let bytes = narthex_mmap::read_bounded(file, RECORD_LIMIT).ok()?;
+        if let Ok(server) = serde_json::from_slice(&bytes) {
+            return Some(server);
+        }
+        thread::sleep(READ_AGAIN);
     }
-    serde_json::from_slice(&narthex_mmap::read_bounded(file, RECORD_LIMIT).ok()?).ok()
+    None
 }
 
 #[cfg(test)]
@@ -141,14 +164,17 @@ mod tests {
             default_model: None,
         };
         let record = ServerRecord::create(folder.path(), server.clone()).unwrap();
-        let stale = folder.path().join("server-1.json");
+        let stale = folder.path().join("server-1-0.json");
         fs::write(&stale, "{}").unwrap();
         let seen = running(folder.path());
         assert_eq!(seen.len(), 1);
         assert_eq!((seen[0].pid, seen[0].address.as_str()), (std::process::id(), "127.0.0.1:8000"));
         assert_eq!((seen[0].encryption, &seen[0].aliases), (Encryption::Tls, &server.aliases));
         assert!(!stale.exists());
-        drop(record);
+        // Processes of two containers have the same id.
+        let other = ServerRecord::create(folder.path(), server).unwrap();
+        assert_eq!(running(folder.path()).len(), 2);
+        drop((record, other));
         assert!(running(folder.path()).is_empty());
     }
 }

@@ -20,7 +20,6 @@ pub(crate) fn check(computing: ComputingThreads) -> Result<(), Error> {
         .map_err(|source| Error::Io { what: format!("cannot start {threads} threads"), source })
 }
 
-/// Threads that compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ComputingThreads {
     /// One for each core, as a compile has.

@@ -13,7 +13,6 @@ pub(crate) use acceptance::{Acceptance, Counts};
 pub(crate) use lookup::Lookup;
 pub(crate) use step_costs::{MAX_WIDTH, StepCosts, average};
 
-/// Source of a draft.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum DraftSource {
     /// The tokens after an earlier occurrence of the last `ngram` tokens.

@@ -45,7 +45,6 @@ impl SupervisedEncoder {
         Self { monitor: Some(monitor), ..self }
     }
 
-    /// Runs the texts of one turn.
     fn run_turn(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let _turn = self.queue.as_ref().map(|(queue, _)| queue.wait());
         let outcome = self.encoder.get().and_then(|encoder| encoder.run(texts));

@@ -3,7 +3,7 @@
 use narthex_mmap::environment;
 use narthex_spec::{ModelName, Scheme};
 
-use crate::report::models::ModelKind;
+use crate::report::models::{DeviceRefusal, ModelKind};
 
 /// Returns the text that names a package: `smollm2:135m@w4`.
 pub(super) fn package_id(name: &ModelName, scheme: Option<Scheme>) -> String {
@@ -45,4 +45,11 @@ pub(super) fn io_hint(error: &std::io::Error) -> Option<String> {
         std::io::ErrorKind::NotFound => Some("check the path; the file does not exist".to_owned()),
         _ => environment::hint(error).map(str::to_owned),
     }
+}
+
+/// Returns the devices that refused a model, with their reasons.
+pub(super) fn reasons(passed_over: &[DeviceRefusal]) -> String {
+    let reasons: Vec<String> =
+        passed_over.iter().map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
+    reasons.join("; ")
 }

@@ -171,7 +171,7 @@ pub enum Error {
         retry_after: Option<Duration>,
     },
     /// No device took the model.
-    #[error("no device runs {name}{}: {}", required(*policy), reasons(passed_over))]
+    #[error("no device runs {name}{}: {}", required(*policy), hint::reasons(passed_over))]
     NoDevice {
         /// Model.
         name: ModelName,
@@ -200,6 +200,9 @@ pub enum Error {
         /// Meaning of the code and the next step.
         hint: String,
     },
+    /// The package was removed or replaced while it was loaded.
+    #[error("the package of {0} was replaced while it was loaded; try again")]
+    PackageReplaced(ModelName),
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -276,12 +279,6 @@ fn required(policy: NpuPolicy) -> &'static str {
     if policy == NpuPolicy::Require { " although an NPU is required" } else { "" }
 }
 
-fn reasons(passed_over: &[DeviceRefusal]) -> String {
-    let reasons: Vec<String> =
-        passed_over.iter().map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
-    reasons.join("; ")
-}
-
 impl Error {
     /// Creates the error of an invalid field; `message` has the expected and the found value.
     pub fn invalid(param: &'static str, message: impl Display) -> Self {
@@ -311,7 +308,7 @@ impl Error {
                 ErrorKind::Overloaded
             }
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
-            Self::Loading { .. } => ErrorKind::Loading,
+            Self::Loading { .. } | Self::PackageReplaced(_) => ErrorKind::Loading,
             Self::Cancelled
             | Self::Device(DeviceError::Cancelled)
             | Self::Tokenizer(TokenizerError::Cancelled) => ErrorKind::Cancelled,

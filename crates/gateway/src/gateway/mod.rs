@@ -385,6 +385,10 @@ impl Gateway {
         let draft = draft.map(|draft| draft.open(&request, device_selection::select)).transpose()?;
         let format = library.tool_format(&key.name);
         let loaded = LoadedModel::load(&request, draft, format, device_selection::select)?;
+        // The graphs would be those of another package than the tokenizer, and unverified.
+        if !loaded.is_current() {
+            return Err(Error::PackageReplaced(key.name.clone()));
+        }
         Ok((loaded, reservation))
     }
 }

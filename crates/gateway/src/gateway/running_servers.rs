@@ -69,7 +69,7 @@ mod tests {
         let root = home.path().join("store");
         let gateway = Gateway::open(Config { home: Some(root.clone()), ..Config::standard() }).unwrap();
         let run = root.join("run");
-        let record = run.join(format!("server-{}.json", std::process::id()));
+        let record = run.join(format!("server-{}-0.json", std::process::id()));
         let check = || {
             let registration = gateway.register_server("127.0.0.1:1", Encryption::None).unwrap();
             let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -40,7 +40,6 @@ pub(crate) enum ResolvedModel {
     Unsupported(Box<Error>),
 }
 
-/// Settings of a checkpoint.
 pub(crate) struct CheckpointSettings {
     pub(crate) architecture: Architecture,
     /// Scheme that the text names, or the default one.

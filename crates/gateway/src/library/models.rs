@@ -239,7 +239,6 @@ impl Library {
         }
     }
 
-    /// Returns one installed package.
     pub(crate) fn installed(&self, key: &PackageKey) -> Result<InstalledPackage, Error> {
         let manifest = self.manifest(key)?;
         let mut packages = self.store.packages()?.into_iter();

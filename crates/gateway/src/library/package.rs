@@ -41,8 +41,10 @@ impl Package {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Self, Error> {
+        // The stamp is taken first, so that a replacement during the verification is noticed.
+        let stamp = manifest_stamp(folder);
         verified_manifest(store, key, folder, progress, cancel)?;
-        Self::open(key, folder)
+        Ok(Self { stamp, ..Self::open(key, folder)? })
     }
 
     /// Reads the manifest and the tokenizer.

@@ -78,7 +78,6 @@ impl OpenDraftModel {
     }
 }
 
-/// Returns the status of a draft model.
 pub(crate) fn status(package: &Package) -> DraftModelStatus {
     DraftModelStatus { name: package.key.name.clone(), scheme: package.key.scheme, bytes: package.bytes() }
 }

@@ -64,8 +64,8 @@ impl CacheComparison {
     pub(crate) fn note(&self) -> Option<String> {
         let (i8, f16) = (self.i8.refused.as_ref()?, self.f16.as_ref()?.refused.as_ref()?);
         Some(format!(
-            "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 uses them all \
-             the same"
+            "the KV cache is kept in f32, because with f16 {f16}, and with i8 {i8}; --kv-cache-dtype f16 or i8 selects \
+             one of them anyway"
         ))
     }
 }

@@ -157,9 +157,14 @@ impl LoadedModel {
         }
     }
 
-    /// Returns whether a device computed values that are not finite, after which the model must not answer.
+    /// Returns whether the model cannot answer: a device computed values that are not finite, or the model's thread has
+    /// ended.
     pub(crate) fn is_broken(&self) -> bool {
-        self.monitors.iter().any(NumericsMonitor::has_failed)
+        let has_ended = match &self.worker {
+            Worker::Engine(engine) => engine.has_ended(),
+            Worker::Encoder(queue) => queue.has_ended(),
+        };
+        has_ended || self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
     /// Returns whether the packages in the store are still the ones in memory.

@@ -15,6 +15,7 @@ mod reservation;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::AtomicU64},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -264,6 +265,10 @@ impl ResidentModels {
         let stale: Vec<_> = self.models.lock().extract_if(.., |_, residence| is_stale(residence)).collect();
         if !stale.is_empty() {
             self.notify();
+            // The end of their threads takes up to seconds, for which a report must not wait. Without a new thread, they
+            // end here.
+            let unload = thread::Builder::new().name("unload".to_owned());
+            let _ = unload.spawn(move || drop(stale));
         }
     }
 

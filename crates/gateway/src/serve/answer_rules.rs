@@ -84,7 +84,8 @@ fn check_grammar(tools: &ToolSettings, options: &GenerateOptions) -> Result<(), 
 /// Maximum number of tools that are compiled alone to find the one that is refused.
 const MAX_TRIED: usize = 16;
 
-/// Returns the error of a grammar that was refused. If there are tools, it is that of the part that is refused alone.
+/// Returns the error of a grammar that was refused. With tools, it names the first part that is refused when it is compiled
+/// alone.
 fn grammar_refusal(
     model: &LoadedModel,
     tools: &ToolSettings,

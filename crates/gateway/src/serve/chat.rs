@@ -204,7 +204,7 @@ fn prompt(
     let mut rendered = render(model, template, messages, settings, options)?;
     drop(permit);
     if let Some(text) = continued {
-        // The text is that of an answer, which follows its reasoning.
+        // The continued text is an answer, so a block of reasoning before it must be closed.
         let parser = model.reasoning_format().map(|format| ReasoningParser::new(format, rendered.text()));
         if let Some(parser) = parser.filter(ReasoningParser::is_inside) {
             rendered.append_written(&format!("\n{}\n\n", parser.markers().1));

@@ -75,7 +75,6 @@ impl ReasoningTrack {
     }
 }
 
-/// Constraint of one answer.
 pub(super) struct AnswerConstraint {
     grammar: Option<GrammarMatcher>,
     /// Reasoning that may go on; `None` once text has begun.
@@ -90,7 +89,6 @@ pub(super) struct AnswerConstraint {
     allowed: Option<Vec<u32>>,
 }
 
-/// Parts of a constraint.
 #[derive(Clone, Default)]
 pub(super) struct ConstraintParts {
     /// Grammar at its beginning.

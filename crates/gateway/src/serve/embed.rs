@@ -92,7 +92,6 @@ struct Tokenization<'a> {
 }
 
 impl Tokenization<'_> {
-    /// Returns the tokens of one input.
     fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
         let Self { model, prompt, limit, overlong, cancel } = *self;
         let tokenizer = &model.package.tokenizer;

@@ -52,7 +52,6 @@ impl Generation {
     }
 }
 
-/// The tokens of a prompt.
 pub(super) struct PromptTokens {
     pub(super) tokens: Vec<TokenId>,
     /// Name of the field with the prompt in the API.
@@ -268,7 +267,7 @@ impl TokenSink for ChoiceSink {
         let reason = match finish {
             Finish::Failed(error) => return state.fail(error.to_string()),
             Finish::Unsatisfied { reason } => {
-                return state.fail(format!("the answer cannot go on within its grammar: {reason}"));
+                return state.fail(format!("the grammar allows no next token: {reason}"));
             }
             Finish::Stop => FinishReason::Stop,
             Finish::Length => FinishReason::Length,

@@ -18,7 +18,6 @@ pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 128);
 /// hostile.
 pub(super) static RENDERINGS: WorkPermits = WorkPermits::new(3, usize::MAX);
 
-/// A number of permits.
 pub(super) struct WorkPermits {
     /// Maximum number of requests that have a permit.
     most: usize,

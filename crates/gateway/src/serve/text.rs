@@ -30,7 +30,6 @@ pub(super) enum TextPart {
     Call(ToolCallDelta),
 }
 
-/// Text of one choice.
 pub(super) struct ChoiceText {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,
@@ -101,7 +100,6 @@ impl ChoiceText {
         parts
     }
 
-    /// Number of tokens of reasoning.
     pub(super) fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
     }

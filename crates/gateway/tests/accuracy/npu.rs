@@ -111,7 +111,7 @@ pub(crate) fn compiled(
 /// Asserts that every node of every graph is on the HTP, with each graph in one part.
 fn whole(graphs: &[GraphPlacement]) {
     for GraphPlacement { graph, placement } in graphs {
-        let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
         assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
         println!("HTP emulation: {graph}: {} nodes in 1 part", placement.nodes.len());
     }

@@ -15,7 +15,7 @@ use std::{
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use narthex_gateway::{
-    AutoPull, Error, Gateway, Rights,
+    AutoPull, Error, ErrorKind, Gateway, Rights,
     keys::{ApiKey, KeyFileStamp, KeyHash, KeyRole},
 };
 use parking_lot::Mutex;
@@ -161,7 +161,7 @@ impl KeyRing {
     /// cannot be read, the keys stay as they are.
     fn current(&self) -> Vec<Arc<KeyState>> {
         let mut file = self.file.lock();
-        let stamp = self.gateway.key_file_stamp();
+        let mut stamp = self.gateway.key_file_stamp();
         if stamp != file.stamp {
             match self.gateway.keys() {
                 Ok(keys) => {
@@ -173,7 +173,13 @@ impl KeyRing {
                     }
                     file.keys = self.with_counts(keys, &file.keys);
                 }
-                Err(error) => tracing::error!("the API keys stay as they were: {error}"),
+                Err(error) => {
+                    tracing::error!("the API keys stay as they were: {error}");
+                    // A malformed file stays malformed. Another error may pass, so the next request reads it again.
+                    if error.kind() != ErrorKind::Malformed {
+                        stamp = file.stamp.clone();
+                    }
+                }
             }
             file.stamp = stamp;
         }

@@ -61,7 +61,6 @@ impl Round {
 /// Prompt and length of a round.
 #[derive(Debug, Clone)]
 pub(super) struct RoundRequest {
-    /// Prompt.
     pub(super) prompt: Vec<TokenId>,
     /// Number of tokens to generate.
     pub(super) tokens: usize,
@@ -78,7 +77,6 @@ pub(super) fn rest() {
     std::thread::sleep(Duration::from_millis(100));
 }
 
-/// Runs one request.
 pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error> {
     let (events, received) = mpsc::channel();
     let logit_bias = request.suppressed.iter().map(|&token| (token, SUPPRESSION)).collect();

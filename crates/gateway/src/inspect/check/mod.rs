@@ -126,7 +126,6 @@ impl Gateway {
     }
 }
 
-/// A check of one model.
 struct ModelCheck<'a> {
     library: &'a Library,
     request: &'a CheckRequest,

@@ -39,7 +39,6 @@ const HEADER_BYTES: usize = LABEL_BYTES + 32;
 pub(crate) struct FileLabel {
     /// Identity of the model.
     pub(crate) identity: [u8; 32],
-    /// Key of the block.
     pub(crate) key: BlockKey,
 }
 

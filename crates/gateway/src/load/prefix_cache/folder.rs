@@ -145,7 +145,9 @@ impl PrefixFolder {
             return Ok(());
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let new = self.own.join(format!("{}-{number}{NEW}", std::process::id()));
+        // Containers have processes with the same id, and a killed one leaves its file.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let new = self.own.join(format!("{}-{number}-{}{NEW}", std::process::id(), time.as_nanos()));
         let write = || put(&new, bytes).and_then(|()| fs::rename(&new, &path));
         let written = match write() {
             // Another process has removed the folder after it evicted all files.

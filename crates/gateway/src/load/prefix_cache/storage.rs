@@ -224,8 +224,11 @@ impl Shared {
                     blocks.push(block);
                     bytes = bytes.saturating_add(size);
                 }
-                // It was evicted, or waits to be written.
-                Ok(None) => break,
+                // Another storage has evicted it, or it waits to be written, which adds it again.
+                Ok(None) => {
+                    self.state.lock().stored.remove(&key);
+                    break;
+                }
                 Err(reason) => {
                     self.discard(&key, &reason);
                     break;

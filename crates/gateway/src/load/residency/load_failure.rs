@@ -27,8 +27,11 @@ impl LoadFailure {
             _ => Vec::new(),
         };
         let retry_after = is_transient(error.kind()).then_some(retry);
-        // A model in use may become idle at any time, and a build may end.
-        let is_momentary = matches!(error, Error::ResidencyFull { .. } | Error::TooManyBuilds(_));
+        // A model in use may become idle at any time, a build may end, and a new package is complete.
+        let is_momentary = matches!(
+            error,
+            Error::ResidencyFull { .. } | Error::TooManyBuilds(_) | Error::PackageReplaced(_)
+        );
         let lasts = if is_momentary { Duration::ZERO } else { retry };
         Self { reason: error.to_string(), hint: error.hint(), retry_after, lasts, passed_over }
     }

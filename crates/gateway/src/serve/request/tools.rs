@@ -72,7 +72,7 @@ impl Tool {
 /// Guarantee for the arguments of a call that the model chooses to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// The model follows the schema as well as it can.
+    /// The schema is not enforced.
     BestEffort,
     /// They are valid under the schema.
     Strict,

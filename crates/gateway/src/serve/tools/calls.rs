@@ -23,7 +23,6 @@ pub(in crate::serve) struct CallRules {
     pub(in crate::serve) format: ToolFormat,
     /// Tools that the model sees, as objects of OpenAI's `tools`.
     pub(in crate::serve) tools: Vec<Value>,
-    /// Number of calls.
     pub(in crate::serve) limit: CallLimit,
     /// Texts that are read as calls.
     pub(in crate::serve) reading: CallReading,

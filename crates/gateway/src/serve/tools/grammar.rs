@@ -69,7 +69,7 @@ pub(in crate::serve) fn with_open_schemas(settings: &ToolSettings) -> Option<Too
         let properties = tool.parameters.get("properties").and_then(Value::as_object);
         let names = properties.into_iter().flat_map(Map::keys);
         let properties: Map<String, Value> = names.map(|name| (name.clone(), json!({}))).collect();
-        tool.parameters = json!({"type": "object", "properties": properties});
+        tool.parameters = json!({"type": "object", "properties": properties, "additionalProperties": true});
         found = true;
     }
     (found && settings.choice == ToolChoice::Auto).then_some(settings)
@@ -143,7 +143,8 @@ mod tests {
         };
         let found = open(&[Strictness::Strict, Strictness::BestEffort], ToolChoice::Auto).unwrap();
         assert_eq!(found.tools[0].parameters, parameters);
-        assert_eq!(found.tools[1].parameters, json!({"type": "object", "properties": {"a": {}}}));
+        let open_schema = json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true});
+        assert_eq!(found.tools[1].parameters, open_schema);
         assert!(open(&[Strictness::Strict], ToolChoice::Auto).is_none());
         assert!(open(&[Strictness::BestEffort], ToolChoice::Required).is_none());
     }

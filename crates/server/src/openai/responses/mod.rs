@@ -139,9 +139,8 @@ pub(crate) async fn create(
     let Body(parsed, held) = body;
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes, ignored } = parsed;
     let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
-    app.answer.reserve(settings_bytes).await?;
-    let previous = settings.previous_response_id.clone();
-    let turn = NewTurn { instructions, input, previous, is_stored: settings.is_stored() };
+    let (previous, is_stored) = (settings.previous_response_id.clone(), settings.is_stored());
+    let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
     let (messages, pending) = turn.gather(&app, store, &held).await?;
     let request = ChatRequest { messages, tools, reasoning, options };
     let form = ResponseForm {
@@ -164,6 +163,8 @@ struct NewTurn {
     /// Id of the response before it.
     previous: Option<String>,
     is_stored: bool,
+    /// Maximum memory of the settings in the answer.
+    settings_bytes: usize,
 }
 
 impl NewTurn {
@@ -174,7 +175,7 @@ impl NewTurn {
         store: ResponseStore,
         held: &Reservation,
     ) -> Result<(Vec<Message>, Option<PendingStore>), ApiError> {
-        let Self { instructions, input, previous, is_stored } = self;
+        let Self { instructions, input, previous, is_stored, settings_bytes } = self;
         let owner = app.meter.caller.key_hash();
         let turns = match &previous {
             Some(id) => store.turns(owner, id).ok_or_else(|| no_previous(id))?,
@@ -183,6 +184,7 @@ impl NewTurn {
         let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
         let referenced = if refers { store.memory() } else { 0 };
         app.shared.bodies.reserve_work(held, memory_of(&turns).saturating_add(referenced)).await?;
+        app.answer.reserve(settings_bytes).await?;
         let reserved = held.clone();
         let gather = move || {
             let _reserved = reserved;
@@ -212,7 +214,8 @@ pub(crate) async fn count_input_tokens(
 ) -> Result<Json<ResponseInputTokens>, ApiError> {
     let Body(ParsedResponses { model, request, settings, .. }, held) = body;
     let InputRequest { instructions, input, tools, reasoning, options, .. } = request;
-    let turn = NewTurn { instructions, input, previous: settings.previous_response_id, is_stored: false };
+    let previous = settings.previous_response_id;
+    let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
     let (messages, _) = turn.gather(&app, store, &held).await?;
     let request = conversation::stable(ChatRequest { messages, tools, reasoning, options });
     let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);

@@ -249,7 +249,6 @@ impl OutputItem {
         Self::Reasoning { id: id.to_owned(), summary: Vec::new(), content }
     }
 
-    /// Returns the id.
     pub(super) fn id(&self) -> &str {
         match self {
             Self::Message { id, .. }

@@ -155,7 +155,7 @@ impl Item {
         let path = format!("input[{index}]");
         let missing = |field: &str| {
             let path = format!("{path}.{field}");
-            ApiError::bad_request(path.clone(), format!("{path} is required"))
+            ApiError::required(&path)
         };
         if self.is_reference() {
             return self.id.map(InputItem::Reference).ok_or_else(|| missing("id"));
@@ -252,7 +252,7 @@ impl ResponseTool {
     fn into_custom_tool(self, path: String) -> Result<Tool, ApiError> {
         let Some(name) = self.name else {
             let path = format!("{path}.name");
-            return Err(ApiError::bad_request(path.clone(), format!("{path} is required")));
+            return Err(ApiError::required(&path));
         };
         CustomTool { name, description: self.description, format: self.format }.into_tool(&path)
     }

@@ -97,12 +97,14 @@ impl ResponseStore {
     /// 429 if the turns of other requests take all the room.
     fn turn(&self, messages: Vec<Message>) -> Result<Arc<Turn>, ApiError> {
         let turn = Turn { charge: self.charge(memory(&messages)), messages };
-        self.evict();
-        if self.bytes.load(Ordering::Relaxed) > self.max_bytes {
+        // Responses are evicted only if that makes room: other requests hold the rest.
+        let stored: usize = bytes_by_owner(&self.responses.lock()).values().sum();
+        if self.bytes.load(Ordering::Relaxed).saturating_sub(stored) > self.max_bytes {
             let message = "the conversations of other requests take all the memory for stored responses; send a \
                            shorter one, or \"store\": false";
             return Err(ApiError::overloaded(message, RETRY));
         }
+        self.evict();
         Ok(Arc::new(turn))
     }
 
@@ -161,14 +163,22 @@ impl ResponseStore {
 
 /// Returns the position of the oldest response of the owner whose responses take the most memory.
 fn next_evicted(responses: &VecDeque<StoredResponse>) -> Option<usize> {
-    let mut bytes: HashMap<Option<KeyHash>, usize> = HashMap::new();
-    for stored in responses {
-        // The last two turns are those of its request and of its answer.
-        let turns = stored.turns.iter().rev().take(2).map(|turn| turn.charge.bytes).sum::<usize>();
-        *bytes.entry(stored.owner).or_default() += stored.charge.bytes + turns;
-    }
+    let bytes = bytes_by_owner(responses);
     let largest = bytes.values().copied().max()?;
     responses.iter().position(|stored| bytes[&stored.owner] == largest)
+}
+
+/// Returns the memory of stored responses for each owner.
+fn bytes_by_owner(responses: &VecDeque<StoredResponse>) -> HashMap<Option<KeyHash>, usize> {
+    let mut bytes: HashMap<Option<KeyHash>, usize> = HashMap::new();
+    let mut counted = HashSet::new();
+    for stored in responses {
+        // Responses of a conversation share its turns, from the first one on.
+        let own = stored.turns.iter().rev().take_while(|turn| counted.insert(Arc::as_ptr(turn)));
+        let turns: usize = own.map(|turn| turn.charge.bytes).sum();
+        *bytes.entry(stored.owner).or_default() += stored.charge.bytes + turns;
+    }
+    bytes
 }
 
 /// A response that is stored once it is complete.
@@ -194,7 +204,6 @@ impl PendingStore {
         Ok(Self { store, owner, turns })
     }
 
-    /// Stores the response.
     pub(super) fn store(self, response: &ResponseObject) {
         let Self { store, owner, mut turns } = self;
         let messages = response.messages();
@@ -241,7 +250,6 @@ impl io::Write for JsonLength {
     }
 }
 
-/// Returns the messages of turns.
 pub(super) fn messages(turns: &Turns) -> impl Iterator<Item = Message> {
     turns.iter().flat_map(|turn| turn.messages.iter().cloned())
 }
@@ -339,7 +347,8 @@ mod tests {
         assert!(memory_of(&pending.turns) > 900 * VALUE_BYTES);
         let refused = PendingStore::new(store.clone(), None, Vec::new(), nested(200)).err().unwrap();
         assert_eq!(refused.status(), axum::http::StatusCode::TOO_MANY_REQUESTS);
-        assert!(store.get(None, "a").is_none());
+        // A request that eviction cannot help leaves the responses of others.
+        assert!(store.remove(None, "a"));
         drop(pending);
         assert_eq!(store.bytes.load(Ordering::Relaxed), 0);
     }

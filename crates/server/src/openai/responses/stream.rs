@@ -68,7 +68,6 @@ impl ResponseEvents {
         }
     }
 
-    /// Returns the item of a call.
     fn call_item(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
         match &self.form {
             Some(form) => form.object.settings.call(id, call, status),
