@@ -17,7 +17,6 @@ use crate::{
 /// A graph and the placement of its nodes: predicted by the rules, or reported by the vendor's compiler.
 pub(crate) struct PlacedGraph<'a> {
     view: View<'a>,
-    /// Placement of each node.
     pub(crate) outcomes: Vec<NodePlacement>,
     /// Problems that the rules predicted for nodes that the vendor's compiler accepted, by position.
     pub(crate) overruled: Vec<(usize, Problem)>,

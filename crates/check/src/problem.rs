@@ -2,7 +2,6 @@
 
 use crate::report::{Fix, Rule, Severity};
 
-/// Placement of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum NodePlacement {
     /// ONNX Runtime computes it when it loads the graph.

@@ -78,7 +78,6 @@ fn pieces(view: &PlacedGraph<'_>) -> usize {
     found.len()
 }
 
-/// Returns the verdict for findings and summaries.
 pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdict {
     if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Refuses) {
         return Verdict::Refused { reason: finding.message.clone() };

@@ -57,7 +57,6 @@ impl<'a> View<'a> {
         self.known.input(node, index)
     }
 
-    /// Returns the node that produces a value.
     pub(super) fn producer(&self, value: &str) -> Option<&'a Node> {
         self.graph().nodes.get(*self.producers.get(value)?)
     }

@@ -86,7 +86,6 @@ struct WeightSource {
     length: u64,
 }
 
-/// Writer of the data file.
 struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,

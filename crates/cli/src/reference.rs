@@ -31,7 +31,6 @@ impl SharedOptions {
     }
 }
 
-/// Returns the page.
 fn page() -> String {
     let everywhere = SharedOptions::new("Options of every command", &Args::command());
     let mut shared = [

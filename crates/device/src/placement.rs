@@ -67,15 +67,6 @@ impl Placement {
             .collect();
     }
 
-    /// Returns the number of nodes for each provider.
-    pub fn nodes_per_ep(&self) -> BTreeMap<Ep, usize> {
-        let mut counts = BTreeMap::new();
-        for node in &self.nodes {
-            *counts.entry(node.ep).or_default() += 1;
-        }
-        counts
-    }
-
     /// Returns the number of nodes for each provider and operator type.
     pub fn ops_per_ep(&self) -> BTreeMap<Ep, BTreeMap<&str, usize>> {
         let mut counts: BTreeMap<Ep, BTreeMap<&str, usize>> = BTreeMap::new();
@@ -180,7 +171,6 @@ mod tests {
         let nodes =
             vec![node(Ep::Cpu, "Add"), node(Ep::Qnn, "MatMul"), node(Ep::Cpu, "Mul"), node(Ep::Cpu, "Add")];
         let placement = Placement { nodes, ..Placement::default() };
-        assert_eq!(placement.nodes_per_ep(), BTreeMap::from([(Ep::Cpu, 3), (Ep::Qnn, 1)]));
         let cpu = BTreeMap::from([("Add", 2), ("Mul", 1)]);
         assert_eq!(
             placement.ops_per_ep(),

@@ -50,12 +50,12 @@ impl RopeSwitch {
     }
 
     /// Returns the set for a sequence of `length` tokens.
-    fn of(&self, length: usize) -> RopeFactors {
+    fn factors_for(&self, length: usize) -> RopeFactors {
         if length > self.at { RopeFactors::Long } else { RopeFactors::Short }
     }
 
     /// Returns the number of tokens after the first `at` that need the same set as the first of them.
-    pub(crate) fn alike(&self, at: usize) -> usize {
+    pub(crate) fn tokens_with_same_factors(&self, at: usize) -> usize {
         if at < self.at { self.at - at } else { usize::MAX }
     }
 
@@ -78,7 +78,7 @@ impl RopeSwitch {
                     if last || span.logits == LogitRows::All { span.logits } else { LogitRows::Nothing };
                 self.prepare(span.slot, span.at, &tokens[..start], part.len(), &mut rewritten)?;
                 rewritten.plan.push(span.slot, span.at + start, part, logits);
-                rewritten.factors.push(self.of(span.at + start + part.len()));
+                rewritten.factors.push(self.factors_for(span.at + start + part.len()));
             }
         }
         Ok(rewritten)
@@ -94,7 +94,7 @@ impl RopeSwitch {
         count: usize,
         rewritten: &mut RewrittenPlan,
     ) -> Result<(), StepError> {
-        let wanted = self.of(at + new.len() + count);
+        let wanted = self.factors_for(at + new.len() + count);
         let held = &mut self.slots[slot.index()];
         if held.factors == Some(wanted) || at + new.len() == 0 {
             held.factors = Some(wanted);
@@ -120,7 +120,7 @@ impl RopeSwitch {
     /// Records that a plan has run, and keeps the memory of `rewritten` for reuse.
     pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan) {
         for span in &plan.spans {
-            let factors = self.of(span.at + span.tokens.len());
+            let factors = self.factors_for(span.at + span.tokens.len());
             let held = &mut self.slots[span.slot.index()];
             if held.tokens.len() == span.at {
                 held.tokens.extend_from_slice(plan.tokens_of(span));
@@ -137,7 +137,7 @@ impl RopeSwitch {
     /// cannot be computed again.
     pub(crate) fn check_kept(&self, slot: SlotId, length: usize) -> Result<(), StepError> {
         let held = &self.slots[slot.index()];
-        let is_known = held.tokens.len() >= length || held.factors == Some(self.of(length));
+        let is_known = held.tokens.len() >= length || held.factors == Some(self.factors_for(length));
         if is_known { Ok(()) } else { Err(StepError::CannotRewind) }
     }
 
@@ -148,7 +148,7 @@ impl RopeSwitch {
 
     /// Prepares a slot to receive the keys of tokens `at` to `length` from an executor with `length` tokens.
     pub(crate) fn hand_over(&mut self, slot: SlotId, at: usize, length: usize) -> Result<(), StepError> {
-        let factors = self.of(length);
+        let factors = self.factors_for(length);
         let held = &mut self.slots[slot.index()];
         if at > 0 && held.factors != Some(factors) {
             let reason = format!(

@@ -61,7 +61,7 @@ struct SideSlot {
     /// Number of the sequence's first tokens that this side certainly has.
     length: usize,
     /// The slot may have more tokens, left by a failure.
-    soiled: bool,
+    is_uncertain: bool,
 }
 
 const PREFILL: usize = 0;
@@ -121,8 +121,8 @@ impl SplitExecutor {
 
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.length(slot))?;
-        let soiled = |slot: SlotId| self.sides.iter().any(|side| side.slots[slot.index()].soiled);
-        match plan.spans.iter().find(|span| soiled(span.slot)) {
+        let is_uncertain = |slot: SlotId| self.sides.iter().any(|side| side.slots[slot.index()].is_uncertain);
+        match plan.spans.iter().find(|span| is_uncertain(span.slot)) {
             Some(span) => {
                 Err(StepError::bad_plan(format!("slot {} failed and was not truncated", span.slot.0)))
             }
@@ -143,7 +143,7 @@ impl SplitExecutor {
     }
 
     /// Empties all slots of both sides if `error` is the loss of a device, which has emptied the slots of one side.
-    fn forget(&mut self, error: StepError) -> StepError {
+    fn empty_if_lost(&mut self, error: StepError) -> StepError {
         if !matches!(error, StepError::Lost { .. }) {
             return error;
         }
@@ -205,7 +205,7 @@ impl Side {
     fn step(&mut self) -> Result<(), StepError> {
         let Self { executor, slots, plan } = self;
         for span in &plan.spans {
-            slots[span.slot.index()].soiled = true;
+            slots[span.slot.index()].is_uncertain = true;
         }
         let (found, expected) = (executor.step(plan)?.rows(), plan.logits_rows());
         if found != expected {
@@ -213,7 +213,7 @@ impl Side {
             return Err(StepError::Device { message });
         }
         for span in &plan.spans {
-            slots[span.slot.index()] = SideSlot { length: span.at + span.tokens.len(), soiled: false };
+            slots[span.slot.index()] = SideSlot { length: span.at + span.tokens.len(), is_uncertain: false };
         }
         Ok(())
     }
@@ -222,16 +222,16 @@ impl Side {
         let held = &mut self.slots[slot.index()];
         let outcome = self.executor.write_kv(slot, at, block);
         match &outcome {
-            Ok(()) => *held = SideSlot { length: at + block.tokens(), soiled: false },
+            Ok(()) => *held = SideSlot { length: at + block.tokens(), is_uncertain: false },
             Err(StepError::BadPlan { .. }) => {}
-            Err(_) => *held = SideSlot { length: at.min(held.length), soiled: true },
+            Err(_) => *held = SideSlot { length: at.min(held.length), is_uncertain: true },
         }
         outcome
     }
 
     /// Copies those of the tokens that this side has.
     fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
-        self.cut(copy.to, copy.tokens.start)?;
+        self.truncate_or_empty(copy.to, copy.tokens.start)?;
         let own = self.slots[copy.to.index()].length;
         let end = self.slots[copy.from.index()].length.min(copy.tokens.end);
         if own >= end {
@@ -240,15 +240,15 @@ impl Side {
         let outcome = self.executor.copy_kv(&KvCopy { tokens: own..end, ..copy.clone() });
         let held = &mut self.slots[copy.to.index()];
         match &outcome {
-            Ok(()) => *held = SideSlot { length: end, soiled: false },
+            Ok(()) => *held = SideSlot { length: end, is_uncertain: false },
             Err(StepError::BadPlan { .. }) => {}
-            Err(_) => held.soiled = true,
+            Err(_) => held.is_uncertain = true,
         }
         outcome
     }
 
     /// Keeps at most the first `length` tokens, or none if the device cannot rewind.
-    fn cut(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
+    fn truncate_or_empty(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
         match self.truncate(slot, length) {
             Err(StepError::CannotRewind) => self.truncate(slot, 0),
             outcome => outcome,
@@ -258,10 +258,10 @@ impl Side {
     /// Keeps at most the first `length` tokens.
     fn truncate(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
         let held = &mut self.slots[slot.index()];
-        if held.length > length || held.soiled {
+        if held.length > length || held.is_uncertain {
             let kept = held.length.min(length);
             self.executor.truncate(slot, kept)?;
-            *held = SideSlot { length: kept, soiled: false };
+            *held = SideSlot { length: kept, is_uncertain: false };
         }
         Ok(())
     }
@@ -274,7 +274,7 @@ impl Executor for SplitExecutor {
 
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.check(plan)?;
-        self.run(plan).map_err(|error| self.forget(error))
+        self.run(plan).map_err(|error| self.empty_if_lost(error))
     }
 
     fn logits(&self) -> Logits<'_> {
@@ -289,23 +289,23 @@ impl Executor for SplitExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
-        let mut stuck = [false; 2];
-        for (side, stuck) in self.sides.iter_mut().zip(&mut stuck) {
+        let mut cannot_rewind = [false; 2];
+        for (side, cannot) in self.sides.iter_mut().zip(&mut cannot_rewind) {
             match side.truncate(slot, len) {
-                Err(StepError::CannotRewind) => *stuck = true,
+                Err(StepError::CannotRewind) => *cannot = true,
                 outcome => outcome?,
             }
         }
-        let kept = |(side, stuck): (&Side, &bool)| !stuck && side.slots[slot.index()].length == len;
-        if stuck == [false; 2] {
+        let kept = |(side, cannot): (&Side, &bool)| !cannot && side.slots[slot.index()].length == len;
+        if cannot_rewind == [false; 2] {
             return Ok(());
         }
-        if !self.sides.iter().zip(&stuck).any(kept) {
+        if !self.sides.iter().zip(&cannot_rewind).any(kept) {
             return Err(StepError::CannotRewind);
         }
         // A side that cannot rewind empties the slot. The other side hands the tokens over again when they are needed.
-        let mut forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
-        forgetful.try_for_each(|(side, _)| side.truncate(slot, 0))
+        let mut emptied = self.sides.iter_mut().zip(cannot_rewind).filter(|(_, cannot)| *cannot);
+        emptied.try_for_each(|(side, _)| side.truncate(slot, 0))
     }
 
     fn verify_limit(&self, at: usize) -> usize {
@@ -329,8 +329,8 @@ impl Executor for SplitExecutor {
             return Err(StepError::bad_plan(format!("expected {expected}, found {found} at {at}")));
         }
         let write = self.hand_over(DECODE, slot, at).and_then(|()| self.sides[DECODE].write(slot, at, block));
-        write.map_err(|error| self.forget(error))?;
-        self.sides[PREFILL].cut(slot, at)
+        write.map_err(|error| self.empty_if_lost(error))?;
+        self.sides[PREFILL].truncate_or_empty(slot, at)
     }
 
     fn portable_length(&self) -> usize {
@@ -346,7 +346,7 @@ impl Executor for SplitExecutor {
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         let outcome = self.sides.iter_mut().try_for_each(|side| side.copy(copy));
-        outcome.map_err(|error| self.forget(error))
+        outcome.map_err(|error| self.empty_if_lost(error))
     }
 }
 

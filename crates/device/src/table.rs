@@ -194,7 +194,6 @@ impl Table {
         Ok(Self { rows: table.rows, cols: table.cols, data })
     }
 
-    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -204,7 +203,6 @@ impl Table {
         self.cols
     }
 
-    /// Adds row `row` to `out`.
     pub(crate) fn add_row(&self, row: usize, out: &mut [f32]) {
         self.each(row, out, |out, value| *out += value);
     }

@@ -94,5 +94,5 @@ fn wrong_batches_are_refused() {
 #[test]
 fn every_node_runs_on_the_cpu() {
     let encoder = encoder(Scheme::W8);
-    assert_eq!(encoder.placement().nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+    assert_eq!(encoder.placement().ops_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
 }

@@ -316,7 +316,7 @@ fn every_node_runs_on_the_cpu() {
     let package = Package::llama(Scheme::W8);
     let executor = package.executor();
     let placement = &executor.placements()[0].placement;
-    assert_eq!(placement.nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+    assert_eq!(placement.ops_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
     let ops = &placement.ops_per_ep()[&Ep::Cpu];
     assert_eq!(ops.get("Attention"), Some(&LAYERS), "{ops:?}");
     assert_eq!(ops.values().sum::<usize>(), placement.nodes.len());

@@ -241,7 +241,7 @@ fn changed_graphs_run_whole_under_htp_emulation() {
     let device = Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]));
     let whole = |placements: &[GraphPlacement]| {
         for GraphPlacement { graph, placement } in placements {
-            let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+            let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
             assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
         }
     };

@@ -87,7 +87,7 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         let placements = emulated.placements();
         assert_eq!(placements.len(), 3);
         for GraphPlacement { graph, placement } in placements {
-            let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+            let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
             assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
         }
     }
@@ -104,7 +104,7 @@ fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
     let placements = emulated.placements();
     assert_eq!(placements.len(), 5, "two parts for one token, two for eight, and the head");
     for GraphPlacement { graph, placement } in placements {
-        let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
         assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
     }
 }
@@ -158,7 +158,7 @@ fn family_under_emulation(device: &Device, family: &str, scheme: Scheme, chunk: 
     let expected = in_chunks(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens, chunk);
     let mut emulated = open(&package, device, Form::Graph).unwrap();
     for GraphPlacement { graph, placement } in emulated.placements() {
-        let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+        let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
         assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{family} {scheme} {graph}");
     }
     let found = in_chunks(&mut emulated, &tokens, chunk);
@@ -212,7 +212,7 @@ fn prefill_under_htp_emulation_and_decode_on_the_cpu_agree_with_the_cpu() {
     let tokens = prompt(8, 13);
     let expected = logits(&mut package.executor(), &tokens);
     let emulated = open(&package, &emulation(&[QnnChip::XElite]), Form::Graph).unwrap();
-    let whole = |found: &GraphPlacement| found.placement.nodes_per_ep().into_keys().eq([Ep::Qnn]);
+    let whole = |found: &GraphPlacement| found.placement.ops_per_ep().into_keys().eq([Ep::Qnn]);
     assert!(emulated.placements().iter().all(whole));
     let options = SplitOptions { break_even: 0 };
     let mut split = SplitExecutor::new(Box::new(emulated), Box::new(package.executor()), options).unwrap();
@@ -244,7 +244,7 @@ fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
             let texts = texts(&inputs);
             let mut emulated = open_encoder(&package, &device);
             for GraphPlacement { graph, placement } in emulated.placements() {
-                let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+                let places: Vec<Ep> = placement.ops_per_ep().into_keys().collect();
                 assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{what} {graph}");
             }
             let (found, expected) =

@@ -78,7 +78,7 @@ fn logits_are_those_of_variant_a_however_tokens_are_cut() {
             }
         }
         for GraphPlacement { graph, placement } in executor.placements() {
-            assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Cpu], "{graph}");
+            assert_eq!(placement.ops_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Cpu], "{graph}");
         }
     }
 }

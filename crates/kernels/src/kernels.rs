@@ -210,7 +210,6 @@ impl Kernels {
         self.floats.run(FloatMatMul { input, weights, columns, out });
     }
 
-    /// Runs a float operation.
     pub(crate) fn run_floats<O: Operation>(&self, operation: O) -> O::Output {
         self.floats.run(operation)
     }

@@ -85,7 +85,6 @@ impl Listener {
         }
     }
 
-    /// Returns the address.
     pub(crate) fn address(&self) -> io::Result<ServerAddress> {
         match self {
             Self::Tcp(listener) | Self::Tls(listener, _) => listener.local_addr().map(ServerAddress::Tcp),
@@ -123,7 +122,6 @@ struct ConnectionPermits {
     open: Arc<Mutex<OpenConnections>>,
 }
 
-/// The open connections by number.
 #[derive(Default)]
 struct OpenConnections {
     next: u64,

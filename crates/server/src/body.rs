@@ -187,7 +187,7 @@ impl BodyReader<'_> {
             };
             let Some(part) = part else { break };
             let part = part.map_err(|error| {
-                ApiError::plain(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+                ApiError::plain(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
             })?;
             if bytes.len() + part.len() > MAX_BODY_BYTES {
                 return Err(too_large());
@@ -232,7 +232,7 @@ fn too_slow(limit: Duration) -> ApiError {
 }
 
 fn evicted() -> ApiError {
-    let message = "the body came too slowly while other requests waited for its memory; send it again";
+    let message = "the body arrived too slowly while other requests waited for memory; send it again";
     ApiError::plain(StatusCode::REQUEST_TIMEOUT, message)
 }
 
@@ -268,7 +268,7 @@ pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiErro
         match missing_field(&inner.to_string()) {
             Some(field) => {
                 let field = if path == "." { field } else { format!("{path}.{field}") };
-                ApiError::bad_request(field.clone(), format!("{field} is required"))
+                ApiError::required(&field)
             }
             None if path != "." => {
                 let problem = negative_count(&path, &inner.to_string()).unwrap_or_else(|| inner.to_string());

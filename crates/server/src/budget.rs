@@ -80,24 +80,24 @@ struct Pool {
 pub(crate) struct AnswerMemory {
     budget: BodyBudget,
     share: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
-    parts: Arc<Mutex<AnswerParts>>,
+    parts: Arc<Mutex<GeneratedMemory>>,
 }
 
 /// Parts of an answer that were generated, and wait for its client or for the rest of the answer.
 #[derive(Debug, Default)]
-struct AnswerParts {
+struct GeneratedMemory {
     bytes: usize,
     share: Option<OwnedSemaphorePermit>,
 }
 
-impl AnswerParts {
+impl GeneratedMemory {
     /// Returns the permits that this number of bytes needs. A few bytes need none.
     fn needed(bytes: usize) -> usize {
         bytes.saturating_sub(STREAM_BYTES).div_ceil(UNIT)
     }
 
     fn reserved(&self) -> usize {
-        self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+        permits(&self.share)
     }
 }
 
@@ -134,8 +134,8 @@ impl Pool {
         Self { small, large, small_bytes, full }
     }
 
-    /// Returns the part for shares of this size.
-    fn part(&self, bytes: usize) -> &Arc<Semaphore> {
+    /// Returns the semaphore for shares of this size.
+    fn semaphore_for(&self, bytes: usize) -> &Arc<Semaphore> {
         if bytes <= self.small_bytes { &self.small } else { &self.large }
     }
 }
@@ -186,7 +186,7 @@ impl BodyBudget {
 
     /// Reserves the share of values as [`Self::reserve_values`] does, if there is room. Returns true if there was.
     pub(crate) fn try_reserve_values(&self, held: &Reservation, bytes: usize) -> bool {
-        let share = self.values.part(bytes).clone().try_acquire_many_owned(units(bytes));
+        let share = self.values.semaphore_for(bytes).clone().try_acquire_many_owned(units(bytes));
         share.map(|share| held.0.lock().others.push(share)).is_ok()
     }
 
@@ -205,7 +205,7 @@ impl BodyBudget {
     }
 
     async fn share(&self, pool: &Pool, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        match timeout(self.wait, pool.part(bytes).clone().acquire_many_owned(units(bytes))).await {
+        match timeout(self.wait, pool.semaphore_for(bytes).clone().acquire_many_owned(units(bytes))).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) | Err(_) => Err(ApiError::overloaded(pool.full, self.wait)),
         }
@@ -231,20 +231,20 @@ impl AnswerMemory {
     }
 
     fn reserved(&self) -> usize {
-        self.share.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+        permits(&self.share.lock())
     }
 
     /// Adds the memory of a generated part. Never waits.
     ///
     /// # Errors
     /// The message of the error if there is no room for the part.
-    pub(crate) fn add_part(&self, bytes: usize) -> Result<(), &'static str> {
+    pub(crate) fn add_generated(&self, bytes: usize) -> Result<(), &'static str> {
         let mut parts = self.parts.lock();
         let total = parts.bytes.saturating_add(bytes);
         if total > BUDGET_BYTES[1] {
             return Err(TOO_LARGE_ANSWER);
         }
-        let more = AnswerParts::needed(total).saturating_sub(parts.reserved());
+        let more = GeneratedMemory::needed(total).saturating_sub(parts.reserved());
         if more > 0 {
             let found = self.budget.parts.clone().try_acquire_many_owned(more as u32);
             let found = found.map_err(|_| NO_ROOM_TO_ANSWER)?;
@@ -258,10 +258,10 @@ impl AnswerMemory {
     }
 
     /// Removes the memory of a part, or of some of it.
-    pub(crate) fn remove_part(&self, bytes: usize) {
+    pub(crate) fn remove_generated(&self, bytes: usize) {
         let mut parts = self.parts.lock();
         parts.bytes = parts.bytes.saturating_sub(bytes);
-        let unneeded = parts.reserved().saturating_sub(AnswerParts::needed(parts.bytes));
+        let unneeded = parts.reserved().saturating_sub(GeneratedMemory::needed(parts.bytes));
         if let Some(share) = parts.share.as_mut().filter(|_| unneeded > 0) {
             drop(share.split(unneeded));
         }
@@ -272,11 +272,11 @@ impl AnswerMemory {
     ///
     /// # Errors
     /// 429 if the share was too small and there is no room for more. The answer would hold memory while it waits.
-    pub(crate) fn fit(&self, length: Option<usize>) -> Result<(), ApiError> {
+    pub(crate) fn resize_to(&self, length: Option<usize>) -> Result<(), ApiError> {
         // A whole answer has replaced its parts.
         let parts = length.map(|_| mem::take(&mut *self.parts.lock()));
         let mut share = self.share.lock();
-        let reserved = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let reserved = permits(&share);
         let bytes = length.map_or(STREAM_BYTES, |length| length.saturating_mul(BYTES_PER_WRITTEN));
         let needed = units(bytes.min(BUDGET_BYTES[1])) as usize;
         if let Some(share) = share.as_mut().filter(|_| needed <= reserved) {
@@ -284,10 +284,10 @@ impl AnswerMemory {
             drop(share.split(unneeded));
             return Ok(());
         }
-        // A share of the other part may be in the way of this one.
+        // Released first, because it may come from the other semaphore.
         drop(share.take());
         let Self { budget: BodyBudget { answers, wait, .. }, .. } = self;
-        let found = answers.part(needed * UNIT).clone().try_acquire_many_owned(needed as u32);
+        let found = answers.semaphore_for(needed * UNIT).clone().try_acquire_many_owned(needed as u32);
         // The memory of the parts covers the answer, which has their texts.
         let of_parts = parts.filter(|parts| MAX_ANSWER_TO_PARTS * parts.bytes >= needed * UNIT);
         let of_parts = of_parts.and_then(|parts| parts.share);
@@ -303,6 +303,10 @@ impl Reservation {
         let unneeded = body.num_permits().saturating_sub(units(2 * length) as usize);
         drop(body.split(unneeded));
     }
+}
+
+fn permits(share: &Option<OwnedSemaphorePermit>) -> usize {
+    share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
 }
 
 /// Returns the permits for bytes within a budget.
@@ -391,19 +395,19 @@ mod tests {
         first.reserve(100 << 20).await.unwrap();
         assert_eq!(second.reserve(100 << 20).await.unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
         // The answer is shorter than expected.
-        first.fit(Some(10 << 20)).unwrap();
+        first.resize_to(Some(10 << 20)).unwrap();
         assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], BUDGET_BYTES[1] - (20 << 20)]);
         second.reserve(100 << 20).await.unwrap();
         // An answer without a share gets one at once or is refused; small ones do not wait for large ones.
-        let refused = answer().fit(Some(10 << 20)).unwrap_err();
+        let refused = answer().resize_to(Some(10 << 20)).unwrap_err();
         assert!(refused.message().contains("memory for answers"), "{}", refused.message());
-        answer().fit(Some(1000)).unwrap();
+        answer().resize_to(Some(1000)).unwrap();
         drop((first, second));
         assert_eq!(free_for_answers(&budget), BUDGET_BYTES);
         // One beyond the budget takes all of it.
         let all = answer();
         all.reserve(usize::MAX).await.unwrap();
-        all.fit(Some(BUDGET_BYTES[1])).unwrap();
+        all.resize_to(Some(BUDGET_BYTES[1])).unwrap();
         assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], 0]);
     }
 
@@ -413,20 +417,20 @@ mod tests {
         let free = || budget.parts.available_permits() * UNIT;
         let (first, second) = (AnswerMemory::new(&budget), AnswerMemory::new(&budget));
         // Short answers need no share.
-        first.add_part(STREAM_BYTES / 2).unwrap();
-        first.add_part(STREAM_BYTES / 2).unwrap();
+        first.add_generated(STREAM_BYTES / 2).unwrap();
+        first.add_generated(STREAM_BYTES / 2).unwrap();
         assert_eq!(free(), BUDGET_BYTES[1]);
-        first.add_part(100 << 20).unwrap();
-        assert_eq!(second.add_part(100 << 20), Err(NO_ROOM_TO_ANSWER));
-        second.add_part(10 << 20).unwrap();
+        first.add_generated(100 << 20).unwrap();
+        assert_eq!(second.add_generated(100 << 20), Err(NO_ROOM_TO_ANSWER));
+        second.add_generated(10 << 20).unwrap();
         assert_eq!(free(), BUDGET_BYTES[1] - (110 << 20) + STREAM_BYTES);
-        first.remove_part(100 << 20);
-        second.add_part(100 << 20).unwrap();
+        first.remove_generated(100 << 20);
+        second.add_generated(100 << 20).unwrap();
         // The whole answer replaces its parts.
-        second.fit(Some(1000)).unwrap();
+        second.resize_to(Some(1000)).unwrap();
         assert_eq!(free(), BUDGET_BYTES[1]);
-        assert_eq!(first.add_part(BUDGET_BYTES[1]), Err(TOO_LARGE_ANSWER));
-        assert_eq!(first.add_part(usize::MAX), Err(TOO_LARGE_ANSWER));
+        assert_eq!(first.add_generated(BUDGET_BYTES[1]), Err(TOO_LARGE_ANSWER));
+        assert_eq!(first.add_generated(usize::MAX), Err(TOO_LARGE_ANSWER));
         drop((first, second));
         assert_eq!((free(), free_for_answers(&budget)), (BUDGET_BYTES[1], BUDGET_BYTES));
     }
@@ -440,8 +444,8 @@ mod tests {
         let waits = tokio::spawn(async move { waiting.reserve(BUDGET_BYTES[1]).await });
         tokio::task::yield_now().await;
         let generated = AnswerMemory::new(&budget);
-        generated.add_part(4 << 20).unwrap();
-        generated.fit(Some(4 << 20)).unwrap();
+        generated.add_generated(4 << 20).unwrap();
+        generated.resize_to(Some(4 << 20)).unwrap();
         assert_eq!(budget.parts.available_permits() * UNIT, BUDGET_BYTES[1] - (4 << 20) + STREAM_BYTES);
         waits.abort();
     }
@@ -452,12 +456,12 @@ mod tests {
         let reserved = AnswerMemory::new(&budget);
         reserved.reserve(1 << 20).await.unwrap();
         reserved.reserve(0).await.unwrap();
-        reserved.fit(None).unwrap();
+        reserved.resize_to(None).unwrap();
         assert_eq!(free_for_answers(&budget), [BUDGET_BYTES[0], BUDGET_BYTES[1] - (1 << 20)]);
         let mut streams = Vec::new();
         let refused = loop {
             let stream = AnswerMemory::new(&budget);
-            match stream.fit(None) {
+            match stream.resize_to(None) {
                 Ok(()) => streams.push(stream),
                 Err(error) => break error,
             }

@@ -16,7 +16,6 @@ const FALLBACK: &str = "x-narthex-fallback";
 /// Maximum length of the reasons: clients and proxies limit their headers.
 const MAX_REASONS: usize = 1024;
 
-/// Returns a response with the headers.
 pub(crate) fn with_device_headers(ran_on: &AnsweringDevice, response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
     let headers = response.headers_mut();

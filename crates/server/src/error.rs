@@ -61,7 +61,6 @@ struct OpenAiError {
     code: Option<&'static str>,
 }
 
-/// Returns the status for a kind of error.
 fn status(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
@@ -90,6 +89,11 @@ impl ApiError {
             retry_after: None,
             overlong: None,
         }
+    }
+
+    /// Creates the error of a missing parameter.
+    pub(crate) fn required(param: &str) -> Self {
+        Self::bad_request(param, format!("{param} is required"))
     }
 
     /// Creates an error that is not about a single parameter.
@@ -162,7 +166,6 @@ impl ApiError {
         self.overlong.is_some()
     }
 
-    /// Returns the JSON body.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn body(&self) -> serde_json::Value {
         serde_json::json!(self.typed_body())

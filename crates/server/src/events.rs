@@ -76,7 +76,7 @@ impl GenerationSink for ChannelSink {
     fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
         let content = content_bytes(&event);
         // The end of an answer is delivered in any case.
-        let refusal = self.memory.add_part(EVENT_BYTES + content).err().filter(|_| content > 0);
+        let refusal = self.memory.add_generated(EVENT_BYTES + content).err().filter(|_| content > 0);
         if let Some(message) = refusal {
             tracing::debug!(message, "an answer ends early");
             event = GenerationEvent::Failed { message: message.to_owned() };
@@ -92,9 +92,8 @@ impl GenerationSink for ChannelSink {
         drop(backlog);
         match self.sender.send(event) {
             Ok(()) if refusal.is_none() => ControlFlow::Continue(()),
-            Ok(()) => ControlFlow::Break(()),
-            // The client disconnected, which dropped the receiver.
-            Err(_) => ControlFlow::Break(()),
+            // The part was refused, or the client disconnected, which dropped the receiver.
+            Ok(()) | Err(_) => ControlFlow::Break(()),
         }
     }
 
@@ -132,7 +131,7 @@ impl EventReceiver {
 
     /// Returns the next event. The text of an error is short and without credentials, for every protocol.
     async fn next(&mut self) -> Option<GenerationEvent> {
-        self.memory.remove_part(mem::take(&mut self.taken));
+        self.memory.remove_generated(mem::take(&mut self.taken));
         let mut event = self.receiver.recv().await?;
         let content = content_bytes(&event);
         if let GenerationEvent::Failed { message } = &mut event {
@@ -143,7 +142,7 @@ impl EventReceiver {
         backlog.since = Instant::now();
         let is_stream = backlog.limit.is_some();
         drop(backlog);
-        self.memory.remove_part(EVENT_BYTES);
+        self.memory.remove_generated(EVENT_BYTES);
         if is_stream && !self.retains {
             self.taken = content;
         }

@@ -24,7 +24,6 @@ pub(crate) const CALLER_FIELDS: &[&str] = &[
 pub(crate) struct IgnoredParameters(Vec<&'static str>);
 
 impl IgnoredParameters {
-    /// Returns the names.
     #[cfg(test)]
     pub(crate) fn names(&self) -> &[&'static str] {
         &self.0

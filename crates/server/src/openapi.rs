@@ -145,7 +145,7 @@ impl Operation {
             ("401", "The API key is missing or unknown", true),
             ("403", "The caller, host or origin may not do this", true),
             ("404", "The model or object does not exist", names_something),
-            ("408", "The body came too slowly", has_body),
+            ("408", "The body arrived too slowly", has_body),
             ("413", "The body is too large", has_body),
             ("415", "The body has an unsupported encoding", has_body),
             ("429", "A limit of the key or of the server is reached; try again later", true),

@@ -13,7 +13,6 @@ use axum::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     OpenAi,

@@ -138,28 +138,22 @@ impl Reply {
 
 /// Adds an event to its choice.
 fn add(choices: &mut [Choice], event: GenerationEvent) {
+    use GenerationEvent::{Done, Failed, Finished, Reasoning, Started, Text, ToolCall};
+
+    let index = match &event {
+        Text { choice, .. }
+        | Reasoning { choice, .. }
+        | ToolCall { choice, .. }
+        | Finished { choice, .. } => *choice,
+        Started { .. } | Done(_) | Failed { .. } => return,
+    };
+    let Some(choice) = choices.get_mut(index) else { return };
     match event {
-        GenerationEvent::Text { choice, text, tokens } => {
-            if let Some(choice) = choices.get_mut(choice) {
-                choice.add_text(text, tokens);
-            }
-        }
-        GenerationEvent::Reasoning { choice, text } => {
-            if let Some(choice) = choices.get_mut(choice) {
-                choice.reasoning.push_str(&text);
-            }
-        }
-        GenerationEvent::ToolCall { choice, delta } => {
-            if let Some(choice) = choices.get_mut(choice) {
-                choice.add_call(delta);
-            }
-        }
-        GenerationEvent::Finished { choice, reason } => {
-            if let Some(choice) = choices.get_mut(choice) {
-                choice.end(reason);
-            }
-        }
-        GenerationEvent::Started { .. } | GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => {}
+        Text { text, tokens, .. } => choice.add_text(text, tokens),
+        Reasoning { text, .. } => choice.reasoning.push_str(&text),
+        ToolCall { delta, .. } => choice.add_call(delta),
+        Finished { reason, .. } => choice.end(reason),
+        Started { .. } | Done(_) | Failed { .. } => {}
     }
 }
 

@@ -326,7 +326,7 @@ async fn hold_answer(app: App, request: Request, next: Next) -> Result<Response,
         return Ok(response);
     }
     let length = response.body().size_hint().exact();
-    app.answer.fit(length.map(|length| usize::try_from(length).unwrap_or(usize::MAX)))?;
+    app.answer.resize_to(length.map(|length| usize::try_from(length).unwrap_or(usize::MAX)))?;
     Ok(hold_until_sent(app.answer, response))
 }
 

@@ -27,7 +27,6 @@ impl ListElement for String {
 }
 
 impl TextOrList<String> {
-    /// Returns the texts.
     pub(crate) fn into_texts(self) -> Vec<String> {
         match self {
             Self::Text(text) => vec![text],

@@ -803,7 +803,7 @@ fn the_input_of_a_custom_tool_follows_its_grammar() {
     let answer = live.post("/v1/responses", &json!({"model": model, "input": "the cat", "tools": [tool]}));
     let error = answer.json()["error"].clone();
     assert_eq!((answer.status, &error["param"]), (400, &json!("tools")), "{error}");
-    let expect = "tool patch: the rule start cannot be enforced: it refers to itself";
+    let expect = "tool patch: the rule start cannot be enforced: recursive rules are not supported";
     assert!(error["message"].as_str().unwrap().contains(expect), "{error}");
 }
 

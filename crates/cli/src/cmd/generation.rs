@@ -18,7 +18,6 @@ use narthex_mcp::rounds::WrittenCall;
 
 use crate::{args::GenerateArgs, interrupt, output, render};
 
-/// A printed answer.
 pub(super) struct PrintedAnswer {
     pub(super) text: String,
     pub(super) reasoning: String,

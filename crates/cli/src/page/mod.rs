@@ -16,7 +16,6 @@ th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #d5dce
 overflow-wrap:anywhere}figure{margin:1.5rem 0}figcaption{font-weight:600}svg{width:100%;height:auto}\
 svg text{font:13px system-ui,sans-serif}svg text.name{text-anchor:end}rect{fill:#5b8db8}line{stroke:#1c2733}";
 
-/// Returns the page.
 pub(crate) fn page(report: &Comparison) -> String {
     let title = format!("{} ({}) on {}", report.model, report.scheme, report.machine.cpu);
     let mut text = format!(

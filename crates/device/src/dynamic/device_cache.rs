@@ -27,7 +27,6 @@ pub(super) struct DeviceKvCache {
     memory: DeviceMemory,
 }
 
-/// Tensors of a slot.
 #[derive(Default)]
 struct SlotTensors {
     length: usize,

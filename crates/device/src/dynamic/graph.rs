@@ -36,7 +36,6 @@ impl AngleTables {
     }
 }
 
-/// One run of the graph.
 pub(super) struct GraphRun<'a> {
     /// Number of rows in the batch.
     pub(super) batch: usize,
@@ -52,7 +51,6 @@ pub(super) struct GraphRun<'a> {
     pub(super) angles: Option<&'a mut AngleTables>,
     /// Output of the head, of shape `[logits_rows, width]`.
     pub(super) logits: &'a mut [f32],
-    /// Number of rows of logits.
     pub(super) logits_rows: usize,
 }
 

@@ -52,7 +52,6 @@ impl Layer {
         RowShape { heads: self.layout.heads, capacity, head_size: self.layout.row_elements() }
     }
 
-    /// Returns the shape of a row in bytes.
     fn row_bytes(&self, capacity: usize) -> RowShape {
         let row = self.row(capacity);
         RowShape { head_size: row.head_size * self.layout.dtype.size(), ..row }

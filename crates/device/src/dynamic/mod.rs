@@ -350,7 +350,7 @@ impl Executor for DynamicExecutor {
     fn verify_limit(&self, at: usize) -> usize {
         let is_whole =
             self.steps == Steps::Any && self.prompt.as_ref().is_none_or(|prompt| at <= prompt.past);
-        let alike = self.long.as_ref().map_or(usize::MAX, |long| long.switch.alike(at));
+        let alike = self.long.as_ref().map_or(usize::MAX, |long| long.switch.tokens_with_same_factors(at));
         if is_whole { self.limits.chunk.min(alike) } else { 1 }
     }
 

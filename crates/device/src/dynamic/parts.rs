@@ -23,7 +23,6 @@ use crate::{
     vocab_subset::VocabSubset,
 };
 
-/// A loaded graph.
 pub(super) struct LoadedGraph {
     pub(super) file: String,
     pub(super) names: DecoderNames,

@@ -146,32 +146,24 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
 
 #[cfg(target_arch = "x86_64")]
 fn features() -> Vec<&'static str> {
-    let mut found = Vec::new();
-    let mut note = |name, has: bool| {
-        if has {
-            found.push(name)
-        }
-    };
-    note("AVX2", is_x86_feature_detected!("avx2"));
-    note("FMA", is_x86_feature_detected!("fma"));
-    note("AVX-VNNI", is_x86_feature_detected!("avxvnni"));
-    note("AVX-512", is_x86_feature_detected!("avx512f"));
-    note("AVX-512-VNNI", is_x86_feature_detected!("avx512vnni"));
-    found
+    let features = [
+        ("AVX2", is_x86_feature_detected!("avx2")),
+        ("FMA", is_x86_feature_detected!("fma")),
+        ("AVX-VNNI", is_x86_feature_detected!("avxvnni")),
+        ("AVX-512", is_x86_feature_detected!("avx512f")),
+        ("AVX-512-VNNI", is_x86_feature_detected!("avx512vnni")),
+    ];
+    features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }
 
 #[cfg(target_arch = "aarch64")]
 fn features() -> Vec<&'static str> {
-    let mut found = Vec::new();
-    let mut note = |name, has: bool| {
-        if has {
-            found.push(name)
-        }
-    };
-    note("NEON", std::arch::is_aarch64_feature_detected!("neon"));
-    note("dot product", std::arch::is_aarch64_feature_detected!("dotprod"));
-    note("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm"));
-    found
+    let features = [
+        ("NEON", std::arch::is_aarch64_feature_detected!("neon")),
+        ("dot product", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm")),
+    ];
+    features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

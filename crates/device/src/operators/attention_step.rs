@@ -149,7 +149,6 @@ impl AttentionStep<'_> {
         }
     }
 
-    /// Returns the number of elements of a row of the cache.
     fn row_elements<T: CacheElement>(&self) -> usize {
         self.attention.head_size + T::AFTER_ROW
     }

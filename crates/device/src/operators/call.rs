@@ -38,7 +38,6 @@ pub(super) struct Member<'a> {
     pub(super) leader: &'a Leader<'a>,
 }
 
-/// An input.
 pub(super) struct Input<'a, T = f32> {
     pub(super) data: &'a [T],
     pub(super) shape: &'a [i64],

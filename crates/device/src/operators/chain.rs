@@ -47,7 +47,6 @@ pub(super) struct Chain {
 pub(super) struct ChainLink {
     /// The node that it was.
     pub(super) node: Node,
-    /// Locations of its inputs.
     pub(super) inputs: Vec<ValueLocation>,
     /// Locations of its outputs. They differ from each other and from those of its inputs.
     pub(super) outputs: Vec<ValueLocation>,

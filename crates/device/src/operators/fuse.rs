@@ -256,7 +256,6 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// Returns a location for a cache.
     fn cache(&mut self, name: &'a str) -> ValueLocation {
         self.caches.push(name.to_owned());
         ValueLocation::Output(MAX_ROWS + self.caches.len() - 1)

@@ -29,7 +29,6 @@ pub(super) const DOWN: &str = "down";
 /// Number of hidden columns that a task computes at once, so that they stay in the cache.
 const HIDDEN_COLUMNS: usize = 256;
 
-/// The operator.
 pub(super) struct GatedMlpOperator {
     pub(super) shared: Arc<Shared>,
 }

@@ -48,7 +48,6 @@ const COLUMN_STEP: usize = 32;
 /// Minimum number of weight bytes of a task, so that its work outweighs its start.
 const MIN_TASK_BYTES: usize = 16 << 10;
 
-/// The operator.
 pub(super) struct LinearOperator {
     pub(super) shared: Arc<Shared>,
 }

@@ -78,7 +78,6 @@ pub(crate) struct OwnOperators {
 pub(crate) struct RewriteOptions<'a> {
     /// Folder with packed weights of an earlier load.
     pub(crate) stored: Option<&'a Path>,
-    /// Number of threads.
     pub(crate) threads: usize,
     /// Precision of the cache of attention, if all nodes that read it are replaced.
     pub(crate) cache: KvPrecision,

@@ -33,12 +33,10 @@ pub(crate) struct Session {
     packs_rows: bool,
 }
 
-/// Options of a session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionOptions<'a> {
     /// Number of threads of each operator on the CPU.
     pub(crate) threads: usize,
-    /// The device.
     pub(crate) device: &'a Device,
     /// Use of the provider's compiled form of the graph.
     pub(crate) context: Context<'a>,

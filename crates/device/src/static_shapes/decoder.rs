@@ -324,7 +324,7 @@ impl Executor for StaticExecutor {
     }
 
     fn verify_limit(&self, at: usize) -> usize {
-        let alike = self.switch.as_ref().map_or(usize::MAX, |switch| switch.alike(at));
+        let alike = self.switch.as_ref().map_or(usize::MAX, |switch| switch.tokens_with_same_factors(at));
         self.limits.chunk.min(alike)
     }
 

@@ -39,7 +39,6 @@ impl AngleInputs {
     }
 }
 
-/// Tokens of one run.
 #[derive(Clone, Copy)]
 pub(super) struct TokenRun<'a> {
     /// Number of tokens before them.

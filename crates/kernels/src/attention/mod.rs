@@ -113,7 +113,6 @@ impl Attend<'_> {
         self.visible(last).start <= block.start && block.end <= self.visible(first).end
     }
 
-    /// Returns one query.
     fn query(&self, index: usize) -> &[f32] {
         let (group, size) = (self.group(), self.attention.head_size);
         &self.queries.rows.row(index / group)[index % group * size..][..size]

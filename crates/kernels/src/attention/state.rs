@@ -33,7 +33,6 @@ impl Sums {
         refill(&mut self.values, queries * padded, 0.0);
     }
 
-    /// Returns the number of queries.
     pub(super) fn queries(&self) -> usize {
         self.peaks.len()
     }

@@ -70,7 +70,6 @@ impl BlockedWeights<'_> {
     }
 }
 
-/// Returns the integer at an index.
 fn integer(bytes: &[u8], bits: Bits, index: usize) -> u8 {
     match bits {
         Bits::Eight => bytes[index],

@@ -162,7 +162,6 @@ pub(crate) struct Tile<'a> {
 }
 
 impl<'a> Tiles<'a> {
-    /// Returns one tile.
     pub(crate) fn tile(&self, index: usize) -> Tile<'a> {
         let blocks = index * self.blocks..(index + 1) * self.blocks;
         Tile {

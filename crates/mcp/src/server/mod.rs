@@ -231,7 +231,6 @@ fn tools() -> Vec<Tool> {
     tools.collect()
 }
 
-/// Returns the result of a call.
 fn result(answer: Result<ToolAnswer, CallError>) -> CallToolResult {
     match answer {
         Ok(ToolAnswer { text, structured }) => {
@@ -243,7 +242,6 @@ fn result(answer: Result<ToolAnswer, CallError>) -> CallToolResult {
     }
 }
 
-/// Returns the result of a call that failed.
 fn failed(message: String, hint: Option<String>) -> CallToolResult {
     let hint = hint.map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
     CallToolResult::error(vec![ContentBlock::text(redact(&format!("{message}{hint}")))])

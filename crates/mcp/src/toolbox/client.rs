@@ -38,7 +38,6 @@ const MAX_TOOLS_MIB: usize = 4;
 /// Maximum bytes of a description.
 const MAX_DESCRIPTION: usize = 4 << 10;
 
-/// The command of a server.
 #[derive(Debug)]
 pub(super) struct ServerCommand {
     line: String,
@@ -183,7 +182,7 @@ pub(super) async fn start(command: ServerCommand, cancel: &Cancel) -> Result<Mcp
     match answered {
         Ok((service, tools)) => Ok(McpClient { line, process, service, tools }),
         Err(reason) => {
-            // The last words of a program that has just ended may still be on their way.
+            // The last output of a program that has just ended may not have been read yet.
             let rest = async {
                 let _ = process.child.wait().await;
                 if let Some(log_task) = log_task {

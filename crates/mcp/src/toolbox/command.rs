@@ -19,7 +19,6 @@ const REST: Duration = Duration::from_millis(500);
 /// Maximum number of bytes of standard error that are kept.
 const MAX_LOG: usize = 4 << 10;
 
-/// A command that is a tool.
 #[derive(Debug)]
 pub(super) struct CommandTool {
     pub(super) program: String,

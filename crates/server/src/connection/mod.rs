@@ -78,11 +78,11 @@ pub(crate) async fn serve(
         async move {
             let begun = begun?;
             let Ok(response) = router.call(request).await;
-            begun.active.answer();
+            begun.active.record_answer_begun();
             // The request is active until its answer is complete.
             let answer = hold_watched(begun, response, |begun, result| match result {
-                PollResult::Next => begun.active.wait_for_client(),
-                PollResult::Pending => begun.active.wait_for_answer(),
+                PollResult::Next => begun.active.record_bytes_ready(),
+                PollResult::Pending => begun.active.record_bytes_taken(),
             });
             Ok::<_, NoRoomForHead>(answer)
         }

@@ -26,13 +26,13 @@ struct Shared {
     limits: Limits,
     /// Becomes true at shutdown.
     stopped: watch::Receiver<bool>,
-    phase: Mutex<Phase>,
+    locked: Mutex<LockedState>,
     /// Signals that the deadline has changed.
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct Phase {
+struct LockedState {
     /// Number of requests whose answers are not complete.
     active: usize,
     /// Time at which the connection ends, unless a request is active.
@@ -40,15 +40,15 @@ struct Phase {
     /// Number of requests so far.
     requests: u64,
     /// Active requests whose bodies have not arrived completely, by their numbers, with the arrival of their heads.
-    arriving: BTreeMap<u64, Instant>,
+    incomplete_requests: BTreeMap<u64, Instant>,
     /// HTTP/2 answers whose next bytes exist and were not taken, by the numbers of their requests, with the start of the
     /// wait.
-    untaken: BTreeMap<u64, Instant>,
+    ready_since: BTreeMap<u64, Instant>,
     /// Start of a pending write.
     blocked: Option<Instant>,
     is_evicted: bool,
     /// True if no byte of the next request has arrived.
-    is_quiet: bool,
+    awaits_first_byte: bool,
     /// True if requests and answers overlap (HTTP/2).
     is_multiplexed: bool,
     /// True if the last request has arrived completely.
@@ -61,21 +61,21 @@ struct Phase {
 impl ConnectionState {
     /// Creates the state of a new connection.
     pub(crate) fn new(limits: Limits, stopped: watch::Receiver<bool>) -> Self {
-        let phase = Phase {
+        let locked = LockedState {
             active: 0,
             deadline: Instant::now() + limits.head,
             requests: 0,
-            arriving: BTreeMap::new(),
-            untaken: BTreeMap::new(),
+            incomplete_requests: BTreeMap::new(),
+            ready_since: BTreeMap::new(),
             blocked: None,
             is_evicted: false,
-            is_quiet: true,
+            awaits_first_byte: true,
             is_multiplexed: false,
             is_complete: false,
             is_answered: false,
             is_stopping: false,
         };
-        Self(Arc::new(Shared { limits, stopped, phase: Mutex::new(phase), changed: Notify::new() }))
+        Self(Arc::new(Shared { limits, stopped, locked: Mutex::new(locked), changed: Notify::new() }))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -92,107 +92,107 @@ impl ConnectionState {
 
     /// Records a request whose head has arrived, until the returned value is dropped.
     pub(crate) fn begin(&self, version: Version, has_body: bool) -> ActiveRequest {
-        let mut phase = self.0.phase.lock();
-        phase.active += 1;
+        let mut locked = self.0.locked.lock();
+        locked.active += 1;
         let is_multiplexed = version == Version::HTTP_2;
-        phase.is_multiplexed |= is_multiplexed;
-        phase.requests += 1;
-        let number = phase.requests;
+        locked.is_multiplexed |= is_multiplexed;
+        locked.requests += 1;
+        let number = locked.requests;
         if has_body {
-            phase.arriving.insert(number, Instant::now());
+            locked.incomplete_requests.insert(number, Instant::now());
         }
-        phase.is_complete = !has_body;
-        phase.is_answered = false;
-        drop(phase);
+        locked.is_complete = !has_body;
+        locked.is_answered = false;
+        drop(locked);
         self.0.changed.notify_one();
         ActiveRequest { connection: RequestConnection { state: self.clone(), number }, is_multiplexed }
     }
 
     /// Records that bytes have arrived.
     pub(super) fn bytes_received(&self) {
-        let mut phase = self.0.phase.lock();
-        phase.is_complete = false;
-        if phase.active == 0 && phase.is_quiet && !phase.is_multiplexed {
-            phase.is_quiet = false;
-            phase.deadline = phase.deadline.min(Instant::now() + self.0.limits.head);
-            drop(phase);
+        let mut locked = self.0.locked.lock();
+        locked.is_complete = false;
+        if locked.active == 0 && locked.awaits_first_byte && !locked.is_multiplexed {
+            locked.awaits_first_byte = false;
+            locked.deadline = locked.deadline.min(Instant::now() + self.0.limits.head);
+            drop(locked);
             self.0.changed.notify_one();
         }
     }
 
     /// Returns true if a request has no complete answer yet.
     pub(super) fn has_active(&self) -> bool {
-        self.0.phase.lock().active > 0
+        self.0.locked.lock().active > 0
     }
 
     /// Returns true if the request of an HTTP/1 connection has no complete answer yet.
     pub(super) fn is_active(&self) -> bool {
-        let phase = self.0.phase.lock();
-        phase.active > 0 && !phase.is_multiplexed
+        let locked = self.0.locked.lock();
+        locked.active > 0 && !locked.is_multiplexed
     }
 
     /// Returns true if the current request has arrived completely.
     pub(super) fn is_complete(&self) -> bool {
-        self.0.phase.lock().is_complete
+        self.0.locked.lock().is_complete
     }
 
     /// Returns true if no byte of the answer to the current request exists yet.
     pub(super) fn is_unanswered(&self) -> bool {
-        let phase = self.0.phase.lock();
-        phase.active > 0 && !phase.is_answered
+        let locked = self.0.locked.lock();
+        locked.active > 0 && !locked.is_answered
     }
 
     /// Shortens the deadline of a connection without an active request to the time for its last bytes.
     pub(super) fn stop(&self) {
-        let mut phase = self.0.phase.lock();
-        phase.is_stopping = true;
-        phase.deadline = Instant::now() + FLUSH;
-        drop(phase);
+        let mut locked = self.0.locked.lock();
+        locked.is_stopping = true;
+        locked.deadline = Instant::now() + FLUSH;
+        drop(locked);
         self.0.changed.notify_one();
     }
 
     /// Records that a write waits for the client, or no longer does.
     pub(super) fn set_blocked(&self, is_blocked: bool) {
-        self.0.phase.lock().blocked = is_blocked.then(Instant::now);
+        self.0.locked.lock().blocked = is_blocked.then(Instant::now);
     }
 
     /// Ends the connection.
     pub(crate) fn evict(&self) {
-        self.0.phase.lock().is_evicted = true;
+        self.0.locked.lock().is_evicted = true;
         self.0.changed.notify_one();
     }
 
     /// Returns the time at which the connection ends if its client does nothing; `None` while a request is active,
     /// unless the client takes nothing of an answer.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let phase = self.0.phase.lock();
-        if phase.is_evicted {
+        let locked = self.0.locked.lock();
+        if locked.is_evicted {
             return Some(Instant::now());
         }
-        if phase.active == 0 {
-            return Some(phase.deadline);
+        if locked.active == 0 {
+            return Some(locked.deadline);
         }
-        phase.untaken.values().min().map(|since| *since + self.0.limits.write)
+        locked.ready_since.values().min().map(|since| *since + self.0.limits.write)
     }
 
     /// Returns the deadline of a connection that can be evicted: one without an active request, or one whose client has
     /// taken nothing of an answer for a while.
     pub(crate) fn eviction_deadline(&self) -> Option<Instant> {
         let write = self.0.limits.write;
-        let phase = self.0.phase.lock();
-        if phase.active == 0 {
-            return Some(phase.deadline);
+        let locked = self.0.locked.lock();
+        if locked.active == 0 {
+            return Some(locked.deadline);
         }
-        let since = *phase.untaken.values().chain(&phase.blocked).min()?;
+        let since = *locked.ready_since.values().chain(&locked.blocked).min()?;
         (since.elapsed() >= write / STALL).then_some(since + write)
     }
 
     /// Returns the arrival of the oldest head if no active request of the connection has arrived completely. Such a
     /// connection can be evicted if no other can.
     pub(crate) fn incomplete_since(&self) -> Option<Instant> {
-        let phase = self.0.phase.lock();
-        let is_incomplete = phase.arriving.len() == phase.active;
-        phase.arriving.values().min().copied().filter(|_| is_incomplete)
+        let locked = self.0.locked.lock();
+        let is_incomplete = locked.incomplete_requests.len() == locked.active;
+        locked.incomplete_requests.values().min().copied().filter(|_| is_incomplete)
     }
 
     /// Returns when the deadline has passed.
@@ -234,13 +234,13 @@ impl RequestConnection {
 
     /// Records that the body has arrived completely.
     pub(crate) fn request_received(&self) {
-        let mut phase = self.phase();
-        phase.is_complete = true;
-        phase.arriving.remove(&self.number);
+        let mut locked = self.locked();
+        locked.is_complete = true;
+        locked.incomplete_requests.remove(&self.number);
     }
 
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.state.0.phase.lock()
+    fn locked(&self) -> MutexGuard<'_, LockedState> {
+        self.state.0.locked.lock()
     }
 }
 
@@ -258,38 +258,38 @@ impl ActiveRequest {
     }
 
     /// Records that the answer has begun.
-    pub(super) fn answer(&self) {
-        let mut phase = self.connection.phase();
-        phase.is_answered = true;
-        phase.arriving.remove(&self.connection.number);
-        drop(phase);
-        self.wait_for_client();
+    pub(super) fn record_answer_begun(&self) {
+        let mut locked = self.connection.locked();
+        locked.is_answered = true;
+        locked.incomplete_requests.remove(&self.connection.number);
+        drop(locked);
+        self.record_bytes_ready();
     }
 
     /// Records that the next bytes of an HTTP/2 answer exist. Over HTTP/1, the time limit on writes suffices.
-    pub(super) fn wait_for_client(&self) {
+    pub(super) fn record_bytes_ready(&self) {
         if self.is_multiplexed {
-            self.connection.phase().untaken.insert(self.connection.number, Instant::now());
+            self.connection.locked().ready_since.insert(self.connection.number, Instant::now());
         }
     }
 
     /// Records that the client has taken the answer so far.
-    pub(super) fn wait_for_answer(&self) {
-        self.connection.phase().untaken.remove(&self.connection.number);
+    pub(super) fn record_bytes_taken(&self) {
+        self.connection.locked().ready_since.remove(&self.connection.number);
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let Shared { limits, phase, changed, .. } = &*self.connection.state.0;
-        let mut phase = phase.lock();
-        phase.untaken.remove(&self.connection.number);
-        phase.arriving.remove(&self.connection.number);
-        phase.active -= 1;
-        phase.is_quiet = true;
-        let left = if phase.is_stopping { FLUSH } else { limits.idle };
-        phase.deadline = Instant::now() + left;
-        drop(phase);
+        let Shared { limits, locked, changed, .. } = &*self.connection.state.0;
+        let mut locked = locked.lock();
+        locked.ready_since.remove(&self.connection.number);
+        locked.incomplete_requests.remove(&self.connection.number);
+        locked.active -= 1;
+        locked.awaits_first_byte = true;
+        let left = if locked.is_stopping { FLUSH } else { limits.idle };
+        locked.deadline = Instant::now() + left;
+        drop(locked);
         changed.notify_one();
     }
 }
@@ -349,12 +349,12 @@ mod tests {
         let request = state.begin(Version::HTTP_2, false);
         let other = state.begin(Version::HTTP_2, false);
         assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
-        request.answer();
+        request.record_answer_begun();
         assert!(state.deadline().is_some() && state.eviction_deadline().is_some());
         state.expired().await;
-        request.wait_for_answer();
+        request.record_bytes_taken();
         assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
-        request.wait_for_client();
+        request.record_bytes_ready();
         state.expired().await;
         drop(request);
         assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
@@ -380,7 +380,7 @@ mod tests {
         let limits = Limits { write: Duration::ZERO, ..Limits::standard() };
         let state = ConnectionState::new(limits, stopped);
         let request = state.begin(Version::HTTP_11, false);
-        request.answer();
+        request.record_answer_begun();
         assert_eq!((state.deadline(), state.eviction_deadline()), (None, None));
     }
 
@@ -392,7 +392,7 @@ mod tests {
         assert!(state.is_active() && !state.is_complete());
         request.connection().request_received();
         assert!(state.is_complete() && state.is_unanswered());
-        request.answer();
+        request.record_answer_begun();
         assert!(state.is_active() && !state.is_unanswered());
         drop(request);
         assert!(!state.is_active());
@@ -416,7 +416,7 @@ mod tests {
         let [first, second] = begun;
         drop(first);
         assert!(state.incomplete_since().is_some());
-        second.answer();
+        second.record_answer_begun();
         assert_eq!(state.incomplete_since(), None);
         drop(second);
         assert_eq!(state.incomplete_since(), None);

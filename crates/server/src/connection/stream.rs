@@ -249,7 +249,7 @@ mod tests {
             outcome = connection.read_u8() => panic!("{outcome:?}"),
             first = client.read_u8() => assert_eq!(first.unwrap(), b'H'),
         }
-        request.answer();
+        request.record_answer_begun();
         connection.write_all(b"HTTP/1.1 200 OK").await.unwrap();
         connection.write_all(b"\r\nHost").await.unwrap();
         drop(request);

@@ -25,7 +25,6 @@ async fn unload(app: &App, model: &str) -> Result<(), ApiError> {
     app.shared.jobs.run(move || gateway.unload(&model)).await
 }
 
-/// Returns a time in nanoseconds.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

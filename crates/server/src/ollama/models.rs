@@ -195,7 +195,7 @@ impl NamedModel {
     /// Fails if both fields are empty.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         let is_named = !self.model.is_empty() || !self.name.is_empty();
-        if is_named { Ok(()) } else { Err(ApiError::bad_request("model", "model is required")) }
+        if is_named { Ok(()) } else { Err(ApiError::required("model")) }
     }
 
     /// Returns the name of the model.

@@ -139,7 +139,6 @@ fn make_integral(value: &mut Value) {
     }
 }
 
-/// Returns the grammar of `format`.
 fn grammar(format: Option<Value>) -> Result<Option<Grammar>, ApiError> {
     match format {
         None | Some(Value::Null) => Ok(None),

@@ -64,7 +64,6 @@ struct WireFunctionCall {
     arguments: Value,
 }
 
-/// A text or a list of parts.
 pub(crate) type Content = TextOrList<Part>;
 
 /// Part of a text.
@@ -173,7 +172,7 @@ impl WireToolCall {
             }
             (None, None) => {
                 let path = format!("{path}.function");
-                Err(ApiError::bad_request(path.clone(), format!("{path} is required")))
+                Err(ApiError::required(&path))
             }
         }
     }

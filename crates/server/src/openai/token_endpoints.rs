@@ -92,7 +92,7 @@ impl FromBody for DetokenizeBody {
 impl TokenizeBody {
     /// Returns the conversation, which `/apply-template` requires.
     pub(crate) fn required_conversation(&mut self) -> Result<ChatRequest, ApiError> {
-        self.conversation()?.ok_or_else(|| ApiError::bad_request("messages", "messages is required"))
+        self.conversation()?.ok_or_else(|| ApiError::required("messages"))
     }
 
     /// Returns the conversation, if there is one.
@@ -123,7 +123,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     let TokenizeBody { model, content, prompt, .. } = body;
     let content = content.or(prompt);
     if conversation.is_none() && content.is_none() {
-        return Err(ApiError::bad_request("content", "content is required"));
+        return Err(ApiError::required("content"));
     }
     // The tokens of a conversation have the limit of the model's context.
     let length = content.as_ref().filter(|_| conversation.is_none()).map_or(0, String::len);

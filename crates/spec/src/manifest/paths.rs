@@ -33,7 +33,6 @@ pub fn check_path(path: &str) -> Result<(), BadPath> {
     Err(BadPath { path: path.chars().take(80).collect() })
 }
 
-/// Deserializes a path.
 pub(super) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let path = String::deserialize(from)?;
     check_path(&path).map_err(D::Error::custom)?;

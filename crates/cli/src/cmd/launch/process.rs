@@ -13,7 +13,6 @@ use crate::interrupt;
 /// Time for an agent to end after a signal. It may store its conversation.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The end of an agent.
 #[derive(Debug)]
 pub(super) enum AgentEnd {
     /// It ended by itself, or by a signal of its own.

@@ -14,7 +14,6 @@ use crate::{args::StoreArgs, interrupt, output};
 /// Interval between checks whether a started server listens. It reports this in a file, which cannot be waited for.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// A server for an agent.
 pub(super) struct AgentServer {
     /// URL without a path.
     pub(super) origin: String,

@@ -31,7 +31,6 @@ pub(super) enum ServiceScope {
     System,
 }
 
-/// Settings of a service.
 #[derive(Debug, Clone)]
 pub(super) struct ServiceSettings {
     pub(super) init: InitSystem,

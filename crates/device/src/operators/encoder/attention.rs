@@ -36,7 +36,6 @@ const TASK_PAIRS: usize = 1 << 14;
 /// Number of tasks per thread that are worth smaller tasks.
 const TASKS_PER_THREAD: usize = 2;
 
-/// The operator.
 pub(in crate::operators) struct BidirectionalAttentionOperator {
     pub(in crate::operators) shared: Arc<Shared>,
 }

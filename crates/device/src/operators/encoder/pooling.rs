@@ -18,7 +18,6 @@ pub(in crate::operators) const POOL_ROWS: &str = "PoolRows";
 /// Attribute that is 1 for the mean and 0 for the first row.
 pub(super) const MEAN: &str = "mean";
 
-/// The operator.
 pub(in crate::operators) struct PoolRowsOperator;
 
 impl Operator for PoolRowsOperator {

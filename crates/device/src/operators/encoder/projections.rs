@@ -23,7 +23,6 @@ pub(in crate::operators) const PROJECTIONS: &str = "Projections";
 /// Attributes with the indices of the weights.
 pub(super) const WEIGHTS: [&str; 3] = ["query", "key", "value"];
 
-/// The operator.
 pub(in crate::operators) struct ProjectionsOperator {
     pub(in crate::operators) shared: Arc<Shared>,
 }

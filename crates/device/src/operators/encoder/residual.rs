@@ -52,7 +52,6 @@ pub(super) fn activation_number(activation: Activation) -> Option<usize> {
 /// Number of columns of the first layer that a task computes at once, so that they stay in the cache.
 const HIDDEN_COLUMNS: usize = 256;
 
-/// The operator.
 pub(in crate::operators) struct ResidualMlpOperator {
     pub(in crate::operators) shared: Arc<Shared>,
 }
