@@ -53,7 +53,7 @@ pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
 /// Name of the folder for the records of running servers.
 const RUN: &str = "run";
 
-/// Name of the folder for locks, which the first write to a store creates.
+/// Name of the folder for locks. The first write to a store creates it.
 const LOCKS: &str = "locks";
 
 /// Names of the entries of a store. Other entries belong to the user and are never changed.

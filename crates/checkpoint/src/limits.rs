@@ -70,9 +70,9 @@ pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     })
 }
 
-/// Fails if the JSON text `bytes` of the file `path` may have more than `most` values, names of objects not counted.
+/// Fails if the JSON text `bytes` of the file `path` may have more than `most` values, not counting names of objects.
 ///
-/// The check does not parse the text. It counts the bytes before a value, also those in strings.
+/// The text is not parsed. The check counts the characters that can precede a value, including those in strings.
 pub(crate) fn check_values(path: &Path, bytes: &[u8], most: usize) -> Result<()> {
     let found = bytes.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count();
     if found > most {

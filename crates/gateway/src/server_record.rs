@@ -48,6 +48,21 @@ pub struct RunningServer {
     pub default_model: Option<String>,
 }
 
+impl RunningServer {
+    /// Creates the record of this process, which listens on this address. It has no models yet.
+    pub fn new(address: &str, encryption: Encryption) -> Self {
+        Self {
+            pid: std::process::id(),
+            address: address.to_owned(),
+            encryption,
+            started: SystemTime::now(),
+            models: Vec::new(),
+            aliases: BTreeMap::new(),
+            default_model: None,
+        }
+    }
+}
+
 /// Encryption of a server's connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -129,9 +144,9 @@ pub(crate) fn running(folder: &Path) -> Vec<RunningServer> {
 }
 
 fn read_record(path: &Path) -> Option<RunningServer> {
-    let name = path.file_name()?.to_str()?;
-    let (pid, number) = name.strip_prefix("server-")?.strip_suffix(".json")?.split_once('-')?;
-    let _ = (pid.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
+    if !is_record(path) {
+        return None;
+    }
     for _ in 0..READS {
         let file = narthex_mmap::open_regular(path).ok()?;
         if file.try_lock().is_ok() {
@@ -147,6 +162,13 @@ fn read_record(path: &Path) -> Option<RunningServer> {
     None
 }
 
+/// Returns true for the path of a record. The folder may have other files.
+fn is_record(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let numbers = name.strip_prefix("server-").and_then(|name| name.strip_suffix(".json")?.split_once('-'));
+    numbers.is_some_and(|(pid, number)| pid.parse::<u32>().is_ok() && number.parse::<u32>().is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,15 +176,8 @@ mod tests {
     #[test]
     fn a_live_record_is_seen_and_a_stale_one_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let server = RunningServer {
-            pid: std::process::id(),
-            address: "127.0.0.1:8000".to_owned(),
-            encryption: Encryption::Tls,
-            started: SystemTime::now(),
-            models: Vec::new(),
-            aliases: BTreeMap::from([("gpt-4o".to_owned(), "smollm2:135m".to_owned())]),
-            default_model: None,
-        };
+        let aliases = BTreeMap::from([("gpt-4o".to_owned(), "smollm2:135m".to_owned())]);
+        let server = RunningServer { aliases, ..RunningServer::new("127.0.0.1:8000", Encryption::Tls) };
         let record = ServerRecord::create(folder.path(), server.clone()).unwrap();
         let stale = folder.path().join("server-1-0.json");
         fs::write(&stale, "{}").unwrap();

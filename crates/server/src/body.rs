@@ -102,7 +102,7 @@ enum CountedBody<T> {
     Read(T),
     Unread {
         bytes: Vec<u8>,
-        /// Bytes of memory that its values take.
+        /// Memory of its values in bytes.
         values: usize,
     },
 }
@@ -187,7 +187,10 @@ impl BodyReader<'_> {
             };
             let Some(part) = part else { break };
             let part = part.map_err(|error| {
-                ApiError::plain(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
+                ApiError::plain(
+                    StatusCode::BAD_REQUEST,
+                    format!("the body ended before it was complete: {error}"),
+                )
             })?;
             if bytes.len() + part.len() > MAX_BODY_BYTES {
                 return Err(too_large());

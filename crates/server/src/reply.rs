@@ -15,7 +15,7 @@ use crate::{error::ApiError, events::Events, timings::Timings};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     pub(crate) reasoning: String,
-    /// Text and calls in the model's order.
+    /// Text and calls, in the order in which the model wrote them.
     pub(crate) parts: Vec<AnswerPart>,
     /// All tokens, with those of the reasoning and of the calls.
     pub(crate) tokens: Vec<TokenInfo>,

@@ -16,27 +16,23 @@ pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
 }
 
 /// Removes the permissions of other users from the entries of a store, and from its folder if that has no other entries.
-/// A folder that others cannot enter is skipped, since its contents were made private before. So is a folder of another
-/// user.
+/// Skips a folder that others cannot enter, because its contents are private already, and a folder of another user.
 #[cfg(unix)]
 pub(super) fn make_private_if_shared(root: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
 
-    let is_own = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
+    let is_of_user = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
     match fs::metadata(root) {
-        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => {}
+        Ok(meta) if is_of_user(&meta) && mode(&meta) & OTHERS != 0 => {}
         _ => return Ok(()),
     }
-    let mut has_other = false;
-    for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
-        let entry = entry.map_err(Error::io("list", root))?;
-        if super::ENTRIES.iter().any(|name| entry.file_name() == *name) {
-            make_private(&entry.path())?;
-        } else {
-            has_other = true;
-        }
+    let entries = fs::read_dir(root).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let entries = entries.map_err(Error::io("list", root))?;
+    let is_own = |entry: &&fs::DirEntry| super::ENTRIES.iter().any(|name| entry.file_name() == *name);
+    if entries.iter().all(|entry| is_own(&entry)) {
+        return make_private(root);
     }
-    if has_other { Ok(()) } else { make_private(root) }
+    entries.iter().filter(is_own).try_for_each(|entry| make_private(&entry.path()))
 }
 
 /// Removes the permissions of other users from a file, or from a folder and its contents. Links are not followed.

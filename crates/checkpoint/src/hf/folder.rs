@@ -72,8 +72,8 @@ impl Folder {
         }
     }
 
-    /// Parses the file `name` as JSON, or returns `None` if there is no such file. `expected` describes its content for
-    /// errors. A file of more than [`MAX_CONFIG_BYTES`] or [`MAX_CONFIG_VALUES`] is malformed.
+    /// Parses the file `name` as JSON. Returns `None` if the file does not exist. `expected` is the description of its
+    /// content in errors. A file of more than [`MAX_CONFIG_BYTES`] or [`MAX_CONFIG_VALUES`] is malformed.
     pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
         let Some(bytes) = self.at_most(name, MAX_CONFIG_BYTES)? else { return Ok(None) };
         check_values(&self.file(name), &bytes, MAX_CONFIG_VALUES)?;

@@ -141,16 +141,8 @@ mod tests {
     fn the_device_and_remarks_of_a_running_model_are_listed() {
         let (mut status, placement) = running();
         let lines = |model: &ModelStatus| {
-            let (pid, address, started) = (7, "127.0.0.1:8000".to_owned(), std::time::SystemTime::UNIX_EPOCH);
-            let text = servers(&[RunningServer {
-                pid,
-                address,
-                encryption: Encryption::None,
-                started,
-                models: vec![model.clone()],
-                aliases: std::collections::BTreeMap::new(),
-                default_model: None,
-            }]);
+            let server = RunningServer::new("127.0.0.1:8000", Encryption::None);
+            let text = servers(&[RunningServer { pid: 7, models: vec![model.clone()], ..server }]);
             let squeezed = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
             squeezed.skip(1).collect::<Vec<_>>()
         };

@@ -1,6 +1,6 @@
 //! Records of running servers.
 
-use std::{sync::Arc, time::SystemTime};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -30,13 +30,10 @@ impl Gateway {
         let folder = self.library.store.create_run_folder()?;
         let config = self.config();
         let server = RunningServer {
-            pid: std::process::id(),
-            address: address.to_owned(),
-            encryption,
-            started: SystemTime::now(),
             models: self.models.status(),
             aliases: config.aliases.clone(),
             default_model: config.default_model.clone(),
+            ..RunningServer::new(address, encryption)
         };
         let record = ServerRecord::create(&folder, server)?;
         *self.server_record.lock() = Some(record);

@@ -1,6 +1,9 @@
 //! Installed packages and catalogue entries, by name.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     index::{Access, Entry, Kind},
@@ -132,10 +135,13 @@ impl Library {
     /// As [`Self::key`], for a package that must be installed.
     pub(crate) fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
         let key = self.key(model)?;
-        match self.store.package(&key.name, key.scheme) {
-            Some(_) => Ok(key),
-            None => Err(self.not_installed(&key)),
-        }
+        self.package_folder(&key)?;
+        Ok(key)
+    }
+
+    /// Returns the folder of an installed package.
+    pub(crate) fn package_folder(&self, key: &PackageKey) -> Result<PathBuf, Error> {
+        self.store.package(&key.name, key.scheme).ok_or_else(|| self.not_installed(key))
     }
 
     /// Returns the error of a missing package. It names the scheme if that is not the default one, or if the model is
@@ -202,15 +208,12 @@ impl Library {
 
     /// Reads the manifest of an installed package.
     pub(crate) fn manifest(&self, key: &PackageKey) -> Result<Manifest, Error> {
-        let folder = self.store.package(&key.name, key.scheme);
-        let folder = folder.ok_or_else(|| self.not_installed(key))?;
-        package::read_manifest(&folder, key)
+        package::read_manifest(&self.package_folder(key)?, key)
     }
 
     /// Returns the chat template of an installed package, if it has one.
     pub(crate) fn chat_template(&self, key: &PackageKey) -> Result<Option<String>, Error> {
-        let folder = self.store.package(&key.name, key.scheme);
-        let folder = folder.ok_or_else(|| self.not_installed(key))?;
+        let folder = self.package_folder(key)?;
         let chat = package::read_manifest(&folder, key)?.chat;
         chat.map(|chat| package::read_text(&folder, &chat.template)).transpose()
     }

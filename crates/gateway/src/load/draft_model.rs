@@ -35,8 +35,7 @@ impl DraftPackage {
     ) -> Result<Option<Self>, Error> {
         let key = library.draft_model()?.filter(|key| *key != target.key);
         let Some(key) = key.filter(|_| target.manifest.architecture.is_decoder()) else { return Ok(None) };
-        let folder =
-            library.store.package(&key.name, key.scheme).ok_or_else(|| library.not_installed(&key))?;
+        let folder = library.package_folder(&key)?;
         let package = Package::open_verified(&library.store, &key, &folder, progress, cancel)?;
         if !package.manifest.architecture.is_decoder() {
             let is = ModelKind::of(&package.manifest);

@@ -176,7 +176,7 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     }
 }
 
-/// Returns the prompt of a conversation, which has fewer than `limit` tokens.
+/// Returns the prompt of a conversation. The prompt has fewer than `limit` tokens.
 fn prompt(
     model: &LoadedModel,
     mut messages: Vec<Message>,

@@ -161,9 +161,9 @@ impl KeyRing {
     /// cannot be read, the keys stay as they are.
     fn current(&self) -> Vec<Arc<KeyState>> {
         let mut file = self.file.lock();
-        let mut stamp = self.gateway.key_file_stamp();
+        let stamp = self.gateway.key_file_stamp();
         if stamp != file.stamp {
-            match self.gateway.keys() {
+            let is_final = match self.gateway.keys() {
                 Ok(keys) => {
                     let is_last_gone = self.fixed.is_empty() && keys.is_empty() && !file.keys.is_empty();
                     if is_last_gone && self.policy != KeyPolicy::Never {
@@ -172,16 +172,17 @@ impl KeyRing {
                         );
                     }
                     file.keys = self.with_counts(keys, &file.keys);
+                    true
                 }
                 Err(error) => {
                     tracing::error!("the API keys stay as they were: {error}");
-                    // A malformed file stays malformed. Another error may pass, so the next request reads it again.
-                    if error.kind() != ErrorKind::Malformed {
-                        stamp = file.stamp.clone();
-                    }
+                    error.kind() == ErrorKind::Malformed
                 }
+            };
+            // After an error that may pass, the next request reads the file again.
+            if is_final {
+                file.stamp = stamp;
             }
-            file.stamp = stamp;
         }
         let keys: Vec<_> = self.fixed.iter().chain(&file.keys).cloned().collect();
         if !keys.is_empty() {

@@ -3,24 +3,19 @@
 use std::time::Instant;
 
 use axum::{Json, response::Response};
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{EmbedRequest, Embeddings, InputOverflow, Prompt},
-};
+use narthex_gateway::request::{EmbedRequest, InputOverflow, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::nanoseconds;
 use crate::{
     app::App,
-    blocking::run_encoder,
     body::{Body, FromBody},
-    budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
     hints,
     ignored::IgnoredParameters,
-    openai::{embeddings::embeddings_memory, prompts::Prompts},
+    openai::{embeddings, prompts::Prompts},
 };
 
 /// Maximum number of inputs in one request.
@@ -102,7 +97,7 @@ pub(crate) async fn embed(app: App, body: Body<ParsedEmbed<EmbedBody>>) -> Resul
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs: input.0, overlong, dimensions, prompt: None };
-    let found = vectors(&app, &model, request, held).await?;
+    let found = embeddings::embed(&app, &model, request, held).await?;
     let answer = EmbedAnswer {
         model,
         embeddings: found.vectors,
@@ -121,22 +116,7 @@ pub(crate) async fn embeddings(
     let Body(ParsedEmbed { body: PromptEmbedBody { model, prompt }, ignored }, held) = body;
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
-    let found = vectors(&app, &model, request, held).await?;
+    let found = embeddings::embed(&app, &model, request, held).await?;
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))
-}
-
-async fn vectors(
-    app: &App,
-    model: &str,
-    request: EmbedRequest,
-    held: Reservation,
-) -> Result<Embeddings, ApiError> {
-    let answer_bytes = embeddings_memory(&request);
-    let meter = app.meter.clone();
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
-        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
-    };
-    let found = run_encoder(app, model, held.into(), answer_bytes, call).await?;
-    Ok(found)
 }

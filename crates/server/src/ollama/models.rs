@@ -230,8 +230,9 @@ pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownMod
 fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::Error> {
     let listing = gateway.model(model)?;
     let package = listing.installed.iter().max_by_key(|package| package.created);
-    let manifest = package.map(|package| gateway.manifest(&format!("{}@{}", listing.name, package.scheme)));
-    let manifest = manifest.transpose()?;
+    let name = package.map(|package| format!("{}@{}", listing.name, package.scheme));
+    let manifest = name.as_deref().map(|name| gateway.manifest(name)).transpose()?;
+    let template = name.as_deref().map(|name| gateway.chat_template(name)).transpose()?.flatten();
     let family = manifest.as_ref().and_then(|manifest| family(&manifest.architecture));
     let architecture = family.clone().unwrap_or_else(|| "onnx".to_owned());
     let mut info = BTreeMap::from([("general.architecture".to_owned(), json!(architecture))]);
@@ -242,9 +243,6 @@ fn shown(gateway: &Gateway, model: &str) -> Result<ShownModel, narthex_gateway::
         info.insert(format!("{architecture}.context_length"), json!(manifest.max_length));
     }
     let chat = manifest.as_ref().and_then(|manifest| manifest.chat.as_ref());
-    let template =
-        package.map(|package| gateway.chat_template(&format!("{}@{}", listing.name, package.scheme)));
-    let template = template.transpose()?.flatten();
     let scheme = package.map_or(Scheme::W8, |package| package.scheme);
     Ok(ShownModel {
         license: listing.license.clone().unwrap_or_default(),

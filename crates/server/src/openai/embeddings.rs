@@ -4,7 +4,7 @@ use axum::{Json, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{EmbedRequest, InputOverflow},
+    request::{EmbedRequest, Embeddings, InputOverflow},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use crate::{
     app::App,
     blocking::run_encoder,
     body::{Body, FromBody},
+    budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
     hints,
@@ -120,12 +121,7 @@ enum EmbeddingVector {
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
     let Body(ParsedEmbeddings { model, mut request, truncate, format, ignored }, held) = body;
     request.overlong = app.shared.options.overlong(truncate);
-    let answer_bytes = embeddings_memory(&request);
-    let meter = app.meter.clone();
-    let call = move |model: &ReadyModel, cancel: &Cancel| {
-        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
-    };
-    let answer = run_encoder(&app, &model, held.into(), answer_bytes, call).await?;
+    let answer = embed(&app, &model, request, held).await?;
     let data = answer.vectors.into_iter().enumerate();
     let data = data.map(|(index, vector)| EmbeddingObject {
         object: "embedding",
@@ -137,12 +133,26 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
 }
 
+/// Embeds the inputs of a request, in any protocol.
+pub(crate) async fn embed(
+    app: &App,
+    model: &str,
+    request: EmbedRequest,
+    held: Reservation,
+) -> Result<Embeddings, ApiError> {
+    let (answer_bytes, meter) = (embeddings_memory(&request), app.meter.clone());
+    let call = move |model: &ReadyModel, cancel: &Cancel| {
+        model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
+    };
+    run_encoder(app, model, held.into(), answer_bytes, call).await
+}
+
 /// Maximum memory of an element of a vector in an answer: the number, and a buffer with its JSON that doubles when it is
 /// full.
 const ELEMENT_BYTES: usize = 32;
 
 /// Returns a function for the maximum memory of the answer to a request.
-pub(crate) fn embeddings_memory(request: &EmbedRequest) -> impl FnOnce(&ReadyModel) -> usize + use<> {
+fn embeddings_memory(request: &EmbedRequest) -> impl FnOnce(&ReadyModel) -> usize + use<> {
     let (inputs, dimensions) = (request.inputs.len(), request.dimensions);
     move |model| {
         let width = model.embedding_width().unwrap_or(0);

@@ -68,10 +68,10 @@ pub(super) fn remove_annotations(schema: &mut Map<String, Value>) {
     parts(schema).into_iter().for_each(remove_annotations);
 }
 
-/// Forbids further properties in objects that name some and do not mention others. A small model adds properties until its
-/// answer is cut off, and functions take only the arguments that they name. All that is valid afterwards is valid under
-/// the schema. A schema that combines schemas for one value remains as it is: a closed one could exclude what another one
-/// requires.
+/// Adds `additionalProperties: false` to objects that list their properties and have no keyword for others. Without it, a
+/// small model adds properties until its answer is cut off, and functions take only the arguments that they list. Every
+/// value that is valid afterwards is valid under the original schema. A schema that combines schemas for one value is not
+/// changed, because a closed schema could exclude a property that another one requires.
 pub(super) fn close_objects(schema: &mut Map<String, Value>) {
     if !combines(schema) {
         close(schema);
@@ -79,27 +79,27 @@ pub(super) fn close_objects(schema: &mut Map<String, Value>) {
 }
 
 fn close(schema: &mut Map<String, Value>) {
-    let mentions = |keyword: &&str| schema.contains_key(*keyword);
-    let is_open = !OF_FURTHER_PROPERTIES.iter().any(mentions);
-    if let Some(Value::Object(properties)) = schema.get("properties")
-        && !properties.is_empty()
-        && is_open
-        && schema.get("required").and_then(Value::as_array).is_none_or(|required| {
-            required.iter().all(|name| name.as_str().is_some_and(|name| properties.contains_key(name)))
-        })
-    {
+    let has_keyword = OF_FURTHER_PROPERTIES.iter().any(|keyword| schema.contains_key(*keyword));
+    if !has_keyword && lists_properties(schema) {
         schema.insert("additionalProperties".to_owned(), Value::Bool(false));
     }
     parts(schema).into_iter().for_each(close);
+}
+
+/// Returns true if a schema lists properties, among them all that it requires.
+fn lists_properties(schema: &Map<String, Value>) -> bool {
+    let Some(Value::Object(listed)) = schema.get("properties") else { return false };
+    let mut required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+    !listed.is_empty() && required.all(|name| name.as_str().is_some_and(|name| listed.contains_key(name)))
 }
 
 /// Returns true if a schema or one of its parts combines several schemas for one value.
 fn combines(schema: &mut Map<String, Value>) -> bool {
     let has = |keyword: &str| schema.contains_key(keyword);
     let joins = schema.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
-    let of_properties = |keyword: &&str| has(keyword);
-    let names_properties = ["properties", "required"].iter().chain(OF_FURTHER_PROPERTIES).any(of_properties);
-    let refines = names_properties && ["allOf", "anyOf", "$ref", "enum", "const"].into_iter().any(has);
+    let of_properties =
+        ["properties", "required"].iter().chain(OF_FURTHER_PROPERTIES).any(|keyword| has(keyword));
+    let refines = of_properties && ["allOf", "anyOf", "$ref", "enum", "const"].into_iter().any(has);
     COMBINING.iter().any(|keyword| has(keyword))
         || joins
         || refines

@@ -178,7 +178,7 @@ impl SortedSpellings {
             .skip_while(move |spelling| spelling.len() > common)
     }
 
-    /// Returns true if a spelling starts with `text`.
+    /// Returns true if `text` is the beginning of a spelling.
     fn continues(&self, text: &str) -> bool {
         let at = self.0.partition_point(|spelling| spelling.text.as_str() < text);
         self.0.get(at).is_some_and(|spelling| spelling.text.starts_with(text))

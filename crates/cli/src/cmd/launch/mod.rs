@@ -144,7 +144,7 @@ fn default_model(gateway: &Gateway, running: Option<&RunningServer>) -> anyhow::
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::SystemTime};
+    use std::collections::BTreeMap;
 
     use narthex_gateway::{Config, Encryption};
 
@@ -155,13 +155,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let gateway = Gateway::open(Config { home: Some(home.path().into()), ..Config::standard() }).unwrap();
         let server = |default_model: Option<&str>| RunningServer {
-            pid: 1,
-            address: "127.0.0.1:8000".to_owned(),
-            encryption: Encryption::None,
-            started: SystemTime::UNIX_EPOCH,
-            models: Vec::new(),
             aliases: BTreeMap::from([("gpt-4o".to_owned(), "smollm2:135m".to_owned())]),
             default_model: default_model.map(str::to_owned),
+            ..RunningServer::new("127.0.0.1:8000", Encryption::None)
         };
         let check = |running: Option<&RunningServer>, name: &str, expect: &str| {
             assert_eq!(served_model(&gateway, running, name), expect);

@@ -102,22 +102,12 @@ impl AgentServer {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::SystemTime};
-
     use super::*;
 
     #[test]
     fn a_server_is_reached_with_its_own_encryption() {
         let check = |address: &str, encryption, expect: Option<&str>| {
-            let server = RunningServer {
-                pid: 1,
-                address: address.to_owned(),
-                encryption,
-                started: SystemTime::UNIX_EPOCH,
-                models: Vec::new(),
-                aliases: BTreeMap::new(),
-                default_model: None,
-            };
+            let server = RunningServer::new(address, encryption);
             assert_eq!(origin(&server).as_deref(), expect);
         };
         check("0.0.0.0:8000", Encryption::None, Some("http://127.0.0.1:8000"));

@@ -72,7 +72,7 @@ impl Tool {
 /// Guarantee for the arguments of a call that the model chooses to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// The schema is not enforced.
+    /// They may violate the schema.
     BestEffort,
     /// They are valid under the schema.
     Strict,

@@ -198,7 +198,7 @@ impl NewTurn {
     }
 }
 
-/// Number of tokens of a request.
+/// Number of tokens in a request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ResponseInputTokens {
     #[schemars(extend("const" = "response.input_tokens"))]

@@ -97,9 +97,10 @@ impl ResponseStore {
     /// 429 if the turns of other requests take all the room.
     fn turn(&self, messages: Vec<Message>) -> Result<Arc<Turn>, ApiError> {
         let turn = Turn { charge: self.charge(memory(&messages)), messages };
-        // Responses are evicted only if that makes room: other requests hold the rest.
-        let stored: usize = bytes_by_owner(&self.responses.lock()).values().sum();
-        if self.bytes.load(Ordering::Relaxed).saturating_sub(stored) > self.max_bytes {
+        let exceeds =
+            |evicted: usize| self.bytes.load(Ordering::Relaxed).saturating_sub(evicted) > self.max_bytes;
+        // Responses are evicted only if that makes room: running requests hold the rest.
+        if exceeds(0) && exceeds(bytes_by_owner(&self.responses.lock()).values().sum()) {
             let message = "the conversations of other requests take all the memory for stored responses; send a \
                            shorter one, or \"store\": false";
             return Err(ApiError::overloaded(message, RETRY));
