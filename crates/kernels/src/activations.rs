@@ -11,6 +11,7 @@ use crate::{
     packed::{Bits, WeightFormat},
     rounding::{RoundBlocks, round},
     simd::{Operation, Simd, amx::TILE_ROWS},
+    tiling::panels,
     view::MatrixRef,
 };
 
@@ -153,10 +154,9 @@ impl QuantizedRows {
         self.arrangement
     }
 
-    /// Returns the rows of each panel. The numbers of rows in two panels differ by at most one.
+    /// Returns the rows of each panel.
     pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows));
-        (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
+        panels(self.rows, self.panel_rows)
     }
 
     /// Returns the interleaved panel of these rows. Its activations are those of `quads`, which has the order of

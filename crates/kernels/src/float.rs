@@ -11,7 +11,7 @@ use crate::{
     error::KernelError,
     math::store_part,
     simd::{LANES, Operation, Simd},
-    tiling::{Step, TilePosition},
+    tiling::{Step, TilePosition, panels},
     view::{MatrixMut, MatrixRef},
 };
 
@@ -119,10 +119,9 @@ impl FloatRows {
         }
     }
 
-    /// Returns the rows of each panel. The numbers of rows in two panels differ by at most one.
+    /// Returns the rows of each panel.
     pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows.max(1)));
-        (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
+        panels(self.rows, self.panel_rows)
     }
 
     /// Returns the values of a panel.

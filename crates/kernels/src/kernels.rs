@@ -266,8 +266,8 @@ impl Kernels {
 
     /// Computes the attention of the heads that share one key and value head. `out` has the queries' shape.
     ///
-    /// The result of a query that sees no key is zeros. Callers can divide the work between threads by key and value
-    /// heads and by tokens.
+    /// The result of a query that sees no key is zeros. Queries are rounded to sixteen bits for keys of eight bits. Callers
+    /// can divide the work between threads by key and value heads and by tokens.
     ///
     /// # Panics
     /// Panics if the shapes do not match, or a query's own key is not in the cache where the mask is causal.

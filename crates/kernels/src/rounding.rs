@@ -5,8 +5,9 @@ use crate::simd::{LANES, Operation, Simd};
 /// Largest magnitude of a rounded activation. -128 is excluded because its negation does not fit into eight bits.
 const TOP: f32 = 127.0;
 
-/// Magnitudes below this are treated as 0, because the inverse of their scale would not be finite.
-const LEAST: f32 = 1e-36;
+/// Magnitudes below this are treated as 0, because the inverse of their scale would not be finite, for integers of up to
+/// sixteen bits.
+const LEAST: f32 = 1e-34;
 
 /// Operation that rounds one row.
 pub(crate) struct RoundRow<'a> {
@@ -101,6 +102,16 @@ pub(crate) fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     peak / TOP
 }
 
+/// Returns the largest magnitude.
+#[inline(always)]
+pub(crate) fn peak<S: Simd>(s: S, values: &[[f32; LANES]]) -> f32 {
+    let mut peak = s.splat_int(0);
+    for x in values {
+        peak = s.max_magnitude(peak, s.load(x));
+    }
+    greatest(s, peak)
+}
+
 /// Returns the greatest of sixteen magnitudes, which are given as the bits of floats.
 #[inline(always)]
 fn greatest<S: Simd>(s: S, magnitudes: S::Ints) -> f32 {
@@ -111,7 +122,7 @@ fn greatest<S: Simd>(s: S, magnitudes: S::Ints) -> f32 {
 
 /// Returns the scale of numbers that become zeros: 0 if all are too small, and NaN if one is not finite.
 #[inline(always)]
-fn fixed_scale(peak: f32) -> Option<f32> {
+pub(crate) fn fixed_scale(peak: f32) -> Option<f32> {
     if !peak.is_finite() {
         return Some(f32::NAN);
     }

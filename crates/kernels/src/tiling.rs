@@ -1,4 +1,4 @@
-//! Iteration over the columns of a product.
+//! Division of the rows and columns of a product.
 
 use std::ops::Range;
 
@@ -11,6 +11,12 @@ pub(crate) struct Step {
     pub(crate) tile: usize,
     /// Number of tiles.
     pub(crate) count: usize,
+}
+
+/// Divides rows into panels of up to `panel_rows` rows. The numbers of rows in two panels differ by at most one.
+pub(crate) fn panels(rows: usize, panel_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = rows.div_ceil(panel_rows.max(1));
+    (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
 }
 
 /// Position of a register tile in the output.

@@ -138,12 +138,15 @@ impl Case {
 
     fn check(&self, keys: usize) {
         let size = self.attention.head_size;
+        // Queries are rounded to sixteen bits for keys of eight bits.
+        let rounded = matches!(self.keys, Rows::I8(_));
+        let tolerance = if rounded { 3e-4 } else { 2e-5 };
         let reference = self.run(&Kernels::portable());
         for (index, found) in reference.chunks(size).enumerate() {
             let expected = self.define(index / self.group, index % self.group, keys);
             for (found, expected) in found.iter().zip(expected) {
                 assert!(
-                    (f64::from(*found) - expected).abs() < 2e-5,
+                    (f64::from(*found) - expected).abs() < tolerance,
                     "{index}: {found} instead of {expected}"
                 );
             }
@@ -238,7 +241,7 @@ fn queries_without_keys_give_zeros() {
 #[test]
 fn odd_numbers_are_harmless() {
     let mut random = Random::new(3);
-    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-45] {
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 5e-36, 1e-45] {
         for _ in 0..12 {
             let (mut case, keys) = random_case(&mut random);
             for rows in [&mut case.keys, &mut case.values] {

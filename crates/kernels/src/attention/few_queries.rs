@@ -7,13 +7,15 @@ use half::f16;
 use super::{
     Attend, BLOCK, Buffers,
     cache::{CacheRows, Element},
+    integer_scores,
     visible_keys::{load_values, sum_visible},
     weighted_sum::add_values,
 };
 use crate::simd::{LANES, Operation, Simd};
 
-/// Number of tiles of sixteen elements in a register tile of sums of values.
-const TILES: usize = 2;
+/// Maximum number of queries for which a register tile of sums of values has four tiles of sixteen elements. For more
+/// queries, it has two.
+const WIDE_TILE_QUERIES: usize = 4;
 
 #[inline(always)]
 pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
@@ -46,13 +48,15 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { attend, buffers, block } = self;
-        let queries = 0..R;
+        let (queries, size) = (0..R, attend.attention.head_size);
         match attend.cache.keys {
             CacheRows::F32(keys) => score::<S, f32, R>(s, keys, block, buffers),
             CacheRows::F16(keys) => score::<S, f16, R>(s, keys, block, buffers),
-            CacheRows::I8(keys) => score::<S, i8, R>(s, keys, block, buffers),
+            CacheRows::I8(keys) => {
+                integer_scores::load_keys(s, keys, size, block, &mut buffers.key_lines);
+                integer_scores::score::<S, R>(s, buffers, &queries, block.len());
+            }
         }
-        let size = attend.attention.head_size;
         buffers.scale_scores(s, R, attend.cache.keys.scales(size, block).as_ref());
         let factors = buffers.advance(s, attend, queries.clone(), block, block.len());
         let scales = attend.cache.values.scales(size, block);
@@ -69,11 +73,11 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     }
 }
 
-/// Computes the products of all queries with the keys of a block, at a distance of 64 for each query. Sixteen keys at a
+/// Computes the products of all queries with keys in floating point, at a distance of 64 for each query. Sixteen keys at a
 /// time are transposed in registers. The products have the bits of [`super::scores`].
 #[inline(always)]
 fn score<S: Simd, T: Element, const R: usize>(s: S, keys: &[T], block: &Range<usize>, buffers: &mut Buffers) {
-    let width = buffers.padded + T::AFTER_ROW;
+    let width = buffers.padded;
     let (queries, _) = buffers.queries.panel(&(0..R)).as_chunks::<R>();
     for first in block.clone().step_by(LANES) {
         let keys = &keys[first * width..block.end.min(first + LANES) * width];
@@ -108,5 +112,10 @@ fn sum<S: Simd, T: Element, const R: usize>(
     let size = buffers.padded;
     let width = size + T::AFTER_ROW;
     let values = &values[block.start * width..block.end * width];
-    add_values::<S, T, R, TILES>(s, values, size, &buffers.scores, factors, &mut buffers.part.values);
+    let (weights, sums) = (&buffers.scores, &mut buffers.part.values);
+    if R <= WIDE_TILE_QUERIES {
+        add_values::<S, T, R, 4>(s, values, size, weights, factors, sums);
+    } else {
+        add_values::<S, T, R, 2>(s, values, size, weights, factors, sums);
+    }
 }

@@ -1,10 +1,11 @@
-//! Attention of many queries: the values of each block are converted once and multiplied in register tiles.
+//! Attention of many queries: the keys and values of each block are arranged once and multiplied in register tiles.
 
 use std::ops::Range;
 
 use super::{
     Attend, Buffers,
-    cache::BlockScales,
+    cache::{BlockScales, CacheRows},
+    integer_scores,
     scores::{load_keys, score},
     visible_keys::{load_values, sum_visible},
     weighted_sum::add_values,
@@ -18,12 +19,16 @@ use crate::{
 pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
     let last = attend.queries.rows.rows().saturating_sub(1);
     for block in attend.blocks() {
-        load_keys(s, attend, buffers, &block);
         let size = attend.attention.head_size;
+        match attend.cache.keys {
+            CacheRows::F32(keys) => load_keys(s, keys, size, &block, &mut buffers.keys),
+            CacheRows::F16(keys) => load_keys(s, keys, size, &block, &mut buffers.keys),
+            CacheRows::I8(keys) => integer_scores::load_keys(s, keys, size, &block, &mut buffers.key_lines),
+        }
         let scales = [attend.cache.keys, attend.cache.values].map(|rows| rows.scales(size, &block));
         let finite = load_values(s, attend, buffers, &block, scales[1].as_ref());
         let sums_all = finite || attend.see_all(0, last, &block);
-        for panel in buffers.queries.panels() {
+        for panel in buffers.panels() {
             let (first, last) = (panel.start / attend.group(), (panel.end - 1) / attend.group());
             let seen = attend.visible(first).start < block.end && block.start < attend.visible(last).end;
             let keys = if sums_all || attend.see_all(first, last, &block) {
@@ -79,7 +84,11 @@ fn step<S: Simd, const R: usize>(s: S, step: PanelStep<'_, '_, R>) {
     // Later keys are invisible to all queries of the panel.
     let last = attend.visible((panel.end - 1) / attend.group());
     let count = last.end.min(block.end) - block.start;
-    score::<S, R>(s, buffers, panel, count);
+    if let CacheRows::I8(_) = attend.cache.keys {
+        integer_scores::score::<S, R>(s, buffers, panel, count);
+    } else {
+        score::<S, R>(s, buffers, panel, count);
+    }
     buffers.scale_scores(s, R, key_scales.as_ref());
     let factors = buffers.advance(s, attend, panel.clone(), block, count);
     buffers.scale_scores(s, R, value_scales.as_ref());

@@ -2,8 +2,8 @@
 //!
 //! Keys are processed in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash
 //! attention), so that only the scores of one block are stored at a time. [`many_queries`] converts the values of each block
-//! once for all queries; [`few_queries`] reads directly from the cache, for one or a few tokens. Scales of integers are factors of
-//! the scores and of the weights.
+//! once for all queries; [`few_queries`] reads directly from the cache, for one or a few tokens. Products with keys of eight
+//! bits are integers. Scales of integers are factors of the scores and of the weights.
 //!
 //! Blocks start at multiples of 64 positions, and the sums of every 128 keys are merged in the order of the keys. Both
 //! modules add in the same order. A query's result therefore has the same bits for any set of queries computed with it,
@@ -11,9 +11,11 @@
 
 mod cache;
 mod few_queries;
+mod integer_scores;
 mod many_queries;
 mod part;
 mod scores;
+mod split_queries;
 mod state;
 mod visible_keys;
 mod weighted_sum;
@@ -145,7 +147,7 @@ impl Operation for Attend<'_> {
         let count = self.queries.rows.rows() * self.group();
         let padded = size.next_multiple_of(LANES);
         let few = count <= FEW && padded == size;
-        buffers.reset(&self, padded, if few { FEW } else { S::FLOAT_ROWS });
+        buffers.reset(s, &self, padded, if few { FEW } else { S::FLOAT_ROWS });
         let mut is_first = true;
         for keys in self.parts() {
             self.keys = keys;

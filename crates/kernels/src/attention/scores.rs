@@ -1,32 +1,26 @@
-//! Products of queries with the keys of a block. Each product is one chain of fused multiply-adds from the first
+//! Products of queries with keys in floating point. Each product is one chain of fused multiply-adds from the first
 //! element to the last, regardless of the number of queries.
 
 use std::ops::Range;
 
-use half::f16;
-
-use super::{
-    Attend, BLOCK, Buffers,
-    cache::{CacheRows, Element},
-};
+use super::{BLOCK, Buffers, cache::Element};
 use crate::simd::{LANES, Simd};
 
-/// Converts the keys of a block to 64 numbers for each element, without their scales. The numbers after the last key are
-/// zeros.
+/// Converts the keys of a block to 64 numbers for each element. The numbers after the last key are zeros.
 #[inline(always)]
-pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers, block: &Range<usize>) {
-    let size = attend.attention.head_size;
+pub(super) fn load_keys<S: Simd, T: Element>(
+    s: S,
+    keys: &[T],
+    size: usize,
+    block: &Range<usize>,
+    out: &mut [f32],
+) {
     for first in block.clone().step_by(LANES) {
         let rows = first..block.end.min(first + LANES);
-        let out = &mut buffers.keys[first - block.start..];
-        match attend.cache.keys {
-            CacheRows::F32(keys) => transpose::<S, f32>(s, keys, size, &rows, out),
-            CacheRows::F16(keys) => transpose::<S, f16>(s, keys, size, &rows, out),
-            CacheRows::I8(keys) => transpose::<S, i8>(s, keys, size, &rows, out),
-        }
+        transpose(s, keys, size, &rows, &mut out[first - block.start..]);
     }
     let end = block.len().next_multiple_of(LANES);
-    for element in buffers.keys.chunks_exact_mut(BLOCK) {
+    for element in out.chunks_exact_mut(BLOCK) {
         element[end..].fill(0.0);
     }
 }
@@ -34,11 +28,10 @@ pub(super) fn load_keys<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffer
 /// Writes sixteen numbers for each element of up to sixteen rows. The elements are at a distance of 64 numbers.
 #[inline(always)]
 fn transpose<S: Simd, T: Element>(s: S, keys: &[T], size: usize, rows: &Range<usize>, out: &mut [f32]) {
-    let width = size + T::AFTER_ROW;
     for first in (0..size).step_by(LANES) {
         let mut tile = [s.splat(0.0); LANES];
         for (row, out) in rows.clone().zip(&mut tile) {
-            let elements = &keys[row * width + first..row * width + size];
+            let elements = &keys[row * size + first..(row + 1) * size];
             *out = match elements.first_chunk() {
                 Some(elements) => T::load(s, elements),
                 None => {

@@ -2,12 +2,18 @@
 
 use std::ops::Range;
 
-use super::{Attend, BLOCK, cache::BlockScales};
+use super::{
+    Attend, BLOCK,
+    cache::{BlockScales, CacheRows},
+    split_queries::SplitQueries,
+};
 use crate::{
+    aligned::LINE,
     elementwise::{exp_sum, greatest},
     float::FloatRows,
     math::{exp, load_part, store_part, tanh},
     simd::{LANES, Simd},
+    tiling::panels,
     view::MatrixMut,
 };
 
@@ -90,10 +96,17 @@ impl Sums {
 /// Buffers for attention, reused from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// Queries, arranged in panels and multiplied by the factor of the scores.
+    /// Queries, arranged in panels and multiplied by the factor of the scores, for keys in floating point.
     pub(super) queries: FloatRows,
-    /// Keys of a block, 64 numbers for each element.
+    /// Queries for keys of eight bits.
+    pub(super) split_queries: SplitQueries,
+    /// Number of queries, and their maximum number in a panel.
+    count: usize,
+    panel_rows: usize,
+    /// Keys of a block in floating point, 64 numbers for each element.
     pub(super) keys: Vec<f32>,
+    /// Keys of a block in eight bits, in lines.
+    pub(super) key_lines: Vec<[u8; LINE]>,
     /// Values of a block, one padded row for each key.
     pub(super) values: Vec<f32>,
     /// Scores of a panel, then their exponentials; 64 for each query.
@@ -113,22 +126,35 @@ fn refill<T: Copy>(vec: &mut Vec<T>, len: usize, value: T) {
 
 impl Buffers {
     /// Arranges the queries in panels of up to `panel_rows` rows, and makes room for all other data.
-    pub(super) fn reset(&mut self, attend: &Attend<'_>, padded: usize, panel_rows: usize) {
-        let (size, count) = (attend.attention.head_size, attend.queries.rows.rows() * attend.group());
+    #[inline(always)]
+    pub(super) fn reset<S: Simd>(&mut self, s: S, attend: &Attend<'_>, padded: usize, panel_rows: usize) {
+        let size = attend.attention.head_size;
         self.padded = padded;
-        self.queries.reset(count, size, panel_rows);
-        for panel in self.queries.panels() {
-            for query in panel.clone() {
-                self.queries.set_row(&panel, query, attend.query(query), attend.attention.scale);
+        (self.count, self.panel_rows) = (attend.queries.rows.rows() * attend.group(), panel_rows);
+        if let CacheRows::I8(_) = attend.cache.keys {
+            let panels = self.panels();
+            self.split_queries.fill(s, attend, panels);
+            self.key_lines.resize(padded * BLOCK / LINE, [0; LINE]);
+        } else {
+            self.queries.reset(self.count, size, panel_rows);
+            for panel in self.panels() {
+                for query in panel.clone() {
+                    self.queries.set_row(&panel, query, attend.query(query), attend.attention.scale);
+                }
             }
+            self.keys.resize(padded * BLOCK, 0.0);
         }
         if padded != size {
             // Rows are padded with zeros, and another size of heads may have left other numbers.
             self.values.clear();
         }
-        self.keys.resize(padded * BLOCK, 0.0);
         self.values.resize(padded * BLOCK, 0.0);
         self.scores.resize(LANES * BLOCK, 0.0);
+    }
+
+    /// Returns the queries of each panel.
+    pub(super) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        panels(self.count, self.panel_rows)
     }
 
     /// Multiplies the first `queries` rows of scores or weights by the scales of the keys or values, if they have scales.

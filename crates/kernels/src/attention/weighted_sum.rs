@@ -21,6 +21,9 @@ pub(super) fn add_values<S: Simd, T: Element, const R: usize, const V: usize>(
         if size - first >= V * LANES {
             add_tile::<S, T, R, V>(s, values, columns, exponentials, factors, sums);
             first += V * LANES;
+        } else if V > 2 && size - first >= 2 * LANES {
+            add_tile::<S, T, R, 2>(s, values, columns, exponentials, factors, sums);
+            first += 2 * LANES;
         } else {
             add_tile::<S, T, R, 1>(s, values, columns, exponentials, factors, sums);
             first += LANES;

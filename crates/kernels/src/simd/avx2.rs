@@ -296,6 +296,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn store_le(self, x: [__m256; 2], out: &mut [u8; 64]) {
+        // SAFETY: 64 bytes are writable, and `self` proves the features.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(32).cast(), x[1]);
+        }
+    }
+
+    #[inline(always)]
     fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
         instruction!([_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])])
     }

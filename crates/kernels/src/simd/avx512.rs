@@ -207,6 +207,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn store_le(self, x: __m512, out: &mut [u8; 64]) {
+        // SAFETY: 64 bytes are writable, and `self` proves the features.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr().cast(), x) }
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         instruction!(_mm512_add_ps(a, b))
     }

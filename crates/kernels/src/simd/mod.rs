@@ -128,6 +128,8 @@ pub(crate) trait Simd: Copy {
     }
     /// Stores all lanes.
     fn store(self, x: Self::Floats, out: &mut [f32; 16]);
+    /// Stores the bits of all lanes in little-endian bytes.
+    fn store_le(self, x: Self::Floats, out: &mut [u8; 64]);
     /// Lane-wise sum.
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Lane-wise difference.

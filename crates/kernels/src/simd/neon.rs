@@ -285,6 +285,14 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn store_le(self, x: [float32x4_t; 4], out: &mut [u8; 64]) {
+        for (x, out) in x.into_iter().zip(out.as_chunks_mut::<16>().0) {
+            // SAFETY: sixteen bytes are writable, and `self` proves the features.
+            unsafe { vst1q_u8(out.as_mut_ptr(), vreinterpretq_u8_f32(x)) }
+        }
+    }
+
+    #[inline(always)]
     fn add(self, a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
         each!(i => vaddq_f32(a[i], b[i]))
     }

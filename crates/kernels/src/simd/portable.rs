@@ -142,6 +142,12 @@ impl Simd for Portable {
         *out = x;
     }
 
+    fn store_le(self, x: [f32; 16], out: &mut [u8; 64]) {
+        for (x, out) in x.into_iter().zip(out.as_chunks_mut::<4>().0) {
+            *out = x.to_le_bytes();
+        }
+    }
+
     fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         zip(&a, &b, |a, b| a + b)
     }
