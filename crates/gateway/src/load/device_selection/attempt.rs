@@ -102,7 +102,7 @@ pub(super) fn prepare(
     request: &LoadRequest<'_>,
     name: DeviceName,
 ) -> Result<(SelectedDevice, CacheKey), AttemptError> {
-    let LoadRequest { package, runtime, facts, store, .. } = request;
+    let LoadRequest { runtime, facts, .. } = request;
     let Config { power, npu_options, .. } = *request.config;
     let device =
         probe(request, name).and_then(|device| device.with_power(power).with_npu_options(npu_options));
@@ -110,11 +110,8 @@ pub(super) fn prepare(
     if let Some(library) = facts.libraries.get(&name.ep()) {
         runtime.register(name.ep(), library)?;
     }
-    let mut selected = SelectedDevice { name, device };
+    let selected = SelectedDevice { name, device };
     let key = CacheKey::new(&selected, runtime, facts);
-    let folder = store.machine(&package.folder, name.as_str())?;
-    // The folder for compiled graphs is not part of the key.
-    selected.device = contexts::with_provider_cache(selected.device, &folder, &key);
     Ok((selected, key))
 }
 
@@ -150,7 +147,15 @@ fn open_sessions(
     cache: &DeviceCache,
     notes: &mut Vec<String>,
 ) -> Result<Sessions, Error> {
-    let _lock = lock_provider_cache(request, devices)?;
+    let lock = match lock_provider_caches(request, devices) {
+        Err(error) if error.kind() != ErrorKind::Cancelled => {
+            notes.push(format!("compiled graphs are not stored for the next load: {error}"));
+            None
+        }
+        other => other?,
+    };
+    let with_caches = lock.is_some().then(|| with_provider_caches(request, devices)).transpose()?;
+    let devices = with_caches.as_ref().unwrap_or(devices);
     let DeviceAssignment { main, head } = devices;
     let sessions = match devices.compiler() {
         Some(compiler) if request.manifest().bound.is_none() => {
@@ -171,18 +176,32 @@ fn open_sessions(
 }
 
 /// Excludes other loads while a provider fills its own cache folder. They find it filled afterwards.
-fn lock_provider_cache(
+fn lock_provider_caches(
     request: &LoadRequest<'_>,
     devices: &DeviceAssignment,
 ) -> Result<Option<Guard>, Error> {
-    let fills =
-        |device: &SelectedDevice| device.device.clone().cache().is_some_and(|folder| folder.is_some());
-    if !devices.iter().any(fills) {
+    if !devices.iter().any(|selected| selected.device.clone().cache().is_some()) {
         return Ok(None);
     }
     let Manifest { name, recipe, .. } = request.manifest();
     let lock = format!("compiled-{}-{}", name.file_stem(), recipe.scheme);
     Ok(Some(request.store.lock(&lock, request.progress, request.cancel.flag())?))
+}
+
+/// Sets the cache folders of providers that store their own compiled graphs. Files under another key are removed, so the
+/// caller must hold the lock of these folders.
+fn with_provider_caches(
+    request: &LoadRequest<'_>,
+    devices: &DeviceAssignment,
+) -> Result<DeviceAssignment, Error> {
+    let mut devices = devices.clone();
+    for selected in std::iter::once(&mut devices.main).chain(&mut devices.head) {
+        // The cache folder is not part of the key.
+        let key = CacheKey::new(selected, request.runtime, &request.facts);
+        let folder = request.store.machine(&request.package.folder, selected.name.as_str())?;
+        selected.device = contexts::with_provider_cache(selected.device.clone(), &folder, &key);
+    }
+    Ok(devices)
 }
 
 /// Adds the reasons of refused nodes to an error.

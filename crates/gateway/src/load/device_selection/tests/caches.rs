@@ -56,6 +56,31 @@ fn a_provider_that_keeps_what_it_compiles_has_a_folder_for_it() {
 }
 
 #[test]
+fn the_compiled_graphs_of_another_load_are_not_removed_before_it_has_ended() {
+    let package = Package::of(Scheme::F16);
+    let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "coreml,cpu");
+    let store = &gateway.library().store;
+    let machine = store.machine(&package.folder, "coreml").unwrap();
+    let folder = machine.stage("compiled").unwrap().commit().unwrap();
+    fs::write(folder.join("graph"), "of another version").unwrap();
+    let manifest = package::Package::open(&package.key, &package.folder).unwrap().manifest;
+    let lock = format!("compiled-{}-{}", manifest.name.file_stem(), manifest.recipe.scheme);
+    let other = store.try_lock(&lock).unwrap().unwrap();
+    // The load is cancelled once it waits for the lock.
+    let cancel = Cancel::new();
+    let sink = |event: Progress| {
+        if matches!(event, Progress::Note(note) if note.contains("Waiting for another")) {
+            cancel.cancel();
+        }
+    };
+    assert!(package.load_in(&gateway, &mac(), (&sink, &cancel)).is_err() && cancel.is_cancelled());
+    assert!(folder.join("graph").is_file());
+    drop(other);
+    package.load_in(&gateway, &mac(), (&Quiet, &Cancel::new())).unwrap();
+    assert!(folder.is_dir() && !folder.join("graph").exists());
+}
+
+#[test]
 fn coreml_refuses_block_quantised_weights_before_it_is_tried() {
     let (loaded, tried) = on_a_mac(Scheme::W8);
     let passed_over = loaded.status().passed_over;
