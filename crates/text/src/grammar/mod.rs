@@ -7,6 +7,7 @@
 
 mod exponent;
 mod lark_tokens;
+mod limits;
 mod pattern;
 mod refusal;
 mod schema;
@@ -32,25 +33,14 @@ use crate::{
 };
 
 use exponent::{ExponentLimit, ExponentTokens};
+use limits::{
+    MAX_BYTES, MAX_DEPTH, check_lark, check_size, check_text, max_grammar_bytes, too_many_combinations,
+};
 pub(crate) use pattern::{text_expression, whole_expression};
 use refusal::{cleaned, refusal};
 
-/// Maximum bytes of a grammar or of a schema's JSON.
-const MAX_BYTES: usize = 128 << 10;
-
-/// Maximum size of the grammar that the compiler makes of a schema, in bytes: for each schema, and for each byte of it. An
-/// answer with tools has one schema for each.
-const MIN_BUILT_BYTES: usize = 256 << 10;
-const BUILT_PER_BYTE: usize = 256;
-
-/// Maximum number of characters `&`, which intersects regular expressions, in a grammar's source.
-const MAX_INTERSECTIONS: usize = 64;
-
 /// Maximum number of items of the parser at one position. Each optional property of an object has up to four.
 const MAX_ITEMS: usize = 16_384;
-
-/// Maximum depth of brackets in a grammar's source, which is parsed by recursion.
-const MAX_DEPTH: usize = 200;
 
 /// Bytes of stack for compiling a grammar, which recurses along its rules. Only pages that are used take memory.
 const COMPILE_STACK: usize = 256 << 20;
@@ -139,7 +129,7 @@ impl Grammar {
         match self {
             Self::JsonSchema(schema) => json_rule(schema),
             Self::Lark(source) => {
-                check_text(source)?;
+                check_lark(source)?;
                 Ok(format!("%lark {{\n{source}\n}}"))
             }
             Self::Regex(source) => {
@@ -154,7 +144,7 @@ impl Grammar {
         match self {
             Self::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(prepared_schema(schema)?)),
             Self::Lark(source) => {
-                check_text(source)?;
+                check_lark(source)?;
                 Ok(TopLevelGrammar::from_lark(source.clone()))
             }
             Self::Regex(source) => {
@@ -197,23 +187,13 @@ fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
         ..JsonCompileOptions::default()
     };
     schema::remove_annotations(&mut fields);
+    schema::replace_decimal_patterns(&mut fields);
     schema::close_objects(&mut fields);
     let max = max_grammar_bytes(length);
-    if !schema_size::fits(&fields, max) {
-        let reason = format!(
-            "its keywords combine to a grammar of more than {max} bytes; combine fewer alternatives, patterns and \
-             properties"
-        );
-        return Err(GrammarError::unusable(reason));
-    }
+    schema_size::remaining(&fields, max).ok_or_else(|| too_many_combinations(max))?;
     let mut schema = Value::Object(fields);
     spacing.apply_to(&mut schema);
     Ok(schema)
-}
-
-/// Returns the maximum size of the grammar that the compiler makes of a schema of this length.
-fn max_grammar_bytes(length: usize) -> usize {
-    MIN_BUILT_BYTES + length * BUILT_PER_BYTE
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -225,30 +205,6 @@ fn kind(value: &Value) -> &'static str {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
-}
-
-fn check_size(found: usize) -> Result<(), GrammarError> {
-    if found > MAX_BYTES { Err(GrammarError::TooLarge { found }) } else { Ok(()) }
-}
-
-fn check_text(source: &str) -> Result<(), GrammarError> {
-    check_size(source.len())?;
-    let intersections = source.bytes().filter(|&byte| byte == b'&').count();
-    if intersections > MAX_INTERSECTIONS {
-        let reason =
-            format!("expected at most {MAX_INTERSECTIONS} times the character &, found {intersections}");
-        return Err(GrammarError::unusable(reason));
-    }
-    let (mut depth, mut deepest) = (0usize, 0);
-    for byte in source.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    if deepest > MAX_DEPTH { Err(GrammarError::TooDeep { found: deepest }) } else { Ok(()) }
 }
 
 /// Compiles grammars for one tokenizer. Creating it takes tens to hundreds of milliseconds.

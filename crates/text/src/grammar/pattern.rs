@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use llguidance::regex_to_lark;
 
 use super::{
-    Grammar, GrammarError, MAX_BYTES, check_text,
+    Grammar, GrammarError,
     lark_tokens::{Definitions, LarkToken, read_definitions},
+    limits::{MAX_BYTES, check_text},
 };
 
 /// Maximum depth of names and groups, which are expanded by recursion.

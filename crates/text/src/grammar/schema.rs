@@ -68,6 +68,41 @@ pub(super) fn remove_annotations(schema: &mut Map<String, Value>) {
     parts(schema).into_iter().for_each(remove_annotations);
 }
 
+/// Replaces the patterns that pydantic writes for decimal numbers. They have look-around, which the compiler does not support.
+pub(super) fn replace_decimal_patterns(schema: &mut Map<String, Value>) {
+    if let Some(pattern) = schema.get_mut("pattern")
+        && let Some(replaced) = pattern.as_str().and_then(decimal_pattern)
+    {
+        *pattern = replaced.into();
+    }
+    parts(schema).into_iter().for_each(replace_decimal_patterns);
+}
+
+/// Returns a pattern without look-around for the numbers of a pattern of pydantic: any decimal number, or one with a maximum
+/// number of digits before and after the point. Leading and trailing zeros do not count.
+fn decimal_pattern(pattern: &str) -> Option<String> {
+    // The first group excludes numbers without digits.
+    let digits = pattern.strip_prefix(r"^(?!^[-+.]*$)[+-]?0*")?;
+    if digits == r"\d*\.?\d*$" {
+        return Some(r"^[+-]?(\d+\.?\d*|\.\d+)$".to_owned());
+    }
+    let count = |text: &str| text.parse::<u32>().ok().filter(|count| *count > 0);
+    if let Some(places) = digits.strip_prefix(r"\d*\.?\d{0,").and_then(|rest| rest.strip_suffix("}0*$")) {
+        let places = count(places)?;
+        return Some(format!(r"^[+-]?(\d+(\.\d{{0,{places}}}0*)?|\.\d{{1,{places}}}0*)$"));
+    }
+    let (whole, rest) = digits.strip_prefix(r"(?:\d{0,")?.split_once(r"}|(?=[\d.]{1,")?;
+    let (length, rest) = rest.split_once(r"}0*$)\d{0,")?;
+    let (again, places) = rest.split_once(r"}\.\d{0,")?;
+    let (whole, again, length) = (count(whole)?, count(again)?, count(length)?);
+    let places = count(places.strip_suffix("}0*$)")?)?;
+    // The look-ahead limits the length of a number whose two parts may be longer together.
+    let is_redundant = whole == again && whole.checked_add(places)? < length;
+    is_redundant.then(|| {
+        format!(r"^[+-]?((0+\d{{0,{whole}}}|\d{{1,{whole}}})(\.\d{{0,{places}}}0*)?|\.\d{{1,{places}}}0*)$")
+    })
+}
+
 /// Adds `additionalProperties: false` to objects that list their properties and have no keyword for others. Without it, a
 /// small model adds properties until its answer is cut off, and functions take only the arguments that they list. Every
 /// value that is valid afterwards is valid under the original schema. A schema that combines schemas for one value is not
@@ -173,6 +208,38 @@ mod tests {
             json!({"const": open, "default": open, "enum": [open]}),
         ] {
             check(kept.clone(), kept);
+        }
+    }
+
+    #[test]
+    fn patterns_of_decimal_numbers_are_replaced() {
+        let replaced = |pattern: &str| {
+            let mut schema = json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": pattern}]});
+            replace_decimal_patterns(schema.as_object_mut().unwrap());
+            schema["anyOf"][1]["pattern"].as_str().unwrap().to_owned()
+        };
+        let numbers = [
+            "", "-", ".", "+.", "0", "12", "-12.", ".5", "1.25", "123.4", "1.2500", "007.1", "1e3",
+            "1234567", "0.001",
+        ];
+        for pattern in [
+            r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+            r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,2}0*$",
+            r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)",
+        ] {
+            let found = replaced(pattern);
+            assert!(!found.contains("(?"), "{found}");
+            // The last pattern has no end in its first alternative. Its replacement has.
+            let original = pattern.replace("}|(?=", "}$|(?=");
+            let [original, found] = [original, found]
+                .map(|pattern| jsonschema::validator_for(&json!({"pattern": pattern})).unwrap());
+            for number in numbers {
+                let number = json!(number);
+                assert_eq!(found.is_valid(&number), original.is_valid(&number), "{number} {pattern}");
+            }
+        }
+        for kept in [r"^(?!a)b$", r"^(?!^[-+.]*$)[+-]?0*\d*x$", "^[0-9]+$"] {
+            assert_eq!(replaced(kept), kept);
         }
     }
 

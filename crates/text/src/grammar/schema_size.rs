@@ -54,10 +54,12 @@ const RESTRICTING: &[&str] = &[
     "maxItems",
 ];
 
-/// Returns true if the grammar that the compiler makes of a schema has at most `limit` bytes, by an estimate.
-pub(super) fn fits(schema: &Map<String, Value>, limit: usize) -> bool {
+/// Returns the number of bytes that remain of `limit` after the grammar that the compiler makes of a schema, by an estimate;
+/// `None` if the grammar is larger.
+pub(super) fn remaining(schema: &Map<String, Value>, limit: usize) -> Option<usize> {
     let mut estimate = Estimate { root: schema, left: limit, depth: 0 };
-    estimate.intersection(vec![Conjunct::Schema(schema)]).is_ok()
+    estimate.intersection(vec![Conjunct::Schema(schema)]).ok()?;
+    Some(estimate.left)
 }
 
 /// The grammar is larger than the limit.
@@ -260,10 +262,14 @@ impl<'a> Estimate<'a> {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::{
+        super::{Grammar, GrammarError},
+        *,
+    };
 
     fn schema_fits(schema: &Value) -> bool {
-        fits(schema.as_object().unwrap(), super::super::max_grammar_bytes(schema.to_string().len()))
+        let limit = super::super::limits::max_grammar_bytes(schema.to_string().len());
+        remaining(schema.as_object().unwrap(), limit).is_some()
     }
 
     /// Returns a schema whose definitions each intersect the one before with itself.
@@ -303,7 +309,12 @@ mod tests {
         ] {
             let shown: String = schema.to_string().chars().take(200).collect();
             assert!(!schema_fits(&schema), "{shown}");
+            let lark = Grammar::Lark(format!("start: \"a\" %json{schema}"));
+            assert!(matches!(lark.rule(), Err(GrammarError::Unusable { .. })), "{shown}");
         }
+        // The schemas of a grammar share a limit.
+        let many = "%json {\"multipleOf\": 9973} ".repeat(60);
+        assert!(Grammar::Lark(format!("start: {many}")).rule().is_err());
         let refused = super::super::json_rule(&doubling(20, "a")).unwrap_err().to_string();
         assert!(refused.contains("combine fewer alternatives"), "{refused}");
     }
@@ -345,6 +356,7 @@ mod tests {
         let headers = json!({"patternProperties": {"^x-": {}, "^[a-z]+$": text}});
         for schema in [node, text, settings, price, headers] {
             assert!(schema_fits(&schema), "{schema}");
+            assert!(Grammar::Lark(format!("start: item+\nitem: %json {schema} \",\"")).rule().is_ok());
         }
     }
 
