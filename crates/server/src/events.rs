@@ -7,7 +7,10 @@
 use std::{
     mem,
     ops::ControlFlow,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,6 +33,7 @@ use crate::{
 struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
+    uncharged: Arc<AtomicUsize>,
     memory: AnswerMemory,
 }
 
@@ -62,6 +66,17 @@ fn content_bytes(event: &GenerationEvent) -> usize {
     }
 }
 
+/// Returns the number of tokens that a client is charged for an event if the answer does not reach its end.
+fn tokens(event: &GenerationEvent) -> usize {
+    match event {
+        GenerationEvent::Started { prompt_tokens } => *prompt_tokens,
+        GenerationEvent::Text { .. }
+        | GenerationEvent::Reasoning { .. }
+        | GenerationEvent::ToolCall { .. } => 1,
+        GenerationEvent::Finished { .. } | GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => 0,
+    }
+}
+
 /// Events in the channel that were not received yet.
 struct Backlog {
     events: usize,
@@ -75,6 +90,7 @@ struct Backlog {
 impl GenerationSink for ChannelSink {
     fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
         let content = content_bytes(&event);
+        self.uncharged.fetch_add(tokens(&event), Ordering::Relaxed);
         // The end of an answer is delivered in any case.
         let refusal = self.memory.add_generated(EVENT_BYTES + content).err().filter(|_| content > 0);
         if let Some(message) = refusal {
@@ -106,14 +122,22 @@ impl GenerationSink for ChannelSink {
 fn channel(memory: AnswerMemory) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
     let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
-    let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone() };
-    (sink, EventReceiver { receiver, backlog, memory, retains: false, taken: 0 })
+    let uncharged = Arc::new(AtomicUsize::new(0));
+    let sink = ChannelSink {
+        sender,
+        backlog: backlog.clone(),
+        uncharged: uncharged.clone(),
+        memory: memory.clone(),
+    };
+    (sink, EventReceiver { receiver, backlog, uncharged, memory, retains: false, taken: 0 })
 }
 
 /// Receiving end of the channel, in the request's task.
 struct EventReceiver {
     receiver: UnboundedReceiver<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
+    /// Number of tokens of all events so far, received or not; 0 once the request was charged.
+    uncharged: Arc<AtomicUsize>,
     memory: AnswerMemory,
     /// Set if a stream repeats its answer at its end.
     retains: bool,
@@ -127,6 +151,11 @@ impl EventReceiver {
         let mut backlog = self.backlog.lock();
         backlog.since = Instant::now();
         backlog.limit = Some(limit);
+    }
+
+    /// Returns the number of tokens that were not charged yet. They count as charged afterwards.
+    fn take_uncharged(&self) -> usize {
+        self.uncharged.swap(0, Ordering::Relaxed)
     }
 
     /// Returns the next event. The text of an error is short and without credentials, for every protocol.
@@ -165,14 +194,12 @@ pub(crate) struct Events {
     receiver: EventReceiver,
     generation: CancelOnDisconnect,
     meter: Meter,
-    /// Number of prompt tokens and of text events so far; 0 once the request was charged.
-    uncounted: usize,
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
         // If the client disconnected, the tokens so far are charged.
-        self.meter.tokens(self.uncounted);
+        self.meter.tokens(self.receiver.take_uncharged());
     }
 }
 
@@ -180,18 +207,9 @@ impl Events {
     /// Returns the next event; `None` if the engine ended without one.
     pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
         let event = self.receiver.next().await;
-        match &event {
-            Some(GenerationEvent::Started { prompt_tokens }) => self.uncounted += prompt_tokens,
-            Some(
-                GenerationEvent::Text { .. }
-                | GenerationEvent::Reasoning { .. }
-                | GenerationEvent::ToolCall { .. },
-            ) => self.uncounted += 1,
-            Some(GenerationEvent::Done(summary)) => {
-                self.uncounted = 0;
-                self.meter.generation(summary);
-            }
-            Some(GenerationEvent::Finished { .. } | GenerationEvent::Failed { .. }) | None => {}
+        if let Some(GenerationEvent::Done(summary)) = &event {
+            self.receiver.take_uncharged();
+            self.meter.generation(summary);
         }
         event
     }
@@ -228,7 +246,7 @@ pub(crate) async fn start(
     let sink = Box::new(sink);
     let call = move |model: &ReadyModel, _: &Cancel| call(model, sink).map(CancelOnDisconnect);
     let generation = run_cancellable(app, model, body, call).await?;
-    Ok(Events { receiver, generation, meter: app.meter.clone(), uncounted: 0 })
+    Ok(Events { receiver, generation, meter: app.meter.clone() })
 }
 
 #[cfg(test)]
@@ -267,6 +285,18 @@ mod tests {
             let Some(GenerationEvent::Failed { message }) = last else { panic!("{last:?}") };
             assert!(message.contains("takes more memory"), "{message}");
         }
+    }
+
+    #[tokio::test]
+    async fn events_that_were_not_received_are_charged() {
+        let (mut sink, mut receiver) = channel(memory());
+        assert!(sink.event(GenerationEvent::Started { prompt_tokens: 7 }).is_continue());
+        for _ in 0..2 {
+            let text = GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
+            assert!(sink.event(text).is_continue());
+        }
+        receiver.next().await.unwrap();
+        assert_eq!([receiver.take_uncharged(), receiver.take_uncharged()], [9, 0]);
     }
 
     #[tokio::test]

@@ -14,6 +14,10 @@ use crate::{
 /// Maximum documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
+/// Maximum bytes of a query for each token of the model's limit. The query is tokenized again with each document, and white
+/// space has no tokens.
+const MAX_QUERY_BYTES: usize = 16;
+
 impl ReadyModel {
     /// Sorts documents by relevance to a query, best first; of equal ones, the earlier first. Ends with
     /// [`Error::Cancelled`] once `cancel` is set.
@@ -30,6 +34,12 @@ impl ReadyModel {
         }
         let queued = encoder.enter(cancel)?;
         let limit = encoder.limits().max_length;
+        let (bytes, most) = (request.query.len(), limit.saturating_mul(MAX_QUERY_BYTES));
+        if bytes > most {
+            let message =
+                format!("query: found {bytes} bytes, but this model allows at most {most}; shorten it");
+            return Err(Error::invalid("query", message));
+        }
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
         let query = model.package.tokenizer.encode_document_within(&request.query, bounds)?;
         if !matches!(query, BoundedTokens::Whole(_)) {
