@@ -239,7 +239,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.typed_body())).into_response();
         let message = self.message();
-        response.extensions_mut().insert(ErrorMessage { message, overlong: self.overlong });
+        let (overlong, param) = (self.overlong, self.param);
+        response.extensions_mut().insert(ErrorMessage { message, overlong, param });
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -38,6 +38,8 @@ impl Protocol {
 pub(crate) struct ErrorMessage {
     pub(crate) message: String,
     pub(crate) overlong: Option<OverlongPrompt>,
+    /// Parameter of the request.
+    pub(crate) param: Option<String>,
 }
 
 /// A prompt that leaves no room for an answer.
@@ -53,7 +55,7 @@ impl ErrorMessage {
     /// Returns the message for clients of Anthropic's protocol. They compact a conversation if they find Anthropic's
     /// words for an overlong prompt. OpenAI's words remain for proxies that look for those.
     fn of_anthropic(self) -> String {
-        let Self { message, overlong } = self;
+        let Self { message, overlong, .. } = self;
         match overlong {
             Some(OverlongPrompt { prompt, context }) => {
                 format!("prompt is too long: {prompt} tokens > {context} maximum. {message}")
@@ -83,6 +85,24 @@ pub(crate) struct AnthropicErrorBody<'a> {
 struct AnthropicError<'a> {
     r#type: &'static str,
     message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<ErrorDetails>,
+}
+
+/// Refusal of a feature that a client can do without.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ErrorDetails {
+    error_code: &'static str,
+    unsupported: [&'static str; 1],
+}
+
+impl ErrorDetails {
+    /// Returns the details of the refusal of a parameter. Anthropic's clients repeat a request without `thread`, which keeps
+    /// a conversation on the server, if they find its code.
+    fn of_refused(param: &str) -> Option<Self> {
+        let thread = Self { error_code: "thread_unsupported_request", unsupported: ["thread"] };
+        (param == "thread").then_some(thread)
+    }
 }
 
 impl<'a> AnthropicErrorBody<'a> {
@@ -98,7 +118,11 @@ impl<'a> AnthropicErrorBody<'a> {
             400..500 => "invalid_request_error",
             _ => "api_error",
         };
-        Self { r#type: ERROR, error: AnthropicError { r#type: kind, message }, request_id: None }
+        Self {
+            r#type: ERROR,
+            error: AnthropicError { r#type: kind, message, details: None },
+            request_id: None,
+        }
     }
 }
 
@@ -127,9 +151,11 @@ pub(crate) async fn translate_errors(request: Request, next: Next) -> Response {
         Protocol::OpenAi => return response,
         Protocol::Anthropic => {
             let request_id = id.as_ref().and_then(|RequestId(id)| id.to_str().ok());
+            let details = error.param.as_deref().and_then(ErrorDetails::of_refused);
             let message = error.of_anthropic();
-            Json(AnthropicErrorBody { request_id, ..AnthropicErrorBody::new(status, &message) })
-                .into_response()
+            let mut body = AnthropicErrorBody::new(status, &message);
+            (body.error.details, body.request_id) = (details, request_id);
+            Json(body).into_response()
         }
         Protocol::Ollama => Json(OllamaErrorBody { error: &error.message }).into_response(),
     };
@@ -162,7 +188,8 @@ mod tests {
 
     #[test]
     fn an_overlong_prompt_is_described_in_the_words_of_both_protocols() {
-        let error = |overlong| ErrorMessage { message: "This model's maximum".to_owned(), overlong };
+        let error =
+            |overlong| ErrorMessage { message: "This model's maximum".to_owned(), overlong, param: None };
         let overlong = OverlongPrompt { prompt: "210".to_owned(), context: 200 };
         assert_eq!(
             error(Some(overlong)).of_anthropic(),

@@ -206,6 +206,23 @@ fn check_ignored(live: &Live, path: &str, body: &Value, expect: &str) {
 }
 
 #[test]
+fn a_thread_is_refused_with_the_code_that_anthropic_s_client_looks_for() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let body = json!({
+        "model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "thread": {"type": "create"},
+    });
+    let answer = live.post("/v1/messages", &body);
+    let error = &answer.json()["error"];
+    assert_eq!((answer.status, &error["type"]), (400, &json!("invalid_request_error")));
+    assert_eq!(
+        error["details"],
+        json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]})
+    );
+}
+
+#[test]
 fn every_hint_is_ignored_by_name_in_every_endpoint() {
     let tiny = Tiny::new();
     let (model, embedding) = (tiny.chat(), tiny.embedding());
@@ -408,7 +425,7 @@ fn agents_of_every_protocol_send_their_hints() {
         "prompt_cache_key": "k", "text": {"verbosity": "low"}, "tools": [{"type": "web_search"}], "store": false,
         "max_tool_calls": 3,
     });
-    let expect = "max_tool_calls, prompt_cache_key, web_search, text.verbosity, reasoning.summary, include, reasoning.effort";
+    let expect = "max_tool_calls, prompt_cache_key, web_search, text.verbosity, include, reasoning.effort, reasoning.summary";
     check_ignored(&live, response.path, &with(response.body, codex), expect);
     let claude = json!({
         "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},

@@ -59,6 +59,7 @@ impl AnswerRules {
             format: model.tool_format,
             tools: declarations,
             limit: tools.calls,
+            ends_at_repetition: tools.choice == ToolChoice::Required,
             // An answer under a grammar has calls only where the grammar guarantees them.
             reading: if grammar.is_some() { CallReading::Exact } else { CallReading::Lenient },
         });

@@ -221,7 +221,7 @@ mod tests {
         let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
         let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
         let (format, limit, reading) = (ToolFormat::Hermes, CallLimit::Any, CallReading::Lenient);
-        let calls = Some(CallRules { format, tools, limit, reading });
+        let calls = Some(CallRules { format, tools, limit, ends_at_repetition: false, reading });
         let rules = AnswerRules { calls, ..AnswerRules::default() };
         let stop = StopStrings::new(stop.iter().map(|stop| (*stop).to_owned()).collect());
         let mut choice = ChoiceText::new(&tokenizer, stop, &GenerateOptions::api_defaults(), &rules);

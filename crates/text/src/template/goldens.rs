@@ -134,6 +134,24 @@ fn markers_count_as_the_template_s() {
 }
 
 #[test]
+fn a_later_system_message_does_not_change_the_beginning() {
+    let source = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}\
+                  {% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
+    let render = |messages: &[(Role, &str)]| {
+        let messages: Vec<Message> =
+            messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
+        let options = RenderOptions::answer(Date { year: 2026, month: 11, day: 21 });
+        template.render(&messages, &options).unwrap().text().replace('\n', "|")
+    };
+    use Role::{Assistant, System, User};
+    let first = [(System, "s"), (User, "a"), (Assistant, "b"), (User, "c")];
+    let later = [&first[..], &[(System, "t")]].concat();
+    assert_eq!(render(&first), "user:s||a;assistant:b;user:c;");
+    assert_eq!(render(&later), "user:s||a;assistant:b;user:c||t;");
+}
+
+#[test]
 fn families_render_as_in_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let goldens: Value = serde_json::from_slice(&fs::read(folder.join("templates.json")).unwrap()).unwrap();

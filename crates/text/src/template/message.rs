@@ -1,6 +1,6 @@
 //! Messages with tool calls, and adaptations of a conversation to a template that refuses it.
 
-use std::{mem, ops::Range};
+use std::ops::Range;
 
 use minijinja::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
@@ -182,21 +182,25 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     joined
 }
 
-/// Returns the messages with system messages at the head of the first user message, which is created if missing.
+/// Returns the messages with the leading system messages at the head of the first user message, which is created if missing.
+/// Later system messages become user messages in their place, so that a new one does not change the beginning of the
+/// prompt.
 pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
-    let is_system = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
+    let is_system = |message: &Message| matches!(message.role, Role::System | Role::Developer);
+    let leading = messages.iter().take_while(|message| is_system(message)).count();
+    let (leading, rest) = messages.split_at(leading);
     let mut system = Message::new(Role::User, String::new());
-    messages.iter().filter(is_system).for_each(|message| system.append_text(message));
-    let mut rest: Vec<Message> = messages.iter().filter(|message| !is_system(message)).cloned().collect();
-    if system.content.is_empty() {
-        return rest;
-    }
-    match rest.iter_mut().find(|message| message.role == Role::User) {
-        Some(first) => {
-            system.append_text(first);
-            (first.content, first.markers) = (mem::take(&mut system.content), mem::take(&mut system.markers));
+    leading.iter().for_each(|message| system.append_text(message));
+    let mut rest = rest.to_vec();
+    if !system.content.is_empty() {
+        match rest.iter_mut().find(|message| message.role == Role::User) {
+            Some(first) => {
+                system.append_text(first);
+                (first.content, first.markers) = (system.content, system.markers);
+            }
+            None => rest.insert(0, system),
         }
-        None => rest.insert(0, system),
     }
+    rest.iter_mut().filter(|message| is_system(message)).for_each(|message| message.role = Role::User);
     rest
 }

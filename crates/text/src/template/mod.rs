@@ -194,8 +194,8 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
-    /// consecutive messages of one role, they are joined. If it reads the tools from the system message, they are added
+    /// If the template refuses system messages, the text of the leading ones moves to the head of the first user message, and
+    /// later ones become user messages. If it refuses consecutive messages of one role, they are joined. If it reads the tools from the system message, they are added
     /// there. Any other refusal is an error with the template's message.
     pub fn render(
         &self,

@@ -24,6 +24,9 @@ pub(in crate::serve) struct CallRules {
     /// Tools that the model sees, as objects of OpenAI's `tools`.
     pub(in crate::serve) tools: Vec<Value>,
     pub(in crate::serve) limit: CallLimit,
+    /// An answer ends where a call repeats an earlier one. Small models whose grammar requires calls would otherwise repeat
+    /// a call until their context is full.
+    pub(in crate::serve) ends_at_repetition: bool,
     /// Texts that are read as calls.
     pub(in crate::serve) reading: CallReading,
 }
@@ -42,13 +45,26 @@ pub(in crate::serve) enum Piece {
 pub(in crate::serve) struct AnswerCalls {
     parser: ToolParser,
     limit: CallLimit,
+    ends_at_repetition: bool,
     /// Texts of special tokens around calls, which are hidden from clients.
     hidden: Vec<String>,
+    /// Number of calls that the client has received, as a whole or in part.
     begun: usize,
-    complete: usize,
+    /// Names and arguments of the complete calls.
+    complete: Vec<(String, String)>,
     malformed: usize,
-    /// Set between the beginning of a call and its end.
-    is_open: bool,
+    /// The call between its beginning and its end.
+    open: Option<OpenCall>,
+    /// A call repeated an earlier one and ended the answer.
+    is_repeated: bool,
+}
+
+/// A call whose end has not come yet.
+struct OpenCall {
+    name: String,
+    arguments: String,
+    /// The client has received nothing of it, because it begins like an earlier call.
+    is_held: bool,
 }
 
 impl AnswerCalls {
@@ -59,17 +75,19 @@ impl AnswerCalls {
         Self {
             parser: ToolParser::new(rules.format, &rules.tools, rules.reading),
             limit: rules.limit,
+            ends_at_repetition: rules.ends_at_repetition,
             hidden: specials.filter(|text| markers.contains(&text.as_str())).collect(),
             begun: 0,
-            complete: 0,
+            complete: Vec::new(),
             malformed: 0,
-            is_open: false,
+            open: None,
+            is_repeated: false,
         }
     }
 
     /// Number of complete calls.
     pub(in crate::serve) fn complete(&self) -> usize {
-        self.complete
+        self.complete.len()
     }
 
     /// Number of malformed calls, which are in the text.
@@ -79,7 +97,7 @@ impl AnswerCalls {
 
     /// Returns true if no call may follow.
     pub(in crate::serve) fn is_exhausted(&self) -> bool {
-        self.limit == CallLimit::One && self.complete > 0
+        self.is_repeated || self.limit == CallLimit::One && !self.complete.is_empty()
     }
 
     /// Takes the next text.
@@ -87,8 +105,9 @@ impl AnswerCalls {
         if self.is_over(stop) {
             return Vec::new();
         }
-        let events = self.parser.push(text);
-        self.pieces(events, stop)
+        let (events, mut pieces) = (self.parser.push(text), Vec::new());
+        self.add(events, stop, &mut pieces);
+        pieces
     }
 
     /// Ends the answer and returns the rest. If a call was cut off, the client receives everything that the model wrote
@@ -97,9 +116,14 @@ impl AnswerCalls {
         if self.is_over(stop) {
             return Vec::new();
         }
-        let is_open = self.is_open;
+        let (is_open, mut pieces) = (self.open.is_some(), Vec::new());
         let mut events = self.parser.finish(end);
         if end == TextEnd::Cut {
+            if self.repeats() {
+                self.open = None;
+            } else {
+                self.send(&mut pieces);
+            }
             // A call that was cut off is not malformed. Its text is needed only if the client has none of the call.
             events.retain(|event| !(is_open && matches!(event, ToolEvent::Malformed(_))));
             for event in &mut events {
@@ -108,7 +132,8 @@ impl AnswerCalls {
                 }
             }
         }
-        self.pieces(events, stop)
+        self.add(events, stop, &mut pieces);
+        pieces
     }
 
     /// Returns true if the answer ended at a stop string or at the last call that it may have.
@@ -116,46 +141,89 @@ impl AnswerCalls {
         self.is_exhausted() || stop.stopped().is_some()
     }
 
-    fn pieces(&mut self, events: Vec<ToolEvent>, stop: &mut StopStrings) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    /// Adds the pieces of events.
+    fn add(&mut self, events: Vec<ToolEvent>, stop: &mut StopStrings, pieces: &mut Vec<Piece>) {
         for event in events {
             match event {
                 ToolEvent::Text(text) => {
                     let text = stop.push(&self.without_hidden(text)).text;
-                    push_text(text, &mut pieces);
+                    push_text(text, pieces);
                 }
                 ToolEvent::Malformed(text) => {
                     self.malformed += 1;
-                    self.is_open = false;
+                    self.open = None;
                     let text = stop.push(&self.without_hidden(text)).text;
-                    push_text(text, &mut pieces);
+                    push_text(text, pieces);
                 }
                 ToolEvent::Begin { name, .. } => {
                     // A stop string does not extend over a call.
-                    push_text(stop.finish(), &mut pieces);
-                    let start = Some(ToolCallStart { id: call_id(), name });
-                    let delta = ToolCallDelta { index: self.begun, start, arguments: String::new() };
-                    pieces.push(Piece::Call(delta));
-                    self.begun += 1;
-                    self.is_open = true;
+                    push_text(stop.finish(), pieces);
+                    self.open = Some(OpenCall { name, arguments: String::new(), is_held: true });
+                    self.release(pieces);
                 }
-                ToolEvent::Arguments(arguments) => match pieces.last_mut() {
-                    Some(Piece::Call(last)) => last.arguments.push_str(&arguments),
-                    _ => {
-                        let index = self.begun.saturating_sub(1);
-                        pieces.push(Piece::Call(ToolCallDelta { index, start: None, arguments }));
-                    }
-                },
-                ToolEvent::End => {
-                    self.complete += 1;
-                    self.is_open = false;
-                }
+                ToolEvent::Arguments(arguments) => self.push_arguments(&arguments, pieces),
+                ToolEvent::End => self.end_call(pieces),
             }
             if self.is_over(stop) {
                 break;
             }
         }
-        pieces
+    }
+
+    /// Starts to send the open call unless it may become a repetition.
+    fn release(&mut self, pieces: &mut Vec<Piece>) {
+        let Some(call) = &self.open else { return };
+        let may_repeat = self.ends_at_repetition
+            && self
+                .complete
+                .iter()
+                .any(|(name, arguments)| *name == call.name && arguments.starts_with(&call.arguments));
+        if !may_repeat {
+            self.send(pieces);
+        }
+    }
+
+    /// Starts to send the open call, if the client has nothing of it.
+    fn send(&mut self, pieces: &mut Vec<Piece>) {
+        let Some(call) = self.open.as_mut().filter(|call| call.is_held) else { return };
+        call.is_held = false;
+        let start = Some(ToolCallStart { id: call_id(), name: call.name.clone() });
+        let delta = ToolCallDelta { index: self.begun, start, arguments: call.arguments.clone() };
+        pieces.push(Piece::Call(delta));
+        self.begun += 1;
+    }
+
+    fn push_arguments(&mut self, arguments: &str, pieces: &mut Vec<Piece>) {
+        let Some(call) = &mut self.open else { return };
+        call.arguments.push_str(arguments);
+        if call.is_held {
+            return self.release(pieces);
+        }
+        match pieces.last_mut() {
+            Some(Piece::Call(last)) => last.arguments.push_str(arguments),
+            _ => {
+                let (index, arguments) = (self.begun.saturating_sub(1), arguments.to_owned());
+                pieces.push(Piece::Call(ToolCallDelta { index, start: None, arguments }));
+            }
+        }
+    }
+
+    /// Returns true if the open call is the same as an earlier one so far.
+    fn repeats(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| {
+            let is_equal = |call: &(String, String)| call.0 == open.name && call.1 == open.arguments;
+            open.is_held && self.complete.iter().any(is_equal)
+        })
+    }
+
+    fn end_call(&mut self, pieces: &mut Vec<Piece>) {
+        self.is_repeated = self.repeats();
+        if !self.is_repeated {
+            self.send(pieces);
+        }
+        if let Some(call) = self.open.take().filter(|_| !self.is_repeated) {
+            self.complete.push((call.name, call.arguments));
+        }
     }
 
     fn without_hidden(&self, mut text: String) -> String {
@@ -199,14 +267,17 @@ mod tests {
 
     fn calls(format: ToolFormat, limit: CallLimit) -> AnswerCalls {
         let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
-        let tokenizer = tokenizer(&["[TOOL_CALLS]"]);
-        AnswerCalls::new(&CallRules { format, tools, limit, reading: CallReading::Lenient }, &tokenizer)
+        let (tokenizer, reading) = (tokenizer(&["[TOOL_CALLS]"]), CallReading::Lenient);
+        AnswerCalls::new(&CallRules { format, tools, limit, ends_at_repetition: false, reading }, &tokenizer)
     }
 
     /// Returns the text and each call's name and arguments.
     fn read(calls: &mut AnswerCalls, answer: &str, end: TextEnd) -> (String, Vec<(String, String)>) {
         let mut stop = StopStrings::new(Vec::new());
-        let pieces = [calls.push(answer, &mut stop), calls.finish(end, &mut stop)].concat();
+        assemble([calls.push(answer, &mut stop), calls.finish(end, &mut stop)].concat())
+    }
+
+    fn assemble(pieces: Vec<Piece>) -> (String, Vec<(String, String)>) {
         let (mut text, mut found) = (String::new(), Vec::new());
         for piece in pieces {
             match piece {
@@ -221,6 +292,38 @@ mod tests {
             }
         }
         (text, found)
+    }
+
+    const TWICE: &str = r#"[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]"#;
+
+    #[test]
+    fn a_repeated_call_ends_an_answer_that_requires_calls() {
+        let check = |answer: &str, end, expect: &[(&str, &str)], is_over| {
+            for step in [1, answer.len()] {
+                let mut calls =
+                    AnswerCalls { ends_at_repetition: true, ..calls(ToolFormat::Mistral, CallLimit::Any) };
+                let (mut stop, mut pieces) = (StopStrings::new(Vec::new()), Vec::new());
+                for start in (0..answer.len()).step_by(step) {
+                    pieces.extend(calls.push(&answer[start..answer.len().min(start + step)], &mut stop));
+                }
+                pieces.extend(calls.finish(end, &mut stop));
+                let (text, found) = assemble(pieces);
+                let found: Vec<(&str, &str)> =
+                    found.iter().map(|(name, arguments)| (name.as_str(), arguments.as_str())).collect();
+                assert_eq!((text.trim(), found.as_slice()), ("", expect), "{answer}");
+                assert_eq!(calls.is_exhausted(), is_over, "{answer}");
+            }
+        };
+        use TextEnd::{Complete, Cut};
+        check(TWICE, Complete, &[("f", "{}")], true);
+        let three =
+            r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": 12}}, {"name": "f", "arguments": {"a": 13}}, "#;
+        let both = [("f", r#"{"a": 12}"#), ("f", r#"{"a": 13}"#)];
+        check(three, Cut, &both, false);
+        check(&format!(r#"{three}{{"name": "f", "arguments": {{"a": 12}}}}, "#), Cut, &both, true);
+        check(&format!(r#"{three}{{"name": "f", "arguments": {{"a": 12}}"#), Cut, &both, false);
+        let cut = [both[0], both[1], ("f", r#"{"a": 1"#)];
+        check(&format!(r#"{three}{{"name": "f", "arguments": {{"a": 1"#), Cut, &cut, false);
     }
 
     #[test]
@@ -249,6 +352,7 @@ mod tests {
         check(ToolFormat::ChatGlm3, Any, "f\n```python\ntool_call(x='a", Cut, ("", begun, [0, 0]));
         let tagged = "<tool_call>\n<function=f>\n<parameter=x>\na\n</par";
         check(ToolFormat::QwenCoder, Any, tagged, Cut, ("", begun, [0, 0]));
+        check(ToolFormat::Mistral, Any, TWICE, Complete, ("", &[("f", "{}"), ("f", "{}")], [2, 0]));
         // Nothing of a call whose name is incomplete is reported as one.
         let nameless = "<tool_call>{\"name\": \"";
         check(ToolFormat::Hermes, Any, nameless, Cut, (nameless, &[], [0, 0]));

@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::{
     super::logprobs::ChatToken,
-    object::{OutputItem, OutputPart, ReasoningPart, ResponseObject},
+    item::{OutputItem, OutputPart, ReasoningPart, SummaryPart},
+    object::ResponseObject,
 };
 
 /// Event with its number in the stream.
@@ -78,6 +79,34 @@ pub(crate) enum ResponseEvent {
         place: PartPosition,
         text: String,
     },
+    /// Start of the summary.
+    #[serde(rename = "response.reasoning_summary_part.added")]
+    SummaryAdded {
+        #[serde(flatten)]
+        place: SummaryPosition,
+        part: SummaryPart,
+    },
+    /// Whole part of the summary.
+    #[serde(rename = "response.reasoning_summary_part.done")]
+    SummaryPartDone {
+        #[serde(flatten)]
+        place: SummaryPosition,
+        part: SummaryPart,
+    },
+    /// More of the summary.
+    #[serde(rename = "response.reasoning_summary_text.delta")]
+    SummaryDelta {
+        #[serde(flatten)]
+        place: SummaryPosition,
+        delta: String,
+    },
+    /// Whole text of the summary.
+    #[serde(rename = "response.reasoning_summary_text.done")]
+    SummaryDone {
+        #[serde(flatten)]
+        place: SummaryPosition,
+        text: String,
+    },
     /// More of the JSON text of a call's arguments.
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta {
@@ -124,6 +153,14 @@ pub(crate) struct PartPosition {
     content_index: usize,
 }
 
+/// Place of a summary, the only one of its item.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct SummaryPosition {
+    #[serde(flatten)]
+    item: ItemPosition,
+    summary_index: usize,
+}
+
 impl ItemPosition {
     /// Returns the place of an item.
     pub(super) fn new(item_id: &str, output_index: usize) -> Self {
@@ -135,6 +172,13 @@ impl PartPosition {
     /// Returns the place of the part of an item.
     pub(super) fn new(item_id: &str, output_index: usize) -> Self {
         Self { item: ItemPosition::new(item_id, output_index), content_index: 0 }
+    }
+}
+
+impl SummaryPosition {
+    /// Returns the place of the summary of an item.
+    pub(super) fn new(item_id: &str, output_index: usize) -> Self {
+        Self { item: ItemPosition::new(item_id, output_index), summary_index: 0 }
     }
 }
 

@@ -105,9 +105,12 @@ fn not_stored(index: usize, id: &str) -> ApiError {
     ApiError::bad_request(path, message).with_code("item_not_found")
 }
 
-/// Returns the name under which the model knows a function of a namespace.
-pub(super) fn within(namespace: &str, name: &str) -> String {
-    format!("{namespace}.{name}")
+/// Returns the name under which the model knows a tool: with its namespace, if it has one.
+pub(super) fn full_name(namespace: Option<&str>, name: String) -> String {
+    match namespace {
+        Some(namespace) => format!("{namespace}.{name}"),
+        None => name,
+    }
 }
 
 /// Returns a call's arguments as JSON, or as a string if they are not valid JSON.

@@ -2,8 +2,10 @@
 
 mod event;
 mod history;
+mod item;
 mod object;
 mod request;
+mod settings;
 mod store;
 mod stream;
 
@@ -28,8 +30,9 @@ pub(crate) use self::{
 };
 use self::{
     history::{InputItem, resolve, to_messages},
-    object::{ResponseEnd, ResponseSettings, output_items},
+    object::{ResponseEnd, output_items},
     request::{FIELDS, InputRequest},
+    settings::ResponseSettings,
     store::{PendingStore, Turns, json_length, memory_of, messages},
     stream::ResponseEvents,
 };

@@ -15,7 +15,7 @@ use super::{
         shared_fields::SharedFields,
         tools::{ChoiceMode, NamedTool, allow, call_limit, no_parameters},
     },
-    history::{HistoryItem, InputItem, arguments_value, within},
+    history::{HistoryItem, InputItem, arguments_value, full_name},
 };
 use crate::{
     body,
@@ -81,7 +81,7 @@ struct Item {
     summary: Option<Vec<Part>>,
     call_id: Option<String>,
     name: Option<String>,
-    /// Namespace of the called function.
+    /// Namespace of the called tool.
     namespace: Option<String>,
     arguments: Option<String>,
     /// Input of a custom tool.
@@ -108,7 +108,7 @@ struct ResponseTool {
     strict: Option<bool>,
     /// Form of a custom tool's input.
     format: Option<CustomFormat>,
-    /// Functions of a namespace.
+    /// Tools of a namespace.
     tools: Option<Vec<ResponseTool>>,
 }
 
@@ -126,6 +126,11 @@ enum ResponseChoice {
     Allowed {
         mode: ChoiceMode,
         tools: Vec<NamedTool>,
+    },
+    /// A tool that runs on OpenAI's servers.
+    Hosted {
+        #[serde(rename = "type")]
+        _type: HostedTool,
     },
 }
 
@@ -171,11 +176,10 @@ impl Item {
             "function_call" => {
                 let arguments = arguments_value(self.arguments.unwrap_or_default());
                 let name = self.name.ok_or_else(|| missing("name"))?;
-                let name = self.namespace.map_or_else(|| name.clone(), |space| within(&space, &name));
-                HistoryItem::call(self.call_id, name, arguments)
+                HistoryItem::call(self.call_id, full_name(self.namespace.as_deref(), name), arguments)
             }
             "custom_tool_call" => {
-                let name = self.name.ok_or_else(|| missing("name"))?;
+                let name = full_name(self.namespace.as_deref(), self.name.ok_or_else(|| missing("name"))?);
                 let input = self.input.unwrap_or_default();
                 HistoryItem::call(self.call_id, name, custom_tools::arguments(&input))
             }
@@ -219,6 +223,24 @@ const LOCAL_SHELL: &str = "local_shell";
 /// not call them.
 const HOSTED_TOOLS: [&str; 2] = ["web_search_preview", "web_search"];
 
+/// Returns the type of a tool that runs on OpenAI's servers, without its date.
+fn hosted(kind: &str) -> Option<&'static str> {
+    HOSTED_TOOLS.into_iter().find(|hosted| kind.starts_with(hosted))
+}
+
+/// Type of a tool that runs on OpenAI's servers.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(try_from = "String")]
+struct HostedTool;
+
+impl TryFrom<String> for HostedTool {
+    type Error = String;
+
+    fn try_from(kind: String) -> Result<Self, String> {
+        hosted(&kind).map(|_| Self).ok_or_else(|| format!("{kind:?} is not a tool of OpenAI's servers"))
+    }
+}
+
 /// Conversation in a body, without earlier turns, and its options.
 pub(super) struct InputRequest {
     /// Instructions, which are not part of the conversation.
@@ -232,20 +254,23 @@ pub(super) struct InputRequest {
 }
 
 impl ResponseTool {
-    /// Adds the function, or the functions of the namespace, to `tools`.
+    /// Adds the tool, or the tools of the namespace, to `tools`.
     fn add_to(self, tools: &mut Vec<Tool>, index: usize) -> Result<(), ApiError> {
         let path = format!("tools[{index}]");
         if self.r#type != "namespace" {
-            let is_custom = self.r#type == CUSTOM;
-            tools.push(if is_custom { self.into_custom_tool(path) } else { self.into_tool(path) }?);
+            tools.push(self.into_tool(path)?);
             return Ok(());
         }
-        let space = self.name.unwrap_or_default();
+        let Some(space) = self.name else { return Err(ApiError::required(&format!("{path}.name"))) };
         for (number, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
             let tool = tool.into_tool(format!("{path}.tools[{number}]"))?;
-            tools.push(Tool { name: within(&space, &tool.name), ..tool });
+            tools.push(Tool { name: full_name(Some(&space), tool.name), ..tool });
         }
         Ok(())
+    }
+
+    fn into_tool(self, path: String) -> Result<Tool, ApiError> {
+        if self.r#type == CUSTOM { self.into_custom_tool(path) } else { self.into_function(path) }
     }
 
     /// Returns a custom tool, whose input is a text, as a function.
@@ -257,7 +282,7 @@ impl ResponseTool {
         CustomTool { name, description: self.description, format: self.format }.into_tool(&path)
     }
 
-    fn into_tool(self, path: String) -> Result<Tool, ApiError> {
+    fn into_function(self, path: String) -> Result<Tool, ApiError> {
         let (Some(name), "function") = (self.name, self.r#type.as_str()) else {
             let message =
                 format!("{path}: expected a tool of type \"function\" with a name, found {:?}", self.r#type);
@@ -305,15 +330,22 @@ impl ResponsesBody {
                 }
             }
         }
-        let mut tools = Vec::new();
+        let (mut tools, mut has_hosted) = (Vec::new(), false);
         for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
-            match HOSTED_TOOLS.iter().find(|hosted| tool.r#type.starts_with(**hosted)) {
-                Some(hosted) => ignored.push(hosted),
+            match hosted(&tool.r#type) {
+                Some(hosted) => {
+                    has_hosted = true;
+                    ignored.push(hosted);
+                }
                 None => tool.add_to(&mut tools, index)?,
             }
         }
-        let choice = match self.tool_choice {
+        let mut choice = match self.tool_choice {
             None => ToolChoice::Auto,
+            Some(ResponseChoice::Hosted { .. }) => {
+                ignored.push("tool_choice");
+                ToolChoice::Auto
+            }
             Some(ResponseChoice::Mode(mode)) => mode.into(),
             Some(ResponseChoice::Function { name }) => ToolChoice::Function(name),
             Some(ResponseChoice::Allowed { mode, tools: allowed }) => {
@@ -321,12 +353,14 @@ impl ResponsesBody {
                 mode.into()
             }
         };
+        // The call of a tool that is ignored cannot be required.
+        if choice == ToolChoice::Required && tools.is_empty() && has_hosted {
+            ignored.push("tool_choice");
+            choice = ToolChoice::Auto;
+        }
         let calls = call_limit(self.parallel_tool_calls);
         if self.text.as_ref().is_some_and(|text| text.verbosity.is_some()) {
             ignored.push("text.verbosity");
-        }
-        if self.reasoning.as_ref().is_some_and(|reasoning| reasoning.summary.is_some()) {
-            ignored.push("reasoning.summary");
         }
         let format = match self.text.and_then(|text| text.format) {
             None | Some(TextFormat::Text) => None,
@@ -339,9 +373,10 @@ impl ResponsesBody {
         let max_tokens = self.max_output_tokens.or(options.max_tokens);
         let options = GenerateOptions { max_tokens, grammar, logprobs, ..options };
         let instructions = self.instructions.map(|text| Message::new(Role::System, text));
-        let effort = self.reasoning.and_then(|reasoning| reasoning.effort);
-        let given = effort.map(|_| "reasoning.effort");
-        let of_reasoning = given.into_iter().chain(shared.reasoning.given()).collect();
+        let (effort, summary) =
+            self.reasoning.map_or((None, None), |reasoning| (reasoning.effort, reasoning.summary));
+        let given = [effort.map(|_| "reasoning.effort"), summary.map(|_| "reasoning.summary")];
+        let of_reasoning = given.into_iter().flatten().chain(shared.reasoning.given()).collect();
         let reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
         let tools = ToolSettings { tools, choice, calls };
@@ -468,6 +503,21 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_hosted_tools_are_not_required() {
+        let function = json!({"type": "function", "name": "a"});
+        let hosted = json!({"type": "web_search_preview"});
+        let check = |tools: Value, choice: Value| {
+            let tools = request(json!({"tools": tools, "tool_choice": choice})).ok().unwrap().tools;
+            assert_eq!(tools.choice, ToolChoice::Auto);
+        };
+        check(json!([function, hosted]), hosted.clone());
+        check(json!([hosted]), json!("required"));
+        let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [hosted]});
+        check(json!([function, hosted]), allowed);
+        assert!(serde_json::from_value::<ResponseChoice>(json!({"type": "file_search"})).is_err());
+    }
+
+    #[test]
     fn items_become_messages() {
         let body = json!({
             "model": "m",
@@ -479,7 +529,7 @@ mod tests {
                 {"type": "function_call_output", "call_id": "c1", "output": "12"},
             ],
             "tools": [{"type": "web_search_2025_08_26"}, {"type": "function", "name": "w", "parameters": {"type": "object"}, "strict": true},
-                {"type": "namespace", "name": "s", "description": "", "tools": [{"type": "function", "name": "w"}]}],
+                {"type": "namespace", "name": "s", "description": "", "tools": [{"type": "function", "name": "w"}, {"type": "custom", "name": "p"}]}],
             "tool_choice": {"type": "function", "name": "w"},
             "text": {
                 "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low",
@@ -493,12 +543,12 @@ mod tests {
         let roles: Vec<Role> = input.iter().map(|message| message.role).collect();
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
         assert_eq!(request.instructions.unwrap().content, "Be brief.");
-        assert_eq!(ignored.names(), ["web_search", "text.verbosity", "reasoning.summary"]);
-        assert_eq!(request.of_reasoning, ["reasoning.effort"]);
+        assert_eq!(ignored.names(), ["web_search", "text.verbosity"]);
+        assert_eq!(request.of_reasoning, ["reasoning.effort", "reasoning.summary"]);
         assert_eq!(input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
         assert_eq!(input[1].tool_calls[0].function.name, "s.w");
         let names: Vec<&str> = request.tools.tools.iter().map(|tool| tool.name.as_str()).collect();
-        assert_eq!(names, ["w", "s.w"]);
+        assert_eq!(names, ["w", "s.w", "s.p"]);
         assert_eq!(request.tools.choice, ToolChoice::Function("w".to_owned()));
         assert_eq!(request.tools.tools[0].strictness, Strictness::Strict);
         assert_eq!(request.options.grammar, Some(Grammar::json_object()));

@@ -18,10 +18,7 @@ use axum::body::Bytes;
 use narthex_gateway::{keys::KeyHash, request::Message};
 use parking_lot::Mutex;
 
-use super::{
-    history::HistoryItem,
-    object::{OutputItem, ResponseObject},
-};
+use super::{history::HistoryItem, item::OutputItem, object::ResponseObject};
 use crate::{
     error::ApiError,
     outline::{VALUE_BYTES, values_in},
@@ -260,7 +257,7 @@ mod tests {
     use narthex_gateway::request::{FunctionCall, Role, ToolCall};
 
     use super::{
-        super::object::{OutputItem, ReasoningPart, ResponseSettings, ResponseStatus},
+        super::{item::ResponseStatus, settings::ResponseSettings},
         *,
     };
     use crate::reply::WholeToolCall;
@@ -319,7 +316,7 @@ mod tests {
             let call = WholeToolCall { id: id.to_owned(), name: "f".to_owned(), arguments: "{}".to_owned() };
             settings.call(&format!("fc_{id}"), &call, ResponseStatus::Completed)
         });
-        let thought = OutputItem::reasoning("rs", vec![ReasoningPart::text("Two.")]);
+        let thought = settings.reasoning("rs", "Two.");
         let mut response = ResponseObject::new("r".to_owned(), 0, "m".to_owned(), settings);
         response.output = [thought].into_iter().chain(calls).collect();
         let input = vec![Message::new(Role::User, "Hi".to_owned())];

@@ -1,6 +1,6 @@
 //! Streamed responses.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::LazyLock};
 
 use axum::response::{
     IntoResponse, Response,
@@ -12,12 +12,11 @@ use serde_json::json;
 use super::{
     super::logprobs::ChatToken,
     ResponseForm,
-    event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent},
+    event::{ContentPart, ItemPosition, NumberedEvent, PartPosition, ResponseEvent, SummaryPosition},
+    item::{OutputItem, OutputPart, ReasoningPart, ResponseStatus, SummaryPart},
     new_id,
-    object::{
-        FailureCode, OutputItem, OutputPart, ReasoningPart, ResponseEnd, ResponseObject, ResponseSettings,
-        ResponseStatus,
-    },
+    object::{FailureCode, ResponseEnd, ResponseObject},
+    settings::ResponseSettings,
 };
 use crate::{
     error::ApiError,
@@ -68,11 +67,10 @@ impl ResponseEvents {
         }
     }
 
-    fn call_item(&self, id: &str, call: &WholeToolCall, status: ResponseStatus) -> OutputItem {
-        match &self.form {
-            Some(form) => form.object.settings.call(id, call, status),
-            None => ResponseSettings::default().call(id, call, status),
-        }
+    /// Returns the settings of the request; those of an empty one after the end.
+    fn settings(&self) -> &ResponseSettings {
+        static EMPTY: LazyLock<ResponseSettings> = LazyLock::new(ResponseSettings::default);
+        self.form.as_ref().map_or(&EMPTY, |form| &form.object.settings)
     }
 
     fn events(&mut self, event: GenerationEvent) -> Vec<ResponseEvent> {
@@ -168,12 +166,21 @@ impl ResponseEvents {
         let mut events = Vec::new();
         if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Reasoning(_), .. })) {
             let id = new_id("rs_");
-            let item = OutputItem::reasoning(&id, Vec::new());
+            let item = OutputItem::empty_reasoning(&id);
             events.extend(self.added(item, ContentPart::Reasoning(ReasoningPart::text(""))));
+            if self.settings().wants_summary() {
+                let place = SummaryPosition::new(&id, self.items);
+                events.push(ResponseEvent::SummaryAdded { place, part: SummaryPart::text("") });
+            }
             self.open = Some(OpenItem { id, kind: OpenKind::Reasoning(String::new()) });
         }
+        let wants_summary = self.settings().wants_summary();
         if let Some(OpenItem { id, kind: OpenKind::Reasoning(text) }) = &mut self.open {
             text.push_str(&delta);
+            if wants_summary {
+                let place = SummaryPosition::new(id, self.items);
+                events.push(ResponseEvent::SummaryDelta { place, delta: delta.clone() });
+            }
             events.push(ResponseEvent::ReasoningDelta { place: PartPosition::new(id, self.items), delta });
         }
         events
@@ -185,7 +192,7 @@ impl ResponseEvents {
             events.extend(self.close(false));
             let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
             let id = new_id("fc_");
-            let item = self.call_item(&id, &call, ResponseStatus::InProgress);
+            let item = self.settings().call(&id, &call, ResponseStatus::InProgress);
             events.push(ResponseEvent::ItemAdded { output_index: self.items, item });
             self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
         }
@@ -193,10 +200,9 @@ impl ResponseEvents {
             && !delta.arguments.is_empty()
         {
             call.arguments.push_str(&delta.arguments);
-            let settings = self.form.as_ref().map(|form| &form.object.settings);
+            let (place, name) = (ItemPosition::new(id, self.items), call.name.clone());
             // The arguments of a custom tool are not its input, which is sent at the end.
-            if !settings.is_some_and(|settings| settings.is_custom(&call.name)) {
-                let place = ItemPosition::new(id, self.items);
+            if !self.settings().is_custom(&name) {
                 events.push(ResponseEvent::ArgumentsDelta { place, delta: delta.arguments });
             }
         }
@@ -220,10 +226,18 @@ impl ResponseEvents {
         let mut is_answer = true;
         let (mut events, item) = match kind {
             OpenKind::Reasoning(text) => {
-                let part = ReasoningPart::text(&text);
-                let item = OutputItem::reasoning(&id, vec![part.clone()]);
-                let done = ResponseEvent::ReasoningDone { place: place.clone(), text };
-                (vec![done, ResponseEvent::PartDone { place, part: ContentPart::Reasoning(part) }], item)
+                let item = self.settings().reasoning(&id, &text);
+                let mut events = Vec::new();
+                if self.settings().wants_summary() {
+                    let (place, text) = (SummaryPosition::new(&id, output_index), text.clone());
+                    let part = SummaryPart::text(&text);
+                    events.push(ResponseEvent::SummaryDone { place: place.clone(), text });
+                    events.push(ResponseEvent::SummaryPartDone { place, part });
+                }
+                let part = ContentPart::Reasoning(ReasoningPart::text(&text));
+                events.push(ResponseEvent::ReasoningDone { place: place.clone(), text });
+                events.push(ResponseEvent::PartDone { place, part });
+                (events, item)
             }
             OpenKind::Message { text, logprobs } => {
                 let part = OutputPart::text(&text, logprobs.clone());
@@ -237,7 +251,7 @@ impl ResponseEvents {
                 // The text of a malformed call is in the answer.
                 is_answer = is_whole || is_cut;
                 let status = if is_whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
-                let item = self.call_item(&id, &call, status);
+                let item = self.settings().call(&id, &call, status);
                 (call_end(&item, call, output_index), item)
             }
         };
@@ -370,6 +384,32 @@ mod tests {
         );
         assert_eq!((&values[1]["delta"], &values[2]["input"]), (&json!("a\nb"), &json!("a\nb")));
         assert_eq!(values[3]["item"]["type"], "custom_tool_call");
+    }
+
+    #[test]
+    fn reasoning_is_its_own_summary_if_one_is_requested() {
+        let check = |reasoning: Value, expect: &[&str], summary: Value| {
+            let settings: ResponseSettings = serde_json::from_value(json!({"reasoning": reasoning})).unwrap();
+            let all = [
+                GenerationEvent::Reasoning { choice: 0, text: "r".to_owned() },
+                GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() },
+            ];
+            let values = values(&mut events(settings), all);
+            let names = values.iter().map(|value| value["type"].as_str().unwrap());
+            let names: Vec<&str> = names.filter(|name| name.contains("reasoning_summary")).collect();
+            assert_eq!(names, expect);
+            let done = values.iter().find(|value| value["type"] == "response.output_item.done").unwrap();
+            assert_eq!(done["item"]["summary"], summary);
+            assert_eq!(done["item"]["content"], json!([{"type": "reasoning_text", "text": "r"}]));
+        };
+        let events = [
+            "response.reasoning_summary_part.added",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_summary_text.done",
+            "response.reasoning_summary_part.done",
+        ];
+        check(json!({"summary": "auto"}), &events, json!([{"type": "summary_text", "text": "r"}]));
+        check(json!({"effort": "low"}), &[], json!([]));
     }
 
     #[tokio::test]
