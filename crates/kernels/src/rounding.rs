@@ -1,6 +1,9 @@
 //! Rounding of numbers to integers of eight bits with a common scale, the largest magnitude divided by 127.
 
-use crate::simd::{LANES, Operation, Simd};
+use crate::{
+    math::load_part,
+    simd::{LANES, Operation, Simd},
+};
 
 /// Largest magnitude of a rounded activation. -128 is excluded because its negation does not fit into eight bits.
 const TOP: f32 = 127.0;
@@ -75,16 +78,7 @@ impl<'a, I: Iterator<Item = &'a mut f32>, const V: usize> Operation for RoundBlo
 #[inline(always)]
 pub(crate) fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     let (whole, rest) = values.as_chunks::<LANES>();
-    let mut peak = s.splat_int(0);
-    let mut tail = [0.0; LANES];
-    if !rest.is_empty() {
-        tail[..rest.len()].copy_from_slice(rest);
-        peak = s.max_magnitude(peak, s.load(&tail));
-    }
-    for x in whole {
-        peak = s.max_magnitude(peak, s.load(x));
-    }
-    let peak = greatest(s, peak);
+    let peak = peak(s, whole, rest);
     if let Some(fixed) = fixed_scale(peak) {
         out[..values.len()].fill(0);
         return fixed;
@@ -96,17 +90,20 @@ pub(crate) fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
     }
     if !rest.is_empty() {
         let mut integers = [0; LANES];
-        s.round_to_i8(s.mul(s.load(&tail), inverse), &mut integers);
+        s.round_to_i8(s.mul(load_part(s, rest, 0.0), inverse), &mut integers);
         rest_out.copy_from_slice(&integers[..rest_out.len()]);
     }
     peak / TOP
 }
 
-/// Returns the largest magnitude.
+/// Returns the largest magnitude of vectors and of up to sixteen further numbers.
 #[inline(always)]
-pub(crate) fn peak<S: Simd>(s: S, values: &[[f32; LANES]]) -> f32 {
+pub(crate) fn peak<S: Simd>(s: S, whole: &[[f32; LANES]], rest: &[f32]) -> f32 {
     let mut peak = s.splat_int(0);
-    for x in values {
+    if !rest.is_empty() {
+        peak = s.max_magnitude(peak, load_part(s, rest, 0.0));
+    }
+    for x in whole {
         peak = s.max_magnitude(peak, s.load(x));
     }
     greatest(s, peak)

@@ -7,10 +7,7 @@
 use std::{
     mem,
     ops::ControlFlow,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -33,7 +30,6 @@ use crate::{
 struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
-    uncharged: Arc<AtomicUsize>,
     memory: AnswerMemory,
 }
 
@@ -80,6 +76,8 @@ fn tokens(event: &GenerationEvent) -> usize {
 /// Events in the channel that were not received yet.
 struct Backlog {
     events: usize,
+    /// Number of tokens of all events so far, received or not; 0 once the request was charged.
+    uncharged: usize,
     /// Time at which the first of them was sent or the last event was received, whichever is later.
     since: Instant,
     /// Maximum time without a received event. Answers that are not streamed have no limit, because the server collects
@@ -89,8 +87,7 @@ struct Backlog {
 
 impl GenerationSink for ChannelSink {
     fn event(&mut self, mut event: GenerationEvent) -> ControlFlow<()> {
-        let content = content_bytes(&event);
-        self.uncharged.fetch_add(tokens(&event), Ordering::Relaxed);
+        let (content, tokens) = (content_bytes(&event), tokens(&event));
         // The end of an answer is delivered in any case.
         let refusal = self.memory.add_generated(EVENT_BYTES + content).err().filter(|_| content > 0);
         if let Some(message) = refusal {
@@ -98,6 +95,7 @@ impl GenerationSink for ChannelSink {
             event = GenerationEvent::Failed { message: message.to_owned() };
         }
         let mut backlog = self.backlog.lock();
+        backlog.uncharged += tokens;
         if backlog.events == 0 {
             backlog.since = Instant::now();
         } else if backlog.limit.is_some_and(|limit| backlog.since.elapsed() >= limit) {
@@ -121,23 +119,16 @@ impl GenerationSink for ChannelSink {
 /// Creates a channel for an answer with this memory, and returns both ends.
 fn channel(memory: AnswerMemory) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
-    let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
-    let uncharged = Arc::new(AtomicUsize::new(0));
-    let sink = ChannelSink {
-        sender,
-        backlog: backlog.clone(),
-        uncharged: uncharged.clone(),
-        memory: memory.clone(),
-    };
-    (sink, EventReceiver { receiver, backlog, uncharged, memory, retains: false, taken: 0 })
+    let backlog = Backlog { events: 0, uncharged: 0, since: Instant::now(), limit: None };
+    let backlog = Arc::new(Mutex::new(backlog));
+    let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone() };
+    (sink, EventReceiver { receiver, backlog, memory, retains: false, taken: 0 })
 }
 
 /// Receiving end of the channel, in the request's task.
 struct EventReceiver {
     receiver: UnboundedReceiver<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
-    /// Number of tokens of all events so far, received or not; 0 once the request was charged.
-    uncharged: Arc<AtomicUsize>,
     memory: AnswerMemory,
     /// Set if a stream repeats its answer at its end.
     retains: bool,
@@ -155,7 +146,7 @@ impl EventReceiver {
 
     /// Returns the number of tokens that were not charged yet. They count as charged afterwards.
     fn take_uncharged(&self) -> usize {
-        self.uncharged.swap(0, Ordering::Relaxed)
+        mem::take(&mut self.backlog.lock().uncharged)
     }
 
     /// Returns the next event. The text of an error is short and without credentials, for every protocol.

@@ -96,7 +96,7 @@ impl SplitQueries {
     /// Rounds the elements in `row`, and returns their scale.
     #[inline(always)]
     fn round<S: Simd>(&mut self, s: S) -> f32 {
-        let peak = peak(s, &self.row);
+        let peak = peak(s, &self.row, &[]);
         let digits = self.high.row.iter_mut().zip(&mut self.low.row);
         if let Some(fixed) = fixed_scale(peak) {
             digits.for_each(|(high, low)| (*high, *low) = ([0; LANES], [0; LANES]));

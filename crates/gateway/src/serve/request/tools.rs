@@ -72,9 +72,9 @@ impl Tool {
 /// Guarantee for the arguments of a call that the model chooses to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// They may violate the schema.
+    /// The arguments may violate the schema.
     BestEffort,
-    /// They are valid under the schema.
+    /// The arguments are valid under the schema.
     Strict,
 }
 

@@ -170,7 +170,7 @@ impl AnswerCalls {
         }
     }
 
-    /// Starts to send the open call unless it may become a repetition.
+    /// Sends the beginning of the open call, unless the call may still repeat an earlier one.
     fn release(&mut self, pieces: &mut Vec<Piece>) {
         let Some(call) = &self.open else { return };
         let may_repeat = self.ends_at_repetition
@@ -183,7 +183,7 @@ impl AnswerCalls {
         }
     }
 
-    /// Starts to send the open call, if the client has nothing of it.
+    /// Sends the open call so far, if the client has received nothing of it.
     fn send(&mut self, pieces: &mut Vec<Piece>) {
         let Some(call) = self.open.as_mut().filter(|call| call.is_held) else { return };
         call.is_held = false;
