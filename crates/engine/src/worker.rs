@@ -48,6 +48,9 @@ pub struct EngineExtensions {
     pub prefix_storage: Option<Box<dyn PrefixStorage>>,
     /// Reports of that storage.
     pub storage_progress: StorageProgress,
+    /// Reservation of the engine's memory. It is dropped when the thread has dropped the executor, which may be later than
+    /// the drop of the [`Engine`] if a sink drops that.
+    pub reservation: Option<Arc<dyn Send + Sync>>,
 }
 
 /// Wakes an engine that waits for its storage of prefixes. Clones wake the same engine.
@@ -115,8 +118,11 @@ impl Engine {
         let inbox = Mutex::new(Inbox { stats: engine_loop.stats(), ..Inbox::default() });
         let shared = Arc::new(Shared { inbox, wake: extensions.storage_progress.0 });
         let own = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(engine_loop, &own))?;
+        let reservation = extensions.reservation;
+        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
+            let _reservation = reservation;
+            run(engine_loop, &own);
+        })?;
         let thread_id = thread.thread().id();
         Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }

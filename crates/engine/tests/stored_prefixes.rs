@@ -405,9 +405,9 @@ fn a_shutdown_stores_what_the_slots_have() {
             let executor = FakeExecutor::new(limits(2));
             let config = EngineConfig::for_limits(executor.limits());
             let extensions = EngineExtensions {
-                draft_model: None,
                 prefix_storage: Some(Box::new(storage.clone())),
                 storage_progress: storage.progress.clone(),
+                ..EngineExtensions::default()
             };
             let engine = Engine::start_with(Box::new(executor), extensions, config).unwrap();
             let sink = Recorder::new();

@@ -5,13 +5,17 @@
 
 use std::{
     ops::ControlFlow,
-    sync::{Arc, OnceLock, mpsc},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
 };
 
 use narthex_engine::{
     executor::{Executor, Limits, Logits, StepError, StepPlan},
     request::{Finish, Request, TokenEvent, TokenSink, Usage},
-    worker::{Drain, Engine, EngineConfig, SubmitError},
+    worker::{Drain, Engine, EngineConfig, EngineExtensions, SubmitError},
 };
 use narthex_spec::SlotId;
 use narthex_testkit::{
@@ -272,4 +276,76 @@ fn a_sink_may_shut_the_engine_down() {
     shared.wait().submit(request(&[1], 50, sink)).unwrap();
     assert_eq!(end.recv().unwrap(), Finish::ShutDown);
     shared.wait().shutdown(Drain::Now);
+}
+
+/// An executor that records its drop.
+struct DropRecorder {
+    executor: FakeExecutor,
+    is_dropped: Arc<AtomicBool>,
+}
+
+impl Drop for DropRecorder {
+    fn drop(&mut self) {
+        self.is_dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Executor for DropRecorder {
+    fn limits(&self) -> &Limits {
+        self.executor.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.executor.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.executor.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.executor.truncate(slot, len)
+    }
+}
+
+/// A reservation that reports, when it is dropped, whether the executor had been dropped.
+struct Reservation {
+    is_executor_dropped: Arc<AtomicBool>,
+    report: mpsc::Sender<bool>,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let _ = self.report.send(self.is_executor_dropped.load(Ordering::SeqCst));
+    }
+}
+
+/// A sink that drops the engine at its first token.
+struct LastOwner(Arc<Mutex<Option<Engine>>>);
+
+impl TokenSink for LastOwner {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        drop(self.0.lock().unwrap().take());
+        ControlFlow::Continue(())
+    }
+
+    fn finish(&mut self, _: Finish, _: Usage) {}
+}
+
+#[test]
+fn the_reservation_of_the_memory_ends_after_the_executor() {
+    let (report, reported) = mpsc::channel();
+    let is_dropped = Arc::new(AtomicBool::new(false));
+    let reservation = Reservation { is_executor_dropped: is_dropped.clone(), report };
+    let executor = DropRecorder { executor: FakeExecutor::new(limits()), is_dropped };
+    let extensions =
+        EngineExtensions { reservation: Some(Arc::new(reservation)), ..EngineExtensions::default() };
+    let config = EngineConfig::for_limits(&limits());
+    let owner = Arc::new(Mutex::new(None));
+    let mut place = owner.lock().unwrap();
+    let engine = Engine::start_with(Box::new(executor), extensions, config).unwrap();
+    engine.submit(request(&[1], 50, LastOwner(owner.clone()))).unwrap();
+    *place = Some(engine);
+    drop(place);
+    assert!(reported.recv().unwrap());
 }

@@ -105,6 +105,7 @@ impl ComparedPackage<'_> {
                 facts: Arc::new(Facts::default()),
                 config: config.clone(),
                 store: library.store.clone(),
+                reservation: None,
                 progress,
                 cancel: cancel.clone(),
             };

@@ -34,9 +34,7 @@ use crate::{
         eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{
-            Claim, LoadStart, ModelReservation, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels,
-        },
+        residency::{Claim, LoadStart, PendingLoad, ReadyModel, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
@@ -348,7 +346,7 @@ impl Gateway {
         source: ModelSource<'_>,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<(LoadedModel, ModelReservation), Error> {
+    ) -> Result<LoadedModel, Error> {
         let library = &*self.library;
         let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
@@ -379,6 +377,7 @@ impl Gateway {
             facts: Arc::new(choice.facts),
             config: library.config.clone(),
             store: library.store.clone(),
+            reservation: Some(Arc::new(reservation)),
             progress,
             cancel: cancel.clone(),
         };
@@ -389,7 +388,7 @@ impl Gateway {
         if !loaded.is_current() {
             return Err(Error::PackageReplaced(key.name.clone()));
         }
-        Ok((loaded, reservation))
+        Ok(loaded)
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct LoadedModel {
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
     draft: Option<Arc<Package>>,
+    /// The last field, so that it is dropped last.
+    _reservation: Option<Arc<dyn Send + Sync>>,
 }
 
 /// The thread that runs a model.
@@ -84,6 +86,7 @@ impl LoadedModel {
             placement: report,
             passed_over,
             monitors,
+            _reservation: request.reservation.clone(),
         })
     }
 
@@ -237,6 +240,7 @@ impl Worker {
                         prefix_cache::open(prefix_cache, request, placement, limits, &storage_progress)
                     }),
                     storage_progress,
+                    reservation: request.reservation.clone(),
                 };
                 let engine = Engine::start_with(executor, extensions, settings);
                 Ok(Self::Engine(engine.map_err(failed)?))

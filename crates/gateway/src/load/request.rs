@@ -25,6 +25,8 @@ pub(crate) struct LoadRequest<'a> {
     pub(crate) facts: Arc<Facts>,
     pub(crate) config: Arc<Config>,
     pub(crate) store: Store,
+    /// Reservation of the model's memory, which ends when it is dropped. None for a model that does not stay in memory.
+    pub(crate) reservation: Option<Arc<dyn Send + Sync>>,
     pub(crate) progress: &'a dyn ProgressSink,
     pub(crate) cancel: Cancel,
 }
@@ -38,6 +40,7 @@ impl LoadRequest<'_> {
             facts: self.facts.clone(),
             config: self.config.clone(),
             store: self.store.clone(),
+            reservation: self.reservation.clone(),
             progress: &Quiet,
             cancel: self.cancel.clone(),
         }

@@ -32,8 +32,7 @@ use crate::{
 use load_failure::LoadFailure;
 pub use pending::{LoadStart, LoadWaiter, PendingLoad};
 pub use ready_model::ReadyModel;
-pub(crate) use reservation::ModelReservation;
-use reservation::ReservedTotals;
+use reservation::{ModelReservation, ReservedTotals};
 
 enum Residence {
     Loading {
@@ -42,9 +41,7 @@ enum Residence {
         awaits_reservation: bool,
     },
     Ready {
-        // Dropped before `reservation`, which the memory of the model takes until then.
         model: Arc<LoadedModel>,
-        reservation: Arc<ModelReservation>,
         used: Instant,
         /// Requests that waited for the load and have not claimed the model yet.
         awaiting: BTreeSet<u64>,
@@ -169,9 +166,9 @@ impl ResidentModels {
     ) -> Result<Claim, Error> {
         let mut models = self.models.lock();
         match models.get_mut(key) {
-            Some(Residence::Ready { model, reservation, used, .. }) if !model.is_broken() => {
+            Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
                 *used = Instant::now();
-                return Ok(Claim::Ready(ReadyModel::new(model, reservation, self)));
+                return Ok(Claim::Ready(ReadyModel::new(model, self)));
             }
             Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < failure.lasts => {
@@ -237,16 +234,15 @@ impl ResidentModels {
     }
 
     /// Ends the load of [`Claim::Load`].
-    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<(LoadedModel, ModelReservation), &Error>) {
+    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<LoadedModel, &Error>) {
         let mut models = self.models.lock();
         let residence = match outcome {
-            Ok((model, reservation)) => {
+            Ok(model) => {
                 let awaiting = match models.get(key) {
                     Some(Residence::Loading { waiters, .. }) => waiters.keys().copied().collect(),
                     _ => BTreeSet::new(),
                 };
-                let (model, reservation) = (Arc::new(model), Arc::new(reservation));
-                Residence::Ready { model, reservation, used: Instant::now(), awaiting }
+                Residence::Ready { model: Arc::new(model), used: Instant::now(), awaiting }
             }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);

@@ -57,6 +57,7 @@ pub(crate) fn run(
         facts: Arc::new(Facts::default()),
         config: Arc::new(Config { slots: 1, ..(*library.config).clone() }),
         store: library.store.clone(),
+        reservation: None,
         progress,
         cancel: cancel.clone(),
     };

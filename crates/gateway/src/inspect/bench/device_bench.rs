@@ -141,6 +141,7 @@ impl DeviceBench<'_> {
             facts: self.facts.clone(),
             config: self.library.config.clone(),
             store: self.library.store.clone(),
+            reservation: None,
             progress: self.progress,
             cancel: self.cancel.clone(),
         };

@@ -94,9 +94,7 @@ impl PendingLoad {
     /// Returns the model. Fails if it is still loading, if its load waits for memory, or if its load failed.
     pub fn model(&self) -> Result<ReadyModel, Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready { model, reservation, .. }) => {
-                Ok(ReadyModel::new(model, reservation, &self.models))
-            }
+            Some(Residence::Ready { model, .. }) => Ok(ReadyModel::new(model, &self.models)),
             Some(Residence::Loading { awaits_reservation: true, .. }) => {
                 Err(self.models.residency_full(&self.key))
             }

@@ -2,31 +2,21 @@
 
 use std::sync::{Arc, Weak};
 
-use super::{ModelReservation, ResidentModels};
+use super::ResidentModels;
 use crate::load::loaded_model::LoadedModel;
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
 #[derive(Clone)]
 pub struct ReadyModel {
-    // The fields are dropped in this order: the model, then the reservation of its memory, then the end that wakes the
-    // loads that wait for memory.
+    // Dropped before the end, which wakes the loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
-    _reservation: Arc<ModelReservation>,
     _end: UseEnd,
 }
 
 impl ReadyModel {
-    pub(super) fn new(
-        model: &Arc<LoadedModel>,
-        reservation: &Arc<ModelReservation>,
-        models: &Arc<ResidentModels>,
-    ) -> Self {
-        Self {
-            loaded: model.clone(),
-            _reservation: reservation.clone(),
-            _end: UseEnd(Arc::downgrade(models)),
-        }
+    pub(super) fn new(model: &Arc<LoadedModel>, models: &Arc<ResidentModels>) -> Self {
+        Self { loaded: model.clone(), _end: UseEnd(Arc::downgrade(models)) }
     }
 }
 

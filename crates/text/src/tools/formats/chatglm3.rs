@@ -95,12 +95,13 @@ impl ChatGlmCalls {
         if !is_callable(name.trim(), &self.names) {
             return Head::Text;
         }
-        let mut rest = after.trim_start();
+        let mut rest = after;
         for part in [CODE, CALL] {
+            rest = rest.trim_start();
             let Some(next) = rest.strip_prefix(part) else {
                 return if part.starts_with(rest) { Head::Wait } else { Head::Text };
             };
-            rest = next.trim_start();
+            rest = next;
         }
         Head::Call { name: name.trim().to_owned(), length: self.held.len() - rest.len() }
     }
@@ -190,6 +191,10 @@ mod tests {
             complete(
                 "stop\n```python\ntool_call(x y",
                 r#"stop( malformed "stop\n```python\ntool_call(" "x y""#,
+            ),
+            complete(
+                "stop\n```python\ntool_call(\nx y",
+                r#"stop( malformed "stop\n```python\ntool_call(" "\nx y""#,
             ),
             cut("stop\n ```python\ntool_call(city='Br", r#"{"city": "Br"#),
         ];

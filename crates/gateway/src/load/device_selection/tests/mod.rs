@@ -134,6 +134,7 @@ impl Package {
             facts: Arc::new(facts.clone()),
             config: library.config.clone(),
             store: library.store.clone(),
+            reservation: None,
             progress,
             cancel: cancel.clone(),
         };
