@@ -46,6 +46,10 @@ use crate::catch_panic::contain;
 /// Unicode noncharacter that breaks special tokens in user text. Text for interchange never contains it.
 pub(crate) const SHIELD: char = '\u{FDD0}';
 
+/// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5 has a
+/// hundred.
+const MAX_BROKEN: usize = 1 << 12;
+
 /// A failure to read or use a tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
@@ -141,7 +145,7 @@ impl Tokenizer {
         growth::check(&json)?;
         patterns::check(&json)?;
         let reach = TokenLengthBound::of(&json, outline.longest_piece());
-        add_shield(&mut json);
+        add_shield(&mut json)?;
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
         let decoder = json["decoder"].take();
         drop(json);
@@ -310,13 +314,13 @@ fn disable_cache(tokenizer: &mut tokenizers::Tokenizer) {
 /// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: added
 /// tokens matched after normalising would be found in shielded text, and dropout makes tokens random. Added words keep
 /// the first setting, because a tokenizer that lowers letters finds them in any case.
-fn add_shield(json: &mut Value) {
+fn add_shield(json: &mut Value) -> Result<(), TokenizerError> {
     let pattern = json!({"String": SHIELD.to_string()});
     let is_normalized = !json["normalizer"].is_null();
     // The pieces of a unigram model include special tokens, so the spellings must stay broken while it runs, even those
     // that a normaliser produces from other characters.
     if json["model"]["type"] == "Unigram" {
-        break_normalized(json);
+        break_normalized(json)?;
         let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
         json["pre_tokenizer"] = match json["pre_tokenizer"].take() {
             Value::Null => split,
@@ -338,6 +342,7 @@ fn add_shield(json: &mut Value) {
     if let Some(dropout) = json.get_mut("model").and_then(|model| model.get_mut("dropout")) {
         *dropout = Value::Null;
     }
+    Ok(())
 }
 
 /// Returns true for words and white space, which are no markup.
@@ -346,7 +351,7 @@ fn is_plain(content: &str) -> bool {
 }
 
 /// Adds steps to the end of the normaliser that break the spelling of added tokens, except of plain words.
-fn break_normalized(json: &mut Value) {
+fn break_normalized(json: &mut Value) -> Result<(), TokenizerError> {
     let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
     let spellings = added.iter().filter_map(|token| Some((token, token["content"].as_str()?)));
     let markup = spellings.filter(|(token, text)| token["special"] == true || !is_plain(text));
@@ -360,8 +365,15 @@ fn break_normalized(json: &mut Value) {
     let mut steps: Vec<Value> = texts.filter(|text| text.chars().nth(1).is_some()).map(breaking).collect();
     if !json["normalizer"].is_null() && !steps.is_empty() {
         steps.insert(0, json["normalizer"].take());
+        if steps.len() > 1 + MAX_BROKEN {
+            return Err(malformed(format!(
+                "expected at most {MAX_BROKEN} added tokens that are markup, found {}",
+                steps.len() - 1
+            )));
+        }
         json["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -496,7 +508,7 @@ pub(crate) mod tests {
         let token = json!({"id": 1, "content": "<s>", "special": true});
         let mut json = json!({"added_tokens": [token, token], "normalizer": {"type": "NFC"},
             "model": {"type": "Unigram"}});
-        add_shield(&mut json);
+        add_shield(&mut json).unwrap();
         let steps = json["normalizer"]["normalizers"].as_array().unwrap();
         let breaking = json!({"type": "Replace", "pattern": {"String": "<s>"},
             "content": format!("<{SHIELD}s>")});
@@ -520,5 +532,22 @@ pub(crate) mod tests {
         check("<S>", Specials::AsText, &[0, 1, 2]);
         check("ss", Specials::AsText, &[4]);
         assert_eq!(t.special_tokens(), [SpecialToken { id: 3, text: "<s>".to_owned() }]);
+    }
+
+    #[test]
+    fn the_spellings_that_a_normaliser_may_produce_are_limited() {
+        let read = |count: usize| {
+            let added = |id: usize| {
+                json!({"id": id, "content": format!("<extra_{id}>"), "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": true})
+            };
+            let json = json!({"added_tokens": (1..=count).map(added).collect::<Vec<_>>(),
+                "normalizer": {"type": "NFC"},
+                "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}});
+            Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).map(|_| ())
+        };
+        read(300).unwrap();
+        let error = read(MAX_BROKEN + 1).unwrap_err().to_string();
+        assert!(error.contains("expected at most 4096 added tokens that are markup, found 4097"), "{error}");
     }
 }

@@ -32,6 +32,10 @@ const MAX_ADDED_VALUES: usize = 16;
 /// Maximum number of bytes of a token's spelling.
 const MAX_SPELLING: usize = 1 << 14;
 
+/// Maximum number of bytes of an added token's spelling. The spellings are compared with a text at each position. Real ones
+/// have fewer than 100.
+const MAX_ADDED_SPELLING: usize = 1 << 10;
+
 /// The fields of a `tokenizer.json` that are checked.
 #[derive(Debug, Default)]
 pub(super) struct Outline {
@@ -198,8 +202,8 @@ impl<'de> Deserialize<'de> for AddedOutline {
                     if tokens.len() == MAX_ADDED {
                         return Err(too_many("added tokens", MAX_ADDED));
                     }
-                    if token.content.len() > MAX_SPELLING {
-                        return Err(too_many("bytes of an added token", MAX_SPELLING));
+                    if token.content.len() > MAX_ADDED_SPELLING {
+                        return Err(too_many("bytes of an added token", MAX_ADDED_SPELLING));
                     }
                     if token.content.contains(SHIELD) {
                         return Err(A::Error::custom(format!(
@@ -446,6 +450,11 @@ mod tests {
         check(
             &format!(r#"{{"model":{{"vocab":{{"{}":0}}}}}}"#, "a".repeat(MAX_SPELLING + 1)),
             "bytes of a token",
+        );
+        let long = "a".repeat(MAX_ADDED_SPELLING + 1);
+        check(
+            &format!(r#"{{"added_tokens":[{{"id":1,"content":"{long}"}}],"model":{{}}}}"#),
+            "at most 1024 bytes of an added token",
         );
         check(&format!(r#"{{"model":{{}},"x":"{}"}}"#, "a".repeat(MAX_TEXT + 1)), "bytes of a string");
         let half = list("0", MAX_VALUES / 2);
