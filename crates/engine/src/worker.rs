@@ -66,7 +66,7 @@ impl StorageProgress {
 
 /// A running engine. Dropping it is equivalent to [`Engine::shutdown`] with [`Drain::Now`].
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     limits: Limits,
     config: EngineConfig,
     thread_id: ThreadId,
@@ -74,7 +74,7 @@ pub struct Engine {
 }
 
 #[derive(Default)]
-struct Shared {
+struct EngineState {
     inbox: Mutex<Inbox>,
     wake: WakeSignal,
 }
@@ -116,7 +116,7 @@ impl Engine {
         }
         let config = engine_loop.config().clone();
         let inbox = Mutex::new(Inbox { stats: engine_loop.stats(), ..Inbox::default() });
-        let shared = Arc::new(Shared { inbox, wake: extensions.storage_progress.0 });
+        let shared = Arc::new(EngineState { inbox, wake: extensions.storage_progress.0 });
         let own = shared.clone();
         let reservation = extensions.reservation;
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
@@ -194,7 +194,7 @@ impl Drop for Engine {
 }
 
 /// Closes the inbox when the thread ends, even by a panic: queued sequences end and further requests are refused.
-struct CloseOnExit<'a>(&'a Shared);
+struct CloseOnExit<'a>(&'a EngineState);
 
 impl Drop for CloseOnExit<'_> {
     fn drop(&mut self) {
@@ -209,7 +209,7 @@ impl Drop for CloseOnExit<'_> {
 }
 
 /// Body of the thread. It accepts requests, runs steps, and sleeps when there is no work.
-fn run(mut engine_loop: EngineLoop, shared: &Shared) {
+fn run(mut engine_loop: EngineLoop, shared: &EngineState) {
     let _close = CloseOnExit(shared);
     let mut work = Work::Idle;
     loop {
@@ -233,7 +233,7 @@ fn run(mut engine_loop: EngineLoop, shared: &Shared) {
 }
 
 /// Moves arrivals into the loop. Waits first if there is no work.
-fn take_arrivals(engine_loop: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
+fn take_arrivals(engine_loop: &mut EngineLoop, shared: &EngineState, work: Work) -> Option<Drain> {
     let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
         MutexGuard::unlocked(&mut inbox, || shared.wake.wait());
@@ -271,7 +271,7 @@ mod tests {
         let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
         let progress = StorageProgress::default();
         let engine = Engine {
-            shared: Arc::new(Shared { inbox: Mutex::default(), wake: progress.0.clone() }),
+            shared: Arc::new(EngineState { inbox: Mutex::default(), wake: progress.0.clone() }),
             config: EngineConfig::for_limits(&limits),
             limits,
             thread_id: std::thread::current().id(),

@@ -64,7 +64,7 @@ pub(crate) enum Listener {
 }
 
 /// A client that was accepted.
-pub(crate) enum Incoming {
+pub(crate) enum AcceptedClient {
     Tcp(TcpStream),
     Tls(TlsConnection),
     #[cfg(unix)]
@@ -73,15 +73,17 @@ pub(crate) enum Incoming {
 
 impl Listener {
     /// Accepts the next client.
-    async fn accept(&self) -> io::Result<Incoming> {
+    async fn accept(&self) -> io::Result<AcceptedClient> {
         match self {
-            Self::Tcp(listener) => accept_tcp(listener).await.map(Incoming::Tcp),
+            Self::Tcp(listener) => accept_tcp(listener).await.map(AcceptedClient::Tcp),
             Self::Tls(listener, acceptor) => {
                 let stream = accept_tcp(listener).await?;
-                Ok(Incoming::Tls(TlsConnection::new(acceptor, stream)))
+                Ok(AcceptedClient::Tls(TlsConnection::new(acceptor, stream)))
             }
             #[cfg(unix)]
-            Self::Unix(socket) => socket.listener.accept().await.map(|(stream, _)| Incoming::Unix(stream)),
+            Self::Unix(socket) => {
+                socket.listener.accept().await.map(|(stream, _)| AcceptedClient::Unix(stream))
+            }
         }
     }
 
@@ -153,10 +155,10 @@ impl Connections {
     pub(crate) async fn serve(&self, listener: &Listener) {
         loop {
             match listener.accept().await {
-                Ok(Incoming::Tcp(stream)) => self.serve_client(stream).await,
-                Ok(Incoming::Tls(stream)) => self.serve_client(stream).await,
+                Ok(AcceptedClient::Tcp(stream)) => self.serve_client(stream).await,
+                Ok(AcceptedClient::Tls(stream)) => self.serve_client(stream).await,
                 #[cfg(unix)]
-                Ok(Incoming::Unix(stream)) => self.serve_client(stream).await,
+                Ok(AcceptedClient::Unix(stream)) => self.serve_client(stream).await,
                 Err(error) if is_of_client(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");

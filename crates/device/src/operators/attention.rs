@@ -12,7 +12,7 @@ use ort::{
 };
 
 use super::{
-    Shared,
+    OperatorContext,
     attention_step::{Angles, AttentionStep, Heads, Pasts, PresentCache},
     attributes::Attributes,
     cache::CacheElement,
@@ -29,12 +29,12 @@ pub(super) const ROTATES: &str = "do_rotary";
 
 /// The operator for a cache with elements of type `T`.
 pub(super) struct AttentionOperator<T> {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     element: PhantomData<T>,
 }
 
 impl<T> AttentionOperator<T> {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<OperatorContext>) -> Self {
         Self { shared, element: PhantomData }
     }
 }
@@ -73,7 +73,7 @@ impl<T: CacheElement> Operator for AttentionOperator<T> {
 
 /// The operator as the kernel of one node.
 pub(super) struct AttentionKernel<T> {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     heads: Heads,
     scale: Option<f32>,
     soft_cap: Option<f32>,
@@ -84,7 +84,7 @@ pub(super) struct AttentionKernel<T> {
 
 impl<T: CacheElement> AttentionKernel<T> {
     /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let size = |name| node.int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
         let float = |name| node.float(name).filter(|&value| value != 0.0);
         let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {

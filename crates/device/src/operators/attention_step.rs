@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use narthex_kernels::{Attention, AttentionPart, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch};
 
-use super::{Buffers, Shared, at_least, cache::CacheElement, call::Call, linear::Part};
+use super::{Buffers, OperatorContext, at_least, cache::CacheElement, call::Call, linear::Part};
 
 /// Number of keys for a task that attends to some of the keys of one token.
 const PART_KEYS: usize = AttentionPart::KEYS;
@@ -80,7 +80,7 @@ pub(super) struct PresentCache<'a, T> {
 
 /// Queries, keys and values of new tokens and their positions. Their shapes match each other.
 pub(super) struct AttentionStep<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a OperatorContext,
     pub(super) attention: Attention,
     pub(super) heads: Heads,
     /// Matrix with one row for each new token of each sequence.

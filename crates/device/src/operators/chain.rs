@@ -14,7 +14,7 @@ use ort::{
 };
 
 use super::{
-    Shared,
+    OperatorContext,
     attention::AttentionKernel,
     attributes::Attributes,
     cache::CacheElement,
@@ -54,12 +54,12 @@ pub(super) struct ChainLink {
 
 /// The operator for caches with elements of type `T`.
 pub(super) struct ChainOperator<T> {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     element: PhantomData<T>,
 }
 
 impl<T> ChainOperator<T> {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<OperatorContext>) -> Self {
         Self { shared, element: PhantomData }
     }
 }
@@ -99,7 +99,7 @@ impl<T: CacheElement> Operator for ChainOperator<T> {
 
 /// The operator as the kernel of one node.
 pub(super) struct ChainKernel<T> {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     /// Index of the chain.
     index: usize,
     /// Kernels of the members.
@@ -134,7 +134,7 @@ enum MemberKernel<T> {
 }
 
 impl<T: CacheElement> MemberKernel<T> {
-    fn of(shared: &Arc<Shared>, node: &Node) -> ort::Result<Self> {
+    fn of(shared: &Arc<OperatorContext>, node: &Node) -> ort::Result<Self> {
         match node.op.as_str() {
             LINEAR => LinearKernel::of(shared, node).map(Self::Linear),
             GATED_MLP => GatedMlpKernel::of(shared, node).map(Self::GatedMlp),

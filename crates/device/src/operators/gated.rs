@@ -10,7 +10,7 @@ use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
 use ort::operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput};
 
 use super::{
-    Buffers, Shared, at_least,
+    Buffers, OperatorContext, at_least,
     attributes::Attributes,
     call::Call,
     input_rows::{InputRows, Outputs, epsilon_of},
@@ -30,7 +30,7 @@ pub(super) const DOWN: &str = "down";
 const HIDDEN_COLUMNS: usize = 256;
 
 pub(super) struct GatedMlpOperator {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<OperatorContext>,
 }
 
 impl Operator for GatedMlpOperator {
@@ -55,7 +55,7 @@ impl Operator for GatedMlpOperator {
 
 /// The operator as the kernel of one node.
 pub(super) struct GatedMlpKernel {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     gate: usize,
     up: usize,
     down: usize,
@@ -65,7 +65,7 @@ pub(super) struct GatedMlpKernel {
 
 impl GatedMlpKernel {
     /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = |name| index_of(shared, node, name);
         let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
         Ok(Self { shared: Arc::clone(shared), gate, up, down, epsilon: epsilon_of(node) })
@@ -94,7 +94,7 @@ impl Kernel for GatedMlpKernel {
 
 /// Layers of a network.
 struct GatedMlp<'a> {
-    shared: &'a Shared,
+    shared: &'a OperatorContext,
     gate: &'a Linear,
     up: &'a Linear,
     down: &'a Linear,

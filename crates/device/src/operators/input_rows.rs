@@ -8,7 +8,7 @@ use std::ops::Range;
 use narthex_kernels::{MatrixMut, MatrixRef, ResidualSum};
 
 use super::{
-    Shared, at_least,
+    OperatorContext, at_least,
     attributes::Attributes,
     call::{Call, Input},
     values::MAX_RANK,
@@ -86,7 +86,7 @@ impl<'a> InputRows<'a> {
     /// Returns a range of the rows, normalised if there is a norm. The same rows of the stream are written to `sum`.
     pub(super) fn rows<'b>(
         &'b self,
-        shared: &Shared,
+        shared: &OperatorContext,
         rows: Range<usize>,
         sum: &mut [f32],
         normed: &'b mut Vec<f32>,

@@ -14,7 +14,7 @@ use ort::{
 use parking_lot::Mutex;
 
 use super::{
-    Buffers, Shared,
+    Buffers, OperatorContext,
     attributes::Attributes,
     call::Call,
     input_rows::{InputRows, Outputs, epsilon_of},
@@ -49,7 +49,7 @@ const COLUMN_STEP: usize = 32;
 const MIN_TASK_BYTES: usize = 16 << 10;
 
 pub(super) struct LinearOperator {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<OperatorContext>,
 }
 
 impl Operator for LinearOperator {
@@ -85,7 +85,11 @@ pub(super) fn output_types() -> [OperatorOutput; 2] {
 }
 
 /// Returns the index of weights in an attribute of a node.
-pub(super) fn index_of(shared: &Shared, node: &impl Attributes, attribute: &str) -> ort::Result<usize> {
+pub(super) fn index_of(
+    shared: &OperatorContext,
+    node: &impl Attributes,
+    attribute: &str,
+) -> ort::Result<usize> {
     let index = node.int(attribute).and_then(|index| usize::try_from(index).ok());
     let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
     index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
@@ -113,7 +117,7 @@ pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize
 
 /// The operator as the kernel of one node.
 pub(super) struct LinearKernel {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     index: usize,
     /// Epsilon of the RMS norm of the rows, if there is one.
     epsilon: Option<f32>,
@@ -121,7 +125,7 @@ pub(super) struct LinearKernel {
 
 impl LinearKernel {
     /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = index_of(shared, node, WEIGHTS)?;
         Ok(Self { shared: Arc::clone(shared), index, epsilon: epsilon_of(node) })
     }
@@ -141,7 +145,7 @@ impl Kernel for LinearKernel {
     }
 }
 
-impl Shared {
+impl OperatorContext {
     /// Multiplies rows by a layer's weights.
     fn multiply(
         &self,

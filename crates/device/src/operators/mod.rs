@@ -105,7 +105,7 @@ impl OwnOperators {
         let chains = fuse::fuse(&mut graph);
         let placed = chains.iter().map(placed_chain).collect();
         let buffers = BufferPool::new(threads);
-        let shared = Arc::new(Shared { kernels: kernels(), linears, chains, threads, buffers });
+        let shared = Arc::new(OperatorContext { kernels: kernels(), linears, chains, threads, buffers });
         let domain = OperatorDomain::new(DOMAIN)
             .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
             .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
@@ -145,7 +145,7 @@ fn kernels() -> Kernels {
 }
 
 /// State that the operators of one graph share.
-struct Shared {
+struct OperatorContext {
     kernels: Kernels,
     linears: Vec<Linear>,
     chains: Vec<Chain>,
@@ -204,7 +204,7 @@ fn at_least(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     &mut buffer[..length]
 }
 
-impl Shared {
+impl OperatorContext {
     /// Calls `use_buffers` with buffers that no other task uses.
     fn with_buffers<T>(&self, use_buffers: impl FnOnce(&mut Buffers) -> T) -> T {
         let BufferSlot(free) = self.buffers.slot();

@@ -19,10 +19,10 @@ const STALL: u32 = 10;
 
 /// State of a connection. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct ConnectionState(Arc<Shared>);
+pub(crate) struct ConnectionState(Arc<SharedConnectionState>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedConnectionState {
     limits: Limits,
     /// Becomes true at shutdown.
     stopped: watch::Receiver<bool>,
@@ -75,7 +75,12 @@ impl ConnectionState {
             is_answered: false,
             is_stopping: false,
         };
-        Self(Arc::new(Shared { limits, stopped, locked: Mutex::new(locked), changed: Notify::new() }))
+        Self(Arc::new(SharedConnectionState {
+            limits,
+            stopped,
+            locked: Mutex::new(locked),
+            changed: Notify::new(),
+        }))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -281,7 +286,7 @@ impl ActiveRequest {
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let Shared { limits, locked, changed, .. } = &*self.connection.state.0;
+        let SharedConnectionState { limits, locked, changed, .. } = &*self.connection.state.0;
         let mut locked = locked.lock();
         locked.ready_since.remove(&self.connection.number);
         locked.incomplete_requests.remove(&self.connection.number);

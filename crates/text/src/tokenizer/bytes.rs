@@ -29,7 +29,7 @@ pub(super) struct Pieces {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Scheme {
     spelling: Spelling,
-    leading: Leading,
+    leading: LeadingTrim,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,12 +67,12 @@ impl Cleanup {
 
 /// Characters dropped from the start of a text: up to `count` times `char`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Leading {
+pub(crate) struct LeadingTrim {
     pub(crate) char: char,
     pub(crate) count: usize,
 }
 
-const KEEP_ALL: Leading = Leading { char: ' ', count: 0 };
+const KEEP_ALL: LeadingTrim = LeadingTrim { char: ' ', count: 0 };
 
 impl Pieces {
     /// Computes the bytes of the tokens of a `tokenizers` tokenizer.
@@ -150,7 +150,7 @@ impl Pieces {
     }
 
     /// Returns the characters that are dropped from the start of a text.
-    pub(super) fn leading(&self) -> Leading {
+    pub(super) fn leading(&self) -> LeadingTrim {
         self.scheme.leading
     }
 }
@@ -240,7 +240,7 @@ fn single(step: &Value) -> Option<Scheme> {
             let pairs = vec![(text(step, "replacement")?.to_owned(), " ".to_owned())];
             let never = text(step, "prepend_scheme") == Some("never")
                 || step.get("add_prefix_space").and_then(Value::as_bool) == Some(false);
-            let leading = Leading { char: ' ', count: usize::from(!never) };
+            let leading = LeadingTrim { char: ' ', count: usize::from(!never) };
             Some(Scheme { spelling: Spelling::Replaced { pairs, byte_tokens: ByteTokens::Literal }, leading })
         }
         _ => None,
@@ -272,7 +272,7 @@ fn replaced(steps: &[&Value]) -> Option<Scheme> {
                 let (Some(char), None, true, 0) = (chars.next(), chars.next(), fused, ends) else {
                     return None;
                 };
-                leading = Leading { char, count: usize::try_from(step.get("start")?.as_u64()?).ok()? };
+                leading = LeadingTrim { char, count: usize::try_from(step.get("start")?.as_u64()?).ok()? };
             }
             _ => return None,
         }
@@ -302,7 +302,7 @@ mod tests {
         check(r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"never"}"#, "count: 0");
         let llama = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},
             {"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#;
-        check(llama, r#"pairs: [("▁", " ")], byte_tokens: Decoded } Leading { char: ' ', count: 1 }"#);
+        check(llama, r#"pairs: [("▁", " ")], byte_tokens: Decoded } LeadingTrim { char: ' ', count: 1 }"#);
         check(r#"{"type":"BPEDecoder","suffix":"</w>"}"#, "is not supported: expected one of ByteLevel");
         let replacements = |count: usize| {
             let steps = vec![r#"{"type":"Replace","pattern":{"String":"a"},"content":"b"}"#; count].join(",");

@@ -35,7 +35,7 @@ pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
 
-pub(crate) use bytes::Leading;
+pub(crate) use bytes::LeadingTrim;
 
 use bytes::Pieces;
 use special::{SpecialTable, break_outside};
@@ -284,7 +284,7 @@ impl Tokenizer {
     }
 
     /// Returns the characters that decoded text drops at its start.
-    pub(crate) fn leading(&self) -> Leading {
+    pub(crate) fn leading(&self) -> LeadingTrim {
         self.inner.pieces.leading()
     }
 }

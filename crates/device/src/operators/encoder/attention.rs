@@ -13,7 +13,7 @@ use ort::{
 
 use super::texts::PackedTexts;
 use crate::operators::{
-    Buffers, Shared, at_least,
+    Buffers, OperatorContext, at_least,
     attributes::Attributes,
     call::{Call, Input},
     linear::Part,
@@ -37,7 +37,7 @@ const TASK_PAIRS: usize = 1 << 14;
 const TASKS_PER_THREAD: usize = 2;
 
 pub(in crate::operators) struct BidirectionalAttentionOperator {
-    pub(in crate::operators) shared: Arc<Shared>,
+    pub(in crate::operators) shared: Arc<OperatorContext>,
 }
 
 impl Operator for BidirectionalAttentionOperator {
@@ -66,14 +66,17 @@ impl Operator for BidirectionalAttentionOperator {
 
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct BidirectionalAttentionKernel {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     heads: usize,
     scale: f32,
 }
 
 impl BidirectionalAttentionKernel {
     /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(in crate::operators) fn of(
+        shared: &Arc<OperatorContext>,
+        node: &impl Attributes,
+    ) -> ort::Result<Self> {
         let heads = node.int(HEADS).and_then(|heads| usize::try_from(heads).ok()).filter(|&heads| heads > 0);
         let (Some(heads), Some(scale)) = (heads, node.float(SCALE)) else {
             return Err(ort::Error::new(format!("expected the attributes {HEADS} and {SCALE}")));
@@ -110,7 +113,7 @@ impl Kernel for BidirectionalAttentionKernel {
 
 /// Queries, keys and values of packed texts. Their shapes match each other.
 struct PackedAttention<'a> {
-    shared: &'a Shared,
+    shared: &'a OperatorContext,
     attention: Attention,
     heads: usize,
     query: MatrixRef<'a>,

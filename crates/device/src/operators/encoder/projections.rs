@@ -9,7 +9,7 @@ use ort::{
 };
 
 use crate::operators::{
-    Buffers, Shared,
+    Buffers, OperatorContext,
     attributes::Attributes,
     call::{Call, Input},
     linear::{Part, column_step, index_of, row_block},
@@ -24,7 +24,7 @@ pub(in crate::operators) const PROJECTIONS: &str = "Projections";
 pub(super) const WEIGHTS: [&str; 3] = ["query", "key", "value"];
 
 pub(in crate::operators) struct ProjectionsOperator {
-    pub(in crate::operators) shared: Arc<Shared>,
+    pub(in crate::operators) shared: Arc<OperatorContext>,
 }
 
 impl Operator for ProjectionsOperator {
@@ -49,7 +49,7 @@ impl Operator for ProjectionsOperator {
 
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct ProjectionsKernel {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     indices: [usize; WEIGHTS.len()],
 }
 
@@ -62,7 +62,10 @@ struct ColumnsTask<'a> {
 
 impl ProjectionsKernel {
     /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(in crate::operators) fn of(
+        shared: &Arc<OperatorContext>,
+        node: &impl Attributes,
+    ) -> ort::Result<Self> {
         let index = |name| index_of(shared, node, name);
         let [query, key, value] = WEIGHTS.map(index);
         let indices = [query?, key?, value?];

@@ -17,7 +17,7 @@ use ort::{
 };
 
 use crate::operators::{
-    Buffers, Shared, at_least,
+    Buffers, OperatorContext, at_least,
     attributes::Attributes,
     call::{Call, Input},
     linear::{Part, column_step, for_columns, index_of, row_block},
@@ -53,7 +53,7 @@ pub(super) fn activation_number(activation: Activation) -> Option<usize> {
 const HIDDEN_COLUMNS: usize = 256;
 
 pub(in crate::operators) struct ResidualMlpOperator {
-    pub(in crate::operators) shared: Arc<Shared>,
+    pub(in crate::operators) shared: Arc<OperatorContext>,
 }
 
 impl Operator for ResidualMlpOperator {
@@ -78,7 +78,7 @@ impl Operator for ResidualMlpOperator {
 
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct ResidualMlpKernel {
-    shared: Arc<Shared>,
+    shared: Arc<OperatorContext>,
     /// Index of the first layer's weights, if there is one.
     up: Option<usize>,
     /// Function after the first layer.
@@ -89,7 +89,10 @@ pub(in crate::operators) struct ResidualMlpKernel {
 
 impl ResidualMlpKernel {
     /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(shared: &Arc<Shared>, node: &impl Attributes) -> ort::Result<Self> {
+    pub(in crate::operators) fn of(
+        shared: &Arc<OperatorContext>,
+        node: &impl Attributes,
+    ) -> ort::Result<Self> {
         let down = index_of(shared, node, DOWN)?;
         let up = node.int(UP).map(|_| index_of(shared, node, UP)).transpose()?;
         let number = node.int(ACTIVATION).unwrap_or(0);
@@ -140,7 +143,7 @@ impl Kernel for ResidualMlpKernel {
 
 /// Layers of a network, and the norm after it.
 struct ResidualMlp<'a> {
-    shared: &'a Shared,
+    shared: &'a OperatorContext,
     up: Option<&'a Linear>,
     activation: Activation,
     down: &'a Linear,

@@ -70,7 +70,7 @@ fn room_of(root: &Path) -> Arc<Room> {
 
 /// A prefix cache in files.
 pub(super) struct FileStorage {
-    shared: Arc<Shared>,
+    shared: Arc<StorageContext>,
     /// `None` when the storage is dropped.
     writes: Option<Sender<(BlockKey, KvBlock)>>,
     reads: SyncSender<ReadJob>,
@@ -78,7 +78,7 @@ pub(super) struct FileStorage {
     written: Receiver<()>,
 }
 
-struct Shared {
+struct StorageContext {
     folder: PrefixFolder,
     name: ModelName,
     state: Mutex<State>,
@@ -120,7 +120,7 @@ impl FileStorage {
         folder.check_own()?;
         let state = State { stored: folder.list()?, ..State::default() };
         let room = room_of(folder.root());
-        let shared = Arc::new(Shared { folder, name, state: Mutex::new(state), room, progress });
+        let shared = Arc::new(StorageContext { folder, name, state: Mutex::new(state), room, progress });
         if let Err(error) = created {
             shared.close(&error);
         }
@@ -139,7 +139,7 @@ impl FileStorage {
     }
 }
 
-impl Shared {
+impl StorageContext {
     /// Ends all writes, with a warning.
     fn close(&self, error: &dyn std::fmt::Display) {
         let mut state = self.state.lock();
