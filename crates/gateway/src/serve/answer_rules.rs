@@ -6,6 +6,7 @@ use narthex_text::{
 };
 
 use crate::{
+    cancel::Cancel,
     error::Error,
     load::loaded_model::LoadedModel,
     serve::{
@@ -34,12 +35,12 @@ impl AnswerRules {
         model: &LoadedModel,
         tools: &ToolSettings,
         options: &GenerateOptions,
-        is_cancelled: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<Self, Error> {
         check_grammar(tools, options)?;
         let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
-        let _permit = if compiles { Some(GRAMMARS.take(is_cancelled)?) } else { None };
-        let refused = |error| grammar_refusal(model, tools, options, error, is_cancelled);
+        let _permit = if compiles { Some(GRAMMARS.take(cancel)?) } else { None };
+        let refused = |error| grammar_refusal(model, tools, options, error, cancel);
         let compile = |tools: &ToolSettings| {
             let (format, content) = (model.tool_format, options.grammar.as_ref());
             let grammar = tools::answer_grammar(tools, format, &model.package.tokenizer, content)?;
@@ -92,7 +93,7 @@ fn grammar_refusal(
     tools: &ToolSettings,
     options: &GenerateOptions,
     error: GrammarError,
-    is_cancelled: &dyn Fn() -> bool,
+    cancel: &Cancel,
 ) -> Error {
     let alone = |grammar: &Grammar| model.compile_grammar(grammar).err();
     let of_grammar = || Some((grammar_param(options), String::new(), alone(options.grammar.as_ref()?)?));
@@ -105,7 +106,8 @@ fn grammar_refusal(
     };
     let is_callable =
         |tool: &&Tool| !matches!(&tools.choice, ToolChoice::Function(name) if *name != tool.name);
-    let mut tried = tools.tools.iter().filter(is_callable).take(MAX_TRIED).take_while(|_| !is_cancelled());
+    let mut tried =
+        tools.tools.iter().filter(is_callable).take(MAX_TRIED).take_while(|_| !cancel.is_cancelled());
     let (param, place, error) = match error {
         GrammarError::Thread(error) => return error.into(),
         error if tools.tools.is_empty() => (grammar_param(options), String::new(), error),

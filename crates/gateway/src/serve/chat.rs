@@ -46,21 +46,19 @@ const MAX_ID: usize = 256;
 impl ReadyModel {
     /// Starts a chat answer. Returns once it is queued.
     pub fn chat(&self, request: ChatRequest, sink: Box<dyn GenerationSink>) -> Result<Generation, Error> {
-        if sink.is_closed() {
-            return Err(Error::Cancelled);
-        }
+        let cancel = sink.cancel();
+        cancel.check()?;
         let model = &*self.loaded;
         options::check(&request.options, Length::Some)?;
         tools::check(&request.tools)?;
         if request.messages.is_empty() {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
-        let mut rules = AnswerRules::new(model, &request.tools, &request.options, &|| sink.is_closed())?;
+        let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
         let ChatRequest { messages, tools, reasoning, options } = request;
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
-        let ChatPrompt { tokens, text } =
-            prompt(model, messages, &tools, render, limit, &|| sink.is_closed())?;
+        let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, limit, &cancel)?;
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
         rules.reasoning_limit = reasoning.limit();
         let prompt = PromptTokens { tokens, param: "messages", echo: None };
@@ -89,7 +87,7 @@ impl ReadyModel {
         cancel.check()?;
         let ChatRequest { messages, tools, reasoning, .. } = request;
         let options = render_options(&reasoning);
-        prompt(&self.loaded, messages, &tools, options, limit, &|| cancel.is_cancelled())
+        prompt(&self.loaded, messages, &tools, options, limit, cancel)
     }
 
     /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
@@ -137,9 +135,8 @@ impl ReadyModel {
         request: CompletionRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
-        if sink.is_closed() {
-            return Err(Error::Cancelled);
-        }
+        let cancel = sink.cancel();
+        cancel.check()?;
         let model = &*self.loaded;
         let length = if request.echo == Echo::PromptAndCompletion { Length::None } else { Length::Some };
         options::check(&request.options, length)?;
@@ -147,7 +144,7 @@ impl ReadyModel {
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Text(text) => {
                 let limit = model.engine()?.limits().longest();
-                with_start(model, tokenize(model, "prompt", text, limit, &|| sink.is_closed())?)
+                with_start(model, tokenize(model, "prompt", text, limit, &cancel)?)
             }
         };
         let echo = match (request.echo, request.prompt) {
@@ -162,8 +159,7 @@ impl ReadyModel {
             }
         };
         let prompt = PromptTokens { tokens, param: "prompt", echo };
-        let rules =
-            AnswerRules::new(model, &ToolSettings::default(), &request.options, &|| sink.is_closed())?;
+        let rules = AnswerRules::new(model, &ToolSettings::default(), &request.options, &cancel)?;
         generation::start(self, prompt, &request.options, rules, sink)
     }
 }
@@ -183,7 +179,7 @@ fn prompt(
     settings: &ToolSettings,
     mut options: RenderOptions,
     limit: usize,
-    is_cancelled: &dyn Fn() -> bool,
+    cancel: &Cancel,
 ) -> Result<ChatPrompt, Error> {
     let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
     let Some(template) = &model.template else {
@@ -199,7 +195,7 @@ fn prompt(
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
     let continued = take_continued(&mut messages, &mut options)?;
-    let permit = RENDERINGS.take(is_cancelled)?;
+    let permit = RENDERINGS.take(cancel)?;
     let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));
     let mut rendered = render(model, template, messages, settings, options)?;
     drop(permit);
@@ -213,11 +209,9 @@ fn prompt(
         }
         rendered.append(&text);
     }
-    if is_cancelled() {
-        return Err(Error::Cancelled);
-    }
+    cancel.check()?;
     let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
-    let tokens = tokenize(model, "messages", &shielded, limit, is_cancelled)?;
+    let tokens = tokenize(model, "messages", &shielded, limit, cancel)?;
     let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
     Ok(ChatPrompt { text: rendered.into_text(), tokens })
 }
@@ -287,7 +281,7 @@ fn tokenize(
     param: &'static str,
     text: &str,
     limit: usize,
-    is_cancelled: &dyn Fn() -> bool,
+    cancel: &Cancel,
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
     let tokenizer = &model.package.tokenizer;
@@ -295,7 +289,7 @@ fn tokenize(
     if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let bounds = Bounds { limit, is_cancelled };
+    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
     match tokenizer.encode_within(text, bounds)? {
         BoundedTokens::Whole(tokens) => Ok(tokens),
         BoundedTokens::Beginning(_) | BoundedTokens::TooManyBytes => {

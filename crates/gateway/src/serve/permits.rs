@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::Error;
-
-/// Interval of the checks whether a waiting request was cancelled.
-const CHECK: Duration = Duration::from_millis(100);
+use crate::{cancel::Cancel, error::Error};
 
 /// Permits of this process for compiling the grammars of a request, which takes up to seconds and 60 MB. Requests that wait
 /// occupy threads.
@@ -34,7 +31,7 @@ struct Counts {
 
 /// Permit of one request. It is returned when this value is dropped.
 #[must_use = "the permit is returned when this is dropped"]
-pub(super) struct WorkPermit<'a>(&'a WorkPermits);
+pub(super) struct WorkPermit(&'static WorkPermits);
 
 impl WorkPermits {
     const fn new(most: usize, most_waiting: usize) -> Self {
@@ -46,18 +43,25 @@ impl WorkPermits {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many requests wait, and [`Error::Cancelled`] once the request is cancelled.
-    pub(super) fn take(&self, is_cancelled: &dyn Fn() -> bool) -> Result<WorkPermit<'_>, Error> {
+    pub(super) fn take(&'static self, cancel: &Cancel) -> Result<WorkPermit, Error> {
+        let _wake = cancel.on_cancel(|| {
+            // A thread that has not yet begun to wait holds the lock.
+            drop(self.counts.lock());
+            self.returned.notify_all();
+        });
         let mut counts = self.counts.lock();
         if counts.running >= self.most && counts.waiting >= self.most_waiting {
             return Err(Error::Overloaded { queued: counts.waiting, retry_after: Duration::from_secs(1) });
         }
         counts.waiting += 1;
         while counts.running >= self.most {
-            if is_cancelled() {
+            if cancel.is_cancelled() {
                 counts.waiting -= 1;
+                // The cancelled request may have been woken for a returned permit.
+                self.returned.notify_one();
                 return Err(Error::Cancelled);
             }
-            self.returned.wait_for(&mut counts, CHECK);
+            self.returned.wait(&mut counts);
         }
         counts.waiting -= 1;
         counts.running += 1;
@@ -65,7 +69,7 @@ impl WorkPermits {
     }
 }
 
-impl Drop for WorkPermit<'_> {
+impl Drop for WorkPermit {
     fn drop(&mut self) {
         self.0.counts.lock().running -= 1;
         self.0.returned.notify_one();
@@ -80,28 +84,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permits_and_waiting_requests_are_limited() {
+    fn permits_and_waiting_requests_are_limited_and_a_cancelled_request_stops_waiting() {
         const WAITING: usize = 8;
-        let permits = WorkPermits::new(2, WAITING);
-        let mut taken: Vec<_> = (0..2).map(|_| permits.take(&|| false).ok().unwrap()).collect();
-        assert!(matches!(permits.take(&|| true), Err(Error::Cancelled)));
-        thread::scope(|scope| {
-            let (sender, ended) = mpsc::channel();
-            for _ in 0..WAITING {
-                let (permits, sender) = (&permits, sender.clone());
-                scope.spawn(move || sender.send(permits.take(&|| false).is_ok()).unwrap());
-            }
-            while permits.counts.lock().waiting < WAITING {
+        static PERMITS: WorkPermits = WorkPermits::new(2, WAITING);
+        let wait_for = |count| {
+            while PERMITS.counts.lock().waiting < count {
                 thread::yield_now();
             }
-            let refused = permits.take(&|| false).err().unwrap();
+        };
+        let cancel = Cancel::new();
+        let mut taken: Vec<_> = (0..2).map(|_| PERMITS.take(&cancel).ok().unwrap()).collect();
+        thread::scope(|scope| {
+            let (sender, ended) = mpsc::channel();
+            let waiting = scope.spawn(|| PERMITS.take(&cancel).err());
+            wait_for(1);
+            cancel.cancel();
+            assert!(matches!(waiting.join().unwrap(), Some(Error::Cancelled)));
+            for _ in 0..WAITING {
+                let sender = sender.clone();
+                scope.spawn(move || sender.send(PERMITS.take(&Cancel::new()).is_ok()).unwrap());
+            }
+            wait_for(WAITING);
+            let refused = PERMITS.take(&Cancel::new()).err().unwrap();
             assert!(matches!(refused, Error::Overloaded { queued: WAITING, .. }), "{refused}");
             assert!(ended.try_recv().is_err());
             taken.pop();
             assert!((0..WAITING).all(|_| ended.recv().unwrap()));
         });
         drop(taken);
-        let counts = permits.counts.lock();
+        let counts = PERMITS.counts.lock();
         assert_eq!((counts.running, counts.waiting), (0, 0));
     }
 }

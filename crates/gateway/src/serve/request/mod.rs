@@ -19,6 +19,8 @@ pub use encoder::{
 
 pub use reasoning::{ReasoningSettings, Thinking};
 
+use crate::cancel::Cancel;
+
 pub use tools::{
     CallLimit, Strictness, TextArgument, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
 };
@@ -215,9 +217,9 @@ pub trait GenerationSink: Send {
     /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 
-    /// Returns whether the receiver of the events is gone. If so, the work before the first event ends too.
-    fn is_closed(&self) -> bool {
-        false
+    /// Returns the signal that ends the work before the first event.
+    fn cancel(&self) -> Cancel {
+        Cancel::new()
     }
 }
 
