@@ -126,7 +126,7 @@ pub struct KeyLimits {
     /// Maximum number of prompt and generated tokens per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<NonZeroU32>,
-    /// Maximum number of concurrent requests.
+    /// Maximum number of concurrent answers: requests, and further choices and prompts of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<NonZeroU32>,
 }

@@ -311,8 +311,8 @@ fn tokenizing_has_a_limit_and_can_be_cancelled() {
     let tiny = Tiny::new();
     let (model, gateway) = (tiny.chat(), tiny.gateway());
     assert!(!gateway.tokenize(&model, "the cat").unwrap().is_empty());
-    let error = gateway.tokenize(&model, &" ".repeat((1 << 20) + 1)).unwrap_err().to_string();
-    assert!(error.contains("at most 1048576 bytes, found 1048577 bytes"), "{error}");
+    let error = gateway.tokenize(&model, &" ".repeat((256 << 10) + 1)).unwrap_err().to_string();
+    assert!(error.contains("at most 262144 bytes, found 262145 bytes"), "{error}");
     let ready = match gateway.start_load(&model).unwrap() {
         LoadStart::Ready(model) => model,
         LoadStart::Pending(load) => load.model().unwrap(),

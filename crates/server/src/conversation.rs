@@ -95,7 +95,8 @@ pub(crate) async fn answer(
     let Conversation { model, request, is_streamed, mut ignored, of_reasoning } = conversation;
     let n = request.options.n;
     let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
-    let events = events::start(app, &model, body, call).await?;
+    let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
+    let events = events::start(app, &model, body, more_answers, call).await?;
     ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
     Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
 }

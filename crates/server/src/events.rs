@@ -23,6 +23,7 @@ use crate::{
     blocking::run_cancellable,
     budget::{AnswerMemory, Reservation},
     error::{ApiError, public_text},
+    keys::Permit,
     limits::MAX_UNREAD,
 };
 
@@ -188,6 +189,8 @@ pub(crate) struct Events {
     receiver: EventReceiver,
     generation: CancelOnDisconnect,
     meter: Meter,
+    /// Answers of the caller's key in addition to the first one.
+    _more_answers: Option<Permit>,
 }
 
 impl Drop for Events {
@@ -230,10 +233,12 @@ impl Events {
 }
 
 /// Starts a request once its model is in memory. The memory of its body is reserved until the call returns.
+/// `more_answers` is the permit for its answers in addition to the first one.
 pub(crate) async fn start(
     app: &App,
     model: &str,
     body: Reservation,
+    more_answers: Option<Permit>,
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (mut sink, receiver) = channel(app.answer.clone());
@@ -242,7 +247,7 @@ pub(crate) async fn start(
         call(model, Box::new(sink)).map(CancelOnDisconnect)
     };
     let generation = run_cancellable(app, model, body, call).await?;
-    Ok(Events { receiver, generation, meter: app.meter.clone() })
+    Ok(Events { receiver, generation, meter: app.meter.clone(), _more_answers: more_answers })
 }
 
 #[cfg(test)]

@@ -206,6 +206,35 @@ fn concurrency_is_free_again_when_the_client_goes() {
 }
 
 #[test]
+fn each_choice_and_prompt_is_a_concurrent_answer() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = Gateway::open(Config { slots: 4, ..tiny.config() }).unwrap();
+    let live = Live::over(gateway.clone(), local());
+    let limits = KeyLimits { concurrency: NonZeroU32::new(2), ..user() };
+    let key = key(&gateway, "two", limits);
+    let complete = |fields: Value| {
+        let headers = [("authorization", format!("Bearer {key}"))];
+        let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let body = with(json!({"model": model, "max_tokens": 2, "temperature": 0}), fields).to_string();
+        live.request("POST", "/v1/completions", &headers, body.as_bytes())
+    };
+    let prompts = ["the", "cat", "sat", "on", "the"];
+    let texts = |answer: &Value| {
+        let choices = answer["choices"].as_array().unwrap();
+        choices.iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>()
+    };
+    // The prompts wait for one another.
+    let together = texts(&complete(json!({"prompt": prompts})).json());
+    let alone: Vec<_> =
+        prompts.iter().flat_map(|prompt| texts(&complete(json!({"prompt": prompt})).json())).collect();
+    assert_eq!(together, alone);
+    assert_eq!(complete(json!({"prompt": "the", "n": 2})).json()["choices"].as_array().unwrap().len(), 2);
+    let error = complete(json!({"prompt": "the", "n": 3})).error(429);
+    assert!(error["message"].as_str().unwrap().contains("2 concurrent answers"), "{error}");
+}
+
+#[test]
 fn keys_start_no_downloads_on_an_open_server_unless_they_are_admins() {
     let gateway = Gateway::open(Tiny::new().config()).unwrap();
     let [user, admin] =

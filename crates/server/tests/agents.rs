@@ -298,9 +298,9 @@ fn tokens_are_counted_and_paths_may_be_spelled_otherwise() {
         live.post("/tokenize", &json!({"model": model, "content": "the cat"})).json()["tokens"].clone();
     let text = live.post("/detokenize", &json!({"model": model, "tokens": tokens})).json();
     assert_eq!(text["content"], "the cat");
-    let long = live.post("/tokenize", &json!({"model": model, "content": " ".repeat((1 << 20) + 1)}));
+    let long = live.post("/tokenize", &json!({"model": model, "content": " ".repeat((256 << 10) + 1)}));
     assert!(
-        long.status == 400 && long.text().contains("at most 1048576 bytes, found 1048577"),
+        long.status == 400 && long.text().contains("at most 262144 bytes, found 262145"),
         "{}",
         long.text()
     );
@@ -328,6 +328,8 @@ fn responses_are_stored_continued_and_removed() {
     let first = ask(json!({"input": "the cat", "instructions": "Be brief."})).json();
     let id = first["id"].as_str().unwrap();
     assert_eq!(live.get(&format!("/v1/responses/{id}")).json(), first);
+    let streamed = live.get(&format!("/v1/responses/{id}?starting_after=1&stream=true")).error(400);
+    assert_eq!(streamed["param"], "stream");
     assert_eq!((&first["store"], &first["instructions"]), (&json!(true), &json!("Be brief.")));
     let text = &first["output"][0]["content"][0]["text"];
     let continued = ask(json!({"input": "and?", "previous_response_id": id})).json();
@@ -390,6 +392,9 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     let alias = listed("gpt-4o").unwrap();
     assert_eq!((&alias["type"], &alias["display_name"]), (&json!("model"), &json!("gpt-4o")));
     assert!(alias["created_at"].as_str().unwrap().ends_with('Z'), "{alias}");
+    assert_eq!(alias["max_input_tokens"], alias["context_length"]);
+    let of_anthropic = live.request("GET", "/v1/models", &[("anthropic-version", "2023-06-01")], b"").json();
+    assert_eq!(of_anthropic["data"][0]["capabilities"], Value::Null);
     let long = json!({"model": embedding, "input": "the cat ".repeat(400)});
     live.post("/v1/embeddings", &long).error(400);
     let foreign = live.post("/v1/embeddings", &json!({"model": embedding, "input": [[791, 8415]]}));

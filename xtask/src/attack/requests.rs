@@ -82,6 +82,7 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
             filled(2_000_000, r#"{"model":"local/tiny","prompt":"a","n":72,"stop":""#, "b", r#""}"#),
         ),
         ("/tokenize", fill(r#"{"model":"local/tiny","content":""#, " ", r#""}"#)),
+        ("/tokenize", filled(256 << 10, r#"{"model":"local/tiny","content":""#, "1 ", r#""}"#)),
         (
             "/v1/chat/completions",
             filled(

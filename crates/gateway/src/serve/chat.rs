@@ -33,11 +33,12 @@ const LEFT_OUT: usize = 8;
 /// Maximum number of tokens of a conversation that is only counted, or the model's context if it is longer.
 const MAX_COUNTED: usize = 1 << 18;
 
-/// Maximum bytes of a text that is only tokenized.
-const MAX_TOKENIZED: usize = 1 << 20;
+/// Maximum bytes of a text that is only tokenized. It is tokenized as a whole, which takes up to 450 times its length in
+/// memory, and ends at a cancellation only afterwards.
+const MAX_TOKENIZED: usize = 256 << 10;
 
-/// Maximum bytes of the text of tokens.
-const MAX_DETOKENIZED: usize = 32 << 20;
+/// Maximum bytes of the text of tokens. A server holds several copies until its client has read the answer.
+const MAX_DETOKENIZED: usize = 1 << 20;
 
 /// Maximum bytes of the id of a tool call.
 const MAX_ID: usize = 256;
@@ -90,7 +91,7 @@ impl ReadyModel {
         prompt(&self.loaded, messages, &tools, options, limit, cancel)
     }
 
-    /// Returns the tokens of a text of at most 1 MiB, in which special tokens are recognised. Ends with
+    /// Returns the tokens of a text of at most 256 KiB, in which special tokens are recognised. Ends with
     /// [`Error::Cancelled`] if `cancel` is set before it begins.
     pub fn tokenize(&self, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
         // A cut could change tokens, so the text is tokenized as a whole, and its length is limited instead.

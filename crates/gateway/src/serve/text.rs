@@ -97,6 +97,10 @@ impl ChoiceText {
         let text = self.detokenizer.push(event.token);
         let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text));
         self.reasoning_tokens += usize::from(was_inside || is_inside(self));
+        if self.reasoning.as_ref().is_some_and(ReasoningParser::is_before_text) {
+            // Only tokens of the text have log-probabilities.
+            self.pending.clear();
+        }
         parts
     }
 
@@ -146,11 +150,7 @@ impl ChoiceText {
         for event in events {
             match event {
                 ReasoningEvent::Text(text) => parts.extend(self.push_text(&text)),
-                ReasoningEvent::Reasoning(text) => {
-                    // Only tokens of the text have log-probabilities.
-                    self.pending.clear();
-                    parts.push(TextPart::Reasoning(text));
-                }
+                ReasoningEvent::Reasoning(text) => parts.push(TextPart::Reasoning(text)),
             }
         }
         parts
@@ -202,7 +202,7 @@ impl ChoiceText {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::ToolFormat;
+    use narthex_spec::{ReasoningFormat, ToolFormat};
     use narthex_text::{
         tokenizer::{GgufVocab, Specials},
         tools::{CallLimit, CallReading},
@@ -212,13 +212,18 @@ mod tests {
     use super::*;
     use crate::serve::tools::CallRules;
 
-    /// Returns the text of an answer, the arguments of its calls, and the reason of its end. The answer comes token by
-    /// token until the choice is over.
-    fn read(answer: &str, stop: &[&str], end: FinishReason) -> (String, Vec<String>, FinishReason) {
+    /// Returns a tokenizer with a token for each character.
+    fn tokenizer() -> Tokenizer {
         let tokens = ('!'..='~').chain(['Ġ', 'Ċ']).map(String::from);
         let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
         let vocab = GgufVocab { model, pre, tokens: tokens.collect(), ..GgufVocab::default() };
-        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        Tokenizer::from_gguf(&vocab).unwrap()
+    }
+
+    /// Returns the text of an answer, the arguments of its calls, and the reason of its end. The answer comes token by
+    /// token until the choice is over.
+    fn read(answer: &str, stop: &[&str], end: FinishReason) -> (String, Vec<String>, FinishReason) {
+        let tokenizer = tokenizer();
         let tools = vec![json!({"type": "function", "function": {"name": "f"}})];
         let (format, limit, reading) = (ToolFormat::Hermes, CallLimit::Any, CallReading::Lenient);
         let calls = Some(CallRules { format, tools, limit, ends_at_repetition: false, reading });
@@ -244,6 +249,35 @@ mod tests {
             }
         }
         (text, calls, reason)
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_the_text_after_the_reasoning() {
+        let tokenizer = tokenizer();
+        let options = GenerateOptions { logprobs: Some(0), ..GenerateOptions::api_defaults() };
+        let check = |answer: &str, expect: &str| {
+            let reasoning = Some(ReasoningParser::new(ReasoningFormat::Think, ""));
+            let rules = AnswerRules { reasoning, ..AnswerRules::default() };
+            let mut choice = ChoiceText::new(&tokenizer, StopStrings::new(Vec::new()), &options, &rules);
+            let mut parts = Vec::new();
+            for token in tokenizer.encode(answer, Specials::AsText).unwrap() {
+                parts.extend(choice.push(&TokenEvent { token, logprob: None, top: &[] }));
+            }
+            parts.extend(choice.finish(FinishReason::Stop).0);
+            let (mut text, mut of_tokens) = (String::new(), String::new());
+            for part in parts {
+                if let TextPart::Text { text: more, tokens } = part {
+                    text.push_str(&more);
+                    of_tokens.extend(tokens.into_iter().map(|token| token.text));
+                }
+            }
+            assert_eq!((text.as_str(), of_tokens.as_str()), (expect, expect), "{answer:?}");
+        };
+        check("<think>a</think>\n\nYes, <b>", "Yes, <b>");
+        check("<think>\n\n</think>\n\nYes", "Yes");
+        check("<think>a", "");
+        check("<think>a</think>\n", "");
+        check("<thin air", "<thin air");
     }
 
     #[test]

@@ -100,7 +100,11 @@ pub(crate) enum ContentBlock {
     /// Reasoning. The signature is empty, because the reasoning is the model's own text.
     Thinking { thinking: String, signature: String },
     /// Text.
-    Text { text: String, citations: Option<Vec<Value>> },
+    Text {
+        text: String,
+        /// Always empty. Some clients accept a list only, and no null.
+        citations: Vec<Value>,
+    },
     /// A call of a tool.
     ToolUse {
         id: String,
@@ -127,7 +131,7 @@ impl ContentBlock {
 
     /// Creates a block of text.
     pub(super) fn text(text: &str) -> Self {
-        Self::Text { text: text.to_owned(), citations: None }
+        Self::Text { text: text.to_owned(), citations: Vec::new() }
     }
 
     /// Creates the block of a call with these arguments.
@@ -165,10 +169,17 @@ pub(crate) struct MessageUsage {
     cache_creation_input_tokens: usize,
     cache_creation: Option<Value>,
     output_tokens: usize,
-    output_tokens_details: Option<Value>,
+    /// Absent while the answer runs.
+    output_tokens_details: Option<OutputTokensDetails>,
     server_tool_use: Option<Value>,
     inference_geo: Option<String>,
     service_tier: Option<String>,
+}
+
+/// Tokens of an answer by kind.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct OutputTokensDetails {
+    thinking_tokens: usize,
 }
 
 impl MessageUsage {
@@ -193,6 +204,7 @@ impl MessageUsage {
         Self {
             cache_read_input_tokens: cached,
             output_tokens: summary.completion_tokens,
+            output_tokens_details: Some(OutputTokensDetails { thinking_tokens: summary.reasoning_tokens }),
             ..Self::of_prompt(summary.prompt_tokens - cached)
         }
     }

@@ -20,7 +20,7 @@ use narthex_gateway::{
 };
 use parking_lot::Mutex;
 
-pub(crate) use self::rate::KeyState;
+pub(crate) use self::rate::{KeyState, Permit};
 use crate::error::ApiError;
 
 /// The sender of a request.
@@ -54,6 +54,17 @@ impl Caller {
         match self {
             Self::Key(key) => Some(key.hash()),
             Self::Keyless(_) | Self::Stranger => None,
+        }
+    }
+
+    /// Counts more answers of a running request, until the returned permit is dropped.
+    ///
+    /// # Errors
+    /// 429 if the caller's key may not have so many at a time.
+    pub(crate) fn add_answers(&self, answers: usize) -> Result<Option<Permit>, ApiError> {
+        match self {
+            Self::Key(key) => key.add_answers(u32::try_from(answers).unwrap_or(u32::MAX)).map(Some),
+            Self::Keyless(_) | Self::Stranger => Ok(None),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Limits of a key: requests and tokens per minute as token buckets, and concurrent requests.
+//! Limits of a key: requests and tokens per minute as token buckets, and concurrent answers.
 //!
 //! The capacity of a bucket is the budget of one minute, and it refills evenly. Tokens are charged when an answer ends,
 //! so a long answer can make the level of its bucket negative; the next request then waits until the level is positive
@@ -70,16 +70,20 @@ pub(crate) struct KeyState {
 struct KeyCounts {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
+    /// Number of running answers. A request without an answer counts as one.
     running: u32,
 }
 
-/// A running request of a key. It ends when the permit is dropped.
-pub(crate) struct Permit(Arc<KeyState>);
+/// Permit for running answers of a key. They end when it is dropped.
+pub(crate) struct Permit {
+    key: Arc<KeyState>,
+    answers: u32,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut counts = self.0.counts.lock();
-        counts.running = counts.running.saturating_sub(1);
+        let mut counts = self.key.counts.lock();
+        counts.running = counts.running.saturating_sub(self.answers);
     }
 }
 
@@ -110,7 +114,7 @@ impl KeyState {
         self.key == *key
     }
 
-    /// Counts a request.
+    /// Counts a request and its first answer.
     ///
     /// # Errors
     /// 429 with the wait if a limit is reached. A refused request is not counted.
@@ -123,7 +127,7 @@ impl KeyState {
             Err(ApiError::rate_limited(message, wait))
         };
         if let Some(limit) = limits.concurrency.filter(|limit| *running >= limit.get()) {
-            return refused(limit, "concurrent requests", Duration::from_secs(1));
+            return refused(limit, "concurrent answers", Duration::from_secs(1));
         }
         for bucket in [&mut *requests, tokens].into_iter().flatten() {
             bucket.refill(now);
@@ -140,7 +144,25 @@ impl KeyState {
             bucket.level -= 1.0;
         }
         *running += 1;
-        Ok(Permit(self.clone()))
+        Ok(Permit { key: self.clone(), answers: 1 })
+    }
+
+    /// Counts more answers of a running request.
+    ///
+    /// # Errors
+    /// 429 if the key may not have so many at a time.
+    pub(crate) fn add_answers(self: &Arc<Self>, answers: u32) -> Result<Permit, ApiError> {
+        let mut counts = self.counts.lock();
+        let running = counts.running.saturating_add(answers);
+        if let Some(limit) = self.key.limits.concurrency.filter(|limit| running > limit.get()) {
+            let message = format!(
+                "this key may have {limit} concurrent answers, and each choice and prompt of a request is one; ask for \
+                 fewer, or wait and send the request again"
+            );
+            return Err(ApiError::rate_limited(message, Duration::from_secs(1)));
+        }
+        counts.running = running;
+        Ok(Permit { key: self.clone(), answers })
     }
 
     /// Charges the tokens of an answer.
@@ -244,6 +266,20 @@ mod tests {
         drop(running);
         // The refused request was not counted.
         key.start(now).unwrap();
+    }
+
+    #[test]
+    fn each_answer_of_a_request_is_counted() {
+        let now = Instant::now();
+        let key = state(KeyLimits { concurrency: NonZeroU32::new(3), ..KeyLimits::default() }, now);
+        let _request = key.start(now).unwrap();
+        let more = key.add_answers(2).unwrap();
+        assert_eq!((wait(key.add_answers(1)), wait(key.start(now))), (1, 1));
+        drop(more);
+        assert_eq!(wait(key.add_answers(3)), 1);
+        let _more = key.add_answers(1).unwrap();
+        let _other = key.start(now).unwrap();
+        key.add_answers(0).unwrap();
     }
 
     #[test]

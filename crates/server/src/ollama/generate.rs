@@ -140,7 +140,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
         }
         GenerateWork::Continue(request) => {
             let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
-            let events = events::start(&app, &model, held, call).await?;
+            let events = events::start(&app, &model, held, None, call).await?;
             let delivery = Delivery { n: 1, is_streamed };
             Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, delivery).await?))
         }

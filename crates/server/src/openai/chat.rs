@@ -131,7 +131,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl-", model.clone());
     let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
-    let events = events::start(&app, &model, held, call).await?;
+    let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
+    let events = events::start(&app, &model, held, more_answers, call).await?;
     conversation::ignore_reasoning(&app, &events, of_reasoning, &mut ignored)?;
     if let Some(options) = streaming {
         let (state, device) = (ChatStream::new(form, n), events.ran_on().device);

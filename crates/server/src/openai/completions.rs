@@ -1,5 +1,7 @@
 //! `POST /v1/completions`.
 
+use std::collections::VecDeque;
+
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
@@ -21,8 +23,7 @@ use crate::{
     body::{self, Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
-    events::{self, Events},
-    hints,
+    events, hints,
     ignored::IgnoredParameters,
     reply::{Choice, collect},
     sse,
@@ -108,25 +109,41 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs, ignored } = parsed;
     let n = options.n;
     let header = CompletionHeader::new("cmpl-", model.clone());
-    let mut pending = Vec::with_capacity(prompts.len());
+    let mut pending = VecDeque::with_capacity(prompts.len());
+    let (mut replies, mut ran_on) = (Vec::with_capacity(prompts.len()), None);
     for prompt in prompts {
+        let more_answers = loop {
+            // The request counts as one answer.
+            let more = if pending.is_empty() { n.saturating_sub(1) } else { n };
+            match app.meter.caller.add_answers(more) {
+                Ok(permit) => break permit,
+                Err(error) => {
+                    let Some(events) = pending.pop_front() else { return Err(error) };
+                    replies.push(collect(events, n).await?);
+                }
+            }
+        };
         let completion = CompletionRequest { prompt, echo, options: options.clone() };
         let call = move |model: &ReadyModel, sink| model.complete(completion, sink);
-        pending.push(events::start(&app, &model, held.clone(), call).await?);
+        let events = events::start(&app, &model, held.clone(), more_answers, call).await?;
+        ran_on.get_or_insert_with(|| events.ran_on());
+        pending.push_back(events);
     }
     if let Some(options) = streaming
-        && let Some(events) = pending.pop()
+        && let Some(events) = pending.pop_back()
     {
         let device = events.ran_on().device;
         let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], device);
         return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
     }
-    let Some(ran_on) = pending.first().map(Events::ran_on) else {
+    let Some(ran_on) = ran_on else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
     };
-    let (mut choices, mut total) = (Vec::new(), Summary::default());
     for events in pending {
-        let reply = collect(events, n).await?;
+        replies.push(collect(events, n).await?);
+    }
+    let (mut choices, mut total) = (Vec::new(), Summary::default());
+    for reply in replies {
         choices.extend(reply.choices);
         total = sum(total, reply.summary);
     }

@@ -3,7 +3,7 @@
 use axum::{
     Json,
     extract::{Path, rejection::PathRejection},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
 };
 use narthex_gateway::models::{ModelKind, ModelListing};
 use schemars::JsonSchema;
@@ -49,16 +49,33 @@ pub(crate) struct ModelObject {
     root: Option<String>,
     /// Task: `chat`, `text`, `embedding`, `rerank`, `answer`, `masked` or `other`.
     kind: &'static str,
-    /// Endpoints of `/v1` that the model supports, and `tools`.
-    capabilities: Vec<&'static str>,
+    /// Endpoints of `/v1` that the model supports, and `tools`. Null in answers to clients of Anthropic's API, which
+    /// expect another type.
+    capabilities: Option<Vec<&'static str>>,
     installed: bool,
     /// Maximum number of tokens, for an installed model.
     context_length: Option<usize>,
+    /// The same number by the name in Anthropic's API.
+    max_input_tokens: Option<usize>,
+}
+
+/// API of the client that asks for models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListApi {
+    OpenAi,
+    Anthropic,
+}
+
+impl ListApi {
+    fn of(headers: &HeaderMap) -> Self {
+        if headers.contains_key("anthropic-version") { Self::Anthropic } else { Self::OpenAi }
+    }
 }
 
 impl ModelObject {
-    fn new(model: &ModelListing) -> Self {
+    fn new(model: &ModelListing, api: ListApi) -> Self {
         let newest = model.installed.iter().max_by_key(|package| package.created);
+        let context_length = newest.map(|package| package.max_length);
         let created = newest.map_or(0, |package| unix_seconds(package.created));
         Self {
             id: model.name.to_string(),
@@ -70,9 +87,10 @@ impl ModelObject {
             owned_by: "narthex",
             root: None,
             kind: model.kind.as_str(),
-            capabilities: capabilities(model.kind),
+            capabilities: (api == ListApi::OpenAi).then(|| capabilities(model.kind)),
             installed: newest.is_some(),
-            context_length: newest.map(|package| package.max_length),
+            context_length,
+            max_input_tokens: context_length,
         }
     }
 
@@ -95,12 +113,13 @@ fn capabilities(kind: ModelKind) -> Vec<&'static str> {
 }
 
 /// Lists the usable models: installed ones, those that are fetched on first use, and aliases of both.
-pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
+pub(crate) async fn list(app: App, headers: HeaderMap) -> Result<Json<ModelList>, ApiError> {
     let gateway = app.gateway.clone();
     let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
     let (models, aliases) = app.shared.jobs.run(listed).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
-    let mut data: Vec<ModelObject> = usable.map(ModelObject::new).collect();
+    let mut data: Vec<ModelObject> =
+        usable.map(|model| ModelObject::new(model, ListApi::of(&headers))).collect();
     for (alias, name) in aliases {
         let found = data.iter().find(|model| model.id == name.as_str()).map(|model| model.alias(&alias));
         data.extend(found);
@@ -113,12 +132,13 @@ pub(crate) async fn list(app: App) -> Result<Json<ModelList>, ApiError> {
 /// Returns one model, by any name that is valid in requests.
 pub(crate) async fn retrieve(
     app: App,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
     let alias = app.gateway.config().aliases.contains_key(&id).then(|| id.clone());
     let model = app.shared.jobs.run(move || app.gateway.model(&id)).await?;
-    let model = ModelObject::new(&model);
+    let model = ModelObject::new(&model, ListApi::of(&headers));
     Ok(Json(match alias {
         Some(alias) => model.alias(&alias),
         None => model,

@@ -12,8 +12,7 @@ use crate::{error::ApiError, text_or_list::TextOrList};
 /// `stream_options`.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 pub(crate) struct StreamOptions {
-    #[serde(default)]
-    pub(crate) include_usage: bool,
+    pub(crate) include_usage: Option<bool>,
 }
 
 /// Choices of chat and text completions, and their stream.

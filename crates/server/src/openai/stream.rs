@@ -66,12 +66,16 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
         Self { header, options, device, state, unfinished: n, held: None }
     }
 
+    fn includes_usage(&self) -> bool {
+        self.options.include_usage.unwrap_or(false)
+    }
+
     fn chunk(&self, choice: Option<C>) -> Chunk<C> {
         Chunk {
             header: self.header.clone(),
             object: C::OBJECT,
             choices: choice.into_iter().collect(),
-            usage: self.options.include_usage.then_some(ChunkUsage(None)),
+            usage: self.includes_usage().then_some(ChunkUsage(None)),
             timings: None,
         }
     }
@@ -80,7 +84,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
     pub(super) fn chunks(&mut self, event: GenerationEvent) -> Vec<Chunk<C>> {
         if let GenerationEvent::Done(summary) = event {
             let usage = ChunkUsage(Some(CompletionUsage::from(&summary)));
-            let usage = self.options.include_usage.then(|| Chunk { usage: Some(usage), ..self.chunk(None) });
+            let usage = self.includes_usage().then(|| Chunk { usage: Some(usage), ..self.chunk(None) });
             let mut chunks: Vec<_> = self.held.take().into_iter().chain(usage).collect();
             if let Some(last) = chunks.last_mut() {
                 last.timings = Some(Timings::new(&summary, &self.device));
@@ -142,7 +146,13 @@ mod tests {
 
     fn encoder(include_usage: bool) -> ChunkEncoder<EndedChoice> {
         let header = CompletionHeader::new("chunk", "m".to_owned());
-        ChunkEncoder::new(header, StreamOptions { include_usage }, 2, (), "cpu".to_owned())
+        ChunkEncoder::new(
+            header,
+            StreamOptions { include_usage: Some(include_usage) },
+            2,
+            (),
+            "cpu".to_owned(),
+        )
     }
 
     #[tokio::test]

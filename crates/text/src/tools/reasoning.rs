@@ -58,6 +58,11 @@ impl ReasoningParser {
         matches!(self.state, ReasoningState::Opened | ReasoningState::Inside)
     }
 
+    /// Returns true from the start of a block until the text after it.
+    pub fn is_before_text(&self) -> bool {
+        self.is_inside() || self.state == ReasoningState::Closed
+    }
+
     /// Returns true once the answer's text has started, so that no reasoning follows.
     pub fn is_in_text(&self) -> bool {
         matches!(self.state, ReasoningState::Closed | ReasoningState::Text)

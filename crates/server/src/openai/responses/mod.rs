@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Json,
-    extract::{Path, rejection::PathRejection},
+    extract::{Path, RawQuery, rejection::PathRejection},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
@@ -275,13 +275,18 @@ fn path(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     Ok(id)
 }
 
-/// Returns a stored response.
+/// Returns a stored response. It is not streamed again.
 pub(crate) async fn retrieve(
     app: App,
     Extension(store): Extension<ResponseStore>,
+    RawQuery(query): RawQuery,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let id = path(id)?;
+    if query.is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")) {
+        let message = "stream: a stored response is returned as a whole; send the request without it";
+        return Err(ApiError::unsupported_as("stream", message.to_owned()));
+    }
     let json = store.get(app.meter.caller.key_hash(), &id).ok_or_else(|| no_response(&id))?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
