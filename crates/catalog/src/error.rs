@@ -362,7 +362,9 @@ impl Error {
                 "build ONNX Runtime yourself and set ORT_DYLIB_PATH to its library".to_owned()
             }
             Self::NoRuntime { .. } => "`narthex runtime list` shows what this machine can use".to_owned(),
-            Self::RuntimeNotInstalled { kind } => format!("`narthex runtime install {kind}` installs it"),
+            Self::RuntimeNotInstalled { kind } => format!(
+                "`narthex runtime list` shows the installed ones; `narthex runtime install {kind}` installs this one"
+            ),
             Self::DylibMissing { .. } => {
                 "set it to ONNX Runtime's library (libonnxruntime.so, onnxruntime.dll), or unset it".to_owned()
             }
