@@ -20,7 +20,7 @@ use std::{
 
 use narthex_spec::{
     ProgressSink, Sha256,
-    progress::{Progress, Stage, Unit},
+    progress::{Progress, Quiet, Stage, Unit},
 };
 pub use outline::{HeaderLength, RepoSummary};
 use serde::Deserialize;
@@ -143,6 +143,14 @@ struct Sibling {
     size: Option<u64>,
 }
 
+/// The files of a repository.
+enum RepoFiles {
+    /// The hub's listing.
+    Listed(Listing),
+    /// A complete snapshot in the cache.
+    Cached { commit: String, names: Vec<String> },
+}
+
 /// A listing whose model card states a licence. The rest of the card may have any form.
 #[derive(Deserialize)]
 struct LicensedListing {
@@ -187,22 +195,9 @@ impl Hub {
         cancel: &CancelFlag,
     ) -> Result<Snapshot, Error> {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
-        let cached = || repo.complete_snapshot(&source.revision, &source.files);
-        if self.options.network == Network::CacheOnly {
-            let (commit, names) =
-                cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
-            return self.describe(&repo, commit, names, None, cancel);
-        }
-        let listing = match self.listing(source, cancel) {
-            Ok(listing) => listing,
-            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
-                let Some((commit, names)) = cached() else { return Err(unreachable.into()) };
-                let note =
-                    format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
-                progress.event(Progress::Note(note));
-                return self.describe(&repo, commit, names, None, cancel);
-            }
-            Err(other) => return Err(other),
+        let listing = match self.files(source, &repo, progress, cancel)? {
+            RepoFiles::Listed(listing) => listing,
+            RepoFiles::Cached { commit, names } => return self.describe(&repo, commit, names, None, cancel),
         };
         let names =
             glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
@@ -254,17 +249,9 @@ impl Hub {
     /// files are left out. Without a network, the settings of a complete snapshot are used.
     pub fn settings(&self, source: &HubSource, cancel: &CancelFlag) -> Result<PathBuf, Error> {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
-        let cached = || repo.complete_snapshot(&source.revision, &source.files);
-        if self.options.network == Network::CacheOnly {
-            let (commit, _) = cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
-            return Ok(repo.snapshot(&commit));
-        }
-        let listing = match self.listing(source, cancel) {
-            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
-                let (commit, _) = cached().ok_or(unreachable)?;
-                return Ok(repo.snapshot(&commit));
-            }
-            other => other?,
+        let listing = match self.files(source, &repo, &Quiet, cancel)? {
+            RepoFiles::Listed(listing) => listing,
+            RepoFiles::Cached { commit, .. } => return Ok(repo.snapshot(&commit)),
         };
         let patterns: Vec<String> = SETTINGS.iter().map(|&pattern| pattern.to_owned()).collect();
         let small = |sibling: &&Sibling| {
@@ -274,6 +261,35 @@ impl Hub {
             self.download_file(&repo, &listing.sha, name, cancel)?;
         }
         Ok(repo.snapshot(&listing.sha))
+    }
+
+    /// Requests a repository's listing. If the network is not used or the hub cannot be reached, looks for a complete
+    /// snapshot in the cache.
+    fn files(
+        &self,
+        source: &HubSource,
+        repo: &RepoCache,
+        progress: &dyn ProgressSink,
+        cancel: &CancelFlag,
+    ) -> Result<RepoFiles, Error> {
+        let cached = || {
+            let (commit, names) = repo.complete_snapshot(&source.revision, &source.files)?;
+            Some(RepoFiles::Cached { commit, names })
+        };
+        if self.options.network == Network::CacheOnly {
+            return cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() }.into());
+        }
+        match self.listing(source, cancel) {
+            Ok(listing) => Ok(RepoFiles::Listed(listing)),
+            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
+                let files = cached().ok_or(unreachable)?;
+                let note =
+                    format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
+                progress.event(Progress::Note(note));
+                Ok(files)
+            }
+            Err(other) => Err(other),
+        }
     }
 
     /// Downloads one small file into the cache.
