@@ -2,11 +2,12 @@
 //! layout.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, Read, Write},
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use narthex_mmap::open_regular;
@@ -17,6 +18,9 @@ use crate::{CancelFlag, check_cancel, error::Error};
 
 /// Number of bytes read at a time, and between two checks of the cancel flag.
 pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Time between two attempts to lock a file, and maximum delay until a set cancel flag is seen.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Replaces the file at `path` atomically. `write` creates the new file under a unique name in the same folder, and a
 /// rename moves it into place. If several threads or processes replace a file at once, the last rename wins.
@@ -62,17 +66,53 @@ pub(crate) fn digest_open(
     mut seen: impl FnMut(u64),
 ) -> Result<Sha256, Error> {
     let mut hasher = sha2::Sha256::new();
+    let mut total = 0;
+    read_chunks(&mut file, path, cancel, |chunk| {
+        hasher.update(chunk);
+        total += chunk.len() as u64;
+        seen(total);
+    })?;
+    Ok(Sha256(hasher.finalize().into()))
+}
+
+/// Reads an open file to its end and passes each chunk to `take`; `path` is for errors.
+pub(crate) fn read_chunks(
+    file: &mut File,
+    path: &Path,
+    cancel: &CancelFlag,
+    mut take: impl FnMut(&[u8]),
+) -> Result<(), Error> {
     let mut buffer = vec![0; CHUNK];
-    let mut total = 0u64;
     loop {
         check_cancel(cancel)?;
         let count = file.read(&mut buffer).map_err(Error::io("read", path))?;
-        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else {
-            return Ok(Sha256(hasher.finalize().into()));
-        };
-        hasher.update(chunk);
-        total += count as u64;
-        seen(total);
+        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { return Ok(()) };
+        take(chunk);
+    }
+}
+
+/// Tries once to lock an open file, and returns true if it succeeds; `path` is for errors.
+pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool, Error> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
+    }
+}
+
+/// Waits for the lock on an open file. Calls `waits` before the first wait; `path` is for errors.
+pub(crate) fn lock(file: &File, path: &Path, cancel: &CancelFlag, waits: impl FnOnce()) -> Result<(), Error> {
+    let mut waits = Some(waits);
+    // The loop tries repeatedly, because a blocking wait for a file lock cannot be cancelled.
+    loop {
+        check_cancel(cancel)?;
+        if try_lock(file, path)? {
+            return Ok(());
+        }
+        if let Some(waits) = waits.take() {
+            waits();
+        }
+        thread::sleep(RETRY);
     }
 }
 

@@ -3,19 +3,13 @@
 //! The system releases a lock when its process dies, so no lock is ever stale.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     path::Path,
-    thread,
-    time::Duration,
 };
 
 use narthex_spec::{Progress, ProgressSink, Sha256};
 
-use crate::{CancelFlag, check_cancel, error::Error, files};
-
-/// Time between two attempts, and maximum delay until a set cancel flag is seen. A blocking wait for a file lock cannot be
-/// cancelled.
-const RETRY: Duration = Duration::from_millis(100);
+use crate::{CancelFlag, error::Error, files};
 
 /// A held lock, released on drop.
 #[derive(Debug)]
@@ -41,11 +35,7 @@ pub(super) fn take(path: &Path) -> Result<Guard, Error> {
 /// Tries to take the lock once.
 pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
     let file = open(path)?;
-    match file.try_lock() {
-        Ok(()) => Ok(Some(Guard { _file: file })),
-        Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
-    }
+    Ok(files::try_lock(&file, path)?.then_some(Guard { _file: file }))
 }
 
 /// Tries to take the lock until it succeeds or `cancel` is set.
@@ -55,19 +45,10 @@ pub(super) fn wait(
     progress: &dyn ProgressSink,
     cancel: &CancelFlag,
 ) -> Result<Guard, Error> {
-    let mut noted = false;
-    loop {
-        check_cancel(cancel)?;
-        if let Some(guard) = attempt(path)? {
-            return Ok(guard);
-        }
-        if !noted {
-            progress
-                .event(Progress::Note(format!("Waiting for another Narthex process to finish with {key}.")));
-            noted = true;
-        }
-        thread::sleep(RETRY);
-    }
+    let file = open(path)?;
+    let note = || format!("Waiting for another Narthex process to finish with {key}.");
+    files::lock(&file, path, cancel, || progress.event(Progress::Note(note())))?;
+    Ok(Guard { _file: file })
 }
 
 /// Returns a file name for any key. Different keys have different names.

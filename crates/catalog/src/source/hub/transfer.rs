@@ -25,7 +25,7 @@ use super::{
 use crate::{
     CancelFlag, check_cancel,
     error::{Error, HubError},
-    files::{self, CHUNK},
+    files,
 };
 
 /// Maximum number of consecutive attempts without progress.
@@ -134,15 +134,8 @@ impl Transfer<'_> {
         let path = self.repo.lock_file(etag)?;
         let options = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = options.map_err(Error::io("open the lock", &path))?;
-        loop {
-            check_cancel(cancel)?;
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                // A blocking wait for a file lock cannot be cancelled.
-                Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(100)),
-                Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
-            }
-        }
+        files::lock(&file, &path, cancel, || ())?;
+        Ok(file)
     }
 
     /// Downloads the file's bytes into its blob, resuming after those of an earlier attempt.
@@ -241,14 +234,10 @@ impl<'a> PartialFile<'a> {
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = options.map_err(Error::io("create", path))?;
         let mut partial = Self { path, file, hasher: sha2::Sha256::new(), bytes: 0 };
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            check_cancel(cancel)?;
-            let count = partial.file.read(&mut buffer).map_err(Error::io("read", path))?;
-            let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+        files::read_chunks(&mut partial.file, path, cancel, |chunk| {
             partial.hasher.update(chunk);
-            partial.bytes += count as u64;
-        }
+            partial.bytes += chunk.len() as u64;
+        })?;
         if partial.bytes > limit {
             partial.restart()?;
         }
