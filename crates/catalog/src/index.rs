@@ -9,7 +9,7 @@ mod suggestions;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{
-    ContextFactor, DType, Ep, ModelName, Scheme, Sha256,
+    ContextFactor, DType, Ep, ModelKind, ModelName, Scheme, Sha256,
     arch::{Family, Pooling},
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -57,8 +57,8 @@ pub struct Entry {
     pub title: String,
     /// Model family.
     pub family: Family,
-    /// Task.
-    pub kind: Kind,
+    /// Task; never [`ModelKind::Other`].
+    pub kind: ModelKind,
     /// Number of elements in all weights that are compiled.
     pub parameters: u64,
     /// Licence that the publisher states: an SPDX expression, or `LicenseRef-…` with the publisher's name for it.
@@ -138,24 +138,6 @@ pub struct KnownDivergence {
 /// Deserializes a string that holds JSON.
 fn json<'de, D: Deserializer<'de>>(from: D) -> Result<serde_json::Value, D::Error> {
     serde_json::from_str(&String::deserialize(from)?).map_err(de::Error::custom)
-}
-
-/// A model's task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Conversation.
-    Chat,
-    /// Completion of a text, without a chat template.
-    Text,
-    /// One vector per text.
-    Embedding,
-    /// Relevance of a text for a query.
-    Rerank,
-    /// Extraction of an answer from a text.
-    Answer,
-    /// Prediction of masked words.
-    Masked,
 }
 
 /// Access that a model's publisher grants.
@@ -389,8 +371,9 @@ mod tests {
                     && entry.checkpoint_bytes().is_some(),
                 "{name}"
             );
-            assert_eq!(entry.pooling.is_some(), entry.kind == Kind::Embedding, "{name}");
-            assert!(entry.prompts.is_empty() || entry.kind == Kind::Embedding, "{name}");
+            assert_ne!(entry.kind, ModelKind::Other, "{name}");
+            assert_eq!(entry.pooling.is_some(), entry.kind == ModelKind::Embedding, "{name}");
+            assert!(entry.prompts.is_empty() || entry.kind == ModelKind::Embedding, "{name}");
             assert_eq!(entry.dtype.is_some(), matches!(entry.source, Source::Hub(_)), "{name}");
             assert!(
                 entry.notes.as_ref().is_none_or(|text| text.ends_with('.')),

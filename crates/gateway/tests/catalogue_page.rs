@@ -4,18 +4,18 @@
 
 use std::{fs, path::PathBuf};
 
-use narthex_catalog::index::{Access, Catalog, Entry, Kind};
+use narthex_catalog::index::{Access, Catalog, Entry};
 use narthex_gateway::plan::{has_room, kept_quality};
-use narthex_spec::{Ep, Scheme};
+use narthex_spec::{Ep, ModelKind, Scheme};
 
 /// Kinds of models, in the order of the page.
-const KINDS: [(Kind, &str); 6] = [
-    (Kind::Chat, "Chat"),
-    (Kind::Text, "Text completion"),
-    (Kind::Embedding, "Embedding"),
-    (Kind::Rerank, "Reranking"),
-    (Kind::Answer, "Question answering"),
-    (Kind::Masked, "Masked language models"),
+const KINDS: [(ModelKind, &str); 6] = [
+    (ModelKind::Chat, "Chat"),
+    (ModelKind::Text, "Text completion"),
+    (ModelKind::Embedding, "Embedding"),
+    (ModelKind::Rerank, "Reranking"),
+    (ModelKind::Answer, "Question answering"),
+    (ModelKind::Masked, "Masked language models"),
 ];
 
 /// Gigabytes of memory in machines.

@@ -8,8 +8,8 @@ use std::{
     path::Path,
 };
 
-use narthex_catalog::index::{Catalog, Kind};
-use narthex_spec::Date;
+use narthex_catalog::index::Catalog;
+use narthex_spec::{Date, ModelKind};
 use narthex_text::{
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
@@ -314,7 +314,7 @@ fn control_tokens_that_are_not_flagged_as_special_are_out_of_reach_too() {
 #[test]
 fn every_chat_model_of_the_catalogue_has_its_template_here() {
     let catalog = Catalog::builtin().unwrap();
-    let chat = catalog.entries().iter().filter(|entry| entry.kind == Kind::Chat);
+    let chat = catalog.entries().iter().filter(|entry| entry.kind == ModelKind::Chat);
     let models: BTreeSet<&str> =
         chat.map(|entry| entry.name.as_str()).map(|name| name.split(':').next().unwrap_or(name)).collect();
     let listed: BTreeSet<&str> = OF_CATALOGUE.iter().map(|(model, _)| *model).collect();

@@ -9,7 +9,7 @@ use std::{
 
 use narthex_catalog::{
     fetch,
-    index::{Entry, Kind},
+    index::Entry,
     resolve::{CheckpointSource, Location, ModelRef},
     source::hub::RepoSummary,
 };
@@ -17,7 +17,7 @@ use narthex_check::CheckError;
 use narthex_checkpoint as checkpoint;
 use narthex_compile::CompileError;
 use narthex_graph::onnx::files::{OnnxFileError, graph_files};
-use narthex_spec::{Scheme, arch::Architecture, manifest::Manifest};
+use narthex_spec::{ModelKind, Scheme, arch::Architecture, manifest::Manifest};
 
 use crate::{
     cancel::Cancel,
@@ -148,7 +148,7 @@ fn in_repo(resolved: &CheckpointSource, file: &Path) -> PathBuf {
 /// # Errors
 /// [`Error::Compile`] for a family that this version does not compile.
 pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
-    let pooling = entry.pooling.filter(|_| entry.kind == Kind::Embedding);
+    let pooling = entry.pooling.filter(|_| entry.kind == ModelKind::Embedding);
     Ok(checkpoint::architecture_from_config(entry.config.clone(), pooling).map_err(CompileError::from)?)
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use narthex_catalog::{
-    index::{Access, Entry, Kind},
+    index::{Access, Entry},
     resolve::{CheckpointSource, Location, ModelId, ModelRef, excerpt},
     store::{PackageInfo, Store},
 };
@@ -283,14 +283,7 @@ impl Library {
     fn entry_listing(&self, entry: &Entry) -> ModelListing {
         ModelListing {
             name: entry.name.clone(),
-            kind: match entry.kind {
-                Kind::Chat => ModelKind::Chat,
-                Kind::Embedding => ModelKind::Embedding,
-                Kind::Rerank => ModelKind::Rerank,
-                Kind::Answer => ModelKind::Answer,
-                Kind::Masked => ModelKind::Masked,
-                Kind::Text => ModelKind::Text,
-            },
+            kind: entry.kind,
             title: entry.title.clone(),
             parameters: Some(entry.parameters),
             download_bytes: entry.checkpoint_bytes(),

@@ -1,0 +1,63 @@
+//! Tasks of models.
+
+use serde::{Deserialize, Serialize};
+use strum::VariantArray;
+
+use crate::{arch::EncoderHead, manifest::Manifest};
+
+/// Task of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, VariantArray)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum ModelKind {
+    /// Answers in a conversation.
+    Chat,
+    /// Continues a text; has no chat template.
+    Text,
+    /// Turns texts into vectors.
+    Embedding,
+    /// Scores how well a document answers a query.
+    Rerank,
+    /// Finds the answer to a question in a text.
+    Answer,
+    /// Fills masked tokens.
+    Masked,
+    /// A task that this version does not serve.
+    Other,
+}
+
+impl ModelKind {
+    /// Every kind.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Returns the name on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Returns the kind of a package's model.
+    pub fn of(manifest: &Manifest) -> Self {
+        match manifest.architecture.head() {
+            None if manifest.chat.is_none() => Self::Text,
+            None => Self::Chat,
+            Some(EncoderHead::Embedding { .. }) => Self::Embedding,
+            Some(EncoderHead::Score { labels: 1, .. }) => Self::Rerank,
+            Some(EncoderHead::Score { .. }) => Self::Other,
+            Some(EncoderHead::Spans {}) => Self::Answer,
+            Some(EncoderHead::MaskedLm { .. }) => Self::Masked,
+        }
+    }
+
+    /// Returns a description for sentences, such as `a chat model`.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Chat => "a chat model",
+            Self::Text => "a text completion model",
+            Self::Embedding => "an embedding model",
+            Self::Rerank => "a reranker",
+            Self::Answer => "a question-answering model",
+            Self::Masked => "a masked language model",
+            Self::Other => "a model of a kind that this version does not serve",
+        }
+    }
+}
