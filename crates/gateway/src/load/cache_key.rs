@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use narthex_catalog::{runtimes, store::MachineFolder};
 use narthex_device::{ep::Facts, inventory::AcceleratorKind, runtime::Runtime};
 use narthex_spec::{DeviceKind, DeviceName, Ep, ProviderLibrary};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{error::Error, load::request::SelectedDevice};
 
@@ -80,6 +80,32 @@ impl CacheKey {
 pub(crate) struct DeviceCache {
     pub(crate) folder: MachineFolder,
     pub(crate) key: CacheKey,
+}
+
+/// The fields of a record that decide if it is valid.
+#[derive(Deserialize)]
+struct RecordHeader {
+    edition: u32,
+    #[serde(alias = "circumstances")]
+    key: CacheKey,
+}
+
+impl DeviceCache {
+    /// Reads the record in a file, if it has this edition and its key is the present one.
+    pub(crate) fn record<R: DeserializeOwned>(&self, file: &str, edition: u32) -> Result<Option<R>, Error> {
+        let Some(bytes) = self.folder.read(file)? else { return Ok(None) };
+        let is_valid = serde_json::from_slice::<RecordHeader>(&bytes)
+            .is_ok_and(|header| header.edition == edition && header.key.difference(&self.key).is_none());
+        Ok(if is_valid { serde_json::from_slice(&bytes).ok() } else { None })
+    }
+
+    /// Writes a record to a file. If this fails, logs that `what` cannot be stored.
+    pub(crate) fn store(&self, file: &str, record: &impl Serialize, what: &str) {
+        let written = to_json(record).and_then(|bytes| Ok(self.folder.write(file, &bytes)?));
+        if let Err(error) = written {
+            tracing::warn!("{what} cannot be stored and will be repeated: {error}");
+        }
+    }
 }
 
 /// Driver of devices that have none, and of records that lack the field.

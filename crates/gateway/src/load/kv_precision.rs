@@ -9,7 +9,7 @@ use narthex_spec::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cache_key::{CacheKey, DeviceCache, to_json},
+    cache_key::{CacheKey, DeviceCache},
     request::LoadRequest,
     sessions::{self, Sessions},
     verify::{
@@ -80,7 +80,7 @@ pub(crate) fn open(
     let precision = match request.config.kv_cache_dtype.precision() {
         Some(precision) => precision,
         None => {
-            let found = match read_record(cache)? {
+            let found = match cache.record(RECORD, EDITION)? {
                 Some(known) => known,
                 None => compare(request, cache)?,
             };
@@ -117,10 +117,7 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
     let i8 = with(KvPrecision::I8)?;
     let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
     let found = CacheComparison { edition: EDITION, key: cache.key.clone(), i8, f16 };
-    let written = to_json(&found).and_then(|bytes| Ok(cache.folder.write(RECORD, &bytes)?));
-    if let Err(error) = written {
-        tracing::warn!("the comparison of KV caches cannot be stored and will be repeated: {error}");
-    }
+    cache.store(RECORD, &found, "the comparison of KV caches");
     Ok(found)
 }
 
@@ -133,13 +130,4 @@ fn open_with(
     let config = Config { kv_cache_dtype: precision.into(), ..config.clone() };
     let request = LoadRequest { config: config.into(), ..request.clone() };
     sessions::open_on_cpu(&request, &cache.folder)
-}
-
-/// Reads the record of an earlier comparison, if it is still valid.
-fn read_record(cache: &DeviceCache) -> Result<Option<CacheComparison>, Error> {
-    let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = serde_json::from_slice::<CacheComparison>(&bytes).ok();
-    let is_valid =
-        |record: &CacheComparison| record.edition == EDITION && record.key.difference(&cache.key).is_none();
-    Ok(record.filter(is_valid))
 }

@@ -5,7 +5,6 @@ pub(crate) mod compare;
 
 use std::collections::BTreeSet;
 
-use narthex_catalog::store::MachineFolder;
 use narthex_device::{
     ep::{Cause, Refusal},
     static_shapes::Form,
@@ -28,7 +27,7 @@ use crate::{
     error::Error,
     library::package::Package,
     load::{
-        cache_key::{CacheKey, DeviceCache, to_json},
+        cache_key::{CacheKey, DeviceCache},
         request::{DeviceAssignment, LoadRequest},
         sessions::{self, Model},
     },
@@ -88,7 +87,7 @@ pub(crate) fn check(
     model: &mut Model,
 ) -> Result<Option<Refusal>, Error> {
     let name = devices.main.name;
-    if let Some(record) = read_record(cache)? {
+    if let Some(record) = cache.record::<Verification>(RECORD, EDITION)? {
         return Ok(record.quarantine.map(|reason| refusal(name, &reason)));
     }
     let manifest = request.manifest();
@@ -122,7 +121,7 @@ pub(crate) fn check(
         }
         _ => {}
     }
-    write_record(&cache.folder, &found);
+    cache.store(RECORD, &found, "the check");
     Ok(found.quarantine.map(|reason| refusal(name, &reason)))
 }
 
@@ -130,7 +129,8 @@ pub(crate) fn check(
 pub(crate) fn quarantine(cache: &DeviceCache, reason: String) {
     let (key, quarantine) = (cache.key.clone(), Some(reason));
     let (positions, texts) = (Vec::new(), Vec::new());
-    write_record(&cache.folder, &Verification { edition: EDITION, key, quarantine, positions, texts });
+    let found = Verification { edition: EDITION, key, quarantine, positions, texts };
+    cache.store(RECORD, &found, "the check");
 }
 
 fn refusal(name: DeviceName, reason: &str) -> Refusal {
@@ -141,22 +141,6 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
             "compile the model again, or install another driver or runtime; each starts a new check"
                 .to_owned(),
         ),
-    }
-}
-
-/// Reads the record of an earlier check, if it is still valid.
-fn read_record(cache: &DeviceCache) -> Result<Option<Verification>, Error> {
-    let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
-    let record = serde_json::from_slice::<Verification>(&bytes).ok();
-    let is_valid =
-        |record: &Verification| record.edition == EDITION && record.key.difference(&cache.key).is_none();
-    Ok(record.filter(is_valid))
-}
-
-fn write_record(machine: &MachineFolder, found: &Verification) {
-    let written = to_json(found).and_then(|bytes| Ok(machine.write(RECORD, &bytes)?));
-    if let Err(error) = written {
-        tracing::warn!("the check cannot be stored and will be repeated: {error}");
     }
 }
 

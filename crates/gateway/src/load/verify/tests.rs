@@ -138,14 +138,15 @@ fn a_record_is_valid_until_the_key_changes() {
         settings: std::collections::BTreeMap::new(),
     };
     let cache = DeviceCache { folder, key };
-    assert!(read_record(&cache).unwrap().is_none());
+    let record = |cache: &DeviceCache| cache.record::<Verification>(RECORD, EDITION).unwrap();
+    assert!(record(&cache).is_none());
     quarantine(&cache, "it returned logits that are not finite".into());
-    let found = read_record(&cache).unwrap().unwrap();
+    let found = record(&cache).unwrap();
     let refusal = refusal(DeviceName::Qnn, &found.quarantine.unwrap());
     assert!(refusal.reason.contains("quarantine") && refusal.reason.contains("not finite"), "{refusal:?}");
     let newer = CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..cache.key.clone() };
     let newer = DeviceCache { key: newer, ..cache.clone() };
-    assert!(read_record(&newer).unwrap().is_none());
+    assert!(record(&newer).is_none());
     cache.folder.write(RECORD, b"{\"edition\": 1").unwrap();
-    assert!(read_record(&cache).unwrap().is_none());
+    assert!(record(&cache).is_none());
 }
