@@ -56,8 +56,7 @@ fn read_line(input: impl BufRead, limit: u64) -> io::Result<String> {
 }
 
 fn read(input: impl Read, limit: u64) -> io::Result<String> {
-    let bytes = narthex_mmap::read_bounded(input, limit)?;
-    String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    narthex_mmap::utf8(narthex_mmap::read_bounded(input, limit)?)
 }
 
 #[cfg(test)]

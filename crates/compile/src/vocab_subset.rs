@@ -113,8 +113,7 @@ impl VocabSubset {
             }
             _ => failed(source),
         })?;
-        let invalid = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
-        let text = String::from_utf8(bytes).map_err(invalid)?;
+        let text = narthex_mmap::utf8(bytes).map_err(failed)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
             let bad = |error: serde_json::Error| VocabSubsetError::List {

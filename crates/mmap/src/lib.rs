@@ -13,4 +13,4 @@ mod regular;
 
 pub use mapped::{FileWatch, MappedFile, map};
 pub use owner::{check_own, read_own};
-pub use regular::{open_inside, open_regular, read, read_bounded, read_inside};
+pub use regular::{open_inside, open_regular, read, read_bounded, read_inside, utf8};

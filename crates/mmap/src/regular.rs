@@ -71,6 +71,14 @@ pub fn read_bounded(stream: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Returns the text of bytes that were read.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if they are not UTF-8.
+pub fn utf8(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 fn not_regular(kind: FileType) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("expected a regular file, found {}", describe(kind)))
 }

@@ -1,7 +1,5 @@
 //! `narthex answer`: the part of a text that answers a question.
 
-use std::io;
-
 use narthex_gateway::{
     Error, Gateway,
     models::ModelKind,
@@ -38,10 +36,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
         standard_input::text_up_to("Type the text that has the answer", MAX_CONTEXT_BYTES)?
     } else {
         let what = format!("cannot read the context {}", args.context.display());
-        let bytes = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES);
-        let text = bytes.and_then(|bytes| {
-            String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-        });
+        let text = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_mmap::utf8);
         text.map_err(|source| Error::Io { what, source })?
     };
     let status = super::load(gateway, &args.model, &[ModelKind::Answer], &Bars::new())?;
