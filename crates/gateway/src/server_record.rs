@@ -92,14 +92,13 @@ impl ServerRecord {
         let mut number = 0;
         let (path, file) = loop {
             let path = folder.join(format!("server-{}-{number}.json", server.pid));
-            let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
-            let file = options.open(&path).map_err(failed)?;
+            let file = options.open(&path).map_err(Error::io("write", &path))?;
             match file.try_lock() {
                 // A reader removes files that are not locked yet.
                 Ok(()) if path.exists() => break (path, file),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => number += 1,
-                Err(TryLockError::Error(source)) => return Err(failed(source)),
+                Err(TryLockError::Error(source)) => return Err(Error::io("write", &path)(source)),
             }
         };
         let mut record = Self { path, file, server };

@@ -111,8 +111,7 @@ pub(crate) fn compile_for(
     let groups = groups(folder, manifest)?;
     let stem = format!("contexts/{}", target.file_stem());
     let contexts = folder.join(&stem);
-    fs::create_dir_all(&contexts)
-        .map_err(|source| Error::Io { what: format!("cannot create {}", contexts.display()), source })?;
+    fs::create_dir_all(&contexts).map_err(Error::io("create", &contexts))?;
     let all = groups.iter().map(Vec::len).sum::<usize>() as u64;
     let stage = Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(all));
     // After a failed compile there is no package for `narthex check`, so the next step first builds one without a
@@ -243,8 +242,7 @@ fn check_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
 }
 
 fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
-    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES)
-        .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
+    let bytes = narthex_mmap::read(path, MAX_FILE_BYTES).map_err(Error::io("read", path))?;
     Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
 }
 
@@ -254,10 +252,10 @@ fn bad(manifest: &Manifest, reason: String) -> Error {
 
 /// Lists the files in a folder, relative to the package.
 fn list_files(folder: &Path, stem: &str) -> Result<Vec<String>, Error> {
-    let failed = |source| Error::Io { what: format!("cannot list {}", folder.display()), source };
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        names.push(format!("{stem}/{}", entry.map_err(failed)?.file_name().to_string_lossy()));
+    for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
+        let entry = entry.map_err(Error::io("list", folder))?;
+        names.push(format!("{stem}/{}", entry.file_name().to_string_lossy()));
     }
     names.sort();
     Ok(names)

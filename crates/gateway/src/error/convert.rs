@@ -1,8 +1,17 @@
-//! Conversions of errors that have several kinds.
+//! Conversions of I/O errors, and of errors that have several kinds.
+
+use std::{io, path::Path};
 
 use narthex_text::{compile_thread::ThreadStartError, template::TemplateError};
 
 use super::Error;
+
+impl Error {
+    /// Wraps an I/O error with the failed operation and its path.
+    pub(crate) fn io(doing: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what: format!("cannot {doing} {}", path.as_ref().display()), source }
+    }
+}
 
 impl From<ThreadStartError> for Error {
     fn from(error: ThreadStartError) -> Self {

@@ -39,8 +39,8 @@ pub(crate) fn import(
         Some(name) => name.clone(),
         None => import_name(&import::folder(&request.path))?,
     };
-    let failed = |source| Error::Io { what: format!("cannot find {}", request.path.display()), source };
-    let source = format!("local {}", std::path::absolute(&request.path).map_err(failed)?.display());
+    let path = std::path::absolute(&request.path).map_err(Error::io("find", &request.path))?;
+    let source = format!("local {}", path.display());
     library.check_name(&name, None, &source)?;
     let export = open(request)?;
     if let Some(bound) = export.bound() {

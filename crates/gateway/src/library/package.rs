@@ -165,16 +165,12 @@ struct FormatOnly {
 
 /// Reads a file of the package.
 pub(crate) fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
-    let failed = |source| Error::Io { what: format!("cannot read {}", folder.join(file).display()), source };
-    narthex_mmap::read_inside(folder, file, MAX_FILE_BYTES).map_err(failed)
+    narthex_mmap::read_inside(folder, file, MAX_FILE_BYTES).map_err(Error::io("read", folder.join(file)))
 }
 
 /// Reads a UTF-8 file of the package.
 pub(crate) fn read_text(folder: &Path, file: &str) -> Result<String, Error> {
-    String::from_utf8(read(folder, file)?).map_err(|error| Error::Io {
-        what: format!("cannot read {}", folder.join(file).display()),
-        source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
-    })
+    narthex_mmap::utf8(read(folder, file)?).map_err(Error::io("read", folder.join(file)))
 }
 
 #[cfg(test)]

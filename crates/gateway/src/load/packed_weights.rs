@@ -44,10 +44,7 @@ fn write(machine: &MachineFolder, weights: &[PackedWeights]) -> Result<(), Error
     }
     let staging = machine.stage(FOLDER)?;
     for weights in weights {
-        weights.write(staging.path()).map_err(|source| {
-            let what = format!("cannot write packed weights to {}", staging.path().display());
-            Error::Io { what, source }
-        })?;
+        weights.write(staging.path()).map_err(Error::io("write packed weights to", staging.path()))?;
     }
     staging.commit_with_state()?;
     Ok(())

@@ -98,9 +98,7 @@ impl Gateway {
     pub fn save(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
         match self.load_compiler(target, cancel)? {
             Some((runtime, device)) => {
-                let failed =
-                    |source| Error::Io { what: format!("cannot work in {}", folder.display()), source };
-                save(runtime, &device, graph, folder).map_err(failed)
+                save(runtime, &device, graph, folder).map_err(Error::io("work in", folder))
             }
             None => Ok(()),
         }
@@ -131,11 +129,8 @@ impl Gateway {
 }
 
 fn write_log(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> Result<(), Error> {
-    let failed = |source| Error::Io {
-        what: format!("cannot write the log of the vendor's compiler in {}", folder.display()),
-        source,
-    };
-    record(runtime, device, graph, folder).map_err(failed)
+    record(runtime, device, graph, folder)
+        .map_err(Error::io("write the log of the vendor's compiler in", folder))
 }
 
 impl<'a> Trial<'a> {
@@ -264,9 +259,8 @@ impl TrialProcess {
         for name in SECRET_VARIABLES {
             command.env_remove(name);
         }
-        let failed = |source| Error::Io { what: format!("cannot start {}", program.path.display()), source };
-        let child =
-            SharedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null())).map_err(failed)?;
+        let child = SharedChild::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()))
+            .map_err(Error::io("start", &program.path))?;
         Ok(Self { _input: child.take_stdin(), child: Arc::new(child) })
     }
 
