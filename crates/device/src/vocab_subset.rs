@@ -1,6 +1,6 @@
 //! The tokens for which a reduced head has logits. No other token is ever generated.
 
-use std::{io::Read, path::Path};
+use std::path::Path;
 
 use narthex_engine::executor::NEVER;
 use narthex_spec::{TokenId, arch::DecoderArch, manifest::Manifest};
@@ -34,10 +34,7 @@ impl VocabSubset {
         let path = package::path(package, manifest.kept_tokens.as_deref().ok_or_else(none)?)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MOST_BYTES);
-        let mut bytes = Vec::new();
-        narthex_mmap::open_regular(&path)
-            .and_then(|file| file.take(most).read_to_end(&mut bytes))
-            .map_err(|error| read(error.to_string()))?;
+        let bytes = narthex_mmap::read(&path, most).map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
         let found = format!("{} in {}", tokens.len(), path.display());
         Self::new(vocab, tokens).filter(|subset| subset.width() == count).ok_or_else(|| {

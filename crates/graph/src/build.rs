@@ -31,6 +31,22 @@ pub struct NodeSpec<'a> {
     pub attributes: &'a [(&'a str, Attribute)],
 }
 
+impl NodeSpec<'_> {
+    /// Returns the node with these outputs.
+    pub(crate) fn with_outputs(&self, outputs: &[&str]) -> Node {
+        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let attributes = self.attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        Node {
+            name: self.name.to_owned(),
+            op: self.op.to_owned(),
+            domain: self.domain.to_owned(),
+            inputs: own(self.inputs),
+            outputs: own(outputs),
+            attributes: attributes.collect(),
+        }
+    }
+}
+
 impl Builder {
     /// Creates an empty graph with its operator sets.
     pub fn new(name: &str, opsets: &[(&str, i64)]) -> Self {
@@ -58,19 +74,7 @@ impl Builder {
 
     /// Adds a node with these outputs.
     pub fn node_to(&mut self, spec: NodeSpec<'_>, outputs: &[&str]) {
-        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        self.graph.nodes.push(Node {
-            name: spec.name.to_owned(),
-            op: spec.op.to_owned(),
-            domain: spec.domain.to_owned(),
-            inputs: own(spec.inputs),
-            outputs: own(outputs),
-            attributes: spec
-                .attributes
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.clone()))
-                .collect(),
-        });
+        self.graph.nodes.push(spec.with_outputs(outputs));
     }
 
     /// Adds a complete node.

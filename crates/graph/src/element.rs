@@ -42,8 +42,6 @@ const TYPES: &[(i32, &str, u32)] = &[
 impl Element {
     /// No type: the value is not a tensor.
     pub const NONE: Self = Self(0);
-    /// Signed 16-bit integer.
-    pub const I16: Self = Self(5);
     /// String.
     pub const STRING: Self = Self(8);
     /// IEEE 754 double precision.

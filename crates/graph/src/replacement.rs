@@ -3,6 +3,7 @@
 use narthex_spec::DType;
 
 use crate::{
+    build::NodeSpec,
     element::Element,
     graph::{Attribute, Initializer, InitializerData, Node},
     patch::{Edit, Patch},
@@ -42,15 +43,8 @@ impl<'a> Replacement<'a> {
     /// Adds a node with these output names.
     pub fn op_to(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)], outputs: &[&str]) {
         let (domain, op) = op.split_once('/').unwrap_or(("", op));
-        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        self.nodes.push(Node {
-            name: format!("{}/{}{}", self.stem, op, self.nodes.len()),
-            op: op.to_owned(),
-            domain: domain.to_owned(),
-            inputs: own(inputs),
-            outputs: own(outputs),
-            attributes: attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
-        });
+        let name = format!("{}/{}{}", self.stem, op, self.nodes.len());
+        self.nodes.push(NodeSpec { name: &name, op, domain, inputs, attributes }.with_outputs(outputs));
     }
 
     /// Adds a complete node.
