@@ -1,14 +1,10 @@
 //! Pages that record a run: their folders, and the date, commit and platform in them.
 
-use std::{
-    fs,
-    process::Command,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{fs, process::Command};
 
 use anyhow::Context;
 use clap::Args;
-use narthex_spec::Date;
+use narthex_spec::{Date, date::unix_now};
 
 use crate::{
     terminal,
@@ -76,8 +72,7 @@ pub(crate) fn list(findings: &[String]) -> String {
 
 /// Returns today's date in UTC, as `2026-11-21`.
 pub(crate) fn today() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Date::from_unix_seconds(now).to_string()
+    Date::from_unix_seconds(unix_now()).to_string()
 }
 
 #[cfg(test)]

@@ -1,18 +1,6 @@
-//! Times in seconds since 1970 and in the format of RFC 3339.
+//! Times in the format of RFC 3339.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use narthex_spec::Date;
-
-/// Returns a time in seconds since 1970; 0 for an earlier time.
-pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Returns the current time in seconds since 1970.
-pub(crate) fn unix_now() -> u64 {
-    unix_seconds(SystemTime::now())
-}
+use narthex_spec::{Date, date::unix_now};
 
 /// Returns the current time in the format of RFC 3339.
 pub(crate) fn now() -> String {

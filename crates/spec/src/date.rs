@@ -1,9 +1,12 @@
-//! Dates of the Gregorian calendar.
+//! Dates of the Gregorian calendar, and times in seconds since 1970.
 //!
 //! The conversion is our own code because it is the only calendar function that Narthex needs; of the calendar crates,
 //! only `chrono` is in the program, as a dependency of the crates for MCP and JSON Schema.
 
-use std::fmt;
+use std::{
+    fmt,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 /// A date in UTC. Its text is `2026-11-21`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +17,16 @@ pub struct Date {
     pub month: u8,
     /// Day of the month, from 1.
     pub day: u8,
+}
+
+/// Returns a time in seconds since 1970; 0 for an earlier time.
+pub fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Returns the current time in seconds since 1970.
+pub fn unix_now() -> u64 {
+    unix_seconds(SystemTime::now())
 }
 
 impl Date {

@@ -1,13 +1,9 @@
 //! The file of API keys, `keys.json`: readable only by its owner, replaced as a whole, written by one process at a
 //! time.
 
-use std::{
-    fs, io,
-    path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{fs, io, path::PathBuf};
 
-use narthex_spec::progress::Quiet;
+use narthex_spec::{date::unix_now, progress::Quiet};
 
 use super::Store;
 use crate::{
@@ -60,7 +56,7 @@ impl Store {
         if keys.iter().any(|key| key.name == name) {
             return Err(Error::KeyExists { name: name.to_owned() });
         }
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let created = unix_now();
         keys.push(ApiKey { name: name.to_owned(), hash: KeyHash::of(secret.expose()), created, limits });
         self.write_keys(keys)?;
         Ok(secret)

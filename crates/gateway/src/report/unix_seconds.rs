@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use narthex_spec::date::unix_seconds;
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
 pub(crate) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+    serializer.serialize_u64(unix_seconds(*time))
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {

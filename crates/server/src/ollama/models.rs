@@ -7,7 +7,7 @@ use narthex_gateway::{
     Gateway,
     models::{InstalledPackage, ModelKind, ModelListing, ModelState, ModelStatus},
 };
-use narthex_spec::{Scheme, arch::Structure};
+use narthex_spec::{Scheme, arch::Structure, date::unix_seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::{
     app::App,
     body::{self, Body, FromBody},
     error::ApiError,
-    timestamp::{self, rfc_3339, unix_seconds},
+    timestamp::{self, rfc_3339},
 };
 
 /// Expiry time of a loaded model. Models do not expire.

@@ -28,10 +28,11 @@ pub(crate) mod tools;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narthex_gateway::request::{FinishReason, Summary};
+use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{body, error::ApiError, ignored::CALLER_FIELDS, timestamp};
+use crate::{body, error::ApiError, ignored::CALLER_FIELDS};
 
 /// Reads a body with these fields and the caller's. Refuses other fields, as [`body::read_body`] does.
 pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
@@ -54,7 +55,7 @@ pub(crate) struct CompletionHeader {
 impl CompletionHeader {
     /// Creates a header with a new id and the current time.
     pub(crate) fn new(id_prefix: &str, model: String) -> Self {
-        Self { id: new_id(id_prefix), created: timestamp::unix_now(), model, system_fingerprint: FINGERPRINT }
+        Self { id: new_id(id_prefix), created: unix_now(), model, system_fingerprint: FINGERPRINT }
     }
 }
 

@@ -6,14 +6,11 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use narthex_gateway::models::{ModelKind, ModelListing};
+use narthex_spec::date::unix_seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{
-    app::App,
-    error::ApiError,
-    timestamp::{rfc_3339, unix_seconds},
-};
+use crate::{app::App, error::ApiError, timestamp::rfc_3339};
 
 /// A list of models.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -21,6 +21,7 @@ use narthex_gateway::{
     Cancel, ReadyModel,
     request::{ChatRequest, Message},
 };
+use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -51,7 +52,6 @@ use crate::{
     outline::VALUE_BYTES,
     reply::Reply,
     sse,
-    timestamp::unix_now,
 };
 
 /// Maximum bytes of the settings that a response repeats, as JSON.
