@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Deref};
 
-use narthex_graph::{Node, onnx::files::OnnxFile};
+use narthex_graph::{Node, Value, onnx::files::OnnxFile};
 
 use crate::{
     compiler_result::CompilerResult,
@@ -71,6 +71,12 @@ impl<'a> PlacedGraph<'a> {
                 _ => {}
             }
         }
+    }
+
+    /// Returns the names of the inputs that `wanted` selects.
+    pub(crate) fn input_names(&self, wanted: impl Fn(&Value) -> bool) -> Vec<String> {
+        let inputs = self.graph().inputs.iter().filter(|input| wanted(input));
+        inputs.map(|input| input.name.clone()).collect()
     }
 
     /// Returns the problems of nodes in order of position. Problems that the compiler overruled become notes.

@@ -110,13 +110,7 @@ fn more_symbols(rest: Vec<String>) -> Option<Finding> {
 }
 
 fn unranked(view: &PlacedGraph<'_>) -> Option<Finding> {
-    let names: Vec<String> = view
-        .graph()
-        .inputs
-        .iter()
-        .filter(|input| view.graph().unranked.contains(&input.name))
-        .map(|input| input.name.clone())
-        .collect();
+    let names = view.input_names(|input| view.graph().unranked.contains(&input.name));
     (!names.is_empty()).then(|| {
         let message = format!("the file does not state the shape of {}", names.join(", "));
         Finding::new(Rule::UnknownShape, Severity::Falls, message)

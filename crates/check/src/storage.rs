@@ -83,13 +83,7 @@ fn several_files(part: &OnnxFile) -> Option<Finding> {
 }
 
 fn overridable(view: &PlacedGraph<'_>) -> Option<Finding> {
-    let names: Vec<String> = view
-        .graph()
-        .inputs
-        .iter()
-        .filter(|input| view.constants.contains_key(input.name.as_str()))
-        .map(|input| input.name.clone())
-        .collect();
+    let names = view.input_names(|input| view.constants.contains_key(input.name.as_str()));
     (!names.is_empty()).then(|| {
         let message = "weights are declared as inputs too, so that a caller could replace them, and no compiler may fold them";
         Finding::new(Rule::OverridableWeight, Severity::Costs, message.to_owned()).at(names).fix(Fix::narthex("take them from the inputs"))

@@ -45,8 +45,7 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
 
 /// Returns a finding on boolean inputs. They work only if the compiler supports every node that reads them.
 fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
-    let inputs = view.graph().inputs.iter().filter(|input| input.dtype == DType::Bool);
-    let names: Vec<String> = inputs.map(|input| input.name.clone()).collect();
+    let names = view.input_names(|input| input.dtype == DType::Bool);
     (!names.is_empty()).then(|| {
         let message = format!(
             "{} is boolean; some operators and most NPUs support only masks that are added to the scores",
