@@ -124,8 +124,7 @@ fn cut(text: &str, length: usize) -> String {
     if text.len() <= length {
         return text.to_owned();
     }
-    let end = (0..=length).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}…", &text[..end])
+    format!("{}…", &text[..text.floor_char_boundary(length)])
 }
 
 #[cfg(test)]

@@ -117,6 +117,12 @@ impl Outline {
     }
 }
 
+/// Skips the value of a field and adds its number of values to `count`.
+fn skip_value<'de, A: MapAccess<'de>>(map: &mut A, count: &mut usize, most: usize) -> Result<(), A::Error> {
+    let LimitedValue(more) = map.next_value()?;
+    add_values(count, more, most)
+}
+
 impl<'de> Deserialize<'de> for Outline {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct OutlineVisitor;
@@ -139,10 +145,7 @@ impl<'de> Deserialize<'de> for Outline {
                             add_values::<A::Error>(&mut values, outline.model.values, MAX_VALUES)?;
                             has_model = true;
                         }
-                        _ => {
-                            let LimitedValue(more) = map.next_value()?;
-                            add_values::<A::Error>(&mut values, more, MAX_VALUES)?;
-                        }
+                        _ => skip_value(&mut map, &mut values, MAX_VALUES)?,
                     }
                 }
                 if has_model { Ok(outline) } else { Err(A::Error::missing_field("model")) }
@@ -169,10 +172,7 @@ impl<'de> Deserialize<'de> for ModelOutline {
                         "vocab" => model.vocab = map.next_value()?,
                         "merges" => model.merges = map.next_value()?,
                         "continuing_subword_prefix" => model.continuing_subword_prefix = map.next_value()?,
-                        _ => {
-                            let LimitedValue(more) = map.next_value()?;
-                            add_values::<A::Error>(&mut model.values, more, MAX_VALUES)?;
-                        }
+                        _ => skip_value(&mut map, &mut model.values, MAX_VALUES)?,
                     }
                 }
                 Ok(model)
@@ -236,10 +236,7 @@ impl<'de> Deserialize<'de> for DeclaredToken {
                     match name.as_str() {
                         "id" => id = Some(map.next_value()?),
                         "content" => content = Some(map.next_value::<String>()?),
-                        _ => {
-                            let LimitedValue(more) = map.next_value()?;
-                            add_values::<A::Error>(&mut values, more, MAX_ADDED_VALUES)?;
-                        }
+                        _ => skip_value(&mut map, &mut values, MAX_ADDED_VALUES)?,
                     }
                 }
                 let id = id.ok_or_else(|| A::Error::missing_field("id"))?;
