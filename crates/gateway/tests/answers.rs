@@ -9,7 +9,7 @@ mod warnings;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, TokenCount,
+    Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, ReadyModel, TokenCount,
     request::{
         CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar,
         InputOverflow, Prompt, Strictness, Tool, ToolChoice, ToolSettings,
@@ -258,6 +258,14 @@ fn tool() -> ToolSettings {
     ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
 }
 
+/// Loads a model.
+fn ready(gateway: &Gateway, model: &str) -> ReadyModel {
+    match gateway.start_load(model).unwrap() {
+        LoadStart::Ready(model) => model,
+        LoadStart::Pending(load) => load.model().unwrap(),
+    }
+}
+
 #[test]
 fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
     let tiny = Tiny::new();
@@ -265,7 +273,7 @@ fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
     let request = || ChatRequest { tools: tool(), ..question("the cat", greedy(300)) };
     let check = |config: Config, mark: &str| {
         let gateway = Gateway::open(config).unwrap();
-        let prompt = gateway.chat_prompt(&model, request()).unwrap().text;
+        let prompt = ready(&gateway, &model).chat_prompt(request(), &Cancel::new()).unwrap().text;
         assert!(prompt.contains(&format!("{mark}{{\"name\": \"FUNCTION\"")), "{mark}: {prompt}");
         assert_eq!(ask(&gateway, &model, request()).reason, FinishReason::ToolCalls, "{mark}");
     };
@@ -297,7 +305,7 @@ fn a_malformed_call_is_named_in_the_log() {
     let mut tools = tool();
     (tools.choice, tools.tools[0].strictness) = (ToolChoice::Auto, Strictness::BestEffort);
     // The grammar allows a call or this text, and the bias prefers the text.
-    let x = *gateway.tokenize(&model, "x").unwrap().first().unwrap();
+    let x = *ready(&gateway, &model).tokenize("x", &Cancel::new()).unwrap().first().unwrap();
     let mut options =
         GenerateOptions { grammar: Some(Grammar::Regex("<tool_call>x".to_owned())), ..greedy(60) };
     options.logit_bias.insert(x, 100.0);
@@ -310,14 +318,10 @@ fn a_malformed_call_is_named_in_the_log() {
 fn tokenizing_has_a_limit_and_can_be_cancelled() {
     let tiny = Tiny::new();
     let (model, gateway) = (tiny.chat(), tiny.gateway());
-    assert!(!gateway.tokenize(&model, "the cat").unwrap().is_empty());
-    let error = gateway.tokenize(&model, &" ".repeat((256 << 10) + 1)).unwrap_err().to_string();
+    let (ready, cancel) = (ready(&gateway, &model), Cancel::new());
+    assert!(!ready.tokenize("the cat", &cancel).unwrap().is_empty());
+    let error = ready.tokenize(&" ".repeat((256 << 10) + 1), &cancel).unwrap_err().to_string();
     assert!(error.contains("at most 262144 bytes, found 262145 bytes"), "{error}");
-    let ready = match gateway.start_load(&model).unwrap() {
-        LoadStart::Ready(model) => model,
-        LoadStart::Pending(load) => load.model().unwrap(),
-    };
-    let cancel = Cancel::new();
     cancel.cancel();
     let tokenized = ready.tokenize("the cat", &cancel).map(drop);
     let prompted = ready.chat_prompt(question("the cat", greedy(1)), &cancel).map(drop);

@@ -42,8 +42,8 @@ use crate::{
     serve::{
         generation::Generation,
         request::{
-            AnswerRequest, Answers, ChatPrompt, ChatRequest, CompletionRequest, EmbedRequest, Embeddings,
-            Fillings, GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
+            AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
+            GenerationSink, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
         },
     },
     server_record::ServerRecord,
@@ -140,21 +140,6 @@ impl Gateway {
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
         self.ready(model)?.chat(request, sink)
-    }
-
-    /// Returns the prompt of a conversation with its tools. The generation options are ignored.
-    pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
-        self.ready(model)?.chat_prompt(request, &Cancel::new())
-    }
-
-    /// Returns the tokens of a text, in which special tokens are recognised.
-    pub fn tokenize(&self, model: &str, text: &str) -> Result<Vec<u32>, Error> {
-        self.ready(model)?.tokenize(text, &Cancel::new())
-    }
-
-    /// Returns the text of tokens, without special tokens.
-    pub fn detokenize(&self, model: &str, tokens: &[u32]) -> Result<String, Error> {
-        self.ready(model)?.detokenize(tokens)
     }
 
     /// Starts a text completion. Returns once it is queued.

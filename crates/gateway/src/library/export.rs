@@ -59,8 +59,7 @@ fn genai(
         return Err(Error::Invalid { param: "group", message: message.to_owned() });
     }
     let key = library.installed_key(model)?;
-    let package = library.store.package(&key.name, key.scheme);
-    let package = package.ok_or_else(|| library.not_installed(&key))?;
+    let package = library.package_folder(&key)?;
     let manifest = package::verified_manifest(&library.store, &key, &package, progress, cancel)?;
     Ok(export::genai(&ExportJob { package: &package, manifest: &manifest, out })?)
 }
