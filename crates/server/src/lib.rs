@@ -53,5 +53,5 @@ pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadH
 pub use access_rules::AccessRules;
 pub use app::RequestOptions;
 pub use limits::Limits;
-pub use serve::{ServeError, ServeOptions, run_blocking, run_until};
+pub use serve::{ServeError, ServeOptions, run_until};
 pub use tls::TlsFiles;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use narthex_gateway::{Drain, ErrorKind, Gateway, check_threads};
-use tokio::{net::TcpListener, signal, sync::watch};
+use tokio::{net::TcpListener, sync::watch};
 use tokio_rustls::TlsAcceptor;
 
 #[cfg(unix)]
@@ -235,18 +235,8 @@ fn is_of_path(error: &io::Error) -> bool {
         )
 }
 
-/// Serves until SIGINT or SIGTERM. `ready` receives the bound address. Answers that are running at the signal are
-/// finished; other connections are closed. A second signal ends the server at once.
-pub fn run_blocking(
-    gateway: Gateway,
-    options: ServeOptions,
-    ready: impl FnOnce(ServerAddress),
-) -> Result<(), ServeError> {
-    run_until(gateway, options, ready, interrupted)
-}
-
-/// Serves like [`run_blocking`], for programs with signals of their own. Each call of `signal` waits for the next
-/// signal.
+/// Serves until a signal. `ready` receives the bound address. Answers that are running at the first signal are finished;
+/// other connections are closed. A second signal ends the server at once. Each call of `signal` waits for the next signal.
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,
@@ -291,29 +281,6 @@ async fn serve(
     }
     gateway.shutdown(Drain::Now);
     Ok(())
-}
-
-/// Returns at SIGINT or SIGTERM.
-async fn interrupted() {
-    let interrupt = async {
-        // Without signals the server runs until it is killed.
-        if signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    #[cfg(unix)]
-    let terminate = async {
-        match signal::unix::signal(signal::unix::SignalKind::terminate()) {
-            Ok(mut stream) => drop(stream.recv().await),
-            Err(_) => std::future::pending().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminate = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupt => (),
-        () = terminate => (),
-    }
 }
 
 #[cfg(test)]
