@@ -37,12 +37,6 @@ pub(crate) trait EventEncoder: Send + 'static {
     }
 }
 
-/// Encodes the events of a generation as JSON objects, one per line.
-pub(crate) trait LineEncoder: Send + 'static {
-    /// Returns the objects for one event, in order.
-    fn lines(&mut self, event: GenerationEvent) -> Vec<Value>;
-}
-
 /// Counts a stream as open until it is dropped.
 struct StreamCount(Arc<Metrics>);
 
@@ -69,15 +63,15 @@ pub(crate) fn respond(mut events: Events, encoder: Box<dyn EventEncoder>, metric
     with_device_headers(&ran_on, Sse::new(events))
 }
 
-/// Returns the response that streams a generation as lines of JSON.
+/// Returns the response that streams a generation as lines of JSON. `lines_of` returns those for an event, in order.
 pub(crate) fn respond_lines(
     events: Events,
-    mut encoder: Box<dyn LineEncoder>,
+    mut lines_of: impl FnMut(GenerationEvent) -> Vec<Value> + Send + 'static,
     metrics: Arc<Metrics>,
 ) -> Response {
     let ran_on = events.ran_on();
     let lines = generation(events, metrics).flat_map(move |event| {
-        let lines = encoder.lines(event).into_iter();
+        let lines = lines_of(event).into_iter();
         futures::stream::iter(lines.map(|line| Ok::<_, Infallible>(Bytes::from(format!("{line}\n")))))
     });
     let body = Body::from_stream(lines);

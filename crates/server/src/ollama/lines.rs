@@ -15,8 +15,7 @@ use crate::{
     metrics::Metrics,
     protocol::OllamaErrorBody,
     reply::{Choice, Reply, WholeToolCall},
-    sse::{self, LineEncoder},
-    timestamp,
+    sse, timestamp,
 };
 
 /// An answer, or a line of one.
@@ -48,7 +47,7 @@ struct TokenLogprob {
 }
 
 /// Fields of the last line. Times are in nanoseconds.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct AnswerEnd {
     /// `stop`, `length`, `load`, `unload`, or `malformed_tool_call` if the text has a malformed call.
     done_reason: &'static str,
@@ -72,16 +71,7 @@ struct AnswerEnd {
 impl AnswerEnd {
     /// Returns the end of an answer without text.
     fn without_text(done_reason: &'static str) -> Self {
-        Self {
-            done_reason,
-            device: None,
-            total_duration: None,
-            load_duration: None,
-            prompt_eval_count: None,
-            prompt_eval_duration: None,
-            eval_count: None,
-            eval_duration: None,
-        }
+        Self { done_reason, ..Self::default() }
     }
 
     fn new(reason: Option<FinishReason>, summary: &Summary, device: String) -> Self {
@@ -217,6 +207,14 @@ impl<C: LineContent> AnswerLines<C> {
         self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::without_text(done_reason)))
     }
 
+    /// Returns the lines for an event as JSON, in order.
+    fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
+        match event {
+            GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
+            event => self.lines_of(event).into_iter().map(|line| json!(line)).collect(),
+        }
+    }
+
     fn lines_of(&mut self, event: GenerationEvent) -> Vec<AnswerLine<C>> {
         match event {
             GenerationEvent::Text { text, tokens, .. } if !text.is_empty() || !tokens.is_empty() => {
@@ -278,16 +276,7 @@ impl<C: LineContent> AnswerForm for AnswerLines<C> {
 
     fn streamed(mut self, events: Events, metrics: Arc<Metrics>) -> Response {
         self.device = events.ran_on().device;
-        sse::respond_lines(events, Box::new(self), metrics)
-    }
-}
-
-impl<C: LineContent> LineEncoder for AnswerLines<C> {
-    fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
-        match event {
-            GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
-            event => self.lines_of(event).into_iter().map(|line| json!(line)).collect(),
-        }
+        sse::respond_lines(events, move |event| self.lines(event), metrics)
     }
 }
 
