@@ -5,7 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use axum::routing::MethodRouter;
+use axum::{
+    handler::Handler,
+    routing::{self, MethodRouter},
+};
 use schemars::{
     JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, transform::transform_subschemas,
 };
@@ -31,18 +34,14 @@ pub(crate) struct Operation {
     summary: &'static str,
     /// Types that share the body's object.
     bodies: Vec<SchemaOf>,
-    answer: AnswerSchema,
-    stream: Option<StreamSchema>,
+    answers: Vec<AnswerSchema>,
 }
 
-/// Answer of an operation.
+/// Form of an answer, with its type or that of its parts.
 enum AnswerSchema {
     Json(SchemaOf),
+    /// Text of a media type.
     Text(&'static str),
-}
-
-/// Streamed answer of an operation, with the type of its parts.
-enum StreamSchema {
     /// Server-sent events.
     Events(SchemaOf),
     /// Server-sent events that end with `[DONE]`.
@@ -52,26 +51,36 @@ enum StreamSchema {
 }
 
 impl Operation {
-    /// Creates an operation with an answer of this type.
-    pub(crate) fn json<T: JsonSchema>(
-        method: &'static str,
-        path: &'static str,
-        handler: MethodRouter,
-        summary: &'static str,
-    ) -> Self {
-        let answer = AnswerSchema::Json(schema_of::<T>);
-        Self { path, handler, method, summary, bodies: Vec::new(), answer, stream: None }
+    /// Creates an operation without types.
+    fn new(method: &'static str, path: &'static str, handler: MethodRouter, summary: &'static str) -> Self {
+        Self { path, handler, method, summary, bodies: Vec::new(), answers: Vec::new() }
     }
 
-    /// Creates an operation without a body whose answer is a text of this media type.
-    pub(crate) fn text(
+    /// Creates an operation for GET.
+    pub(crate) fn get<T: 'static>(
         path: &'static str,
-        handler: MethodRouter,
+        handler: impl Handler<T, ()>,
         summary: &'static str,
-        media: &'static str,
     ) -> Self {
-        let answer = AnswerSchema::Text(media);
-        Self { path, handler, method: "get", summary, bodies: Vec::new(), answer, stream: None }
+        Self::new("get", path, routing::get(handler), summary)
+    }
+
+    /// Creates an operation for POST.
+    pub(crate) fn post<T: 'static>(
+        path: &'static str,
+        handler: impl Handler<T, ()>,
+        summary: &'static str,
+    ) -> Self {
+        Self::new("post", path, routing::post(handler), summary)
+    }
+
+    /// Creates an operation for DELETE.
+    pub(crate) fn delete<T: 'static>(
+        path: &'static str,
+        handler: impl Handler<T, ()>,
+        summary: &'static str,
+    ) -> Self {
+        Self::new("delete", path, routing::delete(handler), summary)
     }
 
     /// Adds a type whose fields are in the body.
@@ -80,19 +89,34 @@ impl Operation {
         self
     }
 
+    /// Adds answers of this type.
+    pub(crate) fn answers<T: JsonSchema>(self) -> Self {
+        self.answers_as(AnswerSchema::Json(schema_of::<T>))
+    }
+
+    /// Adds answers that are texts of this media type.
+    pub(crate) fn answers_text(self, media: &'static str) -> Self {
+        self.answers_as(AnswerSchema::Text(media))
+    }
+
     /// Adds answers as server-sent events of this type.
     pub(crate) fn or_events<T: JsonSchema>(self) -> Self {
-        Self { stream: Some(StreamSchema::Events(schema_of::<T>)), ..self }
+        self.answers_as(AnswerSchema::Events(schema_of::<T>))
     }
 
     /// Adds answers as server-sent events of this type, with `[DONE]` at the end.
     pub(crate) fn or_chunks<T: JsonSchema>(self) -> Self {
-        Self { stream: Some(StreamSchema::Chunks(schema_of::<T>)), ..self }
+        self.answers_as(AnswerSchema::Chunks(schema_of::<T>))
     }
 
     /// Adds answers as lines of JSON of this type.
     pub(crate) fn or_lines<T: JsonSchema>(self) -> Self {
-        Self { stream: Some(StreamSchema::Lines(schema_of::<T>)), ..self }
+        self.answers_as(AnswerSchema::Lines(schema_of::<T>))
+    }
+
+    fn answers_as(mut self, schema: AnswerSchema) -> Self {
+        self.answers.push(schema);
+        self
     }
 
     /// Returns the operation's entry in the document.
@@ -114,16 +138,8 @@ impl Operation {
             Protocol::Ollama => schema_of::<OllamaErrorBody>(&mut schemas.answers),
         };
         let mut content = Map::new();
-        match self.answer {
-            AnswerSchema::Json(of) => {
-                content.insert("application/json".to_owned(), json!({"schema": of(&mut schemas.answers)}));
-            }
-            AnswerSchema::Text(media) => {
-                content.insert(media.to_owned(), json!({"schema": {"type": "string"}}));
-            }
-        }
-        if let Some(stream) = &self.stream {
-            let (media, schema) = stream.document(&error, &mut schemas.answers);
+        for answer in &self.answers {
+            let (media, schema) = answer.document(&error, &mut schemas.answers);
             content.insert(media.to_owned(), json!({"schema": schema}));
         }
         let mut responses = Map::new();
@@ -166,23 +182,33 @@ impl Operation {
     }
 }
 
-impl StreamSchema {
-    /// Returns the media type, and the schema of a part, which may be an error of this form. The schema of an event
-    /// describes its fields, as `itemSchema` of OpenAPI 3.2 does.
+impl AnswerSchema {
+    /// Returns the media type and the schema. A part of a stream may be an error of this form.
     fn document(&self, error: &Schema, answers: &mut SchemaGenerator) -> (&'static str, Value) {
-        let (Self::Events(of) | Self::Chunks(of) | Self::Lines(of)) = self;
-        let part = json!({"anyOf": [of(answers), error]});
-        if let Self::Lines(_) = self {
-            return ("application/x-ndjson", part);
+        let mut part = |of: &SchemaOf| json!({"anyOf": [of(answers), error]});
+        match self {
+            Self::Json(of) => ("application/json", json!(of(answers))),
+            Self::Text(media) => (media, json!({"type": "string"})),
+            Self::Lines(of) => ("application/x-ndjson", part(of)),
+            Self::Events(of) => ("text/event-stream", event(data(part(of)))),
+            Self::Chunks(of) => {
+                let data = json!({"anyOf": [data(part(of)), {"const": "[DONE]"}]});
+                ("text/event-stream", event(data))
+            }
         }
-        let mut data = json!({"contentMediaType": "application/json", "contentSchema": part});
-        if let Self::Chunks(_) = self {
-            data = json!({"anyOf": [data, {"const": "[DONE]"}]});
-        }
-        data["type"] = "string".into();
-        let properties = json!({"event": {"type": "string"}, "data": data});
-        ("text/event-stream", json!({"type": "object", "properties": properties, "required": ["data"]}))
     }
+}
+
+/// Returns the schema of an event's data, which is JSON of this schema.
+fn data(part: Value) -> Value {
+    json!({"contentMediaType": "application/json", "contentSchema": part})
+}
+
+/// Returns the schema of an event with this data. It describes the fields, as `itemSchema` of OpenAPI 3.2 does.
+fn event(mut data: Value) -> Value {
+    data["type"] = "string".into();
+    let properties = json!({"event": {"type": "string"}, "data": data});
+    json!({"type": "object", "properties": properties, "required": ["data"]})
 }
 
 fn parameter(name: &str) -> Value {

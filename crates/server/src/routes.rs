@@ -11,7 +11,7 @@ use axum::{
     },
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{delete, get, post},
+    routing::get,
 };
 use hyper::body::Body as _;
 
@@ -115,166 +115,127 @@ pub(crate) fn operations() -> Vec<Operation> {
 fn of_openai() -> Vec<Operation> {
     use Operation as Op;
     vec![
-        Op::json::<ChatCompletion>(
-            "post",
-            "/v1/chat/completions",
-            post(chat::create),
-            "Answer a conversation",
-        )
-        .body::<chat::ChatBody>()
-        .body::<ToolOptions>()
-        .body::<ChoiceOptions>()
-        .body::<SharedFields>()
-        .body::<Hints>()
-        .or_chunks::<Chunk<ChatDelta>>(),
-        Op::json::<TextCompletion>("post", "/v1/completions", post(completions::create), "Continue a text")
+        Op::post("/v1/chat/completions", chat::create, "Answer a conversation")
+            .body::<chat::ChatBody>()
+            .body::<ToolOptions>()
+            .body::<ChoiceOptions>()
+            .body::<SharedFields>()
+            .body::<Hints>()
+            .answers::<ChatCompletion>()
+            .or_chunks::<Chunk<ChatDelta>>(),
+        Op::post("/v1/completions", completions::create, "Continue a text")
             .body::<completions::CompletionBody>()
             .body::<ChoiceOptions>()
             .body::<Sampling>()
             .body::<GrammarOptions>()
             .body::<Hints>()
+            .answers::<TextCompletion>()
             .or_chunks::<Chunk<TextChoice>>(),
-        Op::json::<ResponseObject>("post", "/v1/responses", post(responses::create), "Give a response")
+        Op::post("/v1/responses", responses::create, "Give a response")
             .body::<responses::ResponsesBody>()
             .body::<SharedFields>()
             .body::<Hints>()
+            .answers::<ResponseObject>()
             .or_events::<NumberedEvent>(),
-        Op::json::<ResponseInputTokens>(
-            "post",
+        Op::post(
             "/v1/responses/input_tokens",
-            post(responses::count_input_tokens),
+            responses::count_input_tokens,
             "Count the tokens of a request for a response",
         )
         .body::<responses::ResponsesBody>()
         .body::<SharedFields>()
-        .body::<Hints>(),
-        Op::json::<ResponseObject>(
-            "get",
-            "/v1/responses/{id}",
-            get(responses::retrieve),
-            "Return a stored response",
-        ),
-        Op::json::<DeletedResponse>(
-            "delete",
-            "/v1/responses/{id}",
-            delete(responses::remove),
-            "Remove a stored response",
-        ),
-        Op::json::<EmbeddingList>("post", "/v1/embeddings", post(embeddings::create), "Embed texts")
+        .body::<Hints>()
+        .answers::<ResponseInputTokens>(),
+        Op::get("/v1/responses/{id}", responses::retrieve, "Return a stored response")
+            .answers::<ResponseObject>(),
+        Op::delete("/v1/responses/{id}", responses::remove, "Remove a stored response")
+            .answers::<DeletedResponse>(),
+        Op::post("/v1/embeddings", embeddings::create, "Embed texts")
             .body::<embeddings::EmbeddingsBody>()
-            .body::<Hints>(),
-        Op::json::<ModelList>("get", "/v1/models", get(models::list), "List the usable models"),
-        Op::json::<ModelObject>("get", "/v1/models/{*id}", get(models::retrieve), "Return one model"),
+            .body::<Hints>()
+            .answers::<EmbeddingList>(),
+        Op::get("/v1/models", models::list, "List the usable models").answers::<ModelList>(),
+        Op::get("/v1/models/{*id}", models::retrieve, "Return one model").answers::<ModelObject>(),
     ]
 }
 
 fn of_others() -> Vec<Operation> {
     use Operation as Op;
     vec![
-        Op::json::<AnthropicMessage>("post", "/v1/messages", post(messages::create), "Answer a conversation")
+        Op::post("/v1/messages", messages::create, "Answer a conversation")
             .body::<MessagesBody>()
             .body::<SharedFields>()
             .body::<Hints>()
+            .answers::<AnthropicMessage>()
             .or_events::<AnthropicEvent>(),
-        Op::json::<InputTokenCount>(
-            "post",
-            "/v1/messages/count_tokens",
-            post(messages::count_tokens),
-            "Count the tokens of a conversation",
-        )
-        .body::<MessagesBody>()
-        .body::<SharedFields>()
-        .body::<Hints>(),
-        Op::json::<RerankAnswer>("post", "/v1/rerank", post(rerank::create), "Sort documents by relevance")
+        Op::post("/v1/messages/count_tokens", messages::count_tokens, "Count the tokens of a conversation")
+            .body::<MessagesBody>()
+            .body::<SharedFields>()
+            .body::<Hints>()
+            .answers::<InputTokenCount>(),
+        Op::post("/v1/rerank", rerank::create, "Sort documents by relevance")
             .body::<rerank::RerankBody>()
-            .body::<Hints>(),
-        Op::json::<QuestionAnswers>("post", "/v1/answer", post(answer::create), "Find answers in a text")
+            .body::<Hints>()
+            .answers::<RerankAnswer>(),
+        Op::post("/v1/answer", answer::create, "Find answers in a text")
             .body::<answer::AnswerBody>()
-            .body::<Hints>(),
-        Op::json::<FilledText>("post", "/v1/fill", post(fill::create), "Predict masked tokens")
+            .body::<Hints>()
+            .answers::<QuestionAnswers>(),
+        Op::post("/v1/fill", fill::create, "Predict masked tokens")
             .body::<fill::FillBody>()
-            .body::<Hints>(),
-        Op::json::<TokenList>(
-            "post",
-            "/tokenize",
-            post(token_endpoints::tokenize),
-            "Return the tokens of a text",
-        )
-        .body::<TokenizeBody>()
-        .body::<ReasoningOptions>(),
-        Op::json::<TokenText<'static>>(
-            "post",
-            "/detokenize",
-            post(token_endpoints::detokenize),
-            "Return the text of tokens",
-        )
-        .body::<DetokenizeBody>(),
-        Op::json::<TemplateText>(
-            "post",
-            "/apply-template",
-            post(token_endpoints::apply_template),
-            "Return the prompt of a conversation",
-        )
-        .body::<TokenizeBody>()
-        .body::<ReasoningOptions>(),
-        Op::json::<HealthReport>("get", "/health", get(health), "Report the state of the server"),
-        Op::text(
-            "/metrics",
-            get(metrics_text),
-            "Return metrics for Prometheus",
-            "application/openmetrics-text",
-        ),
+            .body::<Hints>()
+            .answers::<FilledText>(),
+        Op::post("/tokenize", token_endpoints::tokenize, "Return the tokens of a text")
+            .body::<TokenizeBody>()
+            .body::<ReasoningOptions>()
+            .answers::<TokenList>(),
+        Op::post("/detokenize", token_endpoints::detokenize, "Return the text of tokens")
+            .body::<DetokenizeBody>()
+            .answers::<TokenText<'static>>(),
+        Op::post("/apply-template", token_endpoints::apply_template, "Return the prompt of a conversation")
+            .body::<TokenizeBody>()
+            .body::<ReasoningOptions>()
+            .answers::<TemplateText>(),
+        Op::get("/health", health, "Report the state of the server").answers::<HealthReport>(),
+        Op::get("/metrics", metrics_text, "Return metrics for Prometheus")
+            .answers_text("application/openmetrics-text"),
     ]
 }
 
 fn of_ollama() -> Vec<Operation> {
     use Operation as Op;
     vec![
-        Op::json::<AnswerLine<ChatContent>>(
-            "post",
-            "/api/chat",
-            post(ollama::chat::create),
-            "Answer a conversation",
-        )
-        .body::<ollama::chat::OllamaBody>()
-        .body::<ToolOptions>()
-        .body::<SharedFields>()
-        .body::<Hints>()
-        .or_lines::<AnswerLine<ChatContent>>(),
-        Op::json::<AnswerLine<GeneratedText>>(
-            "post",
-            "/api/generate",
-            post(ollama::generate::create),
-            "Answer or continue a prompt",
-        )
-        .body::<ollama::generate::GenerateBody>()
-        .body::<SharedFields>()
-        .body::<Hints>()
-        .or_lines::<AnswerLine<GeneratedText>>(),
-        Op::json::<EmbedAnswer>("post", "/api/embed", post(ollama::embed::embed), "Embed texts")
+        Op::post("/api/chat", ollama::chat::create, "Answer a conversation")
+            .body::<ollama::chat::OllamaBody>()
+            .body::<ToolOptions>()
+            .body::<SharedFields>()
+            .body::<Hints>()
+            .answers::<AnswerLine<ChatContent>>()
+            .or_lines::<AnswerLine<ChatContent>>(),
+        Op::post("/api/generate", ollama::generate::create, "Answer or continue a prompt")
+            .body::<ollama::generate::GenerateBody>()
+            .body::<SharedFields>()
+            .body::<Hints>()
+            .answers::<AnswerLine<GeneratedText>>()
+            .or_lines::<AnswerLine<GeneratedText>>(),
+        Op::post("/api/embed", ollama::embed::embed, "Embed texts")
             .body::<EmbedBody>()
-            .body::<Hints>(),
-        Op::json::<EmbeddingAnswer>(
-            "post",
-            "/api/embeddings",
-            post(ollama::embed::embeddings),
-            "Embed a text",
-        )
-        .body::<PromptEmbedBody>()
-        .body::<Hints>(),
-        Op::json::<ShownModel>("post", "/api/show", post(ollama::models::show), "Describe a model")
-            .body::<ollama::models::ShowBody>(),
-        Op::json::<PullLine>("post", "/api/pull", post(ollama::pull::create), "Fetch and compile a model")
+            .body::<Hints>()
+            .answers::<EmbedAnswer>(),
+        Op::post("/api/embeddings", ollama::embed::embeddings, "Embed a text")
+            .body::<PromptEmbedBody>()
+            .body::<Hints>()
+            .answers::<EmbeddingAnswer>(),
+        Op::post("/api/show", ollama::models::show, "Describe a model")
+            .body::<ollama::models::ShowBody>()
+            .answers::<ShownModel>(),
+        Op::post("/api/pull", ollama::pull::create, "Fetch and compile a model")
             .body::<ollama::pull::PullBody>()
+            .answers::<PullLine>()
             .or_lines::<PullLine>(),
-        Op::json::<LoadedModels>("get", "/api/ps", get(ollama::models::ps), "List the models in memory"),
-        Op::json::<InstalledModels>(
-            "get",
-            "/api/tags",
-            get(ollama::models::tags),
-            "List the installed models",
-        ),
-        Op::json::<Version>("get", "/api/version", get(ollama::models::version), "Return the version"),
+        Op::get("/api/ps", ollama::models::ps, "List the models in memory").answers::<LoadedModels>(),
+        Op::get("/api/tags", ollama::models::tags, "List the installed models").answers::<InstalledModels>(),
+        Op::get("/api/version", ollama::models::version, "Return the version").answers::<Version>(),
     ]
 }
 
