@@ -36,6 +36,7 @@ use crate::{
         embed::{EmbedAnswer, EmbedBody, EmbeddingAnswer, PromptEmbedBody},
         lines::{AnswerLine, ChatContent, GeneratedText},
         models::{InstalledModels, LoadedModels, ShownModel, Version},
+        options::AnswerFields,
         pull::PullLine,
     },
     openai::{
@@ -207,6 +208,7 @@ fn of_ollama() -> Vec<Operation> {
     vec![
         Op::post("/api/chat", ollama::chat::create, "Answer a conversation")
             .body::<ollama::chat::OllamaBody>()
+            .body::<AnswerFields>()
             .body::<ToolOptions>()
             .body::<SharedFields>()
             .body::<Hints>()
@@ -214,6 +216,7 @@ fn of_ollama() -> Vec<Operation> {
             .or_lines::<AnswerLine<ChatContent>>(),
         Op::post("/api/generate", ollama::generate::create, "Answer or continue a prompt")
             .body::<ollama::generate::GenerateBody>()
+            .body::<AnswerFields>()
             .body::<SharedFields>()
             .body::<Hints>()
             .answers::<AnswerLine<GeneratedText>>()

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, ChatContent},
-    options::{AnswerFields, Think, is_zero},
+    options::{AnswerFields, Think},
     unload,
 };
 use crate::{
@@ -25,22 +25,14 @@ use crate::{
 };
 
 /// Fields of [`OllamaBody`].
-const FIELDS: &[&str] =
-    &["model", "messages", "stream", "format", "options", "keep_alive", "logprobs", "top_logprobs", "think"];
+const FIELDS: &[&str] = &["model", "messages"];
 
-/// Body of the request.
+/// Body of the request, without the fields of [`AnswerFields`].
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct OllamaBody {
     model: String,
     #[serde(default)]
     messages: Vec<OllamaMessage>,
-    stream: Option<bool>,
-    format: Option<Value>,
-    options: Option<Map<String, Value>>,
-    keep_alive: Option<Value>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<usize>,
-    think: Option<Think>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -73,23 +65,22 @@ pub(crate) struct ParsedOllamaChat {
 impl FromBody for ParsedOllamaChat {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         let tools = body::read_fields::<ToolOptions>(bytes)?.settings()?;
+        let fields = [FIELDS, AnswerFields::FIELDS, ToolOptions::FIELDS];
         let ConversationBody { own: body, shared, mut ignored } =
-            ConversationBody::<OllamaBody>::read(bytes, &[FIELDS, ToolOptions::FIELDS], &[])?;
-        let OllamaBody { options, format, logprobs, top_logprobs, .. } = body;
-        let unloads = body.messages.is_empty() && is_zero(body.keep_alive.as_ref());
-        let keep_alive = body.keep_alive.filter(|_| !unloads);
-        let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(shared.sampling, shared.grammar, &mut ignored)?;
+            ConversationBody::<OllamaBody>::read(bytes, &fields, &[])?;
+        let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
+        let unloads = body.messages.is_empty() && answer_fields.take_unload();
+        let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
+        let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
         let messages = body.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
-        let of_reasoning = Think::name(body.think).into_iter().chain(shared.reasoning.given()).collect();
-        let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+        let of_reasoning = Think::name(think).into_iter().chain(shared.reasoning.given()).collect();
+        let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
         let mut request = ChatRequest { messages, tools, reasoning, options };
         conversation::continue_last(&mut request);
-        let (model, is_streamed) = (body.model, body.stream != Some(false));
-        let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
+        let conversation = Conversation { model: body.model, request, is_streamed, ignored, of_reasoning };
         Ok(Self { conversation, unloads })
     }
 

@@ -10,16 +10,15 @@ use narthex_gateway::{
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::{
     lines::{AnswerLines, GeneratedText},
-    options::{AnswerFields, Think, is_zero},
+    options::{AnswerFields, Think},
     unload,
 };
 use crate::{
     app::App,
-    body::{Body, FromBody},
+    body::{self, Body, FromBody},
     conversation::{self, Conversation, Delivery},
     error::ApiError,
     events,
@@ -28,22 +27,10 @@ use crate::{
     openai::shared_fields::ConversationBody,
 };
 
-/// Names of the fields.
-const FIELDS: &[&str] = &[
-    "model",
-    "prompt",
-    "system",
-    "raw",
-    "stream",
-    "format",
-    "options",
-    "keep_alive",
-    "logprobs",
-    "top_logprobs",
-    "think",
-];
+/// Fields of [`GenerateBody`].
+const FIELDS: &[&str] = &["model", "prompt", "system", "raw"];
 
-/// Body of the request.
+/// Body of the request, without the fields of [`AnswerFields`].
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct GenerateBody {
     model: String,
@@ -51,13 +38,6 @@ pub(crate) struct GenerateBody {
     prompt: String,
     system: Option<String>,
     raw: Option<bool>,
-    stream: Option<bool>,
-    format: Option<Value>,
-    options: Option<Map<String, Value>>,
-    keep_alive: Option<Value>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<usize>,
-    think: Option<Think>,
 }
 
 /// A body that was read and checked.
@@ -85,13 +65,12 @@ enum GenerateWork {
 impl FromBody for ParsedGenerate {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         let ConversationBody { own: body, shared, mut ignored } =
-            ConversationBody::<GenerateBody>::read(bytes, &[FIELDS], &[])?;
-        let GenerateBody { options, format, logprobs, top_logprobs, .. } = body;
-        let unloads = body.prompt.is_empty() && is_zero(body.keep_alive.as_ref());
-        let keep_alive = body.keep_alive.filter(|_| !unloads);
-        let fields = AnswerFields { options, format, keep_alive, logprobs, top_logprobs };
-        let options = fields.read(shared.sampling, shared.grammar, &mut ignored)?;
-        let mut of_reasoning = Think::name(body.think);
+            ConversationBody::<GenerateBody>::read(bytes, &[FIELDS, AnswerFields::FIELDS], &[])?;
+        let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
+        let unloads = body.prompt.is_empty() && answer_fields.take_unload();
+        let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
+        let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
+        let mut of_reasoning = Think::name(think);
         if body.raw == Some(true) {
             // A continuation has no chat template and does not reason.
             ignored.extend(of_reasoning.drain(..).chain(shared.reasoning.given_without_template()));
@@ -109,11 +88,11 @@ impl FromBody for ParsedGenerate {
             let system = system.map(|text| Message::new(Role::System, text));
             let messages = system.into_iter().chain([Message::new(Role::User, body.prompt)]).collect();
             let tools = ToolSettings::default();
-            let reasoning = body.think.map_or_else(ReasoningSettings::default, Think::settings);
+            let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
             let reasoning = shared.reasoning.settings_after(reasoning);
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
         };
-        Ok(Self { model: body.model, is_streamed: body.stream != Some(false), work, ignored, of_reasoning })
+        Ok(Self { model: body.model, is_streamed, work, ignored, of_reasoning })
     }
 
     fn ignored(&self) -> Option<&IgnoredParameters> {

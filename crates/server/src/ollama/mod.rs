@@ -6,7 +6,7 @@ pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod lines;
 pub(crate) mod models;
-mod options;
+pub(crate) mod options;
 pub(crate) mod pull;
 
 use std::time::Duration;

@@ -67,31 +67,48 @@ const RUNTIME: &[&str] = &[
     "draft_num_predict",
 ];
 
-/// Returns true if `keep_alive` asks to unload the model at once.
-pub(super) fn is_zero(keep_alive: Option<&Value>) -> bool {
+/// Returns true if this value of `keep_alive` asks to unload the model at once.
+fn is_zero(keep_alive: &Value) -> bool {
     match keep_alive {
-        Some(Value::Number(seconds)) => seconds.as_f64() == Some(0.0),
-        Some(Value::String(duration)) => duration.trim_end_matches(['s', 'm', 'h']) == "0",
+        Value::Number(seconds) => seconds.as_f64() == Some(0.0),
+        Value::String(duration) => duration.trim_end_matches(['s', 'm', 'h']) == "0",
         _ => false,
     }
 }
 
 /// Fields of a body that `/api/chat` and `/api/generate` share.
-pub(super) struct AnswerFields {
-    pub(super) options: Option<Map<String, Value>>,
-    pub(super) format: Option<Value>,
-    pub(super) keep_alive: Option<Value>,
-    pub(super) logprobs: Option<bool>,
-    pub(super) top_logprobs: Option<usize>,
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct AnswerFields {
+    stream: Option<bool>,
+    options: Option<Map<String, Value>>,
+    format: Option<Value>,
+    keep_alive: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+    pub(super) think: Option<Think>,
 }
 
 impl AnswerFields {
+    /// Names of the fields.
+    pub(super) const FIELDS: &[&str] =
+        &["stream", "options", "format", "keep_alive", "logprobs", "top_logprobs", "think"];
+
+    /// Returns true if the answer is streamed, as Ollama does by default.
+    pub(super) fn is_streamed(&self) -> bool {
+        self.stream != Some(false)
+    }
+
+    /// Removes a `keep_alive` that asks to unload the model at once. Returns true if there was one.
+    pub(super) fn take_unload(&mut self) -> bool {
+        self.keep_alive.take_if(|keep_alive| is_zero(keep_alive)).is_some()
+    }
+
     /// Returns the options of the answer, and adds ignored fields to `ignored`. `options` take precedence over the shared
     /// fields.
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for options that Narthex does not support.
-    pub(super) fn read(
+    pub(super) fn options(
         self,
         sampling: Sampling,
         shared: GrammarOptions,
@@ -167,9 +184,8 @@ mod tests {
             (json!(-1), false),
             (json!("5m"), false),
         ] {
-            assert_eq!(is_zero(Some(&value)), expect, "{value}");
+            assert_eq!(is_zero(&value), expect, "{value}");
         }
-        assert!(!is_zero(None));
     }
 
     #[test]
