@@ -4,13 +4,14 @@ use std::{mem, sync::Arc};
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    ReadyModel,
+    Cancel, ReadyModel,
     request::{ChatRequest, ReasoningSettings, Role},
 };
 use serde::Serialize;
 
 use crate::{
     app::App,
+    blocking::run_cancellable,
     budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
@@ -99,6 +100,18 @@ pub(crate) async fn answer(
     let events = events::start(app, &model, body, more_answers, call).await?;
     ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
     Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
+}
+
+/// Counts the tokens in the prompt of a conversation.
+pub(crate) async fn count_tokens(
+    app: &App,
+    model: &str,
+    request: ChatRequest,
+    body: Reservation,
+) -> Result<usize, ApiError> {
+    let request = stable(request);
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
+    run_cancellable(app, model, body, call).await
 }
 
 /// Adds the parameters of reasoning to the ignored ones if the model does not reason. Refuses them on a strict server,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::{Json, response::Response};
-use narthex_gateway::{Cancel, ReadyModel};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -14,7 +13,6 @@ use super::{
 };
 use crate::{
     app::App,
-    blocking::run_cancellable,
     body::{Body, FromBody},
     conversation::{self, AnswerForm, Conversation},
     error::ApiError,
@@ -89,8 +87,6 @@ pub(crate) async fn count_tokens(
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
     let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
-    let request = conversation::stable(request);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
-    let input_tokens = run_cancellable(&app, &model, held, call).await?;
+    let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
     Ok(Json(InputTokenCount { input_tokens }))
 }

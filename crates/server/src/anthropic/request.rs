@@ -2,7 +2,7 @@
 
 use narthex_gateway::request::{
     CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, Message, ReasoningSettings, Role,
-    Strictness, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
+    Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -17,7 +17,7 @@ use crate::{
     openai::{
         reasoning::{Effort, ThinkingSettings},
         shared_fields::SharedFields,
-        tools::{call_limit, no_parameters},
+        tools::{WireFunction, call_limit},
     },
 };
 
@@ -260,13 +260,8 @@ impl ToolDefinition {
                 format!("{path}: expected a tool of type \"custom\" with an input_schema, found {found:?}");
             return Err(ApiError::unsupported_as(&path, message));
         }
-        Ok(Tool {
-            name: self.name,
-            description: self.description,
-            parameters: self.input_schema.unwrap_or_else(no_parameters),
-            strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
-            text: None,
-        })
+        let (name, description, strict) = (self.name, self.description, self.strict);
+        Ok(WireFunction { name, description, parameters: self.input_schema, strict }.into_tool())
     }
 }
 

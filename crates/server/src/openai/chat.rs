@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{
     CompletionHeader,
     chat_answer::{ChatCompletion, ChatDelta, ChatForm, ChatStream},
-    messages::WireMessage,
+    messages::{WireMessage, into_messages},
     options::{ChoiceOptions, StreamOptions},
     reasoning::{ReasoningObject, ThinkingSettings},
     shared_fields::{ConversationBody, SharedFields},
@@ -107,9 +107,7 @@ impl FromBody for ParsedChat {
         chat.check()?;
         let (grammar, logprobs) = (grammar.grammar(None)?, chat.top_logprobs()?);
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
-        let messages = chat.messages.into_iter().enumerate();
-        let messages =
-            messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
+        let messages = into_messages(chat.messages)?;
         Ok(Self {
             request: ChatRequest { messages, tools, reasoning, options },
             streaming: choices.streaming(),

@@ -178,9 +178,14 @@ impl WireToolCall {
     }
 }
 
+/// Converts messages for the gateway.
+pub(crate) fn into_messages(messages: Vec<WireMessage>) -> Result<Vec<Message>, ApiError> {
+    messages.into_iter().enumerate().map(|(index, message)| message.into_message(index)).collect()
+}
+
 impl WireMessage {
     /// Converts the message for the gateway. `index` is its index for errors.
-    pub(crate) fn into_message(mut self, index: usize) -> Result<Message, ApiError> {
+    fn into_message(mut self, index: usize) -> Result<Message, ApiError> {
         if self.role == WireRole::Assistant {
             let of_content = self.content.as_mut().and_then(Content::take_reasoning);
             self.reasoning_content = self.reasoning_content.or(self.reasoning.take()).or(of_content);

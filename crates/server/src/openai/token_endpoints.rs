@@ -14,7 +14,12 @@ use narthex_gateway::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{messages::WireMessage, read_body, reasoning::ReasoningOptions, tools::WireTool};
+use super::{
+    messages::{WireMessage, into_messages},
+    read_body,
+    reasoning::ReasoningOptions,
+    tools::{WireTool, into_tools},
+};
 use crate::{
     app::App,
     blocking::{WholeText, run_cancellable, run_tokenizing},
@@ -98,13 +103,9 @@ impl TokenizeBody {
     /// Returns the conversation, if there is one.
     pub(crate) fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
         let Some(messages) = self.messages.take() else { return Ok(None) };
-        let messages = messages.into_iter().enumerate();
-        let tools = self.tools.take().unwrap_or_default().into_iter().enumerate();
-        let tools = tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+        let tools = into_tools(self.tools.take().unwrap_or_default())?;
         Ok(Some(ChatRequest {
-            messages: messages
-                .map(|(index, message)| message.into_message(index))
-                .collect::<Result<_, _>>()?,
+            messages: into_messages(messages)?,
             tools: ToolSettings { tools, ..ToolSettings::default() },
             reasoning: mem::take(&mut self.reasoning).settings(),
             options: GenerateOptions::api_defaults(),

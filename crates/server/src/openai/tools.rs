@@ -25,9 +25,7 @@ impl ToolOptions {
 
     /// Returns the gateway's settings.
     pub(crate) fn settings(self) -> Result<ToolSettings, ApiError> {
-        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
-        let mut tools: Vec<Tool> =
-            tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+        let mut tools = into_tools(self.tools.unwrap_or_default())?;
         let choice = match self.tool_choice {
             None => ToolChoice::Auto,
             Some(WireToolChoice::Mode(mode)) => mode.into(),
@@ -79,12 +77,13 @@ fn function_type() -> String {
     "function".to_owned()
 }
 
+/// A function that the model may call.
 #[derive(Debug, Deserialize, JsonSchema)]
-struct WireFunction {
-    name: String,
-    description: Option<String>,
-    parameters: Option<Value>,
-    strict: Option<bool>,
+pub(crate) struct WireFunction {
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+    pub(crate) parameters: Option<Value>,
+    pub(crate) strict: Option<bool>,
 }
 
 /// `tool_choice`.
@@ -152,9 +151,14 @@ pub(crate) struct FunctionName {
     name: String,
 }
 
+/// Converts tools for the gateway.
+pub(crate) fn into_tools(tools: Vec<WireTool>) -> Result<Vec<Tool>, ApiError> {
+    tools.into_iter().enumerate().map(|(index, tool)| tool.into_tool(index)).collect()
+}
+
 impl WireTool {
     /// Converts the tool for the gateway. `index` is its index for errors.
-    pub(crate) fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
+    fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
         let path = format!("tools[{index}]");
         if let Some(custom) = self.custom.filter(|_| self.r#type == CUSTOM) {
             return custom.into_tool(&format!("{path}.custom"));
@@ -166,24 +170,22 @@ impl WireTool {
             );
             return Err(ApiError::unsupported_as(&path, message));
         };
-        let parameters = function.parameters.filter(|schema| !schema.is_null());
-        Ok(Tool {
-            name: function.name,
-            description: function.description,
-            parameters: parameters.unwrap_or_else(no_parameters),
-            strictness: if function.strict == Some(true) {
-                Strictness::Strict
-            } else {
-                Strictness::BestEffort
-            },
-            text: None,
-        })
+        Ok(function.into_tool())
     }
 }
 
-/// Returns the schema of a function without parameters.
-pub(crate) fn no_parameters() -> Value {
-    json!({"type": "object", "properties": {}, "additionalProperties": false})
+impl WireFunction {
+    /// Converts the function for the gateway. A function without a schema has no parameters.
+    pub(crate) fn into_tool(self) -> Tool {
+        let no_parameters = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        Tool {
+            name: self.name,
+            description: self.description,
+            parameters: self.parameters.unwrap_or_else(no_parameters),
+            strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
+            text: None,
+        }
+    }
 }
 
 impl From<ChoiceMode> for ToolChoice {

@@ -17,10 +17,7 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use narthex_gateway::{
-    Cancel, ReadyModel,
-    request::{ChatRequest, Message},
-};
+use narthex_gateway::request::{ChatRequest, Message};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -40,7 +37,6 @@ use self::{
 use super::{new_id, shared_fields::ConversationBody};
 use crate::{
     app::App,
-    blocking::run_cancellable,
     body::{self, Body, FromBody},
     budget::Reservation,
     conversation::{self, AnswerForm, Conversation},
@@ -220,9 +216,8 @@ pub(crate) async fn count_input_tokens(
     let previous = settings.previous_response_id;
     let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
     let (messages, _) = turn.gather(&app, store, &held).await?;
-    let request = conversation::stable(ChatRequest { messages, tools, reasoning, options });
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
-    let input_tokens = run_cancellable(&app, &model, held, call).await?;
+    let request = ChatRequest { messages, tools, reasoning, options };
+    let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
     Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))
 }
 

@@ -1,7 +1,7 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    GenerateOptions, Grammar, Message, ReasoningSettings, Role, Strictness, Tool, ToolChoice, ToolSettings,
+    GenerateOptions, Grammar, Message, ReasoningSettings, Role, Tool, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use super::{
         messages::{Content, Part},
         reasoning::Effort,
         shared_fields::SharedFields,
-        tools::{ChoiceMode, NamedTool, allow, call_limit, no_parameters},
+        tools::{ChoiceMode, NamedTool, WireFunction, allow, call_limit},
     },
     history::{HistoryItem, InputItem, arguments_value, full_name},
 };
@@ -288,13 +288,8 @@ impl ResponseTool {
                 format!("{path}: expected a tool of type \"function\" with a name, found {:?}", self.r#type);
             return Err(ApiError::unsupported_as(&path, message));
         };
-        Ok(Tool {
-            name,
-            description: self.description,
-            parameters: self.parameters.filter(|schema| !schema.is_null()).unwrap_or_else(no_parameters),
-            strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
-            text: None,
-        })
+        let (description, parameters, strict) = (self.description, self.parameters, self.strict);
+        Ok(WireFunction { name, description, parameters, strict }.into_tool())
     }
 }
 
@@ -388,6 +383,7 @@ impl ResponsesBody {
 mod tests {
     use std::collections::HashMap;
 
+    use narthex_gateway::request::Strictness;
     use serde_json::json;
 
     use super::{
