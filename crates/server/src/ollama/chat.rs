@@ -1,18 +1,15 @@
 //! `POST /api/chat`.
 
-use axum::{
-    Json,
-    response::{IntoResponse, Response},
-};
+use axum::response::Response;
 use narthex_gateway::request::{ChatRequest, FunctionCall, Message, ReasoningSettings, Role, ToolCall};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
+    change_memory,
     lines::{AnswerLines, ChatContent},
-    options::{AnswerFields, Think},
-    unload,
+    options::{AnswerFields, MemoryChange, Think},
 };
 use crate::{
     app::App,
@@ -20,7 +17,6 @@ use crate::{
     conversation::{self, Conversation},
     error::ApiError,
     ignored::IgnoredParameters,
-    loading,
     openai::{shared_fields::ConversationBody, tools::ToolOptions},
 };
 
@@ -58,8 +54,8 @@ struct OllamaCall {
 /// A body that was read and checked.
 pub(crate) struct ParsedOllamaChat {
     conversation: Conversation,
-    /// True if the model is to be removed from memory.
-    unloads: bool,
+    /// Work of a request without messages.
+    change: Option<MemoryChange>,
 }
 
 impl FromBody for ParsedOllamaChat {
@@ -69,7 +65,7 @@ impl FromBody for ParsedOllamaChat {
         let ConversationBody { own: body, shared, mut ignored } =
             ConversationBody::<OllamaBody>::read(bytes, &fields, &[])?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
-        let unloads = body.messages.is_empty() && answer_fields.take_unload();
+        let change = body.messages.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
         let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
         let messages = body.messages.into_iter().enumerate();
@@ -81,7 +77,7 @@ impl FromBody for ParsedOllamaChat {
         let mut request = ChatRequest { messages, tools, reasoning, options };
         conversation::continue_last(&mut request);
         let conversation = Conversation { model: body.model, request, is_streamed, ignored, of_reasoning };
-        Ok(Self { conversation, unloads })
+        Ok(Self { conversation, change })
     }
 
     fn ignored(&self) -> Option<&IgnoredParameters> {
@@ -108,16 +104,12 @@ impl OllamaMessage {
 
 /// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body(ParsedOllamaChat { conversation, unloads }, held) = body;
+    let Body(ParsedOllamaChat { conversation, change }, held) = body;
+    if let Some(change) = change {
+        let Conversation { model, ignored, .. } = conversation;
+        return Ok(ignored.name_in(change_memory::<ChatContent>(&app, model, change).await?));
+    }
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
-    if unloads {
-        unload(&app, &conversation.model).await?;
-        return Ok(conversation.ignored.name_in(Json(form.unloaded()).into_response()));
-    }
-    if conversation.request.messages.is_empty() {
-        loading::wait(&app, &conversation.model).await?;
-        return Ok(conversation.ignored.name_in(Json(form.loaded()).into_response()));
-    }
     conversation::answer(&app, conversation, held, form).await
 }
 

@@ -1,9 +1,6 @@
 //! `POST /api/generate`: an answer to a prompt, with or without the chat template.
 
-use axum::{
-    Json,
-    response::{IntoResponse, Response},
-};
+use axum::response::Response;
 use narthex_gateway::{
     ReadyModel,
     request::{ChatRequest, CompletionRequest, Echo, Message, Prompt, ReasoningSettings, Role, ToolSettings},
@@ -12,9 +9,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
+    change_memory,
     lines::{AnswerLines, GeneratedText},
-    options::{AnswerFields, Think},
-    unload,
+    options::{AnswerFields, MemoryChange, Think},
 };
 use crate::{
     app::App,
@@ -23,7 +20,6 @@ use crate::{
     error::ApiError,
     events,
     ignored::IgnoredParameters,
-    loading,
     openai::shared_fields::ConversationBody,
 };
 
@@ -52,10 +48,8 @@ pub(crate) struct ParsedGenerate {
 
 /// Work that a request asks for.
 enum GenerateWork {
-    /// Loading the model.
-    Load,
-    /// Removing the model from memory.
-    Unload,
+    /// Loading or unloading the model.
+    ChangeMemory(MemoryChange),
     /// An answer to the prompt as a message of a user.
     Answer(Box<ChatRequest>),
     /// A continuation of the prompt.
@@ -67,7 +61,7 @@ impl FromBody for ParsedGenerate {
         let ConversationBody { own: body, shared, mut ignored } =
             ConversationBody::<GenerateBody>::read(bytes, &[FIELDS, AnswerFields::FIELDS], &[])?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
-        let unloads = body.prompt.is_empty() && answer_fields.take_unload();
+        let change = body.prompt.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
         let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
         let mut of_reasoning = Think::name(think);
@@ -76,10 +70,8 @@ impl FromBody for ParsedGenerate {
             ignored.extend(of_reasoning.drain(..).chain(shared.reasoning.given_without_template()));
         }
         of_reasoning.extend(shared.reasoning.given());
-        let work = if unloads {
-            GenerateWork::Unload
-        } else if body.prompt.is_empty() {
-            GenerateWork::Load
+        let work = if let Some(change) = change {
+            GenerateWork::ChangeMemory(change)
         } else if body.raw == Some(true) {
             let prompt = Prompt::Text(body.prompt);
             GenerateWork::Continue(Box::new(CompletionRequest { prompt, echo: Echo::Completion, options }))
@@ -105,13 +97,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let Body(ParsedGenerate { model, is_streamed, work, ignored, of_reasoning }, held) = body;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     match work {
-        GenerateWork::Load => {
-            loading::wait(&app, &model).await?;
-            Ok(ignored.name_in(Json(form.loaded()).into_response()))
-        }
-        GenerateWork::Unload => {
-            unload(&app, &model).await?;
-            Ok(ignored.name_in(Json(form.unloaded()).into_response()))
+        GenerateWork::ChangeMemory(change) => {
+            Ok(ignored.name_in(change_memory::<GeneratedText>(&app, model, change).await?))
         }
         GenerateWork::Answer(request) => {
             let conversation = Conversation { model, request: *request, is_streamed, ignored, of_reasoning };

@@ -69,11 +69,6 @@ struct AnswerEnd {
 }
 
 impl AnswerEnd {
-    /// Returns the end of an answer without text.
-    fn without_text(done_reason: &'static str) -> Self {
-        Self { done_reason, ..Self::default() }
-    }
-
     fn new(reason: Option<FinishReason>, summary: &Summary, device: String) -> Self {
         let times = summary.times.as_ref();
         Self {
@@ -193,18 +188,10 @@ impl<C: LineContent> AnswerLines<C> {
         }
     }
 
-    /// Returns the answer to a request that only loads the model.
-    pub(super) fn loaded(self) -> AnswerLine<C> {
-        self.without_text("load")
-    }
-
-    /// Returns the answer to a request that only unloads the model.
-    pub(super) fn unloaded(self) -> AnswerLine<C> {
-        self.without_text("unload")
-    }
-
-    fn without_text(self, done_reason: &'static str) -> AnswerLine<C> {
-        self.line(C::new(String::new(), &[]), &[], Some(AnswerEnd::without_text(done_reason)))
+    /// Returns an answer without text.
+    pub(super) fn without_text(self, done_reason: &'static str) -> AnswerLine<C> {
+        let end = AnswerEnd { done_reason, ..AnswerEnd::default() };
+        self.line(C::new(String::new(), &[]), &[], Some(end))
     }
 
     /// Returns the lines for an event as JSON, in order.

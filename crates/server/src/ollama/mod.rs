@@ -11,7 +11,35 @@ pub(crate) mod pull;
 
 use std::time::Duration;
 
-use crate::{app::App, error::ApiError, keys::admins_only};
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+
+use self::{
+    lines::{AnswerLines, LineContent},
+    options::MemoryChange,
+};
+use crate::{app::App, error::ApiError, keys::admins_only, loading};
+
+/// Loads or unloads the model of a request without a prompt. Returns the answer to the request.
+async fn change_memory<C: LineContent>(
+    app: &App,
+    model: String,
+    change: MemoryChange,
+) -> Result<Response, ApiError> {
+    let done_reason = match change {
+        MemoryChange::Load => {
+            loading::wait(app, &model).await?;
+            "load"
+        }
+        MemoryChange::Unload => {
+            unload(app, &model).await?;
+            "unload"
+        }
+    };
+    Ok(Json(AnswerLines::<C>::new(model).without_text(done_reason)).into_response())
+}
 
 /// Removes a model from memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.
 ///

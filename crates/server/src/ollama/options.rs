@@ -76,6 +76,15 @@ fn is_zero(keep_alive: &Value) -> bool {
     }
 }
 
+/// Work of a request without a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MemoryChange {
+    /// Loading the model.
+    Load,
+    /// Removing the model from memory.
+    Unload,
+}
+
 /// Fields of a body that `/api/chat` and `/api/generate` share.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct AnswerFields {
@@ -98,9 +107,12 @@ impl AnswerFields {
         self.stream != Some(false)
     }
 
-    /// Removes a `keep_alive` that asks to unload the model at once. Returns true if there was one.
-    pub(super) fn take_unload(&mut self) -> bool {
-        self.keep_alive.take_if(|keep_alive| is_zero(keep_alive)).is_some()
+    /// Returns the work of a request without a prompt. Removes a `keep_alive` that has an effect there.
+    pub(super) fn take_memory_change(&mut self) -> MemoryChange {
+        match self.keep_alive.take_if(|keep_alive| is_zero(keep_alive)) {
+            Some(_) => MemoryChange::Unload,
+            None => MemoryChange::Load,
+        }
     }
 
     /// Returns the options of the answer, and adds ignored fields to `ignored`. `options` take precedence over the shared
