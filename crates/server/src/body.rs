@@ -36,17 +36,19 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     /// Field that may be a long list of tokens.
     const TOKENS: Option<&'static str> = None;
 
-    /// Reads and checks a body whose values were counted. Runs on a thread for blocking work.
-    fn read(body: &[u8]) -> Result<Self, ApiError>;
-
-    /// Returns the parameters without effect on the answer, if the endpoint reports them.
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        None
-    }
+    /// Reads and checks a body whose values were counted. Adds parameters without effect on the answer to `ignored`. Runs
+    /// on a thread for blocking work.
+    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError>;
 }
 
-/// The request in a body of any content type, and the memory that is reserved for it.
-pub(crate) struct Body<T>(pub(crate) T, pub(crate) Reservation);
+/// The request in a body of any content type.
+pub(crate) struct Body<T> {
+    pub(crate) request: T,
+    /// Parameters without effect on the answer.
+    pub(crate) ignored: IgnoredParameters,
+    /// Memory that is reserved for the request.
+    pub(crate) held: Reservation,
+}
 
 impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
@@ -69,10 +71,11 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         };
         let is_strict = options.strict_parameters;
         let read = move |bytes: &[u8]| {
-            let request = T::read(bytes)?;
-            match request.ignored().and_then(IgnoredParameters::strict) {
+            let mut ignored = IgnoredParameters::default();
+            let request = T::read(bytes, &mut ignored)?;
+            match ignored.strict() {
                 Some(name) if is_strict => Err(ApiError::unsupported(name)),
-                _ => Ok(request),
+                _ => Ok((request, ignored)),
             }
         };
         let (held, budget) = (reservation.clone(), bodies.clone());
@@ -86,13 +89,14 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
             }
             Ok(CountedBody::Unread { bytes, values })
         };
-        let (bytes, values) = match jobs.run_reader(size, count).await? {
-            CountedBody::Read(request) => return Ok(Self(request, reservation)),
-            CountedBody::Unread { bytes, values } => (bytes, values),
+        let (request, ignored) = match jobs.run_reader(size, count).await? {
+            CountedBody::Read(read) => read,
+            CountedBody::Unread { bytes, values } => {
+                bodies.reserve_values(&reservation, values).await?;
+                jobs.run_reader(BodySize::of(bytes.len()), move || read(&bytes)).await?
+            }
         };
-        bodies.reserve_values(&reservation, values).await?;
-        let request = jobs.run_reader(BodySize::of(bytes.len()), move || read(&bytes)).await?;
-        Ok(Self(request, reservation))
+        Ok(Self { request, ignored, held: reservation })
     }
 }
 
@@ -247,7 +251,7 @@ fn stopped() -> ApiError {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn read_checked<T: FromBody>(body: &[u8]) -> Result<T, ApiError> {
     outline::count_values(body, T::TOKENS)?;
-    T::read(body)
+    T::read(body, &mut IgnoredParameters::default())
 }
 
 /// Reads a body with these fields. Refuses every other field with a value other than null, false or empty: if it were

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::{
     app::App,
     blocking::run_cancellable,
+    body::Body,
     budget::Reservation,
     device_headers::with_device_headers,
     error::ApiError,
@@ -68,8 +69,6 @@ pub(crate) struct Conversation {
     pub(crate) model: String,
     pub(crate) request: ChatRequest,
     pub(crate) is_streamed: bool,
-    /// Parameters that were ignored.
-    pub(crate) ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     pub(crate) of_reasoning: Vec<&'static str>,
 }
@@ -89,15 +88,15 @@ pub(crate) trait AnswerForm {
 /// Answers a conversation.
 pub(crate) async fn answer(
     app: &App,
-    conversation: Conversation,
-    body: Reservation,
+    body: Body<Conversation>,
     form: impl AnswerForm,
 ) -> Result<Response, ApiError> {
-    let Conversation { model, request, is_streamed, mut ignored, of_reasoning } = conversation;
+    let Body { request: conversation, mut ignored, held } = body;
+    let Conversation { model, request, is_streamed, of_reasoning } = conversation;
     let n = request.options.n;
     let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(app, &model, body, more_answers, call).await?;
+    let events = events::start(app, &model, held, more_answers, call).await?;
     ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
     Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
 }

@@ -175,20 +175,22 @@ pub(crate) fn without_effect(name: &str, value: &Value) -> Option<&'static str> 
     Hints::default().is_neutral(neutral, value).then_some(name)
 }
 
-/// Reads a body with these fields, and with the hints that are not among them: those of every endpoint, and `own`.
-/// Refuses other fields, as [`body::read_body`] does, and hints that would require an effect.
+/// Reads a body with these fields, and with the hints that are not among them: those of every endpoint, and `own`. Adds
+/// the hints to `ignored`. Refuses other fields, as [`body::read_body`] does, and hints that would require an effect.
 pub(crate) fn read_body<T: DeserializeOwned>(
     bytes: &[u8],
     fields: &[&[&str]],
     own: &'static [&'static str],
-) -> Result<(T, IgnoredParameters), ApiError> {
+    ignored: &mut IgnoredParameters,
+) -> Result<T, ApiError> {
     let names: Vec<&str> = HINTS.iter().map(|(name, _)| *name).collect();
     let body = body::read_body(bytes, &[fields, &[&names, CALLER_FIELDS, own]].concat())?;
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let hints = json.deserialize_map(HintVisitor { fields, own }).map_err(|error| {
         ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {error}"))
     })?;
-    Ok((body, hints.ignored()?))
+    hints.add_to(ignored)?;
+    Ok(body)
 }
 
 /// The hints of a body.
@@ -201,16 +203,15 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// Returns the names, or the error of a hint that would require an effect.
-    fn ignored(self) -> Result<IgnoredParameters, ApiError> {
-        let mut ignored = IgnoredParameters::default();
+    /// Adds the names to `ignored`. Fails for a hint that would require an effect.
+    fn add_to(self, ignored: &mut IgnoredParameters) -> Result<(), ApiError> {
         for (name, neutral, value) in &self.found {
             if !self.is_neutral(*neutral, value) {
                 return Err(ApiError::unsupported(name));
             }
             ignored.push(name);
         }
-        Ok(ignored)
+        Ok(())
     }
 
     /// Returns true if a value is among these.
@@ -297,9 +298,10 @@ mod tests {
     fn hints_without_effect_are_ignored_and_named() {
         let fields: &[&[&str]] = &[&["model", "repeat_penalty"], &["presence_penalty"]];
         let check = |body: &str, expect: Result<&[&str], &str>| {
-            let read = read_body::<Value>(body.as_bytes(), fields, OF_RESPONSES);
+            let mut ignored = IgnoredParameters::default();
+            let read = read_body::<Value>(body.as_bytes(), fields, OF_RESPONSES, &mut ignored);
             match (read, expect) {
-                (Ok((_, ignored)), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
+                (Ok(_), Ok(names)) => assert_eq!(ignored.names(), names, "{body}"),
                 (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
                 (found, _) => panic!("{body}: {found:?}"),
             }

@@ -29,18 +29,14 @@ use crate::{
 pub(crate) struct ParsedMessages(Conversation);
 
 impl FromBody for ParsedMessages {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let ConversationBody { own, shared, mut ignored } =
-            ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES)?;
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let ConversationBody { own, shared } =
+            ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES, ignored)?;
         let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
         let of_reasoning = own.of_reasoning().into_iter().chain(shared.reasoning.given()).collect();
-        let mut request = own.into_request(shared, &mut ignored)?;
+        let mut request = own.into_request(shared, ignored)?;
         conversation::continue_last(&mut request);
-        Ok(Self(Conversation { model, is_streamed, request, ignored, of_reasoning }))
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.0.ignored)
+        Ok(Self(Conversation { model, is_streamed, request, of_reasoning }))
     }
 }
 
@@ -69,10 +65,10 @@ impl AnswerForm for MessageForm {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Response, ApiError> {
-    let Body(ParsedMessages(conversation), held) = body;
+    let Body { request: ParsedMessages(conversation), ignored, held } = body;
     let stops = conversation.request.options.stop.clone();
     let form = MessageForm { model: conversation.model.clone(), stops };
-    conversation::answer(&app, conversation, held, form).await
+    conversation::answer(&app, Body { request: conversation, ignored, held }, form).await
 }
 
 /// Number of tokens of a conversation.
@@ -86,7 +82,7 @@ pub(crate) async fn count_tokens(
     app: App,
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
-    let Body(ParsedMessages(Conversation { model, request, .. }), held) = body;
+    let Body { request: ParsedMessages(Conversation { model, request, .. }), held, .. } = body;
     let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
     Ok(Json(InputTokenCount { input_tokens }))
 }

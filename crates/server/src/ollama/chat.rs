@@ -59,15 +59,15 @@ pub(crate) struct ParsedOllamaChat {
 }
 
 impl FromBody for ParsedOllamaChat {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let tools = body::read_fields::<ToolOptions>(bytes)?.settings()?;
         let fields = [FIELDS, AnswerFields::FIELDS, ToolOptions::FIELDS];
-        let ConversationBody { own: body, shared, mut ignored } =
-            ConversationBody::<OllamaBody>::read(bytes, &fields, &[])?;
+        let ConversationBody { own: body, shared } =
+            ConversationBody::<OllamaBody>::read(bytes, &fields, &[], ignored)?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
         let change = body.messages.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
-        let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
+        let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
         let messages = body.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
@@ -76,12 +76,8 @@ impl FromBody for ParsedOllamaChat {
         let reasoning = shared.reasoning.settings_after(reasoning);
         let mut request = ChatRequest { messages, tools, reasoning, options };
         conversation::continue_last(&mut request);
-        let conversation = Conversation { model: body.model, request, is_streamed, ignored, of_reasoning };
+        let conversation = Conversation { model: body.model, request, is_streamed, of_reasoning };
         Ok(Self { conversation, change })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.conversation.ignored)
     }
 }
 
@@ -104,13 +100,12 @@ impl OllamaMessage {
 
 /// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body(ParsedOllamaChat { conversation, change }, held) = body;
+    let Body { request: ParsedOllamaChat { conversation, change }, ignored, held } = body;
     if let Some(change) = change {
-        let Conversation { model, ignored, .. } = conversation;
-        return Ok(ignored.name_in(change_memory::<ChatContent>(&app, model, change).await?));
+        return Ok(ignored.name_in(change_memory::<ChatContent>(&app, conversation.model, change).await?));
     }
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
-    conversation::answer(&app, conversation, held, form).await
+    conversation::answer(&app, Body { request: conversation, ignored, held }, form).await
 }
 
 #[cfg(test)]
@@ -126,7 +121,7 @@ mod tests {
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "7", "tool_name": "f", "tool_call_id": "call_1"},
         ]});
-        let read = ParsedOllamaChat::read(body.to_string().as_bytes()).ok().unwrap();
+        let read = body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes()).ok().unwrap();
         let messages = read.conversation.request.messages;
         assert_eq!(messages[0].tool_calls[0].id.as_deref(), Some("call_1"));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("call_1"));
@@ -137,7 +132,7 @@ mod tests {
         let read = |role: &str, content: Value| {
             let message = json!({"role": role, "content": content, "images": ["AA"]});
             let body = json!({"model": "m", "messages": [message]});
-            ParsedOllamaChat::read(body.to_string().as_bytes())
+            body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes())
         };
         let content = |content| {
             let read = read("tool", content).ok().unwrap();

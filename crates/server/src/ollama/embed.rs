@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::{Json, response::Response};
 use narthex_gateway::request::{EmbedRequest, InputOverflow, Prompt};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use super::nanoseconds;
 use crate::{
@@ -20,20 +20,6 @@ use crate::{
 
 /// Maximum number of inputs in one request.
 const MAX_INPUTS: usize = 2048;
-
-/// A body of one of the endpoints that was read, and its parameters without effect.
-pub(crate) struct ParsedEmbed<T> {
-    body: T,
-    ignored: IgnoredParameters,
-}
-
-impl<T: DeserializeOwned> ParsedEmbed<T> {
-    /// Reads a body with these fields.
-    fn read(bytes: &[u8], fields: &[&str]) -> Result<Self, ApiError> {
-        let (body, ignored) = hints::read_body(bytes, &[fields], hints::OF_EMBEDDINGS)?;
-        Ok(Self { body, ignored })
-    }
-}
 
 /// Body of `/api/embed`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -51,25 +37,18 @@ pub(crate) struct PromptEmbedBody {
     prompt: String,
 }
 
-impl FromBody for ParsedEmbed<EmbedBody> {
+impl FromBody for EmbedBody {
     const TOKENS: Option<&'static str> = Some("input");
 
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        Self::read(body, &["model", "input", "truncate", "dimensions"])
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let fields = ["model", "input", "truncate", "dimensions"];
+        hints::read_body(body, &[&fields], hints::OF_EMBEDDINGS, ignored)
     }
 }
 
-impl FromBody for ParsedEmbed<PromptEmbedBody> {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
-        Self::read(body, &["model", "prompt"])
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+impl FromBody for PromptEmbedBody {
+    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        hints::read_body(body, &[&["model", "prompt"]], hints::OF_EMBEDDINGS, ignored)
     }
 }
 
@@ -90,9 +69,8 @@ pub(crate) struct EmbeddingAnswer {
 }
 
 /// Handles a request to `/api/embed`.
-pub(crate) async fn embed(app: App, body: Body<ParsedEmbed<EmbedBody>>) -> Result<Response, ApiError> {
-    let Body(ParsedEmbed { body, ignored }, held) = body;
-    let EmbedBody { model, input, truncate, dimensions } = body;
+pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
+    let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, held } = body;
     let started = Instant::now();
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
@@ -109,11 +87,8 @@ pub(crate) async fn embed(app: App, body: Body<ParsedEmbed<EmbedBody>>) -> Resul
 }
 
 /// Handles a request to `/api/embeddings`.
-pub(crate) async fn embeddings(
-    app: App,
-    body: Body<ParsedEmbed<PromptEmbedBody>>,
-) -> Result<Response, ApiError> {
-    let Body(ParsedEmbed { body: PromptEmbedBody { model, prompt }, ignored }, held) = body;
+pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
+    let Body { request: PromptEmbedBody { model, prompt }, ignored, held } = body;
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
     let found = embeddings::embed(&app, &model, request, held).await?;

@@ -41,7 +41,6 @@ pub(crate) struct ParsedGenerate {
     model: String,
     is_streamed: bool,
     work: GenerateWork,
-    ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     of_reasoning: Vec<&'static str>,
 }
@@ -57,13 +56,14 @@ enum GenerateWork {
 }
 
 impl FromBody for ParsedGenerate {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let ConversationBody { own: body, shared, mut ignored } =
-            ConversationBody::<GenerateBody>::read(bytes, &[FIELDS, AnswerFields::FIELDS], &[])?;
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let fields = [FIELDS, AnswerFields::FIELDS];
+        let ConversationBody { own: body, shared } =
+            ConversationBody::<GenerateBody>::read(bytes, &fields, &[], ignored)?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
         let change = body.prompt.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
-        let options = answer_fields.options(shared.sampling, shared.grammar, &mut ignored)?;
+        let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
         let mut of_reasoning = Think::name(think);
         if body.raw == Some(true) {
             // A continuation has no chat template and does not reason.
@@ -84,25 +84,22 @@ impl FromBody for ParsedGenerate {
             let reasoning = shared.reasoning.settings_after(reasoning);
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
         };
-        Ok(Self { model: body.model, is_streamed, work, ignored, of_reasoning })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model: body.model, is_streamed, work, of_reasoning })
     }
 }
 
 /// Handles a request. Without a prompt it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
-    let Body(ParsedGenerate { model, is_streamed, work, ignored, of_reasoning }, held) = body;
+    let Body { request, ignored, held } = body;
+    let ParsedGenerate { model, is_streamed, work, of_reasoning } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     match work {
         GenerateWork::ChangeMemory(change) => {
             Ok(ignored.name_in(change_memory::<GeneratedText>(&app, model, change).await?))
         }
         GenerateWork::Answer(request) => {
-            let conversation = Conversation { model, request: *request, is_streamed, ignored, of_reasoning };
-            conversation::answer(&app, conversation, held, form).await
+            let request = Conversation { model, request: *request, is_streamed, of_reasoning };
+            conversation::answer(&app, Body { request, ignored, held }, form).await
         }
         GenerateWork::Continue(request) => {
             let call = move |model: &ReadyModel, sink| model.complete(*request, sink);

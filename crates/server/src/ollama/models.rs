@@ -16,6 +16,7 @@ use crate::{
     app::App,
     body::{self, Body, FromBody},
     error::ApiError,
+    ignored::IgnoredParameters,
     timestamp::{self, rfc_3339},
 };
 
@@ -171,7 +172,7 @@ pub(crate) struct ShowBody {
 }
 
 impl FromBody for ShowBody {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["verbose"]])?;
         read.model.check()?;
         Ok(read)
@@ -221,7 +222,7 @@ pub(crate) struct ShownModel {
 
 /// Describes one model.
 pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownModel>, ApiError> {
-    let Body(ShowBody { model }, _held) = body;
+    let Body { request: ShowBody { model }, held: _held, .. } = body;
     let (gateway, model) = (app.gateway.clone(), model.into_name());
     let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
     Ok(Json(shown))

@@ -24,6 +24,7 @@ use crate::{
     blocking::CancelOnDrop,
     body::{self, Body, FromBody},
     error::ApiError,
+    ignored::IgnoredParameters,
 };
 
 /// Maximum number of lines that wait for the client. Further lines are dropped.
@@ -39,7 +40,7 @@ pub(crate) struct PullBody {
 }
 
 impl FromBody for PullBody {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let read: Self = body::read_body(body, &[NamedModel::FIELDS, &["stream", "insecure"]])?;
         read.model.check()?;
         Ok(read)
@@ -171,7 +172,7 @@ impl RunningPull {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<PullBody>) -> Result<Response, ApiError> {
-    let Body(PullBody { model, stream }, _held) = body;
+    let Body { request: PullBody { model, stream }, held: _held, .. } = body;
     let mut pull = RunningPull::start(&app, model.into_name()).await?;
     if stream == Some(false) {
         while pull.lines.recv().await.is_some() {}

@@ -38,20 +38,15 @@ pub(crate) struct AnswerBody {
 pub(crate) struct ParsedAnswer {
     model: String,
     request: AnswerRequest,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedAnswer {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (body, ignored) = hints::read_body::<AnswerBody>(bytes, &[FIELDS], &[])?;
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: AnswerBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
         let mut request = AnswerRequest::new(body.question, body.context);
         request.top_k = body.top_k.unwrap_or(request.top_k);
         request.longest = body.max_answer_tokens.unwrap_or(request.longest);
-        Ok(Self { model: body.model, request, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model: body.model, request })
     }
 }
 
@@ -90,7 +85,7 @@ impl From<Answer> for AnswerSpan {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
-    let Body(ParsedAnswer { model, request, ignored }, held) = body;
+    let Body { request: ParsedAnswer { model, request }, ignored, held } = body;
     let text = WholeText { body: held, length: request.context.len() };
     let meter = app.meter.clone();
     let call = move |model: &ReadyModel, cancel: &Cancel| {

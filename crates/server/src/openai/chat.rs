@@ -87,16 +87,15 @@ pub(crate) struct ParsedChat {
     request: ChatRequest,
     streaming: Option<StreamOptions>,
     form: ChatForm,
-    ignored: IgnoredParameters,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
     of_reasoning: Vec<&'static str>,
 }
 
 impl FromBody for ParsedChat {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let fields = [FIELDS, ChoiceOptions::FIELDS, ToolOptions::FIELDS];
-        let ConversationBody { own: chat, shared, ignored } =
-            ConversationBody::<ChatBody>::read(body, &fields, &[])?;
+        let ConversationBody { own: chat, shared } =
+            ConversationBody::<ChatBody>::read(body, &fields, &[], ignored)?;
         let choices: ChoiceOptions = body::read_fields(body)?;
         let tools: ToolOptions = body::read_fields(body)?;
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
@@ -113,19 +112,15 @@ impl FromBody for ParsedChat {
             streaming: choices.streaming(),
             form,
             model: chat.model,
-            ignored,
             of_reasoning,
         })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body(ParsedChat { model, request, streaming, form, mut ignored, of_reasoning }, held) = body;
+    let Body { request, mut ignored, held } = body;
+    let ParsedChat { model, request, streaming, form, of_reasoning } = request;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl-", model.clone());
     let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);

@@ -62,15 +62,14 @@ pub(crate) struct ParsedCompletion {
     options: GenerateOptions,
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedCompletion {
     const TOKENS: Option<&'static str> = Some("prompt");
 
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let fields = [FIELDS, ChoiceOptions::FIELDS, Sampling::FIELDS, GrammarOptions::FIELDS];
-        let (request, ignored) = hints::read_body::<CompletionBody>(body, &fields, &[])?;
+        let request: CompletionBody = hints::read_body(body, &fields, &[], ignored)?;
         let choices: ChoiceOptions = body::read_fields(body)?;
         let sampling: Sampling = body::read_fields(body)?;
         let grammar = body::read_fields::<GrammarOptions>(body)?.grammar(None)?;
@@ -95,18 +94,14 @@ impl FromBody for ParsedCompletion {
             return Err(ApiError::bad_request("prompt", message));
         }
         let with_logprobs = request.logprobs.is_some();
-        Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs })
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
-    let Body(parsed, held) = body;
-    let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs, ignored } = parsed;
+    let Body { request, ignored, held } = body;
+    let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs } = request;
     let n = options.n;
     let header = CompletionHeader::new("cmpl-", model.clone());
     let mut pending = VecDeque::with_capacity(prompts.len());

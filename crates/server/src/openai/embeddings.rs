@@ -67,14 +67,13 @@ pub(crate) struct ParsedEmbeddings {
     request: EmbedRequest,
     truncate: Option<bool>,
     format: Format,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedEmbeddings {
     const TOKENS: Option<&'static str> = Some("input");
 
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (body, ignored) = hints::read_body::<EmbeddingsBody>(bytes, &[FIELDS], &[])?;
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: EmbeddingsBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
         let truncate = body.truncate.map(|truncate| match truncate {
             Truncate::Flag(flag) => flag,
             Truncate::End(end) => matches!(end, End::End),
@@ -82,11 +81,7 @@ impl FromBody for ParsedEmbeddings {
         let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
         let request = EmbedRequest { inputs, overlong: InputOverflow::Refuse, dimensions, prompt };
         let format = body.encoding_format.unwrap_or_default();
-        Ok(Self { model: body.model, request, truncate, format, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model: body.model, request, truncate, format })
     }
 }
 
@@ -119,7 +114,8 @@ enum EmbeddingVector {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
-    let Body(ParsedEmbeddings { model, mut request, truncate, format, ignored }, held) = body;
+    let Body { request, ignored, held } = body;
+    let ParsedEmbeddings { model, mut request, truncate, format } = request;
     request.overlong = app.shared.options.overlong(truncate);
     let answer = embed(&app, &model, request, held).await?;
     let data = answer.vectors.into_iter().enumerate();

@@ -62,17 +62,12 @@ impl FillBody {
 pub(crate) struct ParsedFill {
     model: String,
     request: Fill,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedFill {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (body, ignored) = hints::read_body::<FillBody>(bytes, &[FIELDS], &[])?;
-        Ok(Self { model: body.model.clone(), request: body.into_request()?, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: FillBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
+        Ok(Self { model: body.model.clone(), request: body.into_request()? })
     }
 }
 
@@ -124,7 +119,7 @@ fn tokens(fillings: Vec<Filling>) -> Vec<FilledToken> {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
-    let Body(ParsedFill { model, request, ignored }, held) = body;
+    let Body { request: ParsedFill { model, request }, ignored, held } = body;
     let (name, meter) = (model.clone(), app.meter.clone());
     let call = move |model: &ReadyModel, cancel: &Cancel| match request {
         Fill::Masks(request) => {

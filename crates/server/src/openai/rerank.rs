@@ -90,12 +90,11 @@ pub(crate) struct ParsedRerank {
     request: RerankRequest,
     truncate: Option<bool>,
     return_documents: bool,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedRerank {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (body, ignored) = hints::read_body::<RerankBody>(bytes, &[FIELDS], &[])?;
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let body: RerankBody = hints::read_body(bytes, &[FIELDS], &[], ignored)?;
         let request = RerankRequest {
             query: body.query,
             documents: body.documents.into_iter().map(Document::into_text).collect(),
@@ -103,11 +102,7 @@ impl FromBody for ParsedRerank {
             overlong: InputOverflow::Refuse,
         };
         let RerankBody { model, truncate, return_documents, .. } = body;
-        Ok(Self { model, request, truncate, return_documents, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model, request, truncate, return_documents })
     }
 }
 
@@ -145,7 +140,8 @@ fn length(documents: &[String]) -> usize {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
-    let Body(ParsedRerank { model, mut request, truncate, return_documents, ignored }, held) = body;
+    let Body { request, ignored, held } = body;
+    let ParsedRerank { model, mut request, truncate, return_documents } = request;
     request.overlong = app.shared.options.overlong(truncate);
     let answer_bytes = if return_documents { DOCUMENT_COPIES * length(&request.documents) } else { 0 };
     let meter = app.meter.clone();

@@ -22,25 +22,24 @@ pub(crate) struct ConversationBody<T> {
     /// Fields of the protocol.
     pub(crate) own: T,
     pub(crate) shared: SharedFields,
-    /// Hints without effect.
-    pub(crate) ignored: IgnoredParameters,
 }
 
 impl<T: DeserializeOwned> ConversationBody<T> {
-    /// Reads a body with these fields, the shared ones and hints. `hints` are those of the protocol. Refuses other
-    /// fields, as [`body::read_body`] does.
+    /// Reads a body with these fields, the shared ones and hints, whose names are added to `ignored`. `hints` are those
+    /// of the protocol. Refuses other fields, as [`body::read_body`] does.
     pub(crate) fn read(
         bytes: &[u8],
         fields: &[&[&str]],
         hints: &'static [&'static str],
+        ignored: &mut IgnoredParameters,
     ) -> Result<Self, ApiError> {
         let fields = [fields, &[Sampling::FIELDS, ReasoningOptions::FIELDS, GrammarOptions::FIELDS]].concat();
-        let (own, ignored) = hints::read_body(bytes, &fields, hints)?;
+        let own = hints::read_body(bytes, &fields, hints, ignored)?;
         let shared = SharedFields {
             sampling: body::read_fields(bytes)?,
             reasoning: body::read_fields(bytes)?,
             grammar: body::read_fields(bytes)?,
         };
-        Ok(Self { own, shared, ignored })
+        Ok(Self { own, shared })
     }
 }

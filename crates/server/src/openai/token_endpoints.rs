@@ -26,6 +26,7 @@ use crate::{
     body::{self, Body, FromBody},
     conversation,
     error::ApiError,
+    ignored::IgnoredParameters,
 };
 
 /// Body of `/tokenize`: a text, or a conversation.
@@ -69,7 +70,7 @@ pub(crate) struct TemplateText {
 }
 
 impl FromBody for TokenizeBody {
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let fields = [
             "model",
             "content",
@@ -88,7 +89,7 @@ impl FromBody for TokenizeBody {
 impl FromBody for DetokenizeBody {
     const TOKENS: Option<&'static str> = Some("tokens");
 
-    fn read(body: &[u8]) -> Result<Self, ApiError> {
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let read: Self = read_body(body, &[&["model", "tokens"]])?;
         Ok(read)
     }
@@ -119,7 +120,7 @@ const TOKEN_BYTES: usize = 9;
 
 /// Returns the tokens of a text or of a conversation.
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
-    let Body(mut body, held) = body;
+    let Body { request: mut body, held, .. } = body;
     let conversation = body.conversation()?;
     let TokenizeBody { model, content, prompt, .. } = body;
     let content = content.or(prompt);
@@ -143,7 +144,7 @@ const TEXT_COPIES: usize = 26;
 
 /// Returns the text of tokens. Its length is known, and its memory reserved, before it is created.
 pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Response, ApiError> {
-    let Body(DetokenizeBody { model, tokens }, held) = body;
+    let Body { request: DetokenizeBody { model, tokens }, held, .. } = body;
     let measure = move |model: &ReadyModel, _: &Cancel| Ok((model.text_bytes(&tokens)?, tokens));
     let (bytes, tokens) = run_cancellable(&app, &model, held.clone(), measure).await?;
     app.answer.reserve(bytes.saturating_mul(TEXT_COPIES)).await?;
@@ -161,7 +162,7 @@ pub(crate) async fn apply_template(
     app: App,
     body: Body<TokenizeBody>,
 ) -> Result<Json<TemplateText>, ApiError> {
-    let Body(mut body, held) = body;
+    let Body { request: mut body, held, .. } = body;
     let request = conversation::stable(body.required_conversation()?);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
     let prompt = run_cancellable(&app, &body.model, held, call).await?;

@@ -74,24 +74,19 @@ pub(crate) struct ParsedResponses {
     settings: ResponseSettings,
     /// Maximum memory of the settings in an answer.
     settings_bytes: usize,
-    ignored: IgnoredParameters,
 }
 
 impl FromBody for ParsedResponses {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+    fn read(bytes: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError> {
         let settings: ResponseSettings = body::read_fields(bytes)?;
         settings.metadata.as_ref().map_or(Ok(()), check_metadata)?;
         let settings_bytes = SETTINGS_COPIES * checked_length(&settings)? + settings.values() * VALUE_BYTES;
-        let ConversationBody { own, shared, mut ignored } =
-            ConversationBody::<ResponsesBody>::read(bytes, &[FIELDS], hints::OF_RESPONSES)?;
+        let ConversationBody { own, shared } =
+            ConversationBody::<ResponsesBody>::read(bytes, &[FIELDS], hints::OF_RESPONSES, ignored)?;
         let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
-        let request = own.into_request(shared, &mut ignored)?;
+        let request = own.into_request(shared, ignored)?;
         let settings = settings.with_defaults();
-        Ok(Self { model, request, is_streamed, settings, settings_bytes, ignored })
-    }
-
-    fn ignored(&self) -> Option<&IgnoredParameters> {
-        Some(&self.ignored)
+        Ok(Self { model, request, is_streamed, settings, settings_bytes })
     }
 }
 
@@ -135,8 +130,8 @@ pub(crate) async fn create(
     Extension(store): Extension<ResponseStore>,
     body: Body<ParsedResponses>,
 ) -> Result<Response, ApiError> {
-    let Body(parsed, held) = body;
-    let ParsedResponses { model, request, is_streamed, settings, settings_bytes, ignored } = parsed;
+    let Body { request, ignored, held } = body;
+    let ParsedResponses { model, request, is_streamed, settings, settings_bytes } = request;
     let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
     let (previous, is_stored) = (settings.previous_response_id.clone(), settings.is_stored());
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
@@ -147,8 +142,8 @@ pub(crate) async fn create(
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
     };
     let object = is_streamed.then(|| form.object.clone());
-    let conversation = Conversation { model, request, is_streamed, ignored, of_reasoning };
-    match (conversation::answer(&app, conversation, held, form).await, object) {
+    let request = Conversation { model, request, is_streamed, of_reasoning };
+    match (conversation::answer(&app, Body { request, ignored, held }, form).await, object) {
         // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
         (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
         (answer, _) => answer,
@@ -211,7 +206,7 @@ pub(crate) async fn count_input_tokens(
     Extension(store): Extension<ResponseStore>,
     body: Body<ParsedResponses>,
 ) -> Result<Json<ResponseInputTokens>, ApiError> {
-    let Body(ParsedResponses { model, request, settings, .. }, held) = body;
+    let Body { request: ParsedResponses { model, request, settings, .. }, held, .. } = body;
     let InputRequest { instructions, input, tools, reasoning, options, .. } = request;
     let previous = settings.previous_response_id;
     let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
