@@ -2,14 +2,16 @@
 
 use narthex_device::ep::{self, Cause, Facts};
 use narthex_spec::{DeviceKind, DeviceName};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{gateway::Gateway, load::runtime_choice::RuntimeChoice};
 
 /// A device, and whether it is usable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct DeviceStatus {
-    /// Device.
+    /// Device, named as in `--providers`.
+    #[schemars(with = "String")]
     pub device: DeviceName,
     /// Presence of the device with everything that it needs, as far as facts show. Only a load proves it.
     pub usable: bool,

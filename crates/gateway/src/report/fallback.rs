@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of nodes that are listed.
@@ -11,7 +12,7 @@ const MAX_LISTED: usize = 32;
 const MAX_NAMED: usize = 3;
 
 /// Nodes of a model that fell back to another device.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FallbackNodes {
     /// Number of nodes, listed or not.
     pub count: usize,
@@ -20,7 +21,7 @@ pub struct FallbackNodes {
 }
 
 /// A node that fell back to another device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FallbackNode {
     /// File name of the graph.
     pub graph: String,

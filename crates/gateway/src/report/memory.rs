@@ -1,6 +1,7 @@
 //! Memory of this process and of the machine, for health reports and metrics.
 
 use narthex_device::{inventory, memory};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::report::models::ModelStatus;
@@ -9,7 +10,7 @@ use crate::report::models::ModelStatus;
 const LOW: f64 = 0.1;
 
 /// Memory of this process and of the machine. Values that the system does not report are `None`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemoryReport {
     /// Resident bytes of this process, including mapped files.
     pub resident_bytes: Option<u64>,
@@ -23,7 +24,7 @@ pub struct MemoryReport {
     pub total_bytes: Option<u64>,
     /// Bytes that the system can still provide without swapping.
     pub free_bytes: Option<u64>,
-    /// Free bytes below which [`MemoryReport::is_low`] returns true.
+    /// Free bytes below which the memory is low.
     pub warning_below_bytes: Option<u64>,
 }
 

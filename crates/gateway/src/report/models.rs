@@ -5,6 +5,7 @@ use std::time::SystemTime;
 pub use narthex_catalog::index::{Access, Figures};
 pub use narthex_spec::ModelKind;
 use narthex_spec::{DeviceName, ModelName, Scheme, Sha256, manifest::BoundDevice};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{fallback::FallbackNodes, placement::PlacementReport};
@@ -110,11 +111,13 @@ pub struct ModelStatus {
 }
 
 /// A draft model in memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DraftModelStatus {
     /// Name.
+    #[schemars(with = "String")]
     pub name: ModelName,
     /// Weight scheme.
+    #[schemars(with = "String")]
     pub scheme: Scheme,
     /// Bytes of its package.
     pub bytes: u64,
@@ -149,7 +152,7 @@ impl ModelStatus {
 }
 
 /// Loading state of a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ModelState {
     /// The model is being fetched, compiled or loaded.
@@ -166,9 +169,10 @@ pub enum ModelState {
 }
 
 /// A preferred device that refused a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceRefusal {
     /// Device.
+    #[schemars(with = "String")]
     pub device: DeviceName,
     /// Reason.
     pub reason: String,
@@ -182,7 +186,7 @@ pub struct DeviceRefusal {
 }
 
 /// Counters of a chat model's engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EngineCounters {
     /// Sequences in slots.
     pub running: usize,

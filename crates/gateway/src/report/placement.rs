@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use narthex_spec::{DeviceKind, DeviceName, DevicePlacement, Ep, HeadSplit, PhaseSplit};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::report::fallback::FallbackNodes;
@@ -42,7 +43,7 @@ pub struct PlacementReport {
 }
 
 /// Shares of a decoder's multiply-accumulates that run on an NPU, 0 to 1, in each phase. The head is part of both.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PhaseShares {
     /// Share during prefill; the smallest one of graphs for several lengths.
     pub prefill: f64,
@@ -57,11 +58,12 @@ impl PhaseShares {
 }
 
 /// The part of a graph that one provider runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlacementLine {
     /// File name of the graph.
     pub graph: String,
     /// Provider.
+    #[schemars(with = "String")]
     pub ep: Ep,
     /// Number of subgraphs that the provider runs as a whole.
     pub subgraphs: usize,

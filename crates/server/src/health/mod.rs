@@ -42,20 +42,9 @@ struct HealthDetails {
 /// Memory of the process and of the machine. Values that the system does not report are null.
 #[derive(Debug, Serialize, JsonSchema)]
 struct MemoryHealth {
-    /// Memory of the process, including mapped files.
-    resident_bytes: Option<u64>,
-    /// Packages of the models in memory.
-    weights_bytes: u64,
-    /// KV caches in use.
-    kv_used_bytes: u64,
-    /// Maximum of the KV caches.
-    kv_budget_bytes: u64,
-    /// Memory that the process may use.
-    total_bytes: Option<u64>,
-    /// Available memory.
-    free_bytes: Option<u64>,
-    /// Free memory below which `low` is true.
-    warning_below_bytes: Option<u64>,
+    #[serde(flatten)]
+    report: MemoryReport,
+    /// True if less than a tenth of the memory is free.
     low: bool,
 }
 
@@ -63,19 +52,7 @@ struct MemoryHealth {
 struct NpuHealth {
     /// True if a device is usable.
     available: bool,
-    devices: Vec<NpuDevice>,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct NpuDevice {
-    /// Name, as in `--providers`.
-    device: String,
-    usable: bool,
-    present: bool,
-    /// Reason why the device is not usable.
-    reason: Option<String>,
-    /// The next step.
-    fix: Option<String>,
+    devices: Vec<DeviceStatus>,
 }
 
 impl HealthReport {
@@ -89,47 +66,12 @@ impl HealthReport {
         let failed = models.iter().any(|model| matches!(model.state, ModelState::Failed { .. }));
         let details = HealthDetails {
             version: env!("CARGO_PKG_VERSION"),
-            memory: MemoryHealth::from(memory),
-            npu: NpuHealth {
-                available: npus.iter().any(|npu| npu.usable),
-                devices: npus.iter().map(NpuDevice::from).collect(),
-            },
+            memory: MemoryHealth { report: *memory, low: memory.is_low() },
+            npu: NpuHealth { available: npus.iter().any(|npu| npu.usable), devices: npus.to_vec() },
             models: models.iter().map(ModelHealth::from).collect(),
         };
         let status = if failed { HealthStatus::Degraded } else { HealthStatus::Ok };
         Self { status, details: Some(details) }
-    }
-}
-
-impl From<&MemoryReport> for MemoryHealth {
-    fn from(memory: &MemoryReport) -> Self {
-        let low = memory.is_low();
-        let MemoryReport {
-            resident_bytes,
-            weights_bytes,
-            kv_used_bytes,
-            kv_budget_bytes,
-            total_bytes,
-            free_bytes,
-            warning_below_bytes,
-        } = *memory;
-        Self {
-            resident_bytes,
-            weights_bytes,
-            kv_used_bytes,
-            kv_budget_bytes,
-            total_bytes,
-            free_bytes,
-            warning_below_bytes,
-            low,
-        }
-    }
-}
-
-impl From<&DeviceStatus> for NpuDevice {
-    fn from(status: &DeviceStatus) -> Self {
-        let DeviceStatus { device, usable, present, reason, fix } = status.clone();
-        Self { device: device.to_string(), usable, present, reason, fix }
     }
 }
 

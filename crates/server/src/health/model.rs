@@ -1,9 +1,7 @@
 //! State, devices and counters of a model in the report at `/health`.
 
-use std::collections::BTreeMap;
-
 use narthex_gateway::{
-    FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
+    FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
     models::{DeviceRefusal, DraftModelStatus, EngineCounters, ModelState, ModelStatus},
 };
 use schemars::JsonSchema;
@@ -16,7 +14,7 @@ pub(super) struct ModelHealth {
     id: String,
     /// Weight scheme.
     scheme: String,
-    state: LoadState,
+    state: ModelState,
     /// Device, or both as `prefill=qnn,decode=cpu`.
     device: Option<String>,
     /// Reason for the choice of devices, if measurements decided it.
@@ -24,238 +22,43 @@ pub(super) struct ModelHealth {
     /// Share of the multiply-accumulates that run on an NPU, 0 to 1.
     npu_share: Option<f64>,
     /// That share in each phase, if the phases differ.
-    npu_phases: Option<NpuPhases>,
+    npu_phases: Option<PhaseShares>,
     /// An entry for each graph and provider.
-    placement: Option<Vec<GraphPlacement>>,
+    placement: Option<Vec<PlacementLine>>,
     /// Nodes on another device than intended.
     #[serde(rename = "fallen")]
-    fallback: Option<FallbackReport>,
+    fallback: Option<FallbackNodes>,
     /// Events of the load that a user should know of.
     notes: Option<Vec<String>>,
     /// Preferred devices that refused the model.
-    passed_over: Vec<RefusedDevice>,
+    passed_over: Vec<DeviceRefusal>,
     /// Maximum sequence length in tokens.
     max_length: Option<usize>,
     /// Bytes of the packages of the model and of its draft model.
     package_bytes: Option<u64>,
-    draft_model: Option<DraftModelHealth>,
-    engine: Option<EngineHealth>,
-}
-
-/// Loading state.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(tag = "state", rename_all = "snake_case")]
-enum LoadState {
-    Loading,
-    Ready,
-    Failed {
-        reason: String,
-        /// The next step.
-        hint: Option<String>,
-    },
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct NpuPhases {
-    prefill: f64,
-    decode: f64,
-}
-
-/// Part of a graph that one provider runs.
-#[derive(Debug, Serialize, JsonSchema)]
-struct GraphPlacement {
-    /// File name of the graph.
-    graph: String,
-    /// Execution provider.
-    ep: String,
-    /// Number of subgraphs that the provider runs as a whole.
-    subgraphs: usize,
-    /// Number of nodes.
-    nodes: usize,
-    /// Number of nodes of each operator.
-    ops: BTreeMap<String, usize>,
-    /// Bytes of the constants that these nodes read.
-    weight_bytes: u64,
-    /// Share of the graph's multiply-accumulates, 0 to 1.
-    compute_share: f64,
-}
-
-/// Nodes on another device than intended.
-#[derive(Debug, Serialize, JsonSchema)]
-struct FallbackReport {
-    /// Number of nodes, listed or not.
-    count: usize,
-    /// The first nodes.
-    nodes: Vec<FallbackEntry>,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct FallbackEntry {
-    /// File name of the graph.
-    graph: String,
-    /// Path of the node.
-    path: String,
-    /// Operator.
-    op: String,
-    /// Reason.
-    why: String,
-    /// The next step.
-    fix: Option<String>,
-}
-
-/// A preferred device that refused a model.
-#[derive(Debug, Serialize, JsonSchema)]
-struct RefusedDevice {
-    device: String,
-    reason: String,
-    /// The next step.
-    fix: Option<String>,
-    /// True if the device is present or was named.
-    announced: bool,
-    /// Nodes that the device refused.
-    #[serde(rename = "fallen", skip_serializing_if = "Option::is_none")]
-    fallback: Option<FallbackReport>,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct DraftModelHealth {
-    name: String,
-    /// Weight scheme.
-    scheme: String,
-    /// Bytes of the package.
-    bytes: u64,
-}
-
-/// Counters of an engine, or of the queue of an encoder.
-#[derive(Debug, Serialize, JsonSchema)]
-struct EngineHealth {
-    /// Sequences in slots.
-    running: usize,
-    /// Sequences in the queue.
-    waiting: usize,
-    slots: usize,
-    /// Bytes of the KV cache in use.
-    kv_used_bytes: usize,
-    /// Maximum bytes of the KV cache.
-    kv_budget_bytes: usize,
-    /// Bytes of one token in the KV cache.
-    kv_token_bytes: usize,
-    /// Prompt tokens since the load.
-    prompt_tokens: u64,
-    /// Prompt tokens that were in the KV cache.
-    cached_tokens: u64,
-    generated_tokens: u64,
-    /// Draft tokens that the model accepted.
-    accepted_tokens: u64,
-    /// Draft tokens that the model rejected.
-    rejected_tokens: u64,
+    draft_model: Option<DraftModelStatus>,
+    engine: Option<EngineCounters>,
 }
 
 impl From<&ModelStatus> for ModelHealth {
     fn from(model: &ModelStatus) -> Self {
         let placement = model.placement.as_ref();
-        let lines = |report: &PlacementReport| report.lines.iter().map(GraphPlacement::from).collect();
         Self {
             id: model.name.to_string(),
             scheme: model.scheme.to_string(),
-            state: LoadState::from(&model.state),
+            state: model.state.clone(),
             device: placement.map(PlacementReport::name),
             why: placement.and_then(|report| report.why.clone()),
             npu_share: placement.map(|report| report.npu_share),
-            npu_phases: placement.and_then(|report| report.phases).map(NpuPhases::from),
-            placement: placement.map(lines),
-            fallback: placement.map(|report| FallbackReport::from(&report.fallback)),
+            npu_phases: placement.and_then(|report| report.phases),
+            placement: placement.map(|report| report.lines.clone()),
+            fallback: placement.map(|report| report.fallback.clone()),
             notes: placement.map(|report| report.notes.clone()),
-            passed_over: model.passed_over.iter().map(RefusedDevice::from).collect(),
+            passed_over: model.passed_over.clone(),
             max_length: model.max_length,
             package_bytes: model.package_bytes,
-            draft_model: model.draft_model.as_ref().map(DraftModelHealth::from),
-            engine: model.engine.map(EngineHealth::from),
-        }
-    }
-}
-
-impl From<&ModelState> for LoadState {
-    fn from(state: &ModelState) -> Self {
-        match state.clone() {
-            ModelState::Loading => Self::Loading,
-            ModelState::Ready => Self::Ready,
-            ModelState::Failed { reason, hint } => Self::Failed { reason, hint },
-        }
-    }
-}
-
-impl From<PhaseShares> for NpuPhases {
-    fn from(PhaseShares { prefill, decode }: PhaseShares) -> Self {
-        Self { prefill, decode }
-    }
-}
-
-impl From<&PlacementLine> for GraphPlacement {
-    fn from(line: &PlacementLine) -> Self {
-        let PlacementLine { graph, ep, subgraphs, nodes, ops, weight_bytes, compute_share } = line.clone();
-        Self { graph, ep: ep.to_string(), subgraphs, nodes, ops, weight_bytes, compute_share }
-    }
-}
-
-impl From<&FallbackNodes> for FallbackReport {
-    fn from(nodes: &FallbackNodes) -> Self {
-        Self { count: nodes.count, nodes: nodes.nodes.iter().map(FallbackEntry::from).collect() }
-    }
-}
-
-impl From<&FallbackNode> for FallbackEntry {
-    fn from(node: &FallbackNode) -> Self {
-        let FallbackNode { graph, path, op, why, fix } = node.clone();
-        Self { graph, path, op, why, fix }
-    }
-}
-
-impl From<&DeviceRefusal> for RefusedDevice {
-    fn from(passed: &DeviceRefusal) -> Self {
-        Self {
-            device: passed.device.to_string(),
-            reason: passed.reason.clone(),
-            fix: passed.fix.clone(),
-            announced: passed.announced,
-            fallback: (!passed.fallback.is_empty()).then(|| FallbackReport::from(&passed.fallback)),
-        }
-    }
-}
-
-impl From<&DraftModelStatus> for DraftModelHealth {
-    fn from(draft: &DraftModelStatus) -> Self {
-        Self { name: draft.name.to_string(), scheme: draft.scheme.to_string(), bytes: draft.bytes }
-    }
-}
-
-impl From<EngineCounters> for EngineHealth {
-    fn from(counters: EngineCounters) -> Self {
-        let EngineCounters {
-            running,
-            waiting,
-            slots,
-            kv_used_bytes,
-            kv_budget_bytes,
-            kv_token_bytes,
-            prompt_tokens,
-            cached_tokens,
-            generated_tokens,
-            accepted_tokens,
-            rejected_tokens,
-        } = counters;
-        Self {
-            running,
-            waiting,
-            slots,
-            kv_used_bytes,
-            kv_budget_bytes,
-            kv_token_bytes,
-            prompt_tokens,
-            cached_tokens,
-            generated_tokens,
-            accepted_tokens,
-            rejected_tokens,
+            draft_model: model.draft_model.clone(),
+            engine: model.engine,
         }
     }
 }
@@ -286,6 +89,9 @@ pub(super) mod samples {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use narthex_gateway::FallbackNode;
     use narthex_spec::{DeviceName, Ep};
     use serde_json::{Value, json};
 
