@@ -84,7 +84,7 @@ fn read_again<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8])
 /// # Errors
 /// The reason if they name no folder.
 pub fn read_hub_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
-    let network = Network::from_variables(get);
+    let network = Network::from_variables(&|name| get(name).map(Into::into));
     HubOptions::from_variables(get, None, network).map(drop).map_err(|error| error.to_string())
 }
 

@@ -1,6 +1,6 @@
 //! Use of the network.
 
-use std::env;
+use std::{env, ffi::OsString};
 
 use crate::error::Error;
 
@@ -20,13 +20,16 @@ pub enum Network {
 impl Network {
     /// Reads `NARTHEX_OFFLINE` and `HF_HUB_OFFLINE`.
     pub fn from_environment() -> Self {
-        Self::from_variables(&|name| env::var(name).ok())
+        Self::from_variables(&|name| env::var_os(name))
     }
 
-    pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Self {
+    pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
         // A value that is unknown forbids, as the variable is set for safety.
-        let is_set = |value: String| {
-            !matches!(value.trim().to_ascii_lowercase().as_str(), "" | "0" | "false" | "no" | "off")
+        let is_set = |value: OsString| {
+            !matches!(
+                value.to_string_lossy().trim().to_ascii_lowercase().as_str(),
+                "" | "0" | "false" | "no" | "off"
+            )
         };
         if VARIABLES.into_iter().filter_map(get).any(is_set) { Self::CacheOnly } else { Self::Allowed }
     }
@@ -47,7 +50,7 @@ mod tests {
     #[test]
     fn either_variable_forbids_the_network() {
         let check = |name: &str, value: &str, expect: Network| {
-            let get = |asked: &str| (asked == name).then(|| value.to_owned());
+            let get = |asked: &str| (asked == name).then(|| value.into());
             assert_eq!(Network::from_variables(&get), expect, "{name}={value}");
         };
         check("NARTHEX_OFFLINE", "1", Network::CacheOnly);
@@ -57,5 +60,11 @@ mod tests {
         check("HF_HUB_OFFLINE", "Off", Network::Allowed);
         check("NARTHEX_OFFLINE", "", Network::Allowed);
         check("OFFLINE", "1", Network::Allowed);
+        #[cfg(unix)]
+        {
+            let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xFF]);
+            let get = |asked: &str| (asked == "HF_HUB_OFFLINE").then(|| value.clone());
+            assert_eq!(Network::from_variables(&get), Network::CacheOnly);
+        }
     }
 }
