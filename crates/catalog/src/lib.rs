@@ -21,7 +21,7 @@ pub mod source;
 pub mod store;
 
 pub use error::{Error, ErrorKind};
-pub use redact::redact;
+pub use redact::{redact, redact_reference};
 
 /// A flag that stops a long job. Jobs check it every few hundred milliseconds where possible.
 pub type CancelFlag = std::sync::atomic::AtomicBool;

@@ -13,6 +13,7 @@ use crate::{
     error::Error,
     files,
     index::{Catalog, Entry, HubSource, Source, WheelSource},
+    redact::redact_reference,
     source::{
         hub::reference::{is_repo, is_revision},
         local::{self, LocalName},
@@ -78,12 +79,13 @@ impl ModelId {
         if let Some(rest) = text.strip_prefix("hf:") {
             return parse_hub(rest)
                 .map(Self::Hub)
-                .ok_or_else(|| Error::BadHubReference { found: excerpt(text) });
+                .ok_or_else(|| Error::BadHubReference { found: shown(text) });
         }
         if looks_like_path(text) {
-            return Err(BadModelName { found: excerpt(text) }.into());
+            return Err(BadModelName { found: shown(text) }.into());
         }
-        Ok(Self::Catalogue(text.parse()?))
+        let name = text.parse().map_err(|_| BadModelName { found: shown(text) })?;
+        Ok(Self::Catalogue(name))
     }
 
     /// Returns the model that the reference names.
@@ -144,6 +146,11 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
 /// Returns the first 200 characters of a text, for an error that quotes it.
 pub fn excerpt(text: &str) -> String {
     text.chars().take(200).collect()
+}
+
+/// Returns the beginning of a reference for an error, without credentials.
+fn shown(reference: &str) -> String {
+    excerpt(&redact_reference(reference))
 }
 
 fn parse_hub(rest: &str) -> Option<HubSource> {
@@ -273,6 +280,10 @@ mod tests {
     fn malformed_references_are_errors() {
         for text in ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b@x y", "hf:a/b/*.gguf"] {
             assert!(matches!(ModelRef::parse(text), Err(Error::BadHubReference { .. })), "{text}");
+        }
+        for text in ["hf:user:SECRET@a/b", "user:SECRET@host/a", "./SECRET", "user:SECRET@h/x.gguf"] {
+            let error = ModelId::parse(text).unwrap_err().to_string();
+            assert_eq!(error.contains("SECRET"), text == "./SECRET", "{error}");
         }
         for text in ["", "a b", "naïve"] {
             assert!(matches!(ModelRef::parse(text), Err(Error::BadName(_))), "{text}");

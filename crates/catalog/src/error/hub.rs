@@ -12,8 +12,8 @@ use crate::redact::redact;
 pub enum HubError {
     /// `HF_ENDPOINT` is not an address.
     #[error(
-        "{:?} is not a hub's address: expected http:// or https:// and a host, without credentials",
-        redact(endpoint)
+        "{} is not a hub's address: expected http:// or https:// and a host, without credentials",
+        shown_endpoint(endpoint)
     )]
     BadEndpoint {
         /// Value of the variable.
@@ -176,6 +176,15 @@ fn some(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
+/// Returns the text for a value of `HF_ENDPOINT` in an error. One with user information is not shown, since the form of a
+/// malformed address does not tell where a password in it begins.
+fn shown_endpoint(endpoint: &str) -> String {
+    if endpoint.contains('@') {
+        return "the value of HF_ENDPOINT".to_owned();
+    }
+    format!("{:?}", redact(endpoint))
+}
+
 impl HubError {
     /// Returns the kind of failure.
     pub(crate) fn kind(&self) -> ErrorKind {
@@ -249,5 +258,22 @@ impl HubError {
             Self::Status { retry_after, .. } => retry_after.map(|wait| wait.min(Duration::from_secs(60))),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_with_credentials_is_not_shown() {
+        let text = |endpoint: &str| HubError::BadEndpoint { endpoint: endpoint.to_owned() }.to_string();
+        for endpoint in
+            ["u:secret@h:9", "//u:secret@h", "http:/u:secret@h", "http://u:a secret@h", "u:\"secret@h"]
+        {
+            assert!(!text(endpoint).contains("secret"), "{}", text(endpoint));
+        }
+        assert!(text("u:secret@h").starts_with("the value of HF_ENDPOINT is not a hub's address"));
+        assert!(text("ftp://h").starts_with("\"ftp://h\" is not"));
     }
 }

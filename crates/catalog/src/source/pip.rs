@@ -4,7 +4,9 @@
 //! pinned file.
 
 use std::{
-    env, fmt,
+    env,
+    ffi::OsString,
+    fmt,
     io::{self, Read},
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -15,7 +17,9 @@ use std::{
 
 use narthex_spec::progress::Stage;
 
-use crate::{CancelFlag, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact};
+use crate::{
+    CancelFlag, check_cancel, error::Error, files, keys::SECRET_VARIABLES, redact::redact_addresses,
+};
 
 /// Interval at which the process, the cancel flag and the sizes of the files are checked. The sizes are polled because
 /// pip reports no progress.
@@ -32,6 +36,12 @@ const STDERR_LIMIT: usize = 8 << 10;
 
 /// The environment variable that names the Python to use.
 const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
+
+/// Environment variables with the address of a proxy, in any case, or of an index. pip's errors may repeat parts of them.
+const ADDRESSES: [&str; 5] = ["http_proxy", "https_proxy", "all_proxy", "PIP_PROXY", "PIP_INDEX_URL"];
+
+/// Environment variables with several addresses, separated by white space.
+const LISTS: [&str; 2] = ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"];
 
 /// Program that runs pip and ends it together with Narthex. Nothing is written to its standard input, a pipe that
 /// closes when Narthex ends, even if it is killed. pip and its children are a process group. Modules are not loaded from
@@ -243,7 +253,7 @@ impl PipProcess {
 
     fn last_words(&mut self) -> String {
         let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        last_words(&String::from_utf8_lossy(&bytes))
+        redact_addresses(last_words(&String::from_utf8_lossy(&bytes)), &addresses(&|name| env::var_os(name)))
     }
 
     fn kill(&mut self) {
@@ -265,14 +275,25 @@ impl Drop for PipProcess {
 }
 
 /// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines from the
-/// first pip error on, or else all. Credentials of indexes and proxies are removed.
-fn last_words(stderr: &str) -> String {
+/// first pip error on, or else all.
+fn last_words(stderr: &str) -> &str {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {
         Some(_) => stderr.lines().last().unwrap_or_default(),
         None => stderr.find("ERROR:").and_then(|at| stderr.get(at..)).unwrap_or(stderr),
     };
-    redact(text.trim()).into_owned()
+    text.trim()
+}
+
+/// Returns the addresses of proxies and indexes in environment variables.
+fn addresses(get: &dyn Fn(&str) -> Option<OsString>) -> Vec<String> {
+    let value = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
+    let names = ADDRESSES.iter().flat_map(|name| [(*name).to_owned(), name.to_ascii_uppercase()]);
+    let mut found: Vec<String> = names.filter_map(|name| value(&name)).collect();
+    for list in LISTS.iter().filter_map(|name| value(name)) {
+        found.extend(list.split_whitespace().map(str::to_owned));
+    }
+    found
 }
 
 /// Reads a pipe to its end and keeps the last bytes.
@@ -322,7 +343,21 @@ mod tests {
             OSError: [Errno 28] No space left on device\n";
         check(traceback, "OSError: [Errno 28] No space left on device");
         check("odd\n", "odd");
-        check("ERROR: cannot fetch https://u:secret@index/p", "ERROR: cannot fetch https://***@index/p");
+    }
+
+    #[test]
+    fn credentials_of_proxies_and_indexes_are_hidden() {
+        let check = |name: &str, value: &str, stderr: &str, expect: &str| {
+            let get = |asked: &str| (asked == name).then(|| value.into());
+            assert_eq!(redact_addresses(stderr, &addresses(&get)), expect, "{name}");
+        };
+        let failed = "Failed to parse: http://user:a#SECRET@h:9, fragment SECRET";
+        for name in ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "PIP_PROXY", "PIP_INDEX_URL"] {
+            check(name, "http://user:a#SECRET@h:9", failed, "Failed to parse: http://***@h:9, fragment ***");
+        }
+        let lists = "https://h/a https://user:SECRET@i/b";
+        check("PIP_EXTRA_INDEX_URL", lists, "bad SECRET of https://h/a", "bad *** of https://h/a");
+        check("OTHER", "", "cannot fetch https://u:secret@index/p", "cannot fetch https://***@index/p");
     }
 
     #[test]

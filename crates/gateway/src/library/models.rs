@@ -7,6 +7,7 @@ use std::{
 
 use narthex_catalog::{
     index::{Access, Entry},
+    redact_reference,
     resolve::{CheckpointSource, Location, ModelId, ModelRef, excerpt},
     store::{PackageInfo, Store},
 };
@@ -129,7 +130,7 @@ impl Library {
     }
 
     fn unknown(&self, text: &str) -> Error {
-        Error::UnknownModel { name: excerpt(text), near: self.catalog.suggest(text) }
+        Error::UnknownModel { name: excerpt(&redact_reference(text)), near: self.catalog.suggest(text) }
     }
 
     /// As [`Self::key`], for a package that must be installed.
