@@ -10,19 +10,19 @@ use std::{
 ///
 /// # Errors
 /// [`io::ErrorKind::IsADirectory`] for a folder, [`io::ErrorKind::InvalidInput`] with the kind found for a named pipe,
-/// a socket or a device; otherwise the system's error.
+/// a socket, a device or a link to itself; otherwise the system's error.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     // A socket cannot be opened at all; its kind is more informative than the system's error.
     let file = open(path).map_err(|error| match path.metadata() {
-        Ok(found) if !found.is_file() && !found.is_dir() => not_regular(found.file_type()),
-        _ => error,
+        Ok(found) if !found.is_file() && !found.is_dir() => not_regular(describe(found.file_type())),
+        _ => without_loop(error),
     })?;
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
         return Err(io::Error::new(io::ErrorKind::IsADirectory, "expected a file, found a folder"));
     }
     if !kind.is_file() {
-        return Err(not_regular(kind));
+        return Err(not_regular(describe(kind)));
     }
     block_again(&file)?;
     Ok(file)
@@ -34,7 +34,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// [`io::ErrorKind::InvalidInput`] for a file outside the folder; otherwise as [`open_regular`].
 pub fn open_inside(folder: &Path, name: &str) -> io::Result<File> {
     let path = folder.join(name);
-    if !path.canonicalize()?.starts_with(folder.canonicalize()?) {
+    if !path.canonicalize().map_err(without_loop)?.starts_with(folder.canonicalize()?) {
         let message = format!("it leads out of the folder {}", folder.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
@@ -79,8 +79,17 @@ pub fn utf8(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-fn not_regular(kind: FileType) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, format!("expected a regular file, found {}", describe(kind)))
+fn not_regular(found: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("expected a regular file, found {found}"))
+}
+
+/// Replaces the system's error for a loop of symbolic links, for which the standard library has no stable kind.
+fn without_loop(error: io::Error) -> io::Error {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(libc::ELOOP) {
+        return not_regular("a link that leads to itself");
+    }
+    error
 }
 
 #[cfg(unix)]
@@ -162,6 +171,10 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&pipe, &link).unwrap();
         check(&link, "a named pipe");
+        let own = folder.path().join("own");
+        std::os::unix::fs::symlink("own", &own).unwrap();
+        check(&own, "a link that leads to itself");
+        assert_eq!(open_inside(folder.path(), "own").unwrap_err().kind(), io::ErrorKind::InvalidInput);
         check(Path::new("/dev/zero"), "a device");
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

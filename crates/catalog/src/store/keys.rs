@@ -34,10 +34,11 @@ impl Store {
     /// Returns the API keys; empty if there is no file.
     ///
     /// # Errors
-    /// [`Error::BadKeyFile`] if the file is malformed, [`Error::Io`] if it is unreadable.
+    /// [`Error::BadKeyFile`] if the file is malformed, [`Error::Io`] if it is unreadable or if other users can change
+    /// it.
     pub fn keys(&self) -> Result<Vec<ApiKey>, Error> {
         let path = self.key_file();
-        match narthex_mmap::read(&path, keys::FILE_LIMIT) {
+        match narthex_mmap::read_own(&path, keys::FILE_LIMIT) {
             Ok(bytes) => keys::parse(&bytes).map_err(|reason| Error::BadKeyFile { path, reason }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(Error::io("read", path)(error)),
@@ -139,6 +140,21 @@ mod tests {
         add(&store, "b").unwrap();
         let mode = fs::metadata(store.root().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_others_can_change_is_not_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_home, store) = store();
+        add(&store, "a").unwrap();
+        let path = store.root().join(FILE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o606)).unwrap();
+        let error = store.keys().unwrap_err().to_string();
+        assert!(error.contains("expected write access for its user only, found mode 606"), "{error}");
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(FILE, &path).unwrap();
+        assert_eq!(store.keys().unwrap_err().kind(), crate::error::ErrorKind::Malformed);
     }
 
     #[test]
