@@ -34,9 +34,10 @@ pub fn hint(error: &Error) -> Option<&'static str> {
             "raise the limit on the size of files, as with `ulimit -f unlimited`, or choose another file system",
         ),
         // Reads and writes of Narthex never return this error; the start of a thread does.
-        ErrorKind::WouldBlock if number.is_some() => {
-            Some("raise the limit on threads: `ulimit -u`, or the pids limit of the container")
-        }
+        ErrorKind::WouldBlock if number.is_some() => Some(
+            "raise the limit on threads (`ulimit -u`, or the pids limit of the container) or on memory \
+                 (`ulimit -v`, `ulimit -d`)",
+        ),
         ErrorKind::OutOfMemory => Some("free some memory, or choose a smaller model or scheme"),
         _ if number.is_some_and(|number| NO_DESCRIPTORS.contains(&number)) => {
             Some("raise the limit on open files, as with `ulimit -n 4096`")
@@ -91,6 +92,7 @@ mod tests {
         check(libc::EMFILE, "ulimit -n");
         check(libc::ENFILE, "ulimit -n");
         check(libc::EAGAIN, "ulimit -u");
+        check(libc::EAGAIN, "ulimit -v");
         check(libc::ENOMEM, "free some memory");
         assert!(!is_limit(&Error::from_raw_os_error(libc::ENOENT)));
         assert!(!is_limit(&Error::new(ErrorKind::FileTooLarge, "expected at most 9 bytes")));
