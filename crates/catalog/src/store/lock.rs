@@ -5,11 +5,19 @@
 use std::{
     fs::{self, File},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use narthex_spec::{Progress, ProgressSink, Sha256};
 
 use crate::{CancelFlag, error::Error, files};
+
+/// Time after which a wait for a lock that is held only briefly is reported. A swap of folders takes milliseconds.
+const NOTED_AFTER: Duration = Duration::from_secs(2);
+
+/// Time between two attempts to take a lock that is held only briefly.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// A held lock, released on drop.
 #[derive(Debug)]
@@ -25,8 +33,26 @@ fn open(path: &Path) -> Result<File, Error> {
     options.open(path).map_err(Error::io("open the lock", path))
 }
 
-/// Takes a lock that other processes hold only briefly.
+/// Takes a lock that other processes hold only briefly. A longer wait is logged.
 pub(super) fn take(path: &Path) -> Result<Guard, Error> {
+    take_noted(path, NOTED_AFTER, || {
+        tracing::warn!(lock = %path.display(), "waiting for another Narthex process that changes the store");
+    })
+}
+
+/// Takes a lock, and calls `note` if this takes longer than `time`.
+fn take_noted(path: &Path, time: Duration, note: impl FnOnce()) -> Result<Guard, Error> {
+    let began = Instant::now();
+    loop {
+        if let Some(guard) = attempt(path)? {
+            return Ok(guard);
+        }
+        if began.elapsed() >= time {
+            break;
+        }
+        thread::sleep(RETRY);
+    }
+    note();
     let file = open(path)?;
     file.lock().map_err(Error::io("lock", path))?;
     Ok(Guard { _file: file })
@@ -74,6 +100,21 @@ mod tests {
         check("../x", "key-d6b96a97d147daaae49eb87a5ca7bfbc");
         assert_ne!(file_stem("a b"), file_stem("a  b"));
         assert!(file_stem(&"x".repeat(500)).len() < 60);
+    }
+
+    #[test]
+    fn a_long_wait_for_a_brief_lock_is_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.lock");
+        drop(take_noted(&path, Duration::ZERO, || panic!("nobody has the lock")).unwrap());
+        let held = attempt(&path).unwrap().unwrap();
+        let mut noted = false;
+        let note = || {
+            drop(held);
+            noted = true;
+        };
+        drop(take_noted(&path, Duration::ZERO, note).unwrap());
+        assert!(noted);
     }
 
     #[test]
