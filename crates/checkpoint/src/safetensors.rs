@@ -264,6 +264,16 @@ mod tests {
         refused(&with_header(&one("[2]", "[8,16]"), 16), "fetch it again");
         refused(&with_header(&one("[18446744073709551615]", "[0,8]"), 8), "fetch it again");
         refused(&with_header(&one("[2]", "[8,0]"), 8), "fetch it again");
+        let two = |second: &str| {
+            let tensor = |name: &str, offsets: &str| {
+                format!(r#""{name}":{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}"#)
+            };
+            format!("{{{},{}}}", tensor("t", "[0,8]"), tensor("u", second))
+        };
+        assert!(located(&with_header(&two("[8,16]"), 16)).is_ok());
+        // Tensors that share bytes.
+        refused(&with_header(&two("[0,8]"), 8), "fetch it again");
+        refused(&with_header(&two("[4,12]"), 12), "fetch it again");
         // Each tensor's size is consistent, but their sum exceeds the address space.
         let huge = 1u64 << 60;
         let chain: Vec<String> = (0..16u64)

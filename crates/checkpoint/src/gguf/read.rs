@@ -10,12 +10,14 @@ use std::{
 
 use narthex_text::tokenizer::{MAX_MERGES, MAX_TOKENS};
 
-use super::meta::{Metadata, Value};
+use super::{
+    data_section::DataSection,
+    meta::{Metadata, Value},
+};
 use crate::{
     Encoding, Result,
     limits::{malformed, unsupported},
     stored_tensor::{StoredTensor, TensorEncoding},
-    tensors::end_of,
 };
 
 /// Maximum memory for metadata, in bytes. A vocabulary of 250,000 tokens takes about 30 MB.
@@ -49,9 +51,7 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents> {
     let alignment = alignment(&contents.metadata)?;
     let start = end.next_multiple_of(alignment);
     let data = DataSection { length: bytes.len(), start, alignment };
-    for (name, tensor) in &mut contents.tensors {
-        data.locate(path, name, tensor)?;
-    }
+    data.locate_all(path, &mut contents.tensors)?;
     Ok(contents)
 }
 
@@ -100,53 +100,6 @@ fn alignment(metadata: &Metadata) -> Result<usize> {
     }
     let expected = format!("general.alignment as a power of two up to {MAX_ALIGNMENT}");
     Err(malformed(metadata.path(), expected, alignment))
-}
-
-/// The part of a file with the tensors' elements.
-struct DataSection {
-    /// Length of the file in bytes.
-    length: usize,
-    start: usize,
-    alignment: usize,
-}
-
-impl DataSection {
-    /// Converts a tensor's offset to its byte range in the file, after a check that the file contains it.
-    fn locate(&self, path: &Path, name: &str, tensor: &mut StoredTensor) -> Result<()> {
-        let offset = tensor.bytes.start;
-        if !offset.is_multiple_of(self.alignment) {
-            return Err(malformed(
-                path,
-                format!("tensor {name} at a multiple of {}", self.alignment),
-                offset,
-            ));
-        }
-        let TensorEncoding::Known(encoding) = tensor.kind else {
-            // The size of a type that cannot be decoded is unknown. A request for this tensor fails.
-            tensor.bytes = 0..0;
-            return Ok(());
-        };
-        let row = tensor.shape.last().copied().unwrap_or(0);
-        if !row.is_multiple_of(encoding.block_elements()) {
-            let expected = format!("rows of tensor {name} in blocks of {}", encoding.block_elements());
-            return Err(malformed(path, expected, format!("rows of {row}")));
-        }
-        let elements = tensor.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-        let end = elements.and_then(|elements| encoding.bytes(elements)).and_then(|size| {
-            let start = self.start.checked_add(offset)?;
-            end_of(start, size, self.length).map(|end| start..end)
-        });
-        let Some(range) = end else {
-            let expected = format!("tensor {name} of shape {:?} inside the file", tensor.shape);
-            return Err(malformed(
-                path,
-                expected,
-                format!("a file of {} bytes; fetch it again", self.length),
-            ));
-        };
-        tensor.bytes = range;
-        Ok(())
-    }
 }
 
 /// Reader of the file's bytes.
@@ -510,6 +463,25 @@ mod tests {
         check(|f| f.tensors[0].shape = vec![3, 3], "inside the file");
         check(|f| f.tensors[0].shape = vec![usize::MAX, 3], "inside the file");
         check(|f| f.tensors[0].kind = 2, "rows of tensor t in blocks of 32, found rows of 3");
+    }
+
+    #[test]
+    fn tensors_that_share_bytes_are_refused() {
+        let tensor =
+            |name: &str| GgufTensor { name: name.into(), shape: vec![2, 32], kind: 0, bytes: vec![0; 256] };
+        let file = Gguf { meta: Vec::new(), tensors: vec![tensor("first"), tensor("other")] };
+        let bytes = file.to_bytes();
+        // The name is followed by the number of dimensions, two dimensions, the type and the offset.
+        let name = bytes.windows(5).position(|name| name == b"other").unwrap();
+        let place = name + 5 + 4 + 2 * 8 + 4;
+        assert_eq!(bytes[place..place + 8], 256u64.to_le_bytes());
+        let check = |offset: u64, expect: &str| {
+            let found = outcome(&patched(bytes.clone(), place, &offset.to_le_bytes()));
+            assert!(found.contains(expect), "{offset}: {found}");
+        };
+        check(256, "2 tensors");
+        check(224, "expected tensors at places of their own, found first and other, which share byte");
+        check(0, "found first and other, which share byte");
     }
 
     #[test]
