@@ -216,6 +216,36 @@ fn a_folder_that_is_no_package_is_passed_over() {
     assert_eq!(store.packages().unwrap().len(), 1);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_package_without_a_regular_manifest_is_installed_until_it_is_removed() {
+    use std::os::unix::fs::symlink;
+
+    let check = |what: &str, put: &dyn Fn(&Path)| {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(folder.path());
+        install(&store, &name("a"), Scheme::W8, "x");
+        let package = store.package(&name("a"), Scheme::W8).unwrap();
+        let manifest = package.join("manifest.json");
+        fs::remove_file(&manifest).unwrap();
+        assert_eq!(store.package(&name("a"), Scheme::W8), None);
+        put(&manifest);
+        assert_eq!(store.package(&name("a"), Scheme::W8), Some(package), "{what}");
+        assert!(store.packages().unwrap().is_empty(), "{what}");
+        store.remove(&name("a"), None).unwrap();
+        assert_eq!(store.package(&name("a"), Scheme::W8), None, "{what}");
+        install(&store, &name("a"), Scheme::W8, "y");
+        assert_eq!(store.packages().unwrap().len(), 1, "{what}");
+    };
+    check("a folder", &|path| fs::create_dir(path).unwrap());
+    check("a link to itself", &|path| symlink("manifest.json", path).unwrap());
+    check("a link to nothing", &|path| symlink("none", path).unwrap());
+    check("a device", &|path| symlink("/dev/zero", path).unwrap());
+    check("a named pipe", &|path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    });
+}
+
 #[test]
 fn a_store_that_cannot_be_written_opens_and_says_why() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,8 +24,8 @@ pub const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 /// Sequence lengths, in tokens.
 pub const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
 
-/// Maximum size of a text file, in bytes. A `tokenizer.json` of 250,000 tokens takes about 30 MB.
-pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
+/// Maximum size of a text file, in bytes. The largest is the `tokenizer.json`.
+pub(crate) const MAX_TEXT_BYTES: u64 = narthex_text::tokenizer::MAX_FILE_BYTES;
 
 /// Maximum size of a file that is parsed as JSON of any form, in bytes. [`MAX_CONFIG_VALUES`] limits its parsed form.
 /// The largest is the `tokenizer_config.json` of Gemma, which takes 1.2 MB for its 6,000 added tokens.

@@ -14,7 +14,7 @@ use std::{
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{
     Sha256,
-    manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest},
+    manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest, check_text},
 };
 use narthex_text::tools;
 use parking_lot::Mutex;
@@ -123,6 +123,8 @@ fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST_FILE);
     let failed = |source| CompileError::Write { path: path.clone(), source };
     let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
+    // No version could read a longer one.
+    check_text(&text).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))?;
     let mut file = File::create(&path).map_err(failed)?;
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }

@@ -5,6 +5,7 @@
 
 mod bound_device;
 mod kv;
+mod limits;
 mod part;
 mod paths;
 mod quality;
@@ -20,6 +21,7 @@ use crate::{
 
 pub use bound_device::BoundDevice;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
+pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text};
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;
@@ -337,6 +339,7 @@ pub struct ChatEntry {
     #[serde(deserialize_with = "paths::path")]
     pub template: String,
     /// Texts of the special tokens that templates use: `bos_token`, `eos_token`, ….
+    #[serde(deserialize_with = "limits::special_tokens")]
     pub special_tokens: BTreeMap<String, String>,
     /// Format of tool calls, if the template has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,14 +8,14 @@ use std::{
 
 use narthex_spec::{
     ModelName, ProgressSink, Scheme, Sha256,
-    manifest::{FORMAT, FileEntry, MANIFEST_FILE, check_path},
+    manifest::{FORMAT, FileEntry, MANIFEST_FILE, check_files, check_path},
     progress::{Stage, Unit},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     Store,
-    packages::MANIFEST_LIMIT,
+    packages::read_manifest,
     receipt::{RECEIPT_FILE, Receipt},
     verification::{digest, forget},
 };
@@ -82,6 +82,7 @@ impl ManifestFiles {
         if manifest.name.file_stem() != stem {
             return Err(format!("is that of {}", manifest.name));
         }
+        check_files(&manifest.files).map_err(|error| format!("is malformed: {error}"))?;
         if let Some(path) = manifest.files.keys().find_map(|path| check_path(path).err()) {
             return Err(path.to_string());
         }
@@ -194,7 +195,7 @@ impl Store {
 fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
-    let bytes = narthex_mmap::read(&folder.join(MANIFEST_FILE), MANIFEST_LIMIT);
+    let bytes = read_manifest(&folder.join(MANIFEST_FILE));
     let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
     let manifest = ManifestFiles::read(&bytes, &stem).map_err(bad)?;
     let owner = format!("{}@{scheme}", manifest.name);
@@ -298,7 +299,12 @@ mod tests {
         check("{", "is malformed");
         check(r#"{"format": 99, "name": "a:b", "files": {}}"#, "has format 99");
         check(r#"{"format": 1, "name": "other", "files": {}}"#, "is that of other");
+        check(&format!(r#"{{"values": [{}0]}}"#, "0,".repeat(300_000)), "at most 262144 values");
+        check(&" ".repeat(5_000_000), "at most 4194304 bytes");
         let escape = files::digest(b"").to_string();
+        let entry = |index| format!(r#""{index}": {{"bytes": 0, "sha256": "{escape}"}}"#);
+        let files = (0..5000).map(entry).collect::<Vec<_>>().join(",");
+        check(&format!(r#"{{"format": 1, "name": "a:b", "files": {{{files}}}}}"#), "at most 4096 files");
         let files = format!(r#"{{"../x": {{"bytes": 0, "sha256": "{escape}"}}}}"#);
         check(&format!(r#"{{"format": 1, "name": "a:b", "files": {files}}}"#), "\"../x\" is not the path");
     }

@@ -1,12 +1,15 @@
 //! Packages: compiled models under `packages/<name>/<scheme>/`.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use narthex_spec::{ModelName, Scheme, manifest::MANIFEST_FILE};
+use narthex_spec::{
+    ModelName, Scheme,
+    manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, check_text},
+};
 use serde::Deserialize;
 
 use super::{
@@ -15,9 +18,6 @@ use super::{
     staging::{StagingTarget, swap_lock},
 };
 use crate::{error::Error, files};
-
-/// Maximum size in bytes of a manifest that is read for a package's name.
-pub(super) const MANIFEST_LIMIT: u64 = 64 << 20;
 
 /// A package in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,10 +66,11 @@ impl Store {
         self.root().join("packages").join(name.file_stem()).join(scheme.as_str())
     }
 
-    /// Returns the folder of an installed package; `None` if it is not installed.
+    /// Returns the folder of an installed package; `None` if it is not installed. The package may be malformed, and
+    /// anything may be in the place of its manifest.
     pub fn package(&self, name: &ModelName, scheme: Scheme) -> Option<PathBuf> {
         let folder = self.package_folder(name, scheme);
-        folder.join(MANIFEST_FILE).is_file().then_some(folder)
+        has_manifest(&folder).then_some(folder)
     }
 
     /// Returns every installed package, sorted by name and scheme. Other folders are skipped with a warning.
@@ -82,7 +83,7 @@ impl Store {
         for model in fs::read_dir(&root).map_err(Error::io("list", &root))?.flatten() {
             for scheme in Scheme::ALL {
                 let dir = model.path().join(scheme.as_str());
-                if dir.join(MANIFEST_FILE).is_file() {
+                if has_manifest(&dir) {
                     found.extend(describe(dir, scheme));
                 }
             }
@@ -115,6 +116,7 @@ impl Store {
         let mut freed = 0;
         for folder in self.removable(name, scheme)?.folders() {
             freed += files::tree_bytes(folder);
+            // Nothing is kept for a package without a readable manifest.
             if folder.join(MANIFEST_FILE).is_file() {
                 self.forget_machine(folder)?;
             }
@@ -144,9 +146,21 @@ impl Store {
     }
 }
 
+/// Returns whether a folder has a manifest, or something else with its name.
+fn has_manifest(folder: &Path) -> bool {
+    folder.join(MANIFEST_FILE).symlink_metadata().is_ok()
+}
+
+/// Reads the text of a manifest, which has a limited number of values.
+pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
+    let text = narthex_mmap::read(path, MAX_MANIFEST_BYTES)?;
+    check_text(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(text)
+}
+
 fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
     let manifest = dir.join(MANIFEST_FILE);
-    let read = narthex_mmap::read(&manifest, MANIFEST_LIMIT)
+    let read = read_manifest(&manifest)
         .and_then(|bytes| serde_json::from_slice::<ManifestName>(&bytes).map_err(Into::into))
         .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
     match read {

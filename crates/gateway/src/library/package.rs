@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -10,14 +11,11 @@ use narthex_catalog::store::{Store, StoredFiles};
 use narthex_graph::onnx::find_reference;
 use narthex_spec::{
     ProgressSink,
-    manifest::{FORMAT, FileEntry, MANIFEST_FILE, Manifest},
+    manifest::{FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_text},
 };
-use narthex_text::tokenizer::Tokenizer;
+use narthex_text::tokenizer::{MAX_FILE_BYTES, Tokenizer};
 
 use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
-
-/// Maximum bytes of a manifest, tokenizer or template.
-const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// A package in a folder, with its manifest and tokenizer.
 pub(crate) struct Package {
@@ -133,7 +131,13 @@ fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEnt
 /// Reads `manifest.json` and checks that every file has the size stated there.
 pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest, Error> {
     let bad = |reason: String| Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason };
-    let bytes = read(folder, MANIFEST_FILE)?;
+    let bytes = match manifest_text(folder) {
+        Ok(bytes) => bytes,
+        Err(error) if is_of_system(folder, &error) => {
+            return Err(Error::io("read", folder.join(MANIFEST_FILE))(error));
+        }
+        Err(error) => return Err(bad(format!("{MANIFEST_FILE} is not a manifest: {error}"))),
+    };
     let format: FormatOnly = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("{MANIFEST_FILE} is not a manifest: {error}")))?;
     if format.format != FORMAT {
@@ -158,12 +162,28 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
     Ok(manifest)
 }
 
+/// Reads the text of the manifest, which has a limited number of values.
+fn manifest_text(folder: &Path) -> io::Result<Vec<u8>> {
+    let text = narthex_mmap::read_inside(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
+    check_text(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(text)
+}
+
+/// Returns whether an error about the manifest is no fault of the package: it was removed, or the system refuses.
+fn is_of_system(folder: &Path, error: &io::Error) -> bool {
+    match error.kind() {
+        // A link may lead to nothing.
+        io::ErrorKind::NotFound => folder.join(MANIFEST_FILE).symlink_metadata().is_err(),
+        _ => error.raw_os_error().is_some(),
+    }
+}
+
 #[derive(serde::Deserialize)]
 struct FormatOnly {
     format: u32,
 }
 
-/// Reads a file of the package.
+/// Reads a file of the package: the tokenizer, the template or the list of tokens.
 pub(crate) fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
     narthex_mmap::read_inside(folder, file, MAX_FILE_BYTES).map_err(Error::io("read", folder.join(file)))
 }
@@ -181,6 +201,44 @@ mod tests {
     use narthex_spec::{DType, Sha256};
 
     use super::*;
+
+    #[test]
+    fn what_is_no_manifest_is_a_malformed_package() {
+        let key = PackageKey { name: "a".parse().unwrap(), scheme: narthex_spec::Scheme::W8 };
+        let found = |put: &dyn Fn(&Path)| {
+            let folder = tempfile::tempdir().unwrap();
+            put(&folder.path().join(MANIFEST_FILE));
+            read_manifest(folder.path(), &key).unwrap_err()
+        };
+        let check = |put: &dyn Fn(&Path), expect: &str| match found(put) {
+            Error::BadPackage { reason, .. } => assert!(reason.contains(expect), "{reason}"),
+            error => panic!("{error}"),
+        };
+        check(&|path| fs::create_dir(path).unwrap(), "expected a file, found a folder");
+        check(&|path| fs::write(path, " ".repeat(5_000_000)).unwrap(), "at most 4194304 bytes");
+        let values = format!("[{}0]", "0,".repeat(300_000));
+        check(&|path| fs::write(path, &values).unwrap(), "at most 262144 values, found 300001");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::symlink;
+            check(&|path| symlink(MANIFEST_FILE, path).unwrap(), "a link that leads to itself");
+            check(&|path| symlink("none", path).unwrap(), MANIFEST_FILE);
+            check(&|path| symlink("/dev/zero", path).unwrap(), "it leads out of the folder");
+            let pipe = |path: &Path| {
+                assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+            };
+            check(&pipe, "found a named pipe");
+        }
+        assert!(matches!(found(&|_| ()), Error::Io { .. }));
+    }
+
+    #[test]
+    fn files_beyond_the_limit_of_a_checkpoint_s_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::File::create(folder.path().join("t")).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        let error = read(folder.path(), "t").unwrap_err().to_string();
+        assert!(error.contains("expected at most 67108864 bytes"), "{error}");
+    }
 
     #[test]
     fn a_graph_refers_only_to_listed_files() {

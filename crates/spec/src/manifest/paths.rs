@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::{FileEntry, FileRange, Manifest, TableEncoding};
+use super::{FileEntry, FileRange, Manifest, TableEncoding, check_files};
 
 /// Maximum length of a path in bytes.
 const MAX_BYTES: usize = 1000;
@@ -49,6 +49,7 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Stri
 /// Deserializes the files of a package by path.
 pub(super) fn files<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, FileEntry>, D::Error> {
     let files = BTreeMap::<String, FileEntry>::deserialize(from)?;
+    check_files(&files).map_err(D::Error::custom)?;
     files.keys().try_for_each(|path| check_path(path)).map_err(D::Error::custom)?;
     Ok(files)
 }

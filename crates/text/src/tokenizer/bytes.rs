@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::{TokenizerError, malformed};
 
-/// Maximum number of bytes of all tokens. Real vocabularies have up to 4 MB.
-const MAX_PIECE_BYTES: usize = 256 << 20;
+/// Maximum number of bytes of all tokens. Real vocabularies have up to 4 MB. A replacement of the decoder can make them
+/// longer than the file.
+const MAX_PIECE_BYTES: usize = 32 << 20;
 
 /// Maximum number of replacements in a decoder. Each is applied to each token. Real files have one.
 const MAX_PAIRS: usize = 16;
@@ -314,6 +315,24 @@ mod tests {
         check(r#"{"type":"Replace","pattern":{"Regex":"a+"},"content":" "}"#, "is not supported");
         check(r#"{"type":"Strip","content":"","start":1,"stop":0}"#, "is not supported");
         check("7", "is not supported");
+    }
+
+    #[test]
+    fn the_bytes_of_all_tokens_are_limited() {
+        let library = r#"{"version": "1.0", "added_tokens": [], "model":
+            {"type": "BPE", "vocab": {"a": 0, "aa": 1, "aaa": 2}, "merges": []}}"#;
+        let library = tokenizers::Tokenizer::from_bytes(library.as_bytes()).unwrap();
+        let pieces = |bytes: usize| {
+            let decoder = serde_json::json!({"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(bytes)},
+            ]});
+            Pieces::new(&library, &decoder, 3)
+                .map(|pieces| pieces.bytes.len())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(pieces(5 << 20), Ok(30 << 20));
+        let error = pieces(6 << 20).unwrap_err();
+        assert!(error.contains("at most 33554432 bytes in all"), "{error}");
     }
 
     #[test]

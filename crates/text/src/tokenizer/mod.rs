@@ -30,7 +30,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 
 pub use bounded::{BoundedTokens, Bounds};
 pub use gguf::GgufVocab;
-pub use outline::{MAX_MERGES, MAX_TOKENS};
+pub use outline::{MAX_FILE_BYTES, MAX_MERGES, MAX_TOKENS};
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;

@@ -17,6 +17,9 @@ use serde::{
 /// Maximum token id. Real vocabularies have fewer than 300,000 tokens.
 const MAX_ID: u32 = (1 << 22) - 1;
 
+/// Maximum size of a `tokenizer.json` in bytes. One of 250,000 tokens takes about 30 MB.
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
+
 /// Maximum number of tokens of the vocabulary.
 pub const MAX_TOKENS: usize = 1 << 19;
 
