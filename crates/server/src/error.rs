@@ -20,6 +20,10 @@ use crate::protocol::{ErrorMessage, OverlongPrompt};
 /// Maximum bytes of the message of an error.
 const MAX_TEXT: usize = 1000;
 
+/// Maximum bytes of the parameter that an error names. Names of parameters are shorter than 40 bytes; the name of an
+/// unknown one comes from the client.
+const MAX_PARAM: usize = 100;
+
 /// Maximum bytes of a text that are searched for credentials. They exceed [`MAX_TEXT`], so that a credential at the end
 /// of a message is found whole.
 const MAX_SEARCHED: usize = 4 * MAX_TEXT;
@@ -124,7 +128,12 @@ impl ApiError {
 
     /// Returns the message, truncated to [`MAX_TEXT`].
     pub(crate) fn message(&self) -> String {
-        cut(&self.message).into_owned()
+        cut(&self.message, MAX_TEXT).into_owned()
+    }
+
+    /// Returns the parameter, truncated to [`MAX_PARAM`].
+    fn param(&self) -> Option<String> {
+        self.param.as_deref().map(|param| cut(param, MAX_PARAM).into_owned())
     }
 
     /// Creates the error of a request beyond the limits of its key.
@@ -178,19 +187,23 @@ impl ApiError {
             status if status.is_client_error() => "invalid_request_error",
             _ => SERVER_ERROR,
         };
-        let param = self.param.as_deref().map(|param| cut(param).into_owned());
         OpenAiErrorBody {
-            error: OpenAiError { message: self.message(), r#type: kind, param, code: self.code },
+            error: OpenAiError {
+                message: self.message(),
+                r#type: kind,
+                param: self.param(),
+                code: self.code,
+            },
         }
     }
 }
 
-/// Truncates a text for an error to [`MAX_TEXT`], because an error may quote text from a client.
-fn cut(text: &str) -> Cow<'_, str> {
-    if text.len() <= MAX_TEXT {
+/// Truncates a text for an error to `most` bytes, because an error may quote text from a client.
+fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
         return Cow::Borrowed(text);
     }
-    Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(MAX_TEXT)]))
+    Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(most)]))
 }
 
 /// Returns the text for an error whose credentials are hidden, truncated as by [`cut`].
@@ -201,7 +214,7 @@ pub(crate) fn public_text(text: &str) -> String {
         let end = searched.rfind(char::is_whitespace).filter(|end| *end >= MAX_TEXT);
         searched = &searched[..end.unwrap_or(searched.len())];
     }
-    cut(&redact(searched)).into_owned()
+    cut(&redact(searched), MAX_TEXT).into_owned()
 }
 
 impl From<Error> for ApiError {
@@ -238,8 +251,7 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.typed_body())).into_response();
-        let message = self.message();
-        let (overlong, param) = (self.overlong, self.param);
+        let (message, param, overlong) = (self.message(), self.param(), self.overlong);
         response.extensions_mut().insert(ErrorMessage { message, overlong, param });
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -258,9 +270,10 @@ mod tests {
     #[test]
     fn texts_are_cut() {
         let long = "é".repeat(40_000);
-        let body = ApiError::bad_request(long.clone(), long).body().to_string();
-        assert!(body.len() < 2 * MAX_TEXT + 100, "{}", body.len());
-        assert_eq!(cut("é"), "é");
+        let body = ApiError::bad_request(long.clone(), format!("a{long}")).body();
+        assert!(body["error"]["message"].as_str().is_some_and(|text| text.len() < MAX_TEXT + 4), "{body}");
+        assert_eq!(body["error"]["param"], format!("a{}…", "é".repeat(49)));
+        assert_eq!(cut("é", 2), "é");
     }
 
     #[test]
