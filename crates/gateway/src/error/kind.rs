@@ -1,10 +1,52 @@
-//! Kinds of the errors of other crates.
+//! Kinds of errors, also of those of other crates.
 
 use narthex_checkpoint::CheckpointError;
 use narthex_compile::vocab_subset::VocabSubsetError;
 use narthex_mmap::environment;
 
-use super::ErrorKind;
+/// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
+///
+/// ```
+/// use narthex_gateway::{Error, ErrorKind};
+///
+/// /// Returns the exit code of a program.
+/// fn exit_code(error: &Error) -> u8 {
+///     match error.kind() {
+///         ErrorKind::BadRequest | ErrorKind::NotFound => 2,
+///         ErrorKind::Cancelled => 130,
+///         _ => 1,
+///     }
+/// }
+///
+/// assert_eq!(exit_code(&Error::Cancelled), 130);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is invalid.
+    BadRequest,
+    /// The model, file or runtime does not exist.
+    NotFound,
+    /// The queue is full.
+    Overloaded,
+    /// The caller may not do this.
+    Forbidden,
+    /// The model is still loading.
+    Loading,
+    /// The model cannot be loaded, or its device failed.
+    Unavailable,
+    /// This version does not support the model or the format.
+    Unsupported,
+    /// A download failed.
+    Fetch,
+    /// A file is malformed or damaged.
+    Malformed,
+    /// A limit of the machine: space, permission to write, size of files, open files, threads.
+    Storage,
+    /// The user interrupted the job.
+    Cancelled,
+    /// A defect of Narthex.
+    Internal,
+}
 
 impl ErrorKind {
     /// Returns the kind of an operating system's error.

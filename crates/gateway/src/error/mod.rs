@@ -19,36 +19,8 @@ use crate::report::{
     models::{DeviceRefusal, ModelKind},
 };
 use hint::{io_hint, package_id, unknown_hint};
+pub use kind::ErrorKind;
 use kind::{catalog_kind, check_kind, compile_kind};
-
-/// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The request is invalid.
-    BadRequest,
-    /// The model, file or runtime does not exist.
-    NotFound,
-    /// The queue is full.
-    Overloaded,
-    /// The caller may not do this.
-    Forbidden,
-    /// The model is still loading.
-    Loading,
-    /// The model cannot be loaded, or its device failed.
-    Unavailable,
-    /// This version does not support the model or the format.
-    Unsupported,
-    /// A download failed.
-    Fetch,
-    /// A file is malformed or damaged.
-    Malformed,
-    /// A limit of the machine: space, permission to write, size of files, open files, threads.
-    Storage,
-    /// The user interrupted the job.
-    Cancelled,
-    /// A defect of Narthex.
-    Internal,
-}
 
 /// Length of a text in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +41,21 @@ impl fmt::Display for TokenCount {
 }
 
 /// Failure of a request or a job.
+///
+/// ```
+/// use narthex_gateway::{Config, Error, Gateway};
+///
+/// # fn main() -> Result<(), Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+/// let gateway = Gateway::open(config)?;
+/// match gateway.model("smolm2:135m") {
+///     Err(Error::UnknownModel { near, .. }) => assert_eq!(near[0].as_str(), "smollm2:135m"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A field of the request is invalid.

@@ -35,6 +35,22 @@ use crate::{
 };
 
 /// A pull that a request may run.
+///
+/// ```
+/// use narthex_gateway::{Cancel, Config, ErrorKind, Gateway, Network};
+/// use narthex_spec::progress::Quiet;
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let home = Some(home.path().to_owned());
+/// // Without the network, this model cannot be downloaded.
+/// let config = Config { home, network: Network::CacheOnly, ..Config::standard() };
+/// let pull = Gateway::open(config)?.request_pull("smollm2:135m")?;
+/// let error = pull.run(&Quiet, &Cancel::new()).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Fetch);
+/// # Ok(())
+/// # }
+/// ```
 pub struct RequestedPull {
     gateway: Gateway,
     key: PackageKey,

@@ -23,6 +23,27 @@ pub enum ExportFormat {
 }
 
 /// Export of a model.
+///
+/// ```
+/// use narthex_gateway::{Cancel, Config, Error, ExportFormat, ExportRequest, Gateway};
+/// use narthex_spec::progress::Quiet;
+///
+/// # fn main() -> Result<(), Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+/// let gateway = Gateway::open(config)?;
+/// let request = ExportRequest {
+///     model: "smollm2:135m@w4".to_owned(),
+///     format: ExportFormat::Genai,
+///     group: None,
+///     out: "exports/smollm2".into(),
+/// };
+/// // This format is made from a package, which must be installed.
+/// let error = gateway.export(&request, &Quiet, &Cancel::new()).unwrap_err();
+/// assert!(matches!(error, Error::NotInstalled { .. }), "{error}");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ExportRequest {
     /// Name of a package, or for [`ExportFormat::Quark`] any model that can be compiled.

@@ -14,6 +14,21 @@ use crate::{
 };
 
 /// Import of an ONNX export.
+///
+/// ```
+/// use narthex_gateway::{Cancel, Config, Error, Gateway, ImportRequest};
+/// use narthex_spec::progress::Quiet;
+///
+/// # fn main() -> Result<(), Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+/// let gateway = Gateway::open(config)?;
+/// let request = ImportRequest { path: "exports/missing".into(), name: None, file: None };
+/// let error = gateway.import(&request, &Quiet, &Cancel::new()).unwrap_err();
+/// assert!(matches!(error, Error::Compile(_)), "{error}");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ImportRequest {
     /// Folder of the export, or one ONNX file in it.

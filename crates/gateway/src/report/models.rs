@@ -11,6 +11,21 @@ use serde::{Deserialize, Serialize};
 use crate::report::{fallback::FallbackNodes, placement::PlacementReport};
 
 /// A model that is installed or in the catalogue.
+///
+/// ```
+/// use narthex_gateway::{Config, Gateway, models::ModelKind};
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+/// let models = Gateway::open(config)?.models()?;
+/// let small = models.iter().filter(|model| {
+///     model.kind == ModelKind::Chat && model.download_bytes.is_some_and(|bytes| bytes < 1_000_000_000)
+/// });
+/// assert!(small.map(|model| model.name.as_str()).any(|name| name == "smollm2:135m"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelListing {
     /// Name for requests and commands.

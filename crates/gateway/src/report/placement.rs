@@ -10,6 +10,20 @@ use serde::{Deserialize, Serialize};
 use crate::report::fallback::FallbackNodes;
 
 /// Placement of a loaded model on devices.
+///
+/// ```no_run
+/// use narthex_gateway::{Cancel, Config, Gateway};
+/// use narthex_spec::progress::Quiet;
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// let gateway = Gateway::open(Config::standard())?;
+/// let status = gateway.load("smollm2:135m", &Quiet, &Cancel::new())?;
+/// if let Some(report) = &status.placement {
+///     println!("{} with {} on an NPU", report.name(), report.share_in_words());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacementReport {
     /// Device that runs the model. If there are two, the one for prefill or for the layers.

@@ -33,6 +33,21 @@ use crate::{
 use round::{Round, RoundRequest};
 
 /// Settings of a benchmark.
+///
+/// ```
+/// use narthex_gateway::{Cancel, Config, Gateway, bench::BenchOptions};
+/// use narthex_spec::progress::Quiet;
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
+/// let gateway = Gateway::open(config)?;
+/// let options = BenchOptions { prompt_tokens: 512, generate_tokens: 1, rounds: 5 };
+/// let error = gateway.bench("smollm2:135m", options, &Quiet, &Cancel::new()).unwrap_err();
+/// assert_eq!(error.param(), Some("generate_tokens"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct BenchOptions {
     /// Tokens in each prompt.

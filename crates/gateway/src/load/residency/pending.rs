@@ -12,6 +12,24 @@ use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 /// State of a model when a request names it.
+///
+/// ```
+/// use narthex_gateway::{Cancel, Config, ErrorKind, Gateway, LoadStart, Network};
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// # let home = tempfile::tempdir().unwrap();
+/// # let home = Some(home.path().to_owned());
+/// // Without the network, this model cannot be downloaded.
+/// let config = Config { home, network: Network::CacheOnly, ..Config::standard() };
+/// let gateway = Gateway::open(config)?;
+/// let model = match gateway.start_load("smollm2:135m")? {
+///     LoadStart::Ready(model) => Ok(model),
+///     LoadStart::Pending(load) => load.wait_for_end(&Cancel::new()),
+/// };
+/// assert_eq!(model.err().map(|error| error.kind()), Some(ErrorKind::Unavailable));
+/// # Ok(())
+/// # }
+/// ```
 pub enum LoadStart {
     /// The model is in memory.
     Ready(ReadyModel),
@@ -20,6 +38,27 @@ pub enum LoadStart {
 }
 
 /// The load of a model that a request needs.
+///
+/// ```no_run
+/// use std::sync::mpsc;
+///
+/// use narthex_gateway::{Cancel, Config, Gateway, LoadStart};
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// let gateway = Gateway::open(Config::standard())?;
+/// if let LoadStart::Pending(load) = gateway.start_load("smollm2:135m")? {
+///     let (sender, ended) = mpsc::channel();
+///     // Until it is dropped, the place keeps the loaded model in memory.
+///     let place = load.on_end(move || drop(sender.send(())))?;
+///     // An asynchronous program does other work here.
+///     let _ = ended.recv();
+///     let model = load.model()?;
+///     drop(place);
+///     assert!(!model.tokenize("Hello", &Cancel::new())?.is_empty());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct PendingLoad {
     models: Arc<ResidentModels>,
     key: PackageKey,

@@ -7,6 +7,22 @@ use crate::load::loaded_model::LoadedModel;
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
+///
+/// ```no_run
+/// use narthex_gateway::{Cancel, Config, Gateway, LoadStart, request::EmbedRequest};
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// let gateway = Gateway::open(Config::standard())?;
+/// let cancel = Cancel::new();
+/// let model = match gateway.start_load("all-minilm-l6-v2")? {
+///     LoadStart::Ready(model) => model,
+///     LoadStart::Pending(load) => load.wait_for_end(&cancel)?,
+/// };
+/// let embeddings = model.embed(&EmbedRequest::new(["a ferry at dawn"]), &cancel)?;
+/// assert_eq!(Some(embeddings.vectors[0].len()), model.embedding_width());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ReadyModel {
     // Dropped before the end, which wakes the loads that wait for memory.

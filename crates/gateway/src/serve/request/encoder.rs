@@ -214,6 +214,13 @@ pub struct Filling {
 }
 
 /// Request to generate tokens with a masked language model.
+///
+/// ```
+/// use narthex_gateway::request::RefineRequest;
+///
+/// let request = RefineRequest { rounds: 4, ..RefineRequest::new("The ferry leaves at [MASK].", 3) };
+/// assert_eq!((request.tokens, request.rounds), (3, 4));
+/// ```
 #[derive(Debug, Clone)]
 pub struct RefineRequest {
     /// Text with the model's mask in the place of the new tokens; without a mask they are added at its end.

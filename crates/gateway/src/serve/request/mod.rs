@@ -101,6 +101,19 @@ pub enum Echo {
 }
 
 /// Options for generating text. The ranges are those of the OpenAI API, and the gateway checks them.
+///
+/// ```
+/// use narthex_gateway::request::{GenerateOptions, Grammar};
+///
+/// // A greedy answer that is a JSON object.
+/// let options = GenerateOptions {
+///     temperature: 0.0,
+///     max_tokens: Some(200),
+///     grammar: Some(Grammar::json_object()),
+///     ..GenerateOptions::api_defaults()
+/// };
+/// assert_eq!(options.n, 1);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
     /// Maximum number of tokens to generate; `None` for the rest of the context.

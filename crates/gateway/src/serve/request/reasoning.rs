@@ -4,6 +4,14 @@ use narthex_text::template::GenerationPrompt;
 use serde_json::{Map, Value};
 
 /// Settings of the reasoning before an answer. Models that do not reason ignore them.
+///
+/// ```
+/// use narthex_gateway::request::{ReasoningSettings, Thinking};
+///
+/// let reasoning =
+///     ReasoningSettings { thinking: Thinking::On, budget: Some(256), ..ReasoningSettings::default() };
+/// assert!(reasoning.variables.is_empty());
+/// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ReasoningSettings {
     /// Choice between reasoning and none.
