@@ -1,8 +1,8 @@
 //! Execution providers and devices, by name. [`DeviceName::spec`] returns a device's row in the table of devices.
 //!
-//! All facts about a device are in its row, in `device/table.rs`. A new execution provider is a variant of [`Ep`], a
-//! variant of [`DeviceName`] with its row, and a file of session options in the device crate, which also detects the
-//! device.
+//! All facts about a provider or a device are in its row, in `device/table.rs`. A new execution provider is a variant of
+//! [`Ep`] and a variant of [`DeviceName`], each with its row, and a file of session options in the device crate, which
+//! also detects the device.
 
 mod table;
 
@@ -71,8 +71,8 @@ impl Ep {
     }
 
     /// Returns ONNX Runtime's own name of the provider: `QNNExecutionProvider`.
-    pub fn ort_name(self) -> &'static str {
-        self.device().spec().ort_name
+    pub const fn ort_name(self) -> &'static str {
+        table::provider(self).ort_name
     }
 
     /// Returns the provider with this name in ONNX Runtime.
@@ -81,8 +81,8 @@ impl Ep {
     }
 
     /// Returns the library that adds the provider to a process.
-    pub fn library(self) -> ProviderLibrary {
-        self.device().spec().library
+    pub const fn library(self) -> ProviderLibrary {
+        table::provider(self).library
     }
 }
 
@@ -183,10 +183,6 @@ pub struct DeviceSpec {
     pub kind: DeviceKind,
     /// Execution provider of the device.
     pub ep: Ep,
-    /// ONNX Runtime's name of that provider.
-    pub ort_name: &'static str,
-    /// Library of that provider.
-    pub library: ProviderLibrary,
     /// Variant of the graphs that it runs.
     pub variant: Variant,
     /// Weight schemes that it supports.
@@ -297,10 +293,6 @@ mod tests {
         for ep in Ep::ALL {
             assert_eq!(ep.device().ep(), ep);
             assert_eq!(Ep::from_ort_name(ep.ort_name()), Some(ep));
-        }
-        for device in DeviceName::ALL {
-            assert_eq!(device.spec().ort_name, device.ep().ort_name());
-            assert_eq!(device.spec().library, device.ep().library());
         }
         assert_eq!(Ep::from_ort_name("NoSuchExecutionProvider"), None);
     }

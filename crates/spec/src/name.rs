@@ -28,12 +28,16 @@ impl UnknownName {
 
     /// Creates the error for a string that is not among these names.
     pub fn new(what: &'static str, text: &str, names: impl IntoIterator<Item = &'static str>) -> Self {
-        let mut names: Vec<&str> = names.into_iter().collect();
-        let last = names.pop().unwrap_or_default();
-        let expected =
-            if names.is_empty() { last.to_owned() } else { format!("{} or {last}", names.join(", ")) };
+        let expected = alternatives(names.into_iter().map(str::to_owned));
         Self { what, found: text.chars().take(80).collect(), expected }
     }
+}
+
+/// Returns a list of names for sentences: `a, b or c`.
+pub(crate) fn alternatives(names: impl IntoIterator<Item = String>) -> String {
+    let mut names: Vec<String> = names.into_iter().collect();
+    let last = names.pop().unwrap_or_default();
+    if names.is_empty() { last } else { format!("{} or {last}", names.join(", ")) }
 }
 
 /// Implements `FromStr` for a set of named values. The noun is for errors.

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ep, OpenVinoDevice, UnknownName, name::string_form};
+use crate::{
+    Ep, OpenVinoDevice, UnknownName,
+    name::{alternatives, string_form},
+};
 
 /// An NPU, or several of one vendor, for which a package is compiled ahead of time.
 ///
@@ -104,19 +107,17 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Qnn(chips) => {
-                let ids: Vec<&str> = chips.iter().map(|chip| chip.spec().name).collect();
-                write!(f, "qnn:{}", ids.join(","))
-            }
-            Self::OpenVino(device) => write!(f, "openvino:{}", device.as_str()),
-        }
+        let devices = match self {
+            Self::Qnn(chips) => chips.iter().map(|chip| chip.spec().name).collect::<Vec<_>>().join(","),
+            Self::OpenVino(device) => device.as_str().to_owned(),
+        };
+        write!(f, "{}:{devices}", self.ep())
     }
 }
 
 /// A string that is not a [`Target`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}, or openvino:npu, openvino:gpu or openvino:cpu", self.ahead_of_time())]
+#[error("{}, or {}", self.ahead_of_time(), of_openvino())]
 pub struct UnknownTarget {
     /// The string, shortened.
     pub found: String,
@@ -125,11 +126,14 @@ pub struct UnknownTarget {
 impl UnknownTarget {
     /// Returns the message for ahead-of-time compilation, which OpenVINO's graphs do not have.
     pub fn ahead_of_time(&self) -> String {
-        let found = &self.found;
-        format!(
-            "unknown target {found:?}: expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or 8-elite-gen-5"
-        )
+        let chips = alternatives(QnnChip::ALL.map(|chip| chip.spec().name.to_owned()));
+        format!("unknown target {:?}: expected {}:CHIP[,CHIP…] with {chips}", self.found, Ep::Qnn)
     }
+}
+
+/// Returns every target of OpenVINO, as a list for sentences.
+fn of_openvino() -> String {
+    alternatives(OpenVinoDevice::ALL.map(|device| Target::OpenVino(device).to_string()))
 }
 
 impl FromStr for Target {
@@ -139,8 +143,8 @@ impl FromStr for Target {
         let unknown = || UnknownTarget { found: text.chars().take(120).collect() };
         let name = text.trim().to_ascii_lowercase();
         let (provider, devices) = name.split_once(':').ok_or_else(unknown)?;
-        match provider {
-            "qnn" => {
+        match Ep::ALL.into_iter().find(|ep| ep.as_str() == provider) {
+            Some(Ep::Qnn) => {
                 let chip = |name: &str| UnknownName::find("chip", name, &QnnChip::ALL);
                 let mut chips =
                     devices.split(',').map(chip).collect::<Result<Vec<_>, _>>().map_err(|_| unknown())?;
@@ -148,7 +152,7 @@ impl FromStr for Target {
                 chips.dedup();
                 Ok(Self::Qnn(chips))
             }
-            "openvino" => {
+            Some(Ep::OpenVino) => {
                 let device = UnknownName::find("device", devices, &OpenVinoDevice::ALL);
                 device.map(Self::OpenVino).map_err(|_| unknown())
             }
@@ -178,6 +182,12 @@ mod tests {
         check("qnn:x9", None);
         check("openvino:npu,cpu", None);
         check("cuda:0", None);
+        let error = "toaster".parse::<Target>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unknown target \"toaster\": expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or \
+             8-elite-gen-5, or openvino:npu, openvino:gpu or openvino:cpu"
+        );
     }
 
     #[test]

@@ -241,15 +241,11 @@ impl Device {
         own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
     }
 
-    /// Returns the provider's short name, for providers that may be part of ONNX Runtime without offering a device.
-    /// CoreML never offers one; WebGPU offers none if the system's only GPU driver is in software.
+    /// Returns ONNX Runtime's name of a provider that may be part of ONNX Runtime without offering a device. CoreML never
+    /// offers one; WebGPU offers none if the system's only GPU driver is in software.
     pub(crate) fn by_name(&self) -> Option<&'static str> {
-        match self {
-            Self::CoreMl(_) => Some("CoreML"),
-            Self::VitisAi(_) => Some("VitisAI"),
-            Self::WebGpu(_) => Some("WebGPU"),
-            _ => None,
-        }
+        let is_named = matches!(self, Self::CoreMl(_) | Self::VitisAi(_) | Self::WebGpu(_));
+        is_named.then(|| self.ep().ort_name())
     }
 }
 

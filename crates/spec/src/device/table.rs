@@ -1,7 +1,32 @@
-//! The table of devices, one constant per row. `DeviceName::spec` returns the rows.
+//! The tables of providers and of devices. `DeviceName::spec` returns the rows of devices, one constant each, and `Ep`
+//! has a method for each column of the providers.
 
 use super::{DeviceKind, DeviceSpec, Ep, ProviderLibrary};
 use crate::{Scheme, Variant};
+
+/// One row of the table of providers.
+pub(super) struct ProviderSpec {
+    /// ONNX Runtime's name of the provider.
+    pub(super) ort_name: &'static str,
+    /// Library of the provider.
+    pub(super) library: ProviderLibrary,
+}
+
+/// Returns the row of a provider.
+pub(super) const fn provider(ep: Ep) -> ProviderSpec {
+    use ProviderLibrary::{External, OnnxRuntime, Plugin};
+    let (ort_name, library) = match ep {
+        Ep::Qnn => ("QNNExecutionProvider", Plugin),
+        Ep::OpenVino => ("OpenVINOExecutionProvider", Plugin),
+        Ep::VitisAi => ("VitisAIExecutionProvider", External),
+        Ep::CoreMl => ("CoreMLExecutionProvider", External),
+        Ep::DirectMl => ("DmlExecutionProvider", OnnxRuntime),
+        Ep::Cuda => ("CUDAExecutionProvider", OnnxRuntime),
+        Ep::WebGpu => ("WebGpuExecutionProvider", Plugin),
+        Ep::Cpu => ("CPUExecutionProvider", OnnxRuntime),
+    };
+    ProviderSpec { ort_name, library }
+}
 
 pub(super) const QNN: DeviceSpec = DeviceSpec {
     name: "qnn",
@@ -9,8 +34,6 @@ pub(super) const QNN: DeviceSpec = DeviceSpec {
     description: "the Hexagon NPU",
     kind: DeviceKind::Npu,
     ep: Ep::Qnn,
-    ort_name: "QNNExecutionProvider",
-    library: ProviderLibrary::Plugin,
     variant: Variant::Static,
     schemes: &Scheme::ALL,
 };
@@ -29,8 +52,6 @@ pub(super) const OPENVINO_NPU: DeviceSpec = DeviceSpec {
     description: "the Intel NPU",
     kind: DeviceKind::Npu,
     ep: Ep::OpenVino,
-    ort_name: "OpenVINOExecutionProvider",
-    library: ProviderLibrary::Plugin,
     variant: Variant::Static,
     schemes: &Scheme::ALL,
 };
@@ -57,8 +78,6 @@ pub(super) const VITIS_AI: DeviceSpec = DeviceSpec {
     description: "the AMD XDNA NPU",
     kind: DeviceKind::Npu,
     ep: Ep::VitisAi,
-    ort_name: "VitisAIExecutionProvider",
-    library: ProviderLibrary::External,
     variant: Variant::Static,
     schemes: &Scheme::ALL,
 };
@@ -69,8 +88,6 @@ pub(super) const CORE_ML: DeviceSpec = DeviceSpec {
     description: "the Apple Neural Engine",
     kind: DeviceKind::Npu,
     ep: Ep::CoreMl,
-    ort_name: "CoreMLExecutionProvider",
-    library: ProviderLibrary::External,
     variant: Variant::Static,
     // CoreML has no operator for weights in blocks (`MatMulNBits`).
     schemes: &[Scheme::F16, Scheme::F32],
@@ -82,8 +99,6 @@ pub(super) const DIRECT_ML: DeviceSpec = DeviceSpec {
     description: "DirectML",
     kind: DeviceKind::Gpu,
     ep: Ep::DirectMl,
-    ort_name: "DmlExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
     variant: Variant::Dynamic,
     schemes: &Scheme::ALL,
 };
@@ -94,8 +109,6 @@ pub(super) const CUDA: DeviceSpec = DeviceSpec {
     description: "the NVIDIA GPU",
     kind: DeviceKind::Gpu,
     ep: Ep::Cuda,
-    ort_name: "CUDAExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
     variant: Variant::Dynamic,
     schemes: &Scheme::ALL,
 };
@@ -106,8 +119,6 @@ pub(super) const WEB_GPU: DeviceSpec = DeviceSpec {
     description: "WebGPU",
     kind: DeviceKind::Gpu,
     ep: Ep::WebGpu,
-    ort_name: "WebGpuExecutionProvider",
-    library: ProviderLibrary::Plugin,
     variant: Variant::Dynamic,
     schemes: &Scheme::ALL,
 };
@@ -118,8 +129,6 @@ pub(super) const CPU: DeviceSpec = DeviceSpec {
     description: "the CPU",
     kind: DeviceKind::Cpu,
     ep: Ep::Cpu,
-    ort_name: "CPUExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
     variant: Variant::Dynamic,
     schemes: &Scheme::ALL,
 };
