@@ -1,5 +1,6 @@
 //! Parsers of a model's answer: its reasoning and its tool calls. Three bytes before the answer select the format of
-//! the calls, the options, and the length of the pieces in which the answer is parsed once more.
+//! the calls by its place in [`ToolFormat::ALL`], the options, and the length of the pieces in which the answer is parsed
+//! once more.
 
 use narthex_spec::{ReasoningFormat, ToolFormat};
 use narthex_text::tools::{CallReading, ReasoningEvent, ReasoningParser, TextEnd, ToolEvent, ToolParser};
@@ -26,24 +27,14 @@ impl Options {
 /// Parses an answer as a whole and in pieces.
 ///
 /// # Errors
-/// The reason if the input selects no parser, or if the answer contains no complete call.
+/// The reason if the input is too short or not UTF-8, or if the answer contains no complete call.
 ///
 /// # Panics
 /// The division of the answer changes the result, or a call is not reported as the engine expects.
 pub fn read(data: &[u8]) -> Result<(), String> {
     let (&[format, options, length], answer) =
         data.split_first_chunk().ok_or("expected three bytes before the answer")?;
-    let format = match format {
-        b'H' => ToolFormat::Hermes,
-        b'L' => ToolFormat::LlamaJson,
-        b'P' => ToolFormat::Pythonic,
-        b'Q' => ToolFormat::QwenCoder,
-        b'4' => ToolFormat::Phi4Mini,
-        b'M' => ToolFormat::Mistral,
-        b'G' => ToolFormat::Granite,
-        b'C' => ToolFormat::ChatGlm3,
-        _ => return Err("expected the letter of a format".to_owned()),
-    };
+    let format = ToolFormat::ALL[usize::from(format) % ToolFormat::ALL.len()];
     let options = Options(options);
     let answer = std::str::from_utf8(answer).map_err(|error| error.to_string())?;
     let whole = parse(format, options, &[answer]);

@@ -1,9 +1,10 @@
 //! Formats in which models write tool calls and reasoning.
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 /// Format of a model's tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToolFormat {
     /// An object with `name` and `arguments` between `<tool_call>` and `</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM,
@@ -24,6 +25,11 @@ pub enum ToolFormat {
     /// The tool's name and a Python call in a code block: ChatGLM3.
     #[serde(rename = "chatglm3")]
     ChatGlm3,
+}
+
+impl ToolFormat {
+    /// Every format.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 }
 
 /// Format of a model's reasoning.

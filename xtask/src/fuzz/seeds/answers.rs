@@ -1,33 +1,54 @@
 //! Answers with reasoning and tool calls. The three bytes before each select the parser, as in `fuzz/src/answers.rs`.
 
+use narthex_spec::ToolFormat;
+
 use super::Input;
 
 pub(super) fn seeds() -> Vec<Input> {
+    let valid = |name: &str, format, options: &str, answer: String| {
+        Input::valid(name, input(format, options, &answer))
+    };
+    let bomb = |name: &str, format, options: &str, answer: String| {
+        Input::bomb(name, input(format, options, &answer))
+    };
+    let of_format = |&format| valid(&format!("{format:?}").to_lowercase(), format, "0\u{3}", call(format));
+    let mut seeds: Vec<Input> = ToolFormat::ALL.iter().map(of_format).collect();
+    let (hermes, pythonic) = (ToolFormat::Hermes, ToolFormat::Pythonic);
+    let one = call(hermes);
+    let two = format!("<think>\nhm\n</think>\n\nLook: {one}\n{one}");
+    let arrays = format!("<tool_call>{{\"arguments\":{}", "[".repeat(9000));
+    let lists = format!("[get_weather(city={}", "{'a':[".repeat(1500));
+    seeds.extend([
+        valid("reasoning", hermes, "1\u{3}", two),
+        valid("mistral-think", hermes, "5\u{2}", format!("[THINK]hm[/THINK]{one}")),
+        bomb("cut", hermes, "3\u{1}", one[..one.len() - 20].to_owned()),
+        bomb("nested", hermes, "1\u{20}", arrays),
+        bomb("pythonic-nested", pythonic, "1\u{20}", lists),
+        bomb("markers", hermes, "1\u{10}", "<tool_call>".repeat(900)),
+    ]);
+    seeds
+}
+
+/// Returns an input with an answer in a format. `options` has the options and the length of the pieces.
+fn input(format: ToolFormat, options: &str, answer: &str) -> Vec<u8> {
+    let place = (0..).zip(ToolFormat::ALL).find_map(|(place, &other)| (other == format).then_some(place));
+    [[place.unwrap_or_default()].as_slice(), options.as_bytes(), answer.as_bytes()].concat()
+}
+
+/// Returns a call, or two, in a format.
+fn call(format: ToolFormat) -> String {
     let object = r#"{"name": "get_weather", "arguments": {"city": "S\u00e3o \"P\"", "days": 2}}"#;
-    let parameters = object.replace("arguments", "parameters");
-    let coder = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n\
-                 </parameter>\n</function>\n</tool_call>";
-    let valid = |prefix: &str, name: &str, answer: String| Input::valid(name, format!("{prefix}{answer}"));
-    let bomb = |prefix: &str, name: &str, answer: String| Input::bomb(name, format!("{prefix}{answer}"));
-    let hermes = format!("<tool_call>\n{object}\n</tool_call>");
-    vec![
-        valid("H0\u{1}", "hermes", hermes.clone()),
-        valid("H1\u{3}", "reasoning", format!("<think>\nhm\n</think>\n\nLook: {hermes}\n{hermes}")),
-        valid("H5\u{2}", "mistral-think", format!("[THINK]hm[/THINK]{hermes}")),
-        valid("L1\u{2}", "llama", parameters),
-        valid("P1\u{5}", "pythonic", "[get_weather(city='Paris', days=2), stop()]".to_owned()),
-        valid("Q0\u{4}", "coder", coder.to_owned()),
-        valid("40\u{7}", "phi4", format!("<|tool_call|>[{object}]<|/tool_call|>")),
-        valid("M0\u{6}", "mistral", format!("[TOOL_CALLS][{object}, {object}]")),
-        valid("G0\u{9}", "granite", format!("<|tool_call|>[{object}]")),
-        valid(
-            "C0\u{2}",
-            "chatglm3",
-            "get_weather\n```python\ntool_call(city='Paris', days=2)\n```".to_owned(),
-        ),
-        bomb("H3\u{1}", "cut", hermes[..hermes.len() - 20].to_owned()),
-        bomb("H1\u{20}", "nested", format!("<tool_call>{{\"arguments\":{}", "[".repeat(9000))),
-        bomb("P1\u{20}", "pythonic-nested", format!("[get_weather(city={}", "{'a':[".repeat(1500))),
-        bomb("H1\u{10}", "markers", "<tool_call>".repeat(900)),
-    ]
+    match format {
+        ToolFormat::Hermes => format!("<tool_call>\n{object}\n</tool_call>"),
+        ToolFormat::LlamaJson => object.replace("arguments", "parameters"),
+        ToolFormat::Pythonic => "[get_weather(city='Paris', days=2), stop()]".to_owned(),
+        ToolFormat::QwenCoder => {
+            let parameters = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>";
+            format!("<tool_call>\n<function=get_weather>\n{parameters}\n</function>\n</tool_call>")
+        }
+        ToolFormat::Phi4Mini => format!("<|tool_call|>[{object}]<|/tool_call|>"),
+        ToolFormat::Mistral => format!("[TOOL_CALLS][{object}, {object}]"),
+        ToolFormat::Granite => format!("<|tool_call|>[{object}]"),
+        ToolFormat::ChatGlm3 => "get_weather\n```python\ntool_call(city='Paris', days=2)\n```".to_owned(),
+    }
 }
