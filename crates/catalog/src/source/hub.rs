@@ -3,6 +3,9 @@
 //! The cache is that of the hub's own tools (`models--owner--name/{blobs,snapshots,refs}`), so downloads are shared
 //! with them. Nothing here interprets the contents of a file. Reading order: this file (one repository), `transfer`
 //! (one file), `client` (one request), `cache` (the folder structure).
+//!
+//! The listing, the redirects with their token, the resumption and verification of downloads, and the cache are our own
+//! code, because `hf-hub` 1.0 no longer resumes interrupted downloads and depends on `hf-xet`.
 
 mod cache;
 mod client;

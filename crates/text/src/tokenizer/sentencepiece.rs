@@ -2,6 +2,9 @@
 //!
 //! The file is the protobuf message `ModelProto` of sentencepiece's `sentencepiece_model.proto`; field numbers and
 //! defaults are those of that file. The JSON is built by `gguf`, which reads the same pieces from another format.
+//!
+//! The fields of `ModelProto` are decoded one by one with `prost`'s primitives, because a derived message would store
+//! every piece before their number can be limited. The messages in these fields are derived.
 
 use std::collections::BTreeMap;
 
@@ -149,7 +152,7 @@ struct NormalizerSpec {
     escape_whitespaces: Option<bool>,
 }
 
-/// Reads a model field by field, because `prost` decodes a whole list of pieces regardless of its length.
+/// Reads a model.
 fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
     let vocab = GgufVocab { model: "llama".to_owned(), ..GgufVocab::default() };
     let (mut tokens, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());

@@ -2,8 +2,6 @@
 //!
 //! Bytes are written to `<etag>.incomplete`, so a file that changes on the hub is downloaded from its start under its
 //! new ETag. A file in the large-file storage has its SHA-256 as ETag and is refused if its bytes have another digest.
-//!
-//! This is our own code because `hf-hub` 1.0 no longer resumes interrupted downloads and adds `hf-xet`.
 
 use std::{
     fs::{self, File, OpenOptions},
