@@ -30,7 +30,7 @@ pub(crate) fn ask_case(
             Problem::falls(
                 Rule::Rank,
                 format!(
-                    "it has tensors of {rank} axes, and the compiler supports this operator with at most {most}"
+                    "its tensors have {rank} axes, and the compiler supports at most {most} for this operator"
                 ),
             )
             .fix(Fix::you("fold axes together with Reshape before it and unfold them after it")),
@@ -43,7 +43,7 @@ pub(crate) fn ask_case(
                 Rule::CompilerFails,
                 "the vendor's compiler fails on the whole graph because of this operator in this form",
             )
-            .fix(Fix::you(rewrite(node).unwrap_or("write it with other operators"))),
+            .fix(Fix::you(rewrite(node).unwrap_or("replace it with other operators"))),
         ),
     }
 }
@@ -86,7 +86,7 @@ fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
     match narthex_rewrites(view, node) {
         Some(text) => problem.fix(Fix::narthex(text)),
         None => problem.fix(Fix::you(rewrite(node).unwrap_or(
-            "write it with operators that the compiler supports, or compute it on the host and pass the result as an input",
+            "replace it with operators that the compiler supports, or compute it on the host and pass the result as an input",
         ))),
     }
 }

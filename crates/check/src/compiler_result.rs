@@ -193,7 +193,7 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
                     several.len()
                 ),
             };
-            let rewrite = || Fix::you("write these nodes with other operators, or in another order");
+            let rewrite = || Fix::you("replace these nodes with other operators, or reorder them");
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
     };
@@ -205,11 +205,11 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
 fn ended(how: &ProcessEnd) -> (String, Fix) {
     match how {
         ProcessEnd::Killed => (
-            "the vendor's compiler was killed over this graph, most likely because memory ran out".to_owned(),
+            "the vendor's compiler was killed on this graph, most likely because memory ran out".to_owned(),
             Fix::you("check it on a machine with more memory, or divide the model into parts"),
         ),
         ProcessEnd::Crashed(status) => (
-            format!("the vendor's compiler crashed over this graph ({status})"),
+            format!("the vendor's compiler crashed on this graph ({status})"),
             Fix::you(
                 "report the crash to the vendor with this graph; `--rules-only` checks without the compiler",
             ),
@@ -241,7 +241,7 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
 fn steps(evidence: Option<&Evidence>) -> String {
     match evidence {
         Some(Evidence { folder, again, .. }) => {
-            format!("the steps were taken here, see {}; on the device: {again}", folder.display())
+            format!("these steps were run here, see {}; on the device: {again}", folder.display())
         }
         None => {
             let steps =

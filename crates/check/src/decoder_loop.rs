@@ -78,7 +78,7 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
     let (into, out) = cache_bytes(view, past, present)?;
     (into > 0 && out >= into).then(|| {
         let message = format!(
-            "the whole cache, {:.1} MB, leaves the graph in every step; only the keys and values of the new tokens have changed",
+            "every step outputs the whole cache ({:.1} MB), although only the keys and values of the new tokens have changed",
             out as f64 / 1e6
         );
         let fix = Fix::you("output only the new keys and values, and let the host copy them to the cache");
@@ -94,7 +94,7 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
         matches!(shape, Some([.., Some(rows), Some(vocabulary)]) if *rows > 1 && *vocabulary >= VOCABULARY)
     })?;
     let message =
-        format!("{} has logits of every position, and only those of the last one are needed", wide.name);
+        format!("{} has the logits of every position, but only those of the last one are needed", wide.name);
     let fix = Fix::you("gather the last position before the head, or put the head into a separate graph");
     Some(Finding::new(Rule::DecoderLoop, Severity::Costs, message).at(vec![wide.name.clone()]).fix(fix))
 }
@@ -115,7 +115,7 @@ fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
     let bytes: u64 = tables.iter().filter_map(|node| view.input(node, 0)?.bytes()).sum();
     (!tables.is_empty()).then(|| {
         let message = format!(
-            "the token table, {:.1} MB, would be on the NPU for a lookup of a few rows; with it, long contexts fail to link",
+            "the token table ({:.1} MB) would be on the NPU only to look up a few rows; with it, long contexts fail to link",
             bytes as f64 / 1e6
         );
         let fix = Fix::you("look up tokens on the host and pass their rows as an input");

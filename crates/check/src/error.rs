@@ -20,7 +20,7 @@ pub enum CheckError {
         source: io::Error,
     },
     /// The fixes could not be applied.
-    #[error("cannot write a fixed model: {reason}")]
+    #[error("cannot write the fixed model: {reason}")]
     CannotFix {
         /// Description of the problem.
         reason: String,
@@ -33,7 +33,7 @@ impl CheckError {
         match self {
             Self::Open(error) => error.hint(),
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
-                Some("name a folder that has no such file; --fix replaces nothing".to_owned())
+                Some("choose a folder without this file; --fix does not overwrite files".to_owned())
             }
             Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
             Self::CannotFix { .. } => None,

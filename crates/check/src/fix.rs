@@ -91,7 +91,7 @@ fn overridable(view: &PlacedGraph<'_>) -> Option<Patch> {
         .filter(|name| view.constants.contains_key(name.as_str()))
         .map(|name| Edit::DropInput { name: name.clone() })
         .collect();
-    (!edits.is_empty()).then(|| Patch { label: "take weights from the inputs".to_owned(), edits })
+    (!edits.is_empty()).then(|| Patch { label: "remove weights from the inputs".to_owned(), edits })
 }
 
 fn rewrite(view: &PlacedGraph<'_>, node: &Node, outcome: &NodePlacement) -> Option<Patch> {
@@ -147,9 +147,9 @@ fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
         new.op_to(op, &inputs, &attributes, &[normed]);
     }
     let kind = if norm == Norm::Rms {
-        "write SkipSimplifiedLayerNormalization as Add and SimplifiedLayerNormalization"
+        "replace SkipSimplifiedLayerNormalization with Add and SimplifiedLayerNormalization"
     } else {
-        "write SkipLayerNormalization as Add and LayerNormalization"
+        "replace SkipLayerNormalization with Add and LayerNormalization"
     };
     new.patch(kind)
 }
@@ -225,7 +225,7 @@ fn float_mask(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let mut attention = node.clone();
     *attention.inputs.get_mut(3)? = mask;
     new.push(attention);
-    new.patch("turn a boolean mask into numbers")
+    new.patch("convert a boolean mask to numbers")
 }
 
 /// Returns a patch that swaps the factors of a product.
@@ -234,7 +234,7 @@ fn weight_second(node: &Node) -> Option<Patch> {
     swapped.inputs.reverse();
     let mut new = Replacement::of(node);
     new.push(swapped);
-    new.patch("put a norm's weight second")
+    new.patch("make a norm's weight the second operand")
 }
 
 /// ```text
@@ -260,7 +260,7 @@ fn pick(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let place = new.op("ReduceSum", &[&steps, &one_axis], &[("keepdims", Attribute::Int(0))]);
     let row = new.op("Reshape", &[node.input(0)?, &one_axis], &[]);
     new.op_to("Gather", &[&row, &place], &[("axis", Attribute::Int(0))], &[node.outputs.first()?]);
-    new.patch("pick elements with Gather instead of GatherND")
+    new.patch("select elements with Gather instead of GatherND")
 }
 
 /// ```text
@@ -275,8 +275,8 @@ fn gelu(node: &Node) -> Option<Patch> {
     let output = node.outputs.first()?;
     if node.op == "BiasGelu" {
         new.op_to(&format!("{MICROSOFT}/Gelu"), &[&x], &[], &[output]);
-        return new.patch("write BiasGelu as Add and Gelu");
+        return new.patch("replace BiasGelu with Add and Gelu");
     }
     new.op_to("Gelu", &[&x], &[("approximate", Attribute::String("tanh".to_owned()))], &[output]);
-    new.patch("write FastGelu as Gelu")
+    new.patch("replace FastGelu with Gelu")
 }

@@ -78,7 +78,7 @@ fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem
 fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
     let problem = ask_case(view, node, index_case(view, node), view.input(node, 0))?;
     Some(match picks_elements(view, node) {
-        Some(_) => problem.fix(Fix::narthex("write it as Reshape to one axis and Gather")),
+        Some(_) => problem.fix(Fix::narthex("replace it with Reshape to one axis and Gather")),
         None => problem,
     })
 }
@@ -138,7 +138,7 @@ fn faulty_norm() -> Problem {
         "it ends a norm written as Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul and Mul with the weight first, on which \
          the vendor's compiler fails with error 1002 (Failed to finalize QNN graph)",
     )
-    .fix(Fix::narthex("put the weight second, or write SimplifiedLayerNormalization"))
+    .fix(Fix::narthex("make the weight the second operand, or use SimplifiedLayerNormalization"))
 }
 
 fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {

@@ -30,11 +30,11 @@ impl fmt::Display for Explanation {
 /// Steps for a graph that does not compile, from the cheapest to the most expensive. `narthex check` does these steps
 /// automatically if the compiler is installed.
 pub const DIAGNOSTIC_STEPS: [&str; 7] = [
-    "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",
-    "write the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
-    "write the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
+    "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which were not",
+    "dump the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
+    "dump the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
     "raise the log level to verbose and look for \"graph prepare failed\" and \"requires ... bytes of TCM\"",
-    "halve the graph until a single node remains that does not compile",
+    "bisect the graph until a single node that does not compile remains",
     "compile with backend_type=ir: if that works, the model is valid and the chip's backend causes the failure",
     "compile with backend_type=saver: each call of the backend as a C program, for the vendor",
 ];
@@ -73,7 +73,7 @@ pub fn explain(code: u32) -> Option<Explanation> {
         return Some(*found);
     }
     let (_, meaning) = RANGES.iter().find(|(range, _)| range.contains(&code))?;
-    let (name, cause) = ("a number without a published name", "it is in the verbose log");
+    let (name, cause) = ("no published name", "it is in the verbose log");
     Some(Explanation { code, name, meaning, cause, next: "follow the diagnostic steps" })
 }
 

@@ -14,13 +14,15 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
     let opset = view.graph().opset();
     match (node.domain.as_str(), node.op.as_str()) {
         (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
-            Some("write it as Add and SimplifiedLayerNormalization")
+            Some("replace it with Add and SimplifiedLayerNormalization")
         }
         (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= Some(17) => {
-            Some("write it as Add and LayerNormalization")
+            Some("replace it with Add and LayerNormalization")
         }
-        (MICROSOFT, "BiasGelu") => Some("write it as Add and Gelu"),
-        (MICROSOFT, "FastGelu") if opset >= Some(20) => Some("write it as Gelu with the tanh approximation"),
+        (MICROSOFT, "BiasGelu") => Some("replace it with Add and Gelu"),
+        (MICROSOFT, "FastGelu") if opset >= Some(20) => {
+            Some("replace it with Gelu with the tanh approximation")
+        }
         _ => None,
     }
 }
@@ -28,7 +30,7 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
 /// Returns the replacement that an exporter can write for an operator.
 pub(crate) fn rewrite(node: &Node) -> Option<&'static str> {
     Some(match node.op.as_str() {
-        "SkipLayerNormalization" => "write Add and LayerNormalization",
+        "SkipLayerNormalization" => "replace it with Add and LayerNormalization",
         "RotaryEmbedding" => {
             "write the rotation as Split, Mul, Sub, Add and Concat with cos and sin as inputs"
         }
@@ -38,14 +40,14 @@ pub(crate) fn rewrite(node: &Node) -> Option<&'static str> {
         "Erf" => {
             "write the activation as Gelu, or as x/2 · (1 + Erf(x/√2)), which the compiler recognises as a whole"
         }
-        "FastGelu" => "write it as Gelu with approximate=tanh (operator set 20)",
+        "FastGelu" => "replace it with Gelu with approximate=tanh (operator set 20)",
         "GatherBlockQuantized" => "keep the token table on the host and pass embedded tokens as an input",
         "Trilu" | "EyeLike" => "compute the mask on the host and pass it as a float input",
         "NonZero" | "Unique" | "Compress" | "NonMaxSuppression" => {
             "the size of its result depends on the data; compute it on the host"
         }
-        "Mean" => "write Add and Mul, or ReduceMean",
-        "GroupNormalization" => "write it as Reshape, InstanceNormalization, Reshape, Mul and Add",
+        "Mean" => "replace it with Add and Mul, or with ReduceMean",
+        "GroupNormalization" => "replace it with Reshape, InstanceNormalization, Reshape, Mul and Add",
         "MatMulInteger" | "ConvInteger" | "DynamicQuantizeLinear" => {
             "dynamic quantisation suits CPUs; quantise statically with QuantizeLinear and DequantizeLinear pairs, or use MatMulNBits"
         }

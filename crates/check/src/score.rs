@@ -140,7 +140,7 @@ impl ScoreTotals {
         let computing = if work == 0 { share(npu_nodes, nodes) } else { share(npu_work, work) };
         let mut compute = format!("{} of {} multiply-accumulates", count(npu_work), count(work));
         if uncounted > 0 {
-            compute.push_str(&format!("; {uncounted} nodes' work is not known"));
+            compute.push_str(&format!("; the work of {uncounted} nodes is unknown"));
         }
         let components = vec![
             Component { name: "compute on the NPU", value: computing, weight: 50.0, detail: compute },
@@ -178,7 +178,7 @@ fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
     let (mut value, mut detail) = (
         room(largest, facts.part_caution),
         format!(
-            "largest part {:.1} MB of weights, {:.0} MB are safe",
+            "the largest part has {:.1} MB of weights; up to {:.0} MB is safe",
             megabytes(largest),
             megabytes(facts.part_caution)
         ),
@@ -188,7 +188,7 @@ fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
     {
         value = value.min(room(total, sessions.all()));
         detail.push_str(&format!(
-            "; all {:.1} MB, a program has {:.0} MB",
+            "; {:.1} MB in total; the limit for one program is {:.0} MB",
             megabytes(total),
             megabytes(sessions.all())
         ));
@@ -234,7 +234,7 @@ impl fmt::Display for Score {
         let sum = self.sum();
         let scaled = sum * factors.iter().map(|factor| factor.value).product::<f64>();
         let bound = if scaled > total + 0.05 {
-            format!(": its parts give {scaled:.1}, and the verdict allows no more")
+            format!(": its components give {scaled:.1}, and the verdict limits it")
         } else {
             String::new()
         };

@@ -38,8 +38,7 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     }
     let text = |error: GraphError| {
         let fix = Fix::you("export the model again; ONNX Runtime refuses it as it is");
-        Finding::new(Rule::Malformed, Severity::Refuses, format!("the graph is not well-formed: {error}"))
-            .fix(fix)
+        Finding::new(Rule::Malformed, Severity::Refuses, format!("the graph is malformed: {error}")).fix(fix)
     };
     let unread = view.graph().unread.iter().map(|what| {
         let message = format!(

@@ -58,9 +58,9 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
             Some(Some(found)) => refuse(
                 file,
                 format!(
-                    "{file} has {found} bytes, but the model's {tensors} weights in it reach to byte {bytes}"
+                    "{file} has {found} bytes, but the model's {tensors} weights in it extend to byte {bytes}"
                 ),
-                "fetch or export the data file again; it is cut off or belongs to another model",
+                "fetch or export the data file again; it is truncated or belongs to another model",
             ),
             _ => refuse(
                 file,
@@ -85,8 +85,8 @@ fn several_files(part: &OnnxFile) -> Option<Finding> {
 fn overridable(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names = view.input_names(|input| view.constants.contains_key(input.name.as_str()));
     (!names.is_empty()).then(|| {
-        let message = "weights are declared as inputs too, so that a caller could replace them, and no compiler may fold them";
-        Finding::new(Rule::OverridableWeight, Severity::Costs, message.to_owned()).at(names).fix(Fix::narthex("take them from the inputs"))
+        let message = "weights are declared as inputs too, so a caller could replace them and no compiler may fold them";
+        Finding::new(Rule::OverridableWeight, Severity::Costs, message.to_owned()).at(names).fix(Fix::narthex("remove them from the inputs"))
     })
 }
 
@@ -221,8 +221,8 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     }
     (!places.is_empty()).then(|| {
         let message = format!(
-            "it makes tensors of up to {} MB, and the memory next to the cores has {} MB; an operator that cannot be cut into \
-             pieces fails to compile with error 1002",
+            "it produces tensors of up to {} MB, but the memory next to the cores has {} MB; an operator that cannot be split \
+             into pieces fails to compile with error 1002",
             largest / 1_000_000,
             near >> 20
         );
@@ -263,7 +263,7 @@ fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding
     let (severity, then) = if total <= all {
         (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
     } else {
-        (Severity::Refuses, format!("and a program has about {count} of them, {have} GB"))
+        (Severity::Refuses, format!("and a program has about {count} of them ({have} GB)"))
     };
     let message = format!(
         "the model's weights take {takes} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \

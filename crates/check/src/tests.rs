@@ -22,7 +22,7 @@ use super::*;
 const F32: DType = DType::F32;
 const F16: DType = DType::F16;
 
-const WHOLE: &str = "runs whole";
+const WHOLE: &str = "runs completely on the NPU";
 const REFUSED: &str = "refused";
 
 fn options(target: &str, extents: &[(&str, u64)]) -> CheckOptions {

@@ -16,10 +16,10 @@ const PLACES: usize = 3;
 impl Display for Verdict {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Whole => f.write_str("runs whole"),
+            Self::Whole => f.write_str("runs completely on the NPU"),
             Self::Partly { elsewhere_percent, elsewhere_nodes } => {
                 let nodes = plural(*elsewhere_nodes, "node");
-                write!(f, "runs with {elsewhere_percent:.1} % elsewhere ({nodes})")
+                write!(f, "runs with {elsewhere_percent:.1} % of the work on other devices ({nodes})")
             }
             Self::Refused { .. } => f.write_str("refused"),
         }

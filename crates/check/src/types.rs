@@ -34,10 +34,8 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
         .map(|value| value.name.clone())
         .collect();
     (!odd.is_empty()).then(|| {
-        let message = format!(
-            "{} does not contain numbers, and an NPU computes only with tensors of numbers",
-            odd.join(", ")
-        );
+        let message =
+            format!("{} is not numeric, and an NPU computes only with numeric tensors", odd.join(", "));
         let fix = Fix::you("keep the part that processes texts or sequences on the host");
         Finding::new(Rule::ElementType, Severity::Falls, message).at(odd).fix(fix)
     })

@@ -29,7 +29,7 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec
     if let Some(secrets) = variable(KEYS_VARIABLE)? {
         let separators = |c: char| c == ',' || c.is_whitespace();
         let mut secrets = secrets.split(separators).filter(|secret| !secret.is_empty()).peekable();
-        ensure!(secrets.peek().is_some(), "{KEYS_VARIABLE} has no key; separate keys with commas");
+        ensure!(secrets.peek().is_some(), "{KEYS_VARIABLE} contains no key; separate keys with commas");
         for secret in secrets {
             add(KEYS_VARIABLE, secret, KeyRole::User)?;
         }
@@ -40,7 +40,7 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<OsString>) -> anyhow::Result<Vec
         let mut secrets = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
         ensure!(
             secrets.peek().is_some(),
-            "{KEY_FILE_VARIABLE}: {path} has no key; write one key on each line"
+            "{KEY_FILE_VARIABLE}: {path} contains no key; write one key on each line"
         );
         for secret in secrets {
             add(KEY_FILE_VARIABLE, secret, KeyRole::User)?;
@@ -104,9 +104,9 @@ mod tests {
         let empty = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(empty.path(), "\n \n").unwrap();
         let error = read(&|name| (name == KEY_FILE_VARIABLE).then(|| empty.path().into())).unwrap_err();
-        assert!(error.to_string().contains("has no key"), "{error}");
+        assert!(error.to_string().contains("contains no key"), "{error}");
         let error = read(&|name| (name == KEYS_VARIABLE).then(|| ", ".into())).unwrap_err();
-        assert!(error.to_string().contains("has no key"), "{error}");
+        assert!(error.to_string().contains("contains no key"), "{error}");
         #[cfg(unix)]
         for variable in [KEY_VARIABLE, KEYS_VARIABLE, KEY_FILE_VARIABLE, ADMIN_KEY_VARIABLE] {
             let latin = || std::os::unix::ffi::OsStringExt::from_vec(b"caf\xe9-secret-key-0123".to_vec());

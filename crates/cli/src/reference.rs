@@ -32,11 +32,11 @@ impl SharedOptions {
 }
 
 fn page() -> String {
-    let everywhere = SharedOptions::new("Options of every command", &Args::command());
+    let everywhere = SharedOptions::new("Options for every command", &Args::command());
     let mut shared = [
-        SharedOptions::new("Options of loading a model", &LoadArgs::augment_args(Command::new("load"))),
+        SharedOptions::new("Options for loading a model", &LoadArgs::augment_args(Command::new("load"))),
         SharedOptions::new(
-            "Options of generating text",
+            "Options for generating text",
             &GenerateArgs::augment_args(Command::new("generate")),
         ),
     ];

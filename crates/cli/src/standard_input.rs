@@ -49,7 +49,7 @@ fn read_line(input: impl BufRead, limit: u64) -> io::Result<String> {
     input.take(limit).read_line(&mut line)?;
     // The rest of a longer line must not become the next answer.
     if line.len() as u64 == limit && !line.ends_with('\n') {
-        let message = format!("expected less than {limit} bytes, found more");
+        let message = format!("expected fewer than {limit} bytes, found more");
         return Err(io::Error::new(ErrorKind::FileTooLarge, message));
     }
     Ok(line)

@@ -97,7 +97,7 @@ fn models() -> tempfile::TempDir {
 fn check_ends_with_a_code_for_its_verdict() {
     let folder = models();
     let at = |name: &str| folder.path().join(name).display().to_string();
-    check(&["check", &at("whole.onnx")], 0, "runs whole", "");
+    check(&["check", &at("whole.onnx")], 0, "runs completely on the NPU", "");
     check(&["check", &at("partly.onnx")], 7, "/layers.0/act", "");
     let open = at("open.onnx");
     let named = "dimension \"batch\" of x [batch, 4, 4] is dynamic";
@@ -113,7 +113,7 @@ fn check_ends_with_a_code_for_its_verdict() {
     let fixed = at("fixed");
     check(&["check", &open, "--set", "batch=3", "--fix", &fixed], 0, "fix dimension batch at 3", "wrote");
     check(&["check", &fixed, "--json"], 0, "\"kind\": \"whole\"", "");
-    check(&["check", &open, "--fix", &fixed], 2, "", "--fix replaces nothing");
+    check(&["check", &open, "--fix", &fixed], 2, "", "--fix does not overwrite files");
     check(&["check", &at("whole.onnx"), "--fix", &at("other")], 0, "", "nothing was written");
     assert!(!folder.path().join("other").exists());
 }
@@ -121,7 +121,7 @@ fn check_ends_with_a_code_for_its_verdict() {
 #[test]
 fn check_knows_the_catalogue() {
     check(&["check", "llama3.2:1b"], 0, "a decoder that Narthex compiles: 16 layers", "");
-    check(&["check", "llama3.2:3b"], 0, "runs whole", "");
+    check(&["check", "llama3.2:3b"], 0, "runs completely on the NPU", "");
     check(&["check", "llama3.3:70b"], 8, "a program has about 4 of them", "");
     check(&["check", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["check", "gemma3n:e2b"], 0, "a decoder that Narthex compiles: 30 layers", "");

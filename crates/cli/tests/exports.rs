@@ -120,7 +120,7 @@ fn a_name_stays_with_what_it_was_given_to() {
     let (chat, vectors) = (chat.to_str().unwrap(), vectors.to_str().unwrap());
     let other = ["import", vectors, "--name", "tiny", "--file", "onnx/model.onnx"];
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
-    check(&other, 2, "the name tiny is taken by a model from local ");
+    check(&other, 2, "the name tiny is already used by a model from local ");
     check(&other, 2, "`narthex rm tiny`");
     // The same folder may be imported again.
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");

@@ -133,7 +133,9 @@ fn packages_of_own_files_have_readable_names() {
     assert_eq!(name(compile("./other/tiny", &["--name", "mine"])), "mine", "it may be compiled again");
     let taken = compile("./tiny", &["--name", "mine"]);
     assert!(
-        String::from_utf8(taken.stderr).unwrap().contains("the name mine is taken by a model from local")
+        String::from_utf8(taken.stderr)
+            .unwrap()
+            .contains("the name mine is already used by a model from local")
     );
     let known = compile("./tiny", &["--name", "gpt2"]);
     assert!(String::from_utf8(known.stderr).unwrap().contains("gpt2 is a model of the catalogue"));

@@ -138,7 +138,7 @@ fn an_init_system_without_a_session_is_explained() {
     let before = home.settings();
     fs::write(home.path("stand-in/refused"), "--user list-units narthex.service --no-pager\n").unwrap();
     home.check(&["install"], 1, "systemctl does not answer, so nothing was installed: ");
-    home.check(&["install"], 1, "services of a user need a login session of that user");
+    home.check(&["install"], 1, "user services need a login session of that user");
     assert_eq!(home.settings(), before);
 }
 

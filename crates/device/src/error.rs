@@ -17,7 +17,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// Another library is already loaded. A process can load only one.
-    #[error("ONNX Runtime is loaded from {loaded} already; a process cannot load {wanted} too")]
+    #[error("ONNX Runtime is already loaded from {loaded}; a process cannot also load {wanted}")]
     AlreadyLoaded {
         /// Path of the loaded library.
         loaded: PathBuf,
@@ -42,7 +42,7 @@ pub enum DeviceError {
         device: &'static str,
     },
     /// The device does not run graphs of this variant.
-    #[error("{device} does not run graphs of symbolic shapes")]
+    #[error("{device} does not run graphs with symbolic shapes")]
     Variant {
         /// Description of the device.
         device: &'static str,
@@ -129,7 +129,7 @@ impl DeviceError {
 
     /// Converts an error of creating a binding.
     pub(crate) fn binding(error: StepError) -> Self {
-        Self::step("make a binding", error)
+        Self::step("create a binding", error)
     }
 
     /// Converts a step's error outside of a step; `what` is the operation that failed.
@@ -145,24 +145,24 @@ impl DeviceError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Load { .. } => {
-                "unset ORT_DYLIB_PATH, or name an ONNX Runtime of this platform with it; `narthex runtime install cpu` \
+                "unset ORT_DYLIB_PATH, or set it to an ONNX Runtime for this platform; `narthex runtime install cpu` \
                  installs one"
             }
-            Self::AlreadyLoaded { .. } => "use the other library in a process of its own",
+            Self::AlreadyLoaded { .. } => "use the other library in a separate process",
             Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
             Self::Ort { .. } => {
                 "compile the model again with `narthex compile`, and report the problem if it persists"
             }
-            Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
+            Self::Variant { .. } => "compile the model with `--context`, which adds graphs with fixed shapes",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
             Self::NoDevice { .. } => "`narthex doctor` lists the devices of this machine",
             Self::Plugin { ep: Ep::VitisAi, .. } => {
                 "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
             }
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
-            Self::NotWhole { .. } => "`narthex check` on the graph shows the reasons and the remedies",
-            Self::Option { .. } => "give a number of 1 or more",
+            Self::NotWhole { .. } => "run `narthex check` on the graph for the reasons and the remedies",
+            Self::Option { .. } => "use a value of at least 1",
             Self::Cancelled => return None,
         };
         Some(hint.to_owned())

@@ -76,7 +76,7 @@ impl Runtime {
         }
         let minor = probe(&path).ok_or_else(|| load(why_not(&path)))?;
         if minor < OLDEST {
-            return Err(load(format!("it is version 1.{minor}, and 1.{OLDEST} or later is needed")));
+            return Err(load(format!("it is version 1.{minor}, and 1.{OLDEST} or later is required")));
         }
         let environment = ort::init_from(&path)
             .map_err(|error| load(error.to_string()))?
@@ -124,7 +124,9 @@ impl Runtime {
         let mut plugins = self.plugins.lock();
         match plugins.get(&ep) {
             Some(loaded) if *loaded == library => return Ok(()),
-            Some(loaded) => return Err(refused(format!("{} serves it already", loaded.display()))),
+            Some(loaded) => {
+                return Err(refused(format!("{} is already loaded for this provider", loaded.display())));
+            }
             None => {}
         }
         self.environment

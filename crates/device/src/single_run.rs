@@ -60,7 +60,7 @@ pub fn run_with(
         results.push(vec![0.0f32; elements(&output.shape)?]);
     }
     let failed = |what| move |error| DeviceError::step(what, error);
-    let mut binding = Binding::new(&session).map_err(failed("make a binding"))?;
+    let mut binding = Binding::new(&session).map_err(failed("create a binding"))?;
     for input in &mut inputs {
         let (name, shape) = (name(&input.name)?, extents(&input.shape));
         let expected = elements(&input.shape)?;

@@ -157,7 +157,7 @@ fn a_skip_norm_and_its_sum() {
             attributes: &[("epsilon", 1e-5f32.into())],
         };
         m.b.node_to(spec, &["y", "", "", "sum"]);
-        let change = "write SkipSimplifiedLayerNormalization as Add and SimplifiedLayerNormalization";
+        let change = "replace SkipSimplifiedLayerNormalization with Add and SimplifiedLayerNormalization";
         check(m, &[("y", &[1, 4, 16]), ("sum", &[1, 4, 16])], change, 1e-5);
     }
 }
@@ -172,7 +172,7 @@ fn a_skip_norm_with_mean_and_bias() {
         &[&x, &skip, &gain, &beta, &bias],
         &[("epsilon", 1e-5f32.into())],
     );
-    check(m, &[(&y, &[1, 4, 16])], "write SkipLayerNormalization as Add and LayerNormalization", 1e-5);
+    check(m, &[(&y, &[1, 4, 16])], "replace SkipLayerNormalization with Add and LayerNormalization", 1e-5);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_boolean_mask() {
     let [q, k, v] = ["q", "k", "v"].map(|name| m.input(name, DType::F32, &[1, 2, 6, 16]));
     let mask = m.input("mask", DType::Bool, &[1, 1, 6, 6]);
     let y = m.b.op("/attn", "Attention", &[&q, &k, &v, &mask]);
-    check(m, &[(&y, &[1, 2, 6, 16])], "turn a boolean mask into numbers", 1e-5);
+    check(m, &[(&y, &[1, 2, 6, 16])], "convert a boolean mask to numbers", 1e-5);
 }
 
 #[test]
@@ -219,11 +219,11 @@ fn activations() {
     let mut m = Model::new();
     let (x, bias) = (m.input("x", DType::F32, &[1, 4, 16]), m.floats("bias", &[16]));
     let y = m.contributed("BiasGelu", &[&x, &bias], &[]);
-    check(m, &[(&y, &[1, 4, 16])], "write BiasGelu as Add and Gelu", 1e-5);
+    check(m, &[(&y, &[1, 4, 16])], "replace BiasGelu with Add and Gelu", 1e-5);
     let mut m = Model::new();
     let x = m.input("x", DType::F32, &[1, 4, 16]);
     let y = m.contributed("FastGelu", &[&x], &[]);
-    check(m, &[(&y, &[1, 4, 16])], "write FastGelu as Gelu", 1e-5);
+    check(m, &[(&y, &[1, 4, 16])], "replace FastGelu with Gelu", 1e-5);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn picked_elements() {
     let places = m.weight("places", DType::I64, &[1, 2, 3, 2], &bytes);
     let picked = m.b.op("/mask", "GatherND", &[&mask, &places]);
     let y = m.b.op("/mask", "Where", &[&picked, &seen, &hidden]);
-    check(m, &[(&y, &[1, 2, 3])], "pick elements with Gather instead of GatherND", 0.0);
+    check(m, &[(&y, &[1, 2, 3])], "select elements with Gather instead of GatherND", 0.0);
 }
 
 #[test]
@@ -253,5 +253,5 @@ fn a_norm_that_breaks_the_compiler() {
     let scale = m.b.op("/norm", "Reciprocal", &[&root]);
     let scaled = m.b.op("/norm", "Mul", &[&x, &scale]);
     let y = m.b.op("/norm/weight", "Mul", &[&weight, &scaled]);
-    check(m, &[(&y, &[1, 4, 16])], "put a norm's weight second", 0.0);
+    check(m, &[(&y, &[1, 4, 16])], "make a norm's weight the second operand", 0.0);
 }

@@ -50,5 +50,5 @@ fn a_model_is_checked_and_compiled_for_an_npu() {
     let mut command = example("compile_for_npu");
     command.arg(&file).env("NARTHEX_HOME", folder.path().join("home")).env("ORT_DYLIB_PATH", library);
     let text = run(&mut command);
-    assert!(text.contains("runs whole") && text.contains(" graphs in "), "{text}");
+    assert!(text.contains("runs completely on the NPU") && text.contains(" graphs in "), "{text}");
 }

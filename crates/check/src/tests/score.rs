@@ -25,5 +25,5 @@ fn scores_are_bounded_by_the_verdict() {
     refused(check("m", &[sized("m", 1 << 18)], &options("qnn:x-elite", &[])));
     let half = compiled(&cut(), partly(&[("/a/MatMul", None)], 3));
     assert_eq!((half.score.total, half.score.sum().round()), (50.0, 70.0), "{half}");
-    assert!(half.to_string().contains("score 50.0 of 100: its parts give 70.0"), "{half}");
+    assert!(half.to_string().contains("score 50.0 of 100: its components give 70.0"), "{half}");
 }

@@ -18,7 +18,7 @@ fn data_files_must_be_whole_and_near() {
         assert_eq!(matches!(report.verdict, Verdict::Refused { .. }), expect != "fine");
     };
     check_file("w.data", Some(576), "fine");
-    check_file("w.data", Some(575), "reach to byte 576");
+    check_file("w.data", Some(575), "extend to byte 576");
     check_file("w.data", None, "does not exist");
     check_file("../w.data", Some(576), "the model's folder");
 }

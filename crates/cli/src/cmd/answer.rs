@@ -33,7 +33,7 @@ struct Span<'a> {
 /// Answers the question from the context.
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
-        standard_input::text_up_to("Type the text that has the answer", MAX_CONTEXT_BYTES)?
+        standard_input::text_up_to("Type the text that contains the answer", MAX_CONTEXT_BYTES)?
     } else {
         let what = format!("cannot read the context {}", args.context.display());
         let text = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES).and_then(narthex_mmap::utf8);

@@ -97,7 +97,7 @@ fn prompt(given: Option<&str>) -> anyhow::Result<String> {
         None => standard_input::text("Type the text")?.trim_end_matches(['\n', '\r']).to_owned(),
     };
     if prompt.trim().is_empty() {
-        let message = "expected a text, found an empty one; give it as an argument or on standard input";
+        let message = "expected a text, found an empty one; pass it as an argument or on standard input";
         return Err(Error::invalid("prompt", message).into());
     }
     Ok(prompt)

@@ -20,7 +20,7 @@ pub(crate) fn run(gateway: &Gateway, command: KeyCommand) -> anyhow::Result<()> 
                 return output::json(&keys);
             }
             if keys.is_empty() {
-                output::note("There is no key; `narthex key add NAME` creates one.");
+                output::note("There are no keys; `narthex key add NAME` creates one.");
                 return Ok(());
             }
             output::report(render::keys(&keys))

@@ -69,7 +69,7 @@ fn method(report: &Comparison) -> String {
         None => "No energy counter can be read on this machine.".to_owned(),
     };
     let text = format!(
-        "{}, Narthex {}. Prompts of {} tokens, answers of {}, {} rounds after one that is not counted. The devices take turns \
+        "{}, Narthex {}. Prompts of {} tokens, answers of {}, {} rounds after a warm-up round. The devices take turns \
          within each round; figures are medians, with the smallest and the largest as a line in each bar, and ratios are taken \
          within a round. {energy}",
         report.date, report.machine.narthex, report.prompt_tokens, report.generate_tokens, report.rounds

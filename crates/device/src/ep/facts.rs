@@ -73,7 +73,7 @@ impl Facts {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
-                reason: format!("AMD's own library is needed, and {VITISAI_LIBRARY} names none"),
+                reason: format!("AMD's provider library is required, but {VITISAI_LIBRARY} is not set"),
                 fix: Some(format!(
                     "install AMD's Ryzen AI software and set {VITISAI_LIBRARY} to its VitisAI provider library"
                 )),
@@ -86,7 +86,7 @@ impl Facts {
         if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.shows(what) {
             return refusal;
         }
-        let reason = format!("{}, so it is not known whether there is an {}", refusal.reason, what.name);
+        let reason = format!("{}, so it is unknown whether there is an {}", refusal.reason, what.name);
         Refusal { cause: Cause::Absent, reason, ..refusal }
     }
 

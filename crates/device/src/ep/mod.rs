@@ -145,11 +145,7 @@ impl Device {
             options.npu = wanted;
         } else if wanted != NpuOptions::default() && self.name().kind() == DeviceKind::Npu {
             let reason = format!("{wanted} are settings for Qualcomm's NPUs only");
-            return Err(Refusal {
-                cause: Cause::Refused,
-                reason,
-                fix: Some("leave --npu-option out".to_owned()),
-            });
+            return Err(Refusal { cause: Cause::Refused, reason, fix: Some("omit --npu-option".to_owned()) });
         }
         Ok(self)
     }

@@ -172,7 +172,7 @@ pub(super) fn probe_emulation(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) != ("linux", "x86_64") {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "HTP emulation is made for Linux on x86-64, and this is {platform}"
+            "HTP emulation is available for Linux on x86-64, and this is {platform}"
         )));
     }
     Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &[EMULATED])))

@@ -29,7 +29,7 @@ impl WebGpuOptions {
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) == ("macos", "x86_64") {
         let platform = facts.platform();
-        return Err(Refusal::absent(format!("the webgpu runtime is not made for {platform}")));
+        return Err(Refusal::absent(format!("the webgpu runtime is not available for {platform}")));
     }
     let gpu = facts.accelerators.iter().any(|found| found.kind == AcceleratorKind::Gpu);
     if facts.os == "linux" && !gpu {

@@ -139,7 +139,7 @@ impl<'a> Call<'a> {
     pub(super) fn optional<T: Element>(&self, index: usize) -> ort::Result<Option<Input<'a, T>>> {
         let Some(RawInput { data, kind, shape }) = self.raw_input(index)? else { return Ok(None) };
         if kind != T::KIND {
-            return Err(ort::Error::new("an input is of another type of elements"));
+            return Err(ort::Error::new("an input has an unexpected element type"));
         }
         // SAFETY: the tensor lives as long as the call, and its shape states the number of its elements, which have
         // this type.
@@ -233,7 +233,7 @@ impl<'a> Call<'a> {
             return Ok(cache);
         }
         if kind != f32::KIND {
-            return Err(ort::Error::new("a value between the nodes of a chain is of another type"));
+            return Err(ort::Error::new("a value between the nodes of a chain has an unexpected type"));
         }
         // SAFETY: the location is that of no input and of no other output of the member, so the earlier value is not in
         // use. ONNX Runtime has allocated the output for this shape.

@@ -36,7 +36,7 @@ impl Binding {
         let mut binding = Self { raw: ptr::null_mut(), memory, copied, _not_shared: PhantomData };
         // SAFETY: the session is alive and the out-pointer is valid; the binding that it receives is released on drop.
         let status = unsafe { (ort::api().CreateIoBinding)(session.ptr(), &raw mut binding.raw) };
-        check("make a binding", status)?;
+        check("create a binding", status)?;
         Ok(binding)
     }
 

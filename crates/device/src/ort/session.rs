@@ -249,7 +249,7 @@ impl Session {
         options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let builder =
-            ort::session::Session::builder(runtime.environment()).map_err(failed("make a session"))?;
+            ort::session::Session::builder(runtime.environment()).map_err(failed("create a session"))?;
         let mut builder = on(builder, runtime, model, &options)?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
@@ -260,10 +260,10 @@ impl Session {
             .with_config_entry("session.record_ep_graph_assignment_info", "1")
             .map_err(failed("record the placement"))?;
         for (key, value) in options.context.entries() {
-            builder = builder.with_config_entry(key, value).map_err(failed("ask for a compiled graph"))?;
+            builder = builder.with_config_entry(key, value).map_err(failed("request a compiled graph"))?;
         }
         if let Writes::Everything(_) = options.writes {
-            builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
+            builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log level"))?;
         }
         let _redirect = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
         let own = options.own_operators().then(|| {
@@ -288,7 +288,7 @@ impl Session {
         placement.replace_chains(&chains);
         let own = options.device.ep();
         if let Some(node) = placement.nodes.iter().find(|node| node.ep != own && node.ep != Ep::Cpu) {
-            let message = format!("node {} went to {}", node.name, node.ep);
+            let message = format!("node {} was assigned to {}", node.name, node.ep);
             return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
         // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no

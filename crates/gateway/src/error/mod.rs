@@ -104,7 +104,7 @@ pub enum Error {
     #[error("expected the name of a model, found a path")]
     PathAsModel,
     /// Another model already has this name.
-    #[error("the name {name} is taken by a model from {found}")]
+    #[error("the name {name} is already used by a model from {found}")]
     NameTaken {
         /// Name.
         name: ModelName,
@@ -158,7 +158,7 @@ pub enum Error {
         retry_after: Option<Duration>,
     },
     /// No device took the model.
-    #[error("no device runs {name}{}: {}", required(*policy), hint::reasons(passed_over))]
+    #[error("no device can run {name}{}: {}", required(*policy), hint::reasons(passed_over))]
     NoDevice {
         /// Model.
         name: ModelName,
@@ -228,7 +228,7 @@ pub enum Error {
         kv_total: usize,
     },
     /// All places for downloads and compiles of requests are taken.
-    #[error("{0} downloads and compiles are already under way; try again later")]
+    #[error("{0} downloads and compiles are already in progress; try again later")]
     TooManyBuilds(usize),
     /// The caller may not use this model.
     #[error("this key may not use the model {name}")]
@@ -263,7 +263,7 @@ pub enum Error {
 }
 
 fn required(policy: NpuPolicy) -> &'static str {
-    if policy == NpuPolicy::Require { " although an NPU is required" } else { "" }
+    if policy == NpuPolicy::Require { ", and an NPU is required" } else { "" }
 }
 
 impl Error {

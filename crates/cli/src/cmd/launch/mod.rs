@@ -51,7 +51,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let context = context_length(gateway, &served);
     if let Some(short) = context.filter(|&context| context < AGENT_CONTEXT) {
         output::note(format!(
-            "{model} reads {short} tokens; the instructions of agents may not fit. Choose a model with a longer context."
+            "{model} reads {short} tokens at most; the instructions of an agent may not fit. Choose a model with a longer context."
         ));
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();

@@ -56,7 +56,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     let probe = invoke(&service, &service.probe)?;
     if !probe.status.success() {
         bail!(
-            "{} does not answer, so nothing was installed: {}; services of a user need a login session of that user, and \
+            "{} does not answer, so nothing was installed: {}; user services need a login session of that user, and \
              on Linux `narthex service install --system`, as root, installs one for the machine",
             service.program,
             refusal(&service, &service.probe, &probe)
@@ -188,17 +188,17 @@ fn settings(
 ) -> anyhow::Result<ServiceSettings> {
     let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = store.home.clone().or_else(|| variable("NARTHEX_HOME"));
-    let home = home.map(std::path::absolute).transpose().context("the folder of the store has no path")?;
+    let home = home.map(std::path::absolute).transpose().context("cannot determine the path of the store")?;
     let user_home = variable("HOME").or_else(|| variable("USERPROFILE"));
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let has = |name: &str| groups.lines().any(|line| line.split(':').next() == Some(name));
     Ok(ServiceSettings {
         init: InitSystem::of_this_system(),
         scope: if scope.system { ServiceScope::System } else { ServiceScope::User },
-        program: env::current_exe().context("the path of this program is unknown")?,
+        program: env::current_exe().context("cannot find the path of this program")?,
         arguments: arguments.to_vec(),
         store: home,
-        user_home: user_home.context("HOME is not set; set it to the folder of the user")?,
+        user_home: user_home.context("HOME is not set; set it to your home folder")?,
         config: variable("XDG_CONFIG_HOME"),
         groups: DEVICE_GROUPS.into_iter().filter(|name| has(name)).collect(),
     })

@@ -125,7 +125,7 @@ fn a_flat_product_is_told_everywhere() {
 #[test]
 fn a_skip_norm_is_told_everywhere() {
     let path = "/layers.0/attn_norm/SimplifiedLayerNormalization";
-    check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
+    check(skip_norm, (path, "contributed operators", "replace it with Add and SimplifiedLayerNormalization"));
 }
 
 /// Quantises the graph's input to 8-bit floats, which the NPU does not support, and back.
