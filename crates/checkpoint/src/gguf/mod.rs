@@ -3,8 +3,8 @@
 //! `read` is the only module that handles raw bytes: it parses them into metadata and tensor locations. `decoder` and
 //! `vocab` interpret the metadata.
 
-pub(crate) mod data_section;
-mod decoder;
+mod data_section;
+pub(crate) mod decoder;
 pub(crate) mod meta;
 pub(crate) mod read;
 pub(crate) mod vocab;
