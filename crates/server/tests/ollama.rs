@@ -60,6 +60,9 @@ fn texts_are_embedded_in_both_forms() {
     assert_eq!(one["embedding"], two["embeddings"][0]);
     let long = json!({"model": model, "input": "the cat ".repeat(400)});
     assert_eq!(live.post("/api/embed", &long).status, 200);
+    for empty in [json!({"model": model}), json!({"model": model, "input": []})] {
+        assert_eq!(live.post("/api/embed", &empty).json()["embeddings"], json!([]));
+    }
     assert_eq!(live.post("/api/embed", &with(long, json!({"truncate": false}))).status, 400);
 }
 

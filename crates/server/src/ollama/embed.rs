@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use axum::{Json, response::Response};
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
 use narthex_gateway::request::{EmbedRequest, InputOverflow, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,6 +18,7 @@ use crate::{
     error::ApiError,
     hints,
     ignored::IgnoredParameters,
+    loading,
     openai::{embeddings, prompts::Prompts},
 };
 
@@ -25,7 +29,7 @@ const MAX_INPUTS: usize = 2048;
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbedBody {
     model: String,
-    input: Prompts<MAX_INPUTS>,
+    input: Option<Prompts<MAX_INPUTS>>,
     truncate: Option<bool>,
     dimensions: Option<usize>,
 }
@@ -68,13 +72,21 @@ pub(crate) struct EmbeddingAnswer {
     embedding: Vec<f32>,
 }
 
-/// Handles a request to `/api/embed`.
+/// Handles a request to `/api/embed`. Without inputs it loads the model.
 pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
     let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, held } = body;
     let started = Instant::now();
+    let inputs = input.map_or_else(Vec::new, |input| input.0);
+    if inputs.is_empty() {
+        loading::wait(&app, &model).await?;
+        let (total_duration, load_duration) = (nanoseconds(started.elapsed()), 0);
+        let answer =
+            EmbedAnswer { model, embeddings: Vec::new(), total_duration, load_duration, prompt_eval_count: 0 };
+        return Ok(ignored.name_in(Json(answer).into_response()));
+    }
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
-    let request = EmbedRequest { inputs: input.0, overlong, dimensions, prompt: None };
+    let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, held).await?;
     let answer = EmbedAnswer {
         model,

@@ -30,8 +30,7 @@ const FIELDS: &[&str] = &["model", "prompt", "system", "raw"];
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct GenerateBody {
     model: String,
-    #[serde(default)]
-    prompt: String,
+    prompt: Option<String>,
     system: Option<String>,
     raw: Option<bool>,
 }
@@ -61,7 +60,8 @@ impl FromBody for ParsedGenerate {
         let ConversationBody { own: body, shared } =
             ConversationBody::<GenerateBody>::read(bytes, &fields, &[], ignored)?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
-        let change = body.prompt.is_empty().then(|| answer_fields.take_memory_change());
+        let prompt = body.prompt.unwrap_or_default();
+        let change = prompt.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
         let mut of_reasoning = Think::name(think);
@@ -73,12 +73,12 @@ impl FromBody for ParsedGenerate {
         let work = if let Some(change) = change {
             GenerateWork::ChangeMemory(change)
         } else if body.raw == Some(true) {
-            let prompt = Prompt::Text(body.prompt);
+            let prompt = Prompt::Text(prompt);
             GenerateWork::Continue(Box::new(CompletionRequest { prompt, echo: Echo::Completion, options }))
         } else {
             let system = body.system.filter(|text| !text.is_empty());
             let system = system.map(|text| Message::new(Role::System, text));
-            let messages = system.into_iter().chain([Message::new(Role::User, body.prompt)]).collect();
+            let messages = system.into_iter().chain([Message::new(Role::User, prompt)]).collect();
             let tools = ToolSettings::default();
             let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
             let reasoning = shared.reasoning.settings_after(reasoning);
