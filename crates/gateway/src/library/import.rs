@@ -16,16 +16,16 @@ use crate::{
 /// Import of an ONNX export.
 ///
 /// ```
-/// use narthex_gateway::{Cancel, Config, Error, Gateway, ImportRequest};
+/// use narthex_gateway::{Cancel, Config, ErrorKind, Gateway, ImportRequest};
 /// use narthex_spec::progress::Quiet;
 ///
-/// # fn main() -> Result<(), Error> {
+/// # fn main() -> Result<(), narthex_gateway::Error> {
 /// # let home = tempfile::tempdir().unwrap();
 /// # let config = Config { home: Some(home.path().to_owned()), ..Config::standard() };
 /// let gateway = Gateway::open(config)?;
 /// let request = ImportRequest { path: "exports/missing".into(), name: None, file: None };
 /// let error = gateway.import(&request, &Quiet, &Cancel::new()).unwrap_err();
-/// assert!(matches!(error, Error::Compile(_)), "{error}");
+/// assert_eq!(error.kind(), ErrorKind::NotFound);
 /// # Ok(())
 /// # }
 /// ```
