@@ -272,7 +272,7 @@ mod tests {
         let long = "é".repeat(40_000);
         let body = ApiError::bad_request(long.clone(), format!("a{long}")).body();
         assert!(body["error"]["message"].as_str().is_some_and(|text| text.len() < MAX_TEXT + 4), "{body}");
-        assert_eq!(body["error"]["param"], format!("a{}…", "é".repeat(49)));
+        assert_eq!(body["error"]["param"], format!("{}…", "é".repeat(50)));
         assert_eq!(cut("é", 2), "é");
     }
 
