@@ -23,7 +23,7 @@ use crate::{
 /// Fields of [`OllamaBody`].
 const FIELDS: &[&str] = &["model", "messages"];
 
-/// Body of the request, without the fields of [`AnswerFields`].
+/// Body of the request, without the fields that both endpoints share.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct OllamaBody {
     model: String,

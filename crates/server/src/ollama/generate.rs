@@ -26,7 +26,7 @@ use crate::{
 /// Fields of [`GenerateBody`].
 const FIELDS: &[&str] = &["model", "prompt", "system", "raw"];
 
-/// Body of the request, without the fields of [`AnswerFields`].
+/// Body of the request, without the fields that both endpoints share.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct GenerateBody {
     model: String,
