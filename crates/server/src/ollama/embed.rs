@@ -80,8 +80,13 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
     if inputs.is_empty() {
         loading::wait(&app, &model).await?;
         let (total_duration, load_duration) = (nanoseconds(started.elapsed()), 0);
-        let answer =
-            EmbedAnswer { model, embeddings: Vec::new(), total_duration, load_duration, prompt_eval_count: 0 };
+        let answer = EmbedAnswer {
+            model,
+            embeddings: Vec::new(),
+            total_duration,
+            load_duration,
+            prompt_eval_count: 0,
+        };
         return Ok(ignored.name_in(Json(answer).into_response()));
     }
     // Ollama truncates by default.
