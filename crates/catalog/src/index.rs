@@ -23,6 +23,7 @@ const FILES: &[(&str, &str)] = &[
     ("bge.toml", include_str!("../entries/bge.toml")),
     ("chatglm.toml", include_str!("../entries/chatglm.toml")),
     ("e5.toml", include_str!("../entries/e5.toml")),
+    ("ernie.toml", include_str!("../entries/ernie.toml")),
     ("gemma.toml", include_str!("../entries/gemma.toml")),
     ("gpt2.toml", include_str!("../entries/gpt2.toml")),
     ("granite.toml", include_str!("../entries/granite.toml")),

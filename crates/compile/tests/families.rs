@@ -12,8 +12,9 @@ use narthex_compile::pipeline::compile;
 use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 19] = [
+const FAMILIES: [&str; 20] = [
     "chatglm3",
+    "ernie4.5",
     "gemma2",
     "gemma3",
     "gemma3n",
@@ -152,6 +153,10 @@ fn settings_that_contradict_the_weights_are_named() {
         json!({"use_parallel_residual": false}),
         &["layers.0.mlp_norm", "post_attention_layernorm"],
     );
+    check("ernie4.5", json!({"use_bias": false}), &["model.layers.0.", "not supported"]);
+    check("ernie4.5", json!({"moe_num_experts": 64}), &["moe_num_experts \"64\"", "a dense model"]);
+    let experts = json!({"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe"});
+    check("ernie4.5", experts, &["config.json: architecture \"Ernie4_5_MoeForCausalLM\""]);
     check("gemma2", json!({"num_hidden_layers": 3}), &["no tensor for layers.2."]);
     check("qwen2", json!({"num_hidden_layers": 1}), &["\"model.layers.1.", "not supported"]);
     check("gpt2", json!({"activation_function": "xielu"}), &["hidden_act \"xielu\""]);

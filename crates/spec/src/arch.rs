@@ -83,6 +83,8 @@ pub enum Family {
     OpenElm,
     /// ChatGLM3.
     ChatGlm,
+    /// ERNIE 4.5, the dense models.
+    Ernie45,
     /// BERT and models with the same structure: MiniLM, BGE, E5.
     Bert,
     /// RoBERTa and XLM-R.

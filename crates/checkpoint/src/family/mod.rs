@@ -8,6 +8,7 @@
 mod bert;
 mod chatglm;
 mod distilbert;
+mod ernie;
 mod gemma;
 mod gemma3n;
 mod gpt2;
@@ -54,6 +55,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &gpt2::HF,
     &openelm::HF,
     &chatglm::HF,
+    &ernie::HF,
     &bert::HF,
     &roberta::HF,
     &roberta::HF_XLM,
@@ -76,6 +78,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gpt2::GGUF,
     &openelm::GGUF,
     &chatglm::GGUF,
+    &ernie::GGUF,
     &bert::GGUF,
 ];
 

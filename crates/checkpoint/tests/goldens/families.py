@@ -532,9 +532,18 @@ def chatglm3(out):
                {key.removeprefix("transformer."): value for key, value in tensors.items()}, meta)
 
 
+def ernie(out):
+    """Heads other than the hidden width divided by their number, and biases, which the published files leave out."""
+    config = transformers.Ernie4_5Config(**SIZES, rms_norm_eps=1e-5, head_dim=32, use_bias=True, tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "ernie4.5", config)
+    meta = llama_meta(layer_norm_rms_eps=1e-5, rope_freq_base=500000.0, rope_dimension_count=32, key_length=32,
+                      value_length=32)
+    write_gguf(folder, gguf.MODEL_ARCH.ERNIE4_5, tensors, meta)
+
+
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3, phi3_long=phi3_long,
                 phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
-                openelm=openelm, chatglm3=chatglm3)
+                openelm=openelm, chatglm3=chatglm3, ernie=ernie)
 
 if __name__ == "__main__":
     tokenizer(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// Names of the families, which are those of their folders.
-pub(crate) const FAMILIES: [&str; 19] = [
+pub(crate) const FAMILIES: [&str; 20] = [
     "llama",
     "mistral",
     "qwen2",
@@ -33,6 +33,7 @@ pub(crate) const FAMILIES: [&str; 19] = [
     "gpt2",
     "openelm",
     "chatglm3",
+    "ernie4.5",
 ];
 
 /// Number of tokens in each test.
