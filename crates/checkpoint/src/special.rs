@@ -5,12 +5,13 @@
 use narthex_spec::arch::Family;
 
 /// Texts that end a turn in common chat formats. None of them occurs in ordinary text.
-const END_OF_TURN: [&str; 12] = [
+const END_OF_TURN: [&str; 13] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|endoftext|>",
+    "<|end_of_sentence|>",
     "<|end|>",
     "<|eot|>",
     "<|eom|>",

@@ -262,7 +262,12 @@ fn tool() -> ToolSettings {
 fn ready(gateway: &Gateway, model: &str) -> ReadyModel {
     match gateway.start_load(model).unwrap() {
         LoadStart::Ready(model) => model,
-        LoadStart::Pending(load) => load.model().unwrap(),
+        LoadStart::Pending(load) => {
+            let (sender, ended) = mpsc::channel();
+            let _place = load.on_end(move || sender.send(()).unwrap()).unwrap();
+            ended.recv().unwrap();
+            load.model().unwrap()
+        }
     }
 }
 
