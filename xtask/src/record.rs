@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use anyhow::Context;
 use clap::Args;
-use narthex_spec::{Date, date::unix_now};
+use narthex_spec::Date;
 
 use crate::{
     terminal,
@@ -72,7 +72,7 @@ pub(crate) fn list(findings: &[String]) -> String {
 
 /// Returns today's date in UTC, as `2026-11-21`.
 pub(crate) fn today() -> String {
-    Date::from_unix_seconds(unix_now()).to_string()
+    Date::today().to_string()
 }
 
 #[cfg(test)]

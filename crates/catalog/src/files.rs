@@ -75,7 +75,7 @@ pub(crate) fn digest_open(
     Ok(Sha256(hasher.finalize().into()))
 }
 
-/// Reads an open file to its end and passes each chunk to `take`; `path` is for errors.
+/// Reads an open file to its end and passes each chunk to `take`. `path` is named in errors.
 pub(crate) fn read_chunks(
     file: &mut File,
     path: &Path,
@@ -91,7 +91,7 @@ pub(crate) fn read_chunks(
     }
 }
 
-/// Tries once to lock an open file, and returns true if it succeeds; `path` is for errors.
+/// Tries once to lock an open file. Returns whether it succeeded. `path` is named in errors.
 pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool, Error> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -100,17 +100,23 @@ pub(crate) fn try_lock(file: &File, path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Waits for the lock on an open file. Calls `waits` before the first wait; `path` is for errors.
-pub(crate) fn lock(file: &File, path: &Path, cancel: &CancelFlag, waits: impl FnOnce()) -> Result<(), Error> {
-    let mut waits = Some(waits);
+/// Locks an open file, waiting until its lock is free. Calls `on_wait` once, before the first wait. `path` is named in
+/// errors.
+pub(crate) fn lock(
+    file: &File,
+    path: &Path,
+    cancel: &CancelFlag,
+    on_wait: impl FnOnce(),
+) -> Result<(), Error> {
+    let mut on_wait = Some(on_wait);
     // The loop tries repeatedly, because a blocking wait for a file lock cannot be cancelled.
     loop {
         check_cancel(cancel)?;
         if try_lock(file, path)? {
             return Ok(());
         }
-        if let Some(waits) = waits.take() {
-            waits();
+        if let Some(on_wait) = on_wait.take() {
+            on_wait();
         }
         thread::sleep(RETRY);
     }

@@ -126,7 +126,7 @@ pub struct KeyLimits {
     /// Maximum number of prompt and generated tokens per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<NonZeroU32>,
-    /// Maximum number of concurrent answers: requests, and further choices and prompts of them.
+    /// Maximum number of concurrent answers. Each choice for each prompt of a request counts as one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<NonZeroU32>,
 }

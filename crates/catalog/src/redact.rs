@@ -37,8 +37,8 @@ pub fn redact(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// Returns the text of a user's reference to a model without what may be a user name and a password: the part before an
-/// `@` with a colon, as in `hf:user:password@host/model`. The colon of a name and its scheme, `a:b@w8`, stay.
+/// Hides a user name and a password in a model reference, as in `hf:user:password@host/model`: the part before the last
+/// `@`, if it contains a colon. A name with its scheme, such as `a:b@w8`, is not changed.
 pub fn redact_reference(text: &str) -> Cow<'_, str> {
     let (prefix, rest) = text.split_at(if text.starts_with("hf:") { "hf:".len() } else { 0 });
     match rest.rsplit_once('@') {
@@ -51,9 +51,9 @@ pub fn redact_reference(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns a text without the user information of some addresses, which may be malformed: without the part before the
-/// last `@` of each, without the password in it, and without the pieces of the password, as programs divide an address at
-/// these characters. Other credentials are removed as by [`redact`].
+/// Hides the user information of these addresses in a text. The addresses may be malformed. Hides the part before the last
+/// `@`, the password in it, and the pieces of the password, because programs divide a malformed address in different ways.
+/// Hides other credentials as [`redact`] does.
 pub(crate) fn redact_addresses(text: &str, addresses: &[String]) -> String {
     let mut secrets: Vec<&str> = addresses.iter().flat_map(|address| secrets(address)).collect();
     // A longer secret may contain a shorter one.

@@ -6,9 +6,12 @@
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
 use narthex_mmap::MappedFile;
-use narthex_spec::arch::{
-    Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm,
-    Residual, RopeScaling, Rotation,
+use narthex_spec::{
+    arch::{
+        Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind,
+        QkNorm, Residual, RopeScaling, Rotation,
+    },
+    manifest::max_json_values,
 };
 
 use super::{CheckpointError, Result};
@@ -70,11 +73,9 @@ pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     })
 }
 
-/// Fails if the JSON text `bytes` of the file `path` may have more than `most` values, not counting names of objects.
-///
-/// The text is not parsed. The check counts the characters that can precede a value, including those in strings.
+/// Fails if the JSON text `bytes` of the file `path` may have more than `most` values, by [`max_json_values`].
 pub(crate) fn check_values(path: &Path, bytes: &[u8], most: usize) -> Result<()> {
-    let found = bytes.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count();
+    let found = max_json_values(bytes);
     if found > most {
         return Err(malformed(path, format!("at most {most} values"), found));
     }

@@ -124,7 +124,7 @@ fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let failed = |source| CompileError::Write { path: path.clone(), source };
     let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
     // No version could read a longer one.
-    check_text(&text).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    check_text(&text).map_err(|error| failed(error.into()))?;
     let mut file = File::create(&path).map_err(failed)?;
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }

@@ -60,7 +60,7 @@ impl Meter {
             Source::Packages(_) => {
                 "the processors' own counters (RAPL), without memory, screen and other chips"
             }
-            Source::Batteries(_) => "the battery gauge, for the whole machine; coarse",
+            Source::Batteries(_) => "the battery gauge (whole machine, coarse)",
         }
     }
 

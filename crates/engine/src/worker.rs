@@ -48,8 +48,8 @@ pub struct EngineExtensions {
     pub prefix_storage: Option<Box<dyn PrefixStorage>>,
     /// Reports of that storage.
     pub storage_progress: StorageProgress,
-    /// Reservation of the engine's memory. It is dropped when the thread has dropped the executor, which may be later than
-    /// the drop of the [`Engine`] if a sink drops that.
+    /// Reservation of the engine's memory. The engine's thread drops it after the executor. If a sink drops the [`Engine`] on
+    /// that thread, this happens after that drop has returned.
     pub reservation: Option<Arc<dyn Send + Sync>>,
 }
 

@@ -4,7 +4,8 @@ use narthex_gateway::{Cancel, Error, ReadyModel};
 
 use crate::{app::App, budget::Reservation, error::ApiError, loading};
 
-/// Maximum memory that tokenizing takes for each byte of a text. Digits with spaces take 430 with a byte-level BPE.
+/// Memory that is reserved for each byte of a text that is tokenized. The most that was measured is 430 bytes, for digits
+/// between spaces with a byte-level BPE.
 const TOKENIZING_BYTES: usize = 512;
 
 /// A text that is tokenized as a whole.

@@ -32,7 +32,7 @@ struct ChannelSink {
     sender: UnboundedSender<GenerationEvent>,
     backlog: Arc<Mutex<Backlog>>,
     memory: AnswerMemory,
-    /// Set once the client has disconnected before the answer started.
+    /// Cancels the work before the answer starts. It is also set once the call that starts the answer has returned.
     cancel: Cancel,
 }
 
@@ -76,16 +76,17 @@ fn tokens(event: &GenerationEvent) -> usize {
     }
 }
 
-/// Events in the channel that were not received yet.
+/// State of the channel that both ends share.
 struct Backlog {
+    /// Number of events that were not received yet.
     events: usize,
-    /// Number of tokens of all events so far, received or not; 0 once the request was charged.
-    uncharged: usize,
-    /// Time at which the first of them was sent or the last event was received, whichever is later.
+    /// Time at which the first of these events was sent or the last event was received, whichever is later.
     since: Instant,
     /// Maximum time without a received event. Answers that are not streamed have no limit, because the server collects
     /// them itself.
     limit: Option<Duration>,
+    /// Number of tokens of all events so far, received or not; 0 once the request was charged.
+    uncharged: usize,
 }
 
 impl GenerationSink for ChannelSink {
@@ -119,12 +120,11 @@ impl GenerationSink for ChannelSink {
     }
 }
 
-/// Creates a channel for an answer with this memory, and returns both ends.
-fn channel(memory: AnswerMemory) -> (ChannelSink, EventReceiver) {
+/// Creates a channel for an answer with this memory, and returns both ends. `cancel` ends the work before the answer starts.
+fn channel(memory: AnswerMemory, cancel: Cancel) -> (ChannelSink, EventReceiver) {
     let (sender, receiver) = unbounded_channel();
-    let backlog = Backlog { events: 0, uncharged: 0, since: Instant::now(), limit: None };
+    let backlog = Backlog { events: 0, since: Instant::now(), limit: None, uncharged: 0 };
     let backlog = Arc::new(Mutex::new(backlog));
-    let cancel = Cancel::new();
     let sink = ChannelSink { sender, backlog: backlog.clone(), memory: memory.clone(), cancel };
     (sink, EventReceiver { receiver, backlog, memory, retains: false, taken: 0 })
 }
@@ -241,12 +241,12 @@ pub(crate) async fn start(
     more_answers: Option<Permit>,
     call: impl FnOnce(&ReadyModel, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
-    let (mut sink, receiver) = channel(app.answer.clone());
+    let memory = app.answer.clone();
     let call = move |model: &ReadyModel, cancel: &Cancel| {
-        sink.cancel = cancel.clone();
-        call(model, Box::new(sink)).map(CancelOnDisconnect)
+        let (sink, receiver) = channel(memory, cancel.clone());
+        Ok((receiver, CancelOnDisconnect(call(model, Box::new(sink))?)))
     };
-    let generation = run_cancellable(app, model, body, call).await?;
+    let (receiver, generation) = run_cancellable(app, model, body, call).await?;
     Ok(Events { receiver, generation, meter: app.meter.clone(), _more_answers: more_answers })
 }
 
@@ -264,7 +264,7 @@ mod tests {
         const PART: usize = 20 << 20;
         let part = || GenerationEvent::Text { choice: 0, text: "a".repeat(PART), tokens: Vec::new() };
         for (is_stream, retains) in [(true, false), (true, true), (false, false)] {
-            let (mut sink, mut receiver) = channel(memory());
+            let (mut sink, mut receiver) = channel(memory(), Cancel::new());
             receiver.retains = retains;
             if is_stream {
                 receiver.limit(MAX_UNREAD);
@@ -290,7 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn events_that_were_not_received_are_charged() {
-        let (mut sink, mut receiver) = channel(memory());
+        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
         assert!(sink.event(GenerationEvent::Started { prompt_tokens: 7 }).is_continue());
         for _ in 0..2 {
             let text = GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
@@ -311,7 +311,7 @@ mod tests {
 
     #[tokio::test]
     async fn failures_are_short_and_without_credentials() {
-        let (mut sink, mut receiver) = channel(memory());
+        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
         let message = format!("cannot read https://user:secret@host/?token=secret: {}", "é".repeat(20_000));
         assert!(sink.event(GenerationEvent::Failed { message }).is_continue());
         let Some(GenerationEvent::Failed { message }) = receiver.next().await else { panic!("it failed") };
@@ -322,7 +322,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_ends_when_its_client_reads_nothing() {
         let started = || GenerationEvent::Started { prompt_tokens: 1 };
-        let (mut sink, mut receiver) = channel(memory());
+        let (mut sink, mut receiver) = channel(memory(), Cancel::new());
         for _ in 0..3 {
             assert!(sink.event(started()).is_continue());
         }

@@ -1,4 +1,4 @@
-//! The HTTP server: the only inbound HTTP, and the JSON of the APIs. `/health` contains reports of the gateway.
+//! The HTTP server: the only inbound HTTP, and the JSON of the APIs. `/health` returns the gateway's reports.
 //!
 //! Handlers parse a request, call the gateway and render the answer. Start at `routes` for the route table. Each
 //! protocol has a folder, such as `openai`; reading bodies, starting requests, streaming and errors are shared.

@@ -235,8 +235,8 @@ fn is_of_path(error: &io::Error) -> bool {
         )
 }
 
-/// Serves until a signal. `ready` receives the bound address. Answers that are running at the first signal are finished;
-/// other connections are closed. A second signal ends the server at once. Each call of `signal` waits for the next signal.
+/// Serves until a signal. `ready` receives the bound address. Each call of `signal` waits for the next signal. After the
+/// first one, running answers are finished and other connections are closed. A second one ends the server at once.
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,

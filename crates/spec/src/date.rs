@@ -30,6 +30,11 @@ pub fn unix_now() -> u64 {
 }
 
 impl Date {
+    /// Returns today's date in UTC.
+    pub fn today() -> Self {
+        Self::from_unix_seconds(unix_now())
+    }
+
     /// Returns the date `days` after 1970-01-01, by Howard Hinnant's `civil_from_days`.
     pub fn from_unix_days(days: i64) -> Self {
         let z = days + 719_468;

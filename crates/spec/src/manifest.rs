@@ -21,7 +21,7 @@ use crate::{
 
 pub use bound_device::BoundDevice;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
-pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text};
+pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use part::{LayerRange, Part};
 pub use paths::{BadPath, check_path};
 pub use quality::Quality;

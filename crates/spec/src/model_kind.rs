@@ -12,13 +12,13 @@ use crate::{arch::EncoderHead, manifest::Manifest};
 pub enum ModelKind {
     /// Answers in a conversation.
     Chat,
-    /// Continues a text; has no chat template.
+    /// Completes a text, without a chat template.
     Text,
     /// Turns texts into vectors.
     Embedding,
     /// Scores how well a document answers a query.
     Rerank,
-    /// Finds the answer to a question in a text.
+    /// Extracts the answer to a question from a text.
     Answer,
     /// Fills masked tokens.
     Masked,

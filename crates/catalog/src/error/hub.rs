@@ -176,8 +176,8 @@ fn some(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Returns the text for a value of `HF_ENDPOINT` in an error. One with user information is not shown, since the form of a
-/// malformed address does not tell where a password in it begins.
+/// Returns the text for a value of `HF_ENDPOINT` in an error. A value with an `@` is not shown, because a malformed address
+/// may have a password anywhere before it.
 fn shown_endpoint(endpoint: &str) -> String {
     if endpoint.contains('@') {
         return "the value of HF_ENDPOINT".to_owned();

@@ -66,8 +66,8 @@ impl Store {
         self.root().join("packages").join(name.file_stem()).join(scheme.as_str())
     }
 
-    /// Returns the folder of an installed package; `None` if it is not installed. The package may be malformed, and
-    /// anything may be in the place of its manifest.
+    /// Returns the folder of an installed package; `None` if it is not installed. The package may be malformed:
+    /// its manifest need not be a regular file.
     pub fn package(&self, name: &ModelName, scheme: Scheme) -> Option<PathBuf> {
         let folder = self.package_folder(name, scheme);
         has_manifest(&folder).then_some(folder)
@@ -151,10 +151,10 @@ fn has_manifest(folder: &Path) -> bool {
     folder.join(MANIFEST_FILE).symlink_metadata().is_ok()
 }
 
-/// Reads the text of a manifest, which has a limited number of values.
+/// Reads the text of a manifest. Fails if it is too long or may have too many values.
 pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     let text = narthex_mmap::read(path, MAX_MANIFEST_BYTES)?;
-    check_text(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    check_text(&text)?;
     Ok(text)
 }
 

@@ -1,4 +1,4 @@
-//! The part of a GGUF file with the tensors' elements: the byte range of each tensor, inside the file and of its own.
+//! The part of a GGUF file with the tensors' elements: the byte range of each tensor, inside the file and not shared.
 
 use std::{collections::HashMap, path::Path};
 
@@ -79,7 +79,7 @@ fn check_disjoint(path: &Path, tensors: &HashMap<String, StoredTensor>) -> Resul
             && start < end
         {
             let found = format!("{first} and {second}, which share byte {start}");
-            return Err(malformed(path, "tensors at places of their own", found));
+            return Err(malformed(path, "tensors that share no bytes", found));
         }
     }
     Ok(())

@@ -480,7 +480,7 @@ mod tests {
             assert!(found.contains(expect), "{offset}: {found}");
         };
         check(256, "2 tensors");
-        check(224, "expected tensors at places of their own, found first and other, which share byte");
+        check(224, "expected tensors that share no bytes, found first and other, which share byte");
         check(0, "found first and other, which share byte");
     }
 

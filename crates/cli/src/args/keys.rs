@@ -47,7 +47,7 @@ pub(crate) struct KeyAddArgs {
     #[arg(long, value_name = "N", value_parser = limit)]
     tokens_per_minute: Option<NonZeroU32>,
 
-    /// Maximum number of concurrent answers; each choice and prompt of a request is one
+    /// Maximum number of concurrent answers; each choice for each prompt of a request counts as one
     #[arg(long, value_name = "N", value_parser = limit)]
     concurrency: Option<NonZeroU32>,
 

@@ -237,11 +237,10 @@ impl Device {
         own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
     }
 
-    /// Returns ONNX Runtime's name of a provider that may be part of ONNX Runtime without offering a device. CoreML never
-    /// offers one; WebGPU offers none if the system's only GPU driver is in software.
-    pub(crate) fn by_name(&self) -> Option<&'static str> {
-        let is_named = matches!(self, Self::CoreMl(_) | Self::VitisAi(_) | Self::WebGpu(_));
-        is_named.then(|| self.ep().ort_name())
+    /// Returns whether the provider may be part of ONNX Runtime without offering a device. CoreML never offers one; WebGPU
+    /// offers none if the system's only GPU driver is a software driver.
+    pub(crate) fn may_lack_device(&self) -> bool {
+        matches!(self, Self::CoreMl(_) | Self::VitisAi(_) | Self::WebGpu(_))
     }
 }
 

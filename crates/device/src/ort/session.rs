@@ -165,11 +165,11 @@ fn on(
         Writes::Form(folder) => device.form_to(folder),
         Writes::Everything(folder) => device.write_to(folder),
     };
-    match (runtime.device(device), device.by_name()) {
+    let name = device.ep().ort_name();
+    match runtime.device(device) {
         // The device is given explicitly, because a new builder prefers an NPU as soon as a plugin provider is
         // registered.
-        (Ok(offered), _) => {
-            let name = device.ep().ort_name();
+        Ok(offered) => {
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
                 device.options_for(model).into_iter().chain(writes).map(prefixed).collect();
@@ -178,8 +178,10 @@ fn on(
             let pattern = device.ep() != Ep::DirectMl;
             builder.with_memory_pattern(pattern).map_err(failed(what))
         }
-        (Err(_), Some(name)) if runtime.has(device.ep()) => by_name(builder, name, device.options_for(model)),
-        (Err(none), _) => Err(none),
+        Err(_) if device.may_lack_device() && runtime.has(device.ep()) => {
+            by_name(builder, name, device.options_for(model))
+        }
+        Err(none) => Err(none),
     }
 }
 

@@ -7,7 +7,7 @@ use narthex_text::{compile_thread::ThreadStartError, template::TemplateError};
 use super::Error;
 
 impl Error {
-    /// Wraps an I/O error with the failed operation and its path.
+    /// Returns a function that adds the failed operation and its path to an I/O error.
     pub(crate) fn io(doing: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what: format!("cannot {doing} {}", path.as_ref().display()), source }
     }

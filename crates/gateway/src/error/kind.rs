@@ -1,4 +1,4 @@
-//! Kinds of errors, also of those of other crates.
+//! Kinds of errors, including the errors of other crates.
 
 use narthex_checkpoint::CheckpointError;
 use narthex_compile::vocab_subset::VocabSubsetError;

@@ -158,7 +158,7 @@ pub enum Error {
         retry_after: Option<Duration>,
     },
     /// No device took the model.
-    #[error("no device can run {name}{}: {}", required(*policy), hint::reasons(passed_over))]
+    #[error("no {} can run {name}: {}", wanted(*policy), hint::reasons(passed_over))]
     NoDevice {
         /// Model.
         name: ModelName,
@@ -262,8 +262,8 @@ pub enum Error {
     Step(#[from] narthex_engine::executor::StepError),
 }
 
-fn required(policy: NpuPolicy) -> &'static str {
-    if policy == NpuPolicy::Require { ", and an NPU is required" } else { "" }
+fn wanted(policy: NpuPolicy) -> &'static str {
+    if policy == NpuPolicy::Require { "NPU" } else { "device" }
 }
 
 impl Error {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -131,15 +131,15 @@ fn check_references(folder: &Path, graph: &str, files: &BTreeMap<String, FileEnt
 /// Reads `manifest.json` and checks that every file has the size stated there.
 pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest, Error> {
     let bad = |reason: String| Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason };
-    let bytes = match manifest_text(folder) {
-        Ok(bytes) => bytes,
-        Err(error) if is_of_system(folder, &error) => {
-            return Err(Error::io("read", folder.join(MANIFEST_FILE))(error));
+    let no_manifest = |error: &dyn fmt::Display| bad(format!("{MANIFEST_FILE} is not a manifest: {error}"));
+    let bytes = manifest_text(folder).map_err(|error| {
+        if is_of_system(folder, &error) {
+            Error::io("read", folder.join(MANIFEST_FILE))(error)
+        } else {
+            no_manifest(&error)
         }
-        Err(error) => return Err(bad(format!("{MANIFEST_FILE} is not a manifest: {error}"))),
-    };
-    let format: FormatOnly = serde_json::from_slice(&bytes)
-        .map_err(|error| bad(format!("{MANIFEST_FILE} is not a manifest: {error}")))?;
+    })?;
+    let format: FormatOnly = serde_json::from_slice(&bytes).map_err(|error| no_manifest(&error))?;
     if format.format != FORMAT {
         return Err(bad(format!("it has format {}, but this version reads format {FORMAT}", format.format)));
     }
@@ -162,14 +162,15 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
     Ok(manifest)
 }
 
-/// Reads the text of the manifest, which has a limited number of values.
+/// Reads the text of the manifest. Fails if it is too long or may have too many values.
 fn manifest_text(folder: &Path) -> io::Result<Vec<u8>> {
     let text = narthex_mmap::read_inside(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
-    check_text(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    check_text(&text)?;
     Ok(text)
 }
 
-/// Returns whether an error about the manifest is no fault of the package: it was removed, or the system refuses.
+/// Returns whether an error about the manifest is not the fault of the package: the manifest was removed, or the system
+/// refused access.
 fn is_of_system(folder: &Path, error: &io::Error) -> bool {
     match error.kind() {
         // A link may lead to nothing.

@@ -95,11 +95,11 @@ impl DeviceCache {
     pub(crate) fn record<R: DeserializeOwned>(&self, file: &str, edition: u32) -> Result<Option<R>, Error> {
         let Some(bytes) = self.folder.read(file)? else { return Ok(None) };
         let is_valid = serde_json::from_slice::<RecordHeader>(&bytes)
-            .is_ok_and(|header| header.edition == edition && header.key.difference(&self.key).is_none());
+            .is_ok_and(|header| header.edition == edition && header.key == self.key);
         Ok(if is_valid { serde_json::from_slice(&bytes).ok() } else { None })
     }
 
-    /// Writes a record to a file. If this fails, logs that `what` cannot be stored.
+    /// Writes a record to a file. Logs a warning that names `what` if it cannot be written.
     pub(crate) fn store(&self, file: &str, record: &impl Serialize, what: &str) {
         let written = to_json(record).and_then(|bytes| Ok(self.folder.write(file, &bytes)?));
         if let Err(error) = written {

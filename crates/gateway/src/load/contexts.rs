@@ -61,7 +61,7 @@ pub(crate) fn with_provider_cache(mut device: Device, machine: &MachineFolder, k
 fn provider_folder(machine: &MachineFolder, key: &CacheKey) -> Result<PathBuf, Error> {
     let stored: Option<CacheKey> =
         machine.read(PROVIDER_RECORD)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let is_valid = stored.is_some_and(|stored| stored.difference(key).is_none());
+    let is_valid = stored.is_some_and(|stored| stored == *key);
     match machine.folder(PROVIDER_FOLDER).filter(|_| is_valid) {
         Some(folder) => Ok(folder),
         None => {

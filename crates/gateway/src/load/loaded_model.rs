@@ -50,7 +50,7 @@ pub(crate) struct LoadedModel {
     monitors: Vec<NumericsMonitor>,
     /// Package of the draft model.
     draft: Option<Arc<Package>>,
-    /// The last field, so that it is dropped last.
+    /// Reservation of the model's memory. It is the last field, so that it is dropped after everything that uses the memory.
     _reservation: Option<Arc<dyn Send + Sync>>,
 }
 

@@ -200,7 +200,7 @@ pub struct DeviceRefusal {
     pub fallback: FallbackNodes,
 }
 
-/// Counters of a chat model's engine.
+/// Counters of an engine, or of the queue of an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EngineCounters {
     /// Sequences in slots.

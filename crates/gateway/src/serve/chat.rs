@@ -1,6 +1,6 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use narthex_spec::TokenId;
+use narthex_spec::{Date, TokenId};
 use narthex_text::{
     detokenize::Detokenizer,
     prompt::PromptError,
@@ -15,7 +15,6 @@ use crate::{
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
         answer_rules::AnswerRules,
-        date,
         generation::{self, Generation, PromptTokens},
         options::{self, Length},
         permits::RENDERINGS,
@@ -33,8 +32,8 @@ const LEFT_OUT: usize = 8;
 /// Maximum number of tokens of a conversation that is only counted, or the model's context if it is longer.
 const MAX_COUNTED: usize = 1 << 18;
 
-/// Maximum bytes of a text that is only tokenized. It is tokenized as a whole, which takes up to 450 times its length in
-/// memory, and ends at a cancellation only afterwards.
+/// Maximum bytes of a text that is only tokenized. It is tokenized as a whole, which takes up to 430 times its length in
+/// memory and cannot be cancelled once it has started.
 const MAX_TOKENIZED: usize = 256 << 10;
 
 /// Maximum bytes of the text of tokens. A server holds several copies until its client has read the answer.
@@ -169,7 +168,7 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     RenderOptions {
         generation_prompt: reasoning.generation_prompt(),
         variables: reasoning.template_variables(),
-        ..RenderOptions::answer(date::today())
+        ..RenderOptions::answer(Date::today())
     }
 }
 
@@ -321,7 +320,7 @@ mod tests {
     fn an_answer_continues_a_text_of_the_assistant() {
         let message = |role| Message::new(role, "a".to_owned());
         let take = |messages: &mut Vec<Message>, continues: bool| {
-            let mut options = RenderOptions::answer(date::today());
+            let mut options = RenderOptions::answer(Date::today());
             options.generation_prompt = GenerationPrompt::Leave;
             options.variables.insert("continue_final_message".to_owned(), json!(continues));
             let taken = take_continued(messages, &mut options).map_err(|error| error.to_string());

@@ -4,7 +4,6 @@ mod answer;
 mod answer_rules;
 mod chat;
 mod constraint;
-pub(crate) mod date;
 mod embed;
 mod fill;
 pub(crate) mod generation;

@@ -57,8 +57,6 @@ impl WorkPermits {
         while counts.running >= self.most {
             if cancel.is_cancelled() {
                 counts.waiting -= 1;
-                // The cancelled request may have been woken for a returned permit.
-                self.returned.notify_one();
                 return Err(Error::Cancelled);
             }
             self.returned.wait(&mut counts);

@@ -97,10 +97,6 @@ impl ChoiceText {
         let text = self.detokenizer.push(event.token);
         let parts = text.map_or_else(Vec::new, |text| self.push_answer(&text));
         self.reasoning_tokens += usize::from(was_inside || is_inside(self));
-        if self.reasoning.as_ref().is_some_and(ReasoningParser::is_before_text) {
-            // Only tokens of the text have log-probabilities.
-            self.pending.clear();
-        }
         parts
     }
 
@@ -122,6 +118,9 @@ impl ChoiceText {
     pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
         let mut parts = self.detokenizer.finish().map_or_else(Vec::new, |text| self.push_answer(&text));
         if let Some(mut reasoning) = self.reasoning.take() {
+            if reasoning.is_before_text() {
+                self.pending.clear();
+            }
             let rest = reasoning.finish();
             parts.extend(self.without_reasoning(rest));
         }
@@ -140,6 +139,10 @@ impl ChoiceText {
             None => self.push_text(text),
             Some(reasoning) => {
                 let events = reasoning.push(text);
+                if reasoning.is_before_text() {
+                    // Only tokens of the text have log-probabilities. One without text yet may begin the text.
+                    self.pending.clear();
+                }
                 self.without_reasoning(events)
             }
         }
@@ -212,9 +215,9 @@ mod tests {
     use super::*;
     use crate::serve::tools::CallRules;
 
-    /// Returns a tokenizer with a token for each character.
+    /// Returns a tokenizer with a token for each ASCII character, and four for `🙂`.
     fn tokenizer() -> Tokenizer {
-        let tokens = ('!'..='~').chain(['Ġ', 'Ċ']).map(String::from);
+        let tokens = ('!'..='~').chain(['Ġ', 'Ċ', 'ð', 'Ł', 'Ļ', 'Ĥ']).map(String::from);
         let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
         let vocab = GgufVocab { model, pre, tokens: tokens.collect(), ..GgufVocab::default() };
         Tokenizer::from_gguf(&vocab).unwrap()
@@ -264,20 +267,21 @@ mod tests {
                 parts.extend(choice.push(&TokenEvent { token, logprob: None, top: &[] }));
             }
             parts.extend(choice.finish(FinishReason::Stop).0);
-            let (mut text, mut of_tokens) = (String::new(), String::new());
+            let (mut text, mut of_tokens) = (String::new(), Vec::new());
             for part in parts {
                 if let TextPart::Text { text: more, tokens } = part {
                     text.push_str(&more);
-                    of_tokens.extend(tokens.into_iter().map(|token| token.text));
+                    of_tokens.extend(tokens.into_iter().flat_map(|token| token.bytes));
                 }
             }
-            assert_eq!((text.as_str(), of_tokens.as_str()), (expect, expect), "{answer:?}");
+            assert_eq!((text.as_str(), of_tokens.as_slice()), (expect, expect.as_bytes()), "{answer:?}");
         };
         check("<think>a</think>\n\nYes, <b>", "Yes, <b>");
         check("<think>\n\n</think>\n\nYes", "Yes");
         check("<think>a", "");
         check("<think>a</think>\n", "");
         check("<thin air", "<thin air");
+        check("<think>a</think>\n\n🙂!", "🙂!");
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub(crate) enum ContentBlock {
     /// Text.
     Text {
         text: String,
-        /// Always empty. Some clients accept a list only, and no null.
+        /// Always empty. Some clients reject null.
         citations: Vec<Value>,
     },
     /// A call of a tool.
@@ -169,7 +169,7 @@ pub(crate) struct MessageUsage {
     cache_creation_input_tokens: usize,
     cache_creation: Option<Value>,
     output_tokens: usize,
-    /// Absent while the answer runs.
+    /// Null until the answer is complete.
     output_tokens_details: Option<OutputTokensDetails>,
     server_tool_use: Option<Value>,
     inference_geo: Option<String>,

@@ -60,7 +60,7 @@ impl Caller {
     /// Counts more answers of a running request, until the returned permit is dropped.
     ///
     /// # Errors
-    /// 429 if the caller's key may not have so many at a time.
+    /// 429 if the answers would exceed the limit of concurrent answers of the caller's key.
     pub(crate) fn add_answers(&self, answers: usize) -> Result<Option<Permit>, ApiError> {
         match self {
             Self::Key(key) => key.add_answers(u32::try_from(answers).unwrap_or(u32::MAX)).map(Some),

@@ -74,7 +74,7 @@ struct KeyCounts {
     running: u32,
 }
 
-/// Permit for running answers of a key. They end when it is dropped.
+/// Answers of a key that count as running until the permit is dropped.
 pub(crate) struct Permit {
     key: Arc<KeyState>,
     answers: u32,
@@ -150,14 +150,14 @@ impl KeyState {
     /// Counts more answers of a running request.
     ///
     /// # Errors
-    /// 429 if the key may not have so many at a time.
+    /// 429 if the answers would exceed the key's limit of concurrent answers.
     pub(crate) fn add_answers(self: &Arc<Self>, answers: u32) -> Result<Permit, ApiError> {
         let mut counts = self.counts.lock();
         let running = counts.running.saturating_add(answers);
         if let Some(limit) = self.key.limits.concurrency.filter(|limit| running > limit.get()) {
             let message = format!(
-                "this key may have {limit} concurrent answers, and each choice and prompt of a request is one; ask for \
-                 fewer, or wait and send the request again"
+                "this key may have {limit} concurrent answers, and each choice for each prompt of a request counts as \
+                 one; request fewer, or wait and send the request again"
             );
             return Err(ApiError::rate_limited(message, Duration::from_secs(1)));
         }

@@ -101,10 +101,10 @@ impl OllamaMessage {
 /// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
     let Body { request: ParsedOllamaChat { conversation, change }, ignored, held } = body;
-    if let Some(change) = change {
-        return Ok(ignored.name_in(change_memory::<ChatContent>(&app, conversation.model, change).await?));
-    }
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
+    if let Some(change) = change {
+        return Ok(ignored.name_in(change_memory(&app, form, change).await?));
+    }
     conversation::answer(&app, Body { request: conversation, ignored, held }, form).await
 }
 

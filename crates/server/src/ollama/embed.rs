@@ -76,31 +76,21 @@ pub(crate) struct EmbeddingAnswer {
 pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
     let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, held } = body;
     let started = Instant::now();
+    let answer = move |model, embeddings, prompt_eval_count| {
+        let total_duration = nanoseconds(started.elapsed());
+        Json(EmbedAnswer { model, embeddings, total_duration, load_duration: 0, prompt_eval_count })
+    };
     let inputs = input.map_or_else(Vec::new, |input| input.0);
     if inputs.is_empty() {
         loading::wait(&app, &model).await?;
-        let (total_duration, load_duration) = (nanoseconds(started.elapsed()), 0);
-        let answer = EmbedAnswer {
-            model,
-            embeddings: Vec::new(),
-            total_duration,
-            load_duration,
-            prompt_eval_count: 0,
-        };
-        return Ok(ignored.name_in(Json(answer).into_response()));
+        return Ok(ignored.name_in(answer(model, Vec::new(), 0).into_response()));
     }
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, held).await?;
-    let answer = EmbedAnswer {
-        model,
-        embeddings: found.vectors,
-        total_duration: nanoseconds(started.elapsed()),
-        load_duration: 0,
-        prompt_eval_count: found.prompt_tokens,
-    };
-    Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(answer))))
+    let answer = answer(model, found.vectors, found.prompt_tokens);
+    Ok(ignored.name_in(with_device_headers(&found.ran_on, answer)))
 }
 
 /// Handles a request to `/api/embeddings`.

@@ -94,9 +94,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Respo
     let ParsedGenerate { model, is_streamed, work, of_reasoning } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     match work {
-        GenerateWork::ChangeMemory(change) => {
-            Ok(ignored.name_in(change_memory::<GeneratedText>(&app, model, change).await?))
-        }
+        GenerateWork::ChangeMemory(change) => Ok(ignored.name_in(change_memory(&app, form, change).await?)),
         GenerateWork::Answer(request) => {
             let request = Conversation { model, request: *request, is_streamed, of_reasoning };
             conversation::answer(&app, Body { request, ignored, held }, form).await

@@ -164,7 +164,7 @@ impl LineContent for ChatContent {
 
 /// Form of the answers of an endpoint.
 pub(super) struct AnswerLines<C> {
-    model: String,
+    pub(super) model: String,
     /// Calls, which are sent before the last line, and the finish reason.
     choice: Choice,
     device: String,

@@ -25,20 +25,20 @@ use crate::{app::App, error::ApiError, keys::admins_only, loading};
 /// Loads or unloads the model of a request without a prompt. Returns the answer to the request.
 async fn change_memory<C: LineContent>(
     app: &App,
-    model: String,
+    form: AnswerLines<C>,
     change: MemoryChange,
 ) -> Result<Response, ApiError> {
     let done_reason = match change {
         MemoryChange::Load => {
-            loading::wait(app, &model).await?;
+            loading::wait(app, &form.model).await?;
             "load"
         }
         MemoryChange::Unload => {
-            unload(app, &model).await?;
+            unload(app, &form.model).await?;
             "unload"
         }
     };
-    Ok(Json(AnswerLines::<C>::new(model).without_text(done_reason)).into_response())
+    Ok(Json(form.without_text(done_reason)).into_response())
 }
 
 /// Removes a model from memory, for a request without a prompt and with `keep_alive: 0`. Running answers finish.

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
@@ -106,15 +106,16 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
     let header = CompletionHeader::new("cmpl-", model.clone());
     let mut pending = VecDeque::with_capacity(prompts.len());
     let (mut replies, mut ran_on) = (Vec::with_capacity(prompts.len()), None);
+    // The request itself counts as one answer, that of one prompt at a time.
+    let mut unused = 1;
     for prompt in prompts {
         let more_answers = loop {
-            // The request counts as one answer.
-            let more = if pending.is_empty() { n.saturating_sub(1) } else { n };
-            match app.meter.caller.add_answers(more) {
+            match app.meter.caller.add_answers(n.saturating_sub(unused)) {
                 Ok(permit) => break permit,
                 Err(error) => {
-                    let Some(events) = pending.pop_front() else { return Err(error) };
+                    let Some((events, used)) = pending.pop_front() else { return Err(error) };
                     replies.push(collect(events, n).await?);
+                    unused += used;
                 }
             }
         };
@@ -122,19 +123,18 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         let call = move |model: &ReadyModel, sink| model.complete(completion, sink);
         let events = events::start(&app, &model, held.clone(), more_answers, call).await?;
         ran_on.get_or_insert_with(|| events.ran_on());
-        pending.push_back(events);
-    }
-    if let Some(options) = streaming
-        && let Some(events) = pending.pop_back()
-    {
-        let device = events.ran_on().device;
-        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], device);
-        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
+        pending.push_back((events, mem::take(&mut unused)));
     }
     let Some(ran_on) = ran_on else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
     };
-    for events in pending {
+    if let Some(options) = streaming
+        && let Some((events, _)) = pending.pop_back()
+    {
+        let encoder = ChunkEncoder::<TextChoice>::new(header, options, n, vec![0; n], ran_on.device);
+        return Ok(ignored.name_in(sse::respond(events, Box::new(encoder), app.meter.metrics)));
+    }
+    for (events, _) in pending {
         replies.push(collect(events, n).await?);
     }
     let (mut choices, mut total) = (Vec::new(), Summary::default());

@@ -10,7 +10,7 @@ use narthex_spec::date::unix_seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{app::App, error::ApiError, timestamp::rfc_3339};
+use crate::{app::App, error::ApiError, protocol::Protocol, timestamp::rfc_3339};
 
 /// A list of models.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -52,25 +52,17 @@ pub(crate) struct ModelObject {
     installed: bool,
     /// Maximum number of tokens, for an installed model.
     context_length: Option<usize>,
-    /// The same number by the name in Anthropic's API.
+    /// The same number under its name in Anthropic's API.
     max_input_tokens: Option<usize>,
 }
 
-/// API of the client that asks for models.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ListApi {
-    OpenAi,
-    Anthropic,
-}
-
-impl ListApi {
-    fn of(headers: &HeaderMap) -> Self {
-        if headers.contains_key("anthropic-version") { Self::Anthropic } else { Self::OpenAi }
-    }
+/// Returns the protocol of the client. The path is the same for all.
+fn protocol(headers: &HeaderMap) -> Protocol {
+    if headers.contains_key("anthropic-version") { Protocol::Anthropic } else { Protocol::OpenAi }
 }
 
 impl ModelObject {
-    fn new(model: &ModelListing, api: ListApi) -> Self {
+    fn new(model: &ModelListing, protocol: Protocol) -> Self {
         let newest = model.installed.iter().max_by_key(|package| package.created);
         let context_length = newest.map(|package| package.max_length);
         let created = newest.map_or(0, |package| unix_seconds(package.created));
@@ -84,7 +76,7 @@ impl ModelObject {
             owned_by: "narthex",
             root: None,
             kind: model.kind.as_str(),
-            capabilities: (api == ListApi::OpenAi).then(|| capabilities(model.kind)),
+            capabilities: (protocol != Protocol::Anthropic).then(|| capabilities(model.kind)),
             installed: newest.is_some(),
             context_length,
             max_input_tokens: context_length,
@@ -115,8 +107,8 @@ pub(crate) async fn list(app: App, headers: HeaderMap) -> Result<Json<ModelList>
     let listed = move || gateway.models().map(|models| (models, gateway.aliases()));
     let (models, aliases) = app.shared.jobs.run(listed).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
-    let mut data: Vec<ModelObject> =
-        usable.map(|model| ModelObject::new(model, ListApi::of(&headers))).collect();
+    let protocol = protocol(&headers);
+    let mut data: Vec<ModelObject> = usable.map(|model| ModelObject::new(model, protocol)).collect();
     for (alias, name) in aliases {
         let found = data.iter().find(|model| model.id == name.as_str()).map(|model| model.alias(&alias));
         data.extend(found);
@@ -135,7 +127,7 @@ pub(crate) async fn retrieve(
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
     let alias = app.gateway.config().aliases.contains_key(&id).then(|| id.clone());
     let model = app.shared.jobs.run(move || app.gateway.model(&id)).await?;
-    let model = ModelObject::new(&model, ListApi::of(&headers));
+    let model = ModelObject::new(&model, protocol(&headers));
     Ok(Json(match alias {
         Some(alias) => model.alias(&alias),
         None => model,

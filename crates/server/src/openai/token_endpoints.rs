@@ -90,8 +90,7 @@ impl FromBody for DetokenizeBody {
     const TOKENS: Option<&'static str> = Some("tokens");
 
     fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        let read: Self = read_body(body, &[&["model", "tokens"]])?;
-        Ok(read)
+        read_body(body, &[&["model", "tokens"]])
     }
 }
 

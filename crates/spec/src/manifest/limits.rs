@@ -1,6 +1,6 @@
 //! Limits on the contents of a manifest, so that a malformed one takes little time and memory.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -28,6 +28,12 @@ pub struct ManifestTooLong {
     found: u64,
 }
 
+impl From<ManifestTooLong> for io::Error {
+    fn from(error: ManifestTooLong) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
 impl ManifestTooLong {
     fn check(what: &'static str, found: usize, most: u64) -> Result<(), Self> {
         let found = found as u64;
@@ -35,13 +41,17 @@ impl ManifestTooLong {
     }
 }
 
-/// Fails if the text of a manifest is too long or may have too many values, not counting names of objects.
+/// Returns an upper bound on the number of values in a JSON text, not counting names of objects.
 ///
-/// The text is not parsed. The check counts the characters that can precede a value, including those in strings.
+/// The text is not parsed. The bound is the number of characters that can precede a value, including those in strings.
+pub fn max_json_values(text: &[u8]) -> usize {
+    text.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count()
+}
+
+/// Fails if the text of a manifest is too long or may have too many values.
 pub fn check_text(text: &[u8]) -> Result<(), ManifestTooLong> {
     ManifestTooLong::check("bytes", text.len(), MAX_MANIFEST_BYTES)?;
-    let values = text.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count();
-    ManifestTooLong::check("values", values, MAX_VALUES as u64)
+    ManifestTooLong::check("values", max_json_values(text), MAX_VALUES as u64)
 }
 
 /// Fails if a manifest lists too many files.

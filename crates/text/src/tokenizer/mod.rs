@@ -363,16 +363,17 @@ fn break_normalized(json: &mut Value) -> Result<(), TokenizerError> {
         json!({"type": "Replace", "pattern": {"String": text}, "content": format!("{first}{SHIELD}{rest}")})
     };
     let mut steps: Vec<Value> = texts.filter(|text| text.chars().nth(1).is_some()).map(breaking).collect();
-    if !json["normalizer"].is_null() && !steps.is_empty() {
-        steps.insert(0, json["normalizer"].take());
-        if steps.len() > 1 + MAX_BROKEN {
-            return Err(malformed(format!(
-                "expected at most {MAX_BROKEN} added tokens that are markup, found {}",
-                steps.len() - 1
-            )));
-        }
-        json["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
+    if json["normalizer"].is_null() || steps.is_empty() {
+        return Ok(());
     }
+    if steps.len() > MAX_BROKEN {
+        let found = steps.len();
+        return Err(malformed(format!(
+            "expected at most {MAX_BROKEN} added tokens that are markup, found {found}"
+        )));
+    }
+    steps.insert(0, json["normalizer"].take());
+    json["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
     Ok(())
 }
 

@@ -29,13 +29,13 @@ pub(super) fn seeds() -> Vec<Input> {
     seeds
 }
 
-/// Returns an input with an answer in a format. `options` has the options and the length of the pieces.
+/// Returns an input with an answer in a format. `options` holds two bytes: the options, and the length of the pieces.
 fn input(format: ToolFormat, options: &str, answer: &str) -> Vec<u8> {
     let place = (0..).zip(ToolFormat::ALL).find_map(|(place, &other)| (other == format).then_some(place));
     [[place.unwrap_or_default()].as_slice(), options.as_bytes(), answer.as_bytes()].concat()
 }
 
-/// Returns a call, or two, in a format.
+/// Returns one or two calls in a format.
 fn call(format: ToolFormat) -> String {
     let object = r#"{"name": "get_weather", "arguments": {"city": "S\u00e3o \"P\"", "days": 2}}"#;
     match format {

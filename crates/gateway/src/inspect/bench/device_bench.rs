@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
 use narthex_spec::{
-    DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
+    Date, DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
     progress::{JobSteps, Stage, Unit},
 };
 
@@ -29,7 +29,6 @@ use crate::{
         runtime_choice::RuntimeChoice,
     },
     report::models::DeviceRefusal,
-    serve::date,
 };
 
 impl Gateway {
@@ -212,7 +211,7 @@ impl DeviceBench<'_> {
             model: self.key.name.to_string(),
             scheme: self.key.scheme,
             package: Store::package_digest(&self.folder)?,
-            date: date::today().to_string(),
+            date: Date::today().to_string(),
             machine: Machine::here(self.runtime, library.config.threads),
             devices: gateway.devices(),
             runtimes: installed.collect(),

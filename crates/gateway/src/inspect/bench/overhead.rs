@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, sync::mpsc, time::Instant};
 
 use narthex_engine::executor::StepError;
-use narthex_spec::TokenId;
+use narthex_spec::{Date, TokenId};
 use narthex_text::{
     prompt,
     template::{ChatTemplate, RenderOptions},
@@ -19,12 +19,9 @@ use crate::{
     error::Error,
     gateway::Gateway,
     load::loaded_model::LoadedModel,
-    serve::{
-        date,
-        request::{
-            ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
-            Summary, Times, ToolSettings,
-        },
+    serve::request::{
+        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
+        Summary, Times, ToolSettings,
     },
 };
 
@@ -141,7 +138,7 @@ impl OverheadBench<'_> {
     }
 
     fn tokens(&self, number: usize) -> Result<Vec<TokenId>, Error> {
-        let options = RenderOptions::answer(date::today());
+        let options = RenderOptions::answer(Date::today());
         let bos = self.loaded.package.manifest.tokenizer.bos;
         let messages = self.messages(number);
         Ok(prompt::tokens(&self.loaded.package.tokenizer, self.template, &messages, &options, bos)?)

@@ -172,8 +172,7 @@ fn measure_all(
 impl MeasurementRecord {
     /// Returns whether the record covers all these devices under the same keys.
     fn is_valid(&self, keys: &[CacheKey], threads: usize) -> bool {
-        let has = |key: &CacheKey| self.keys.iter().any(|stored| stored.difference(key).is_none());
-        self.edition == EDITION && self.threads == threads && keys.iter().all(has)
+        self.edition == EDITION && self.threads == threads && keys.iter().all(|key| self.keys.contains(key))
     }
 }
 

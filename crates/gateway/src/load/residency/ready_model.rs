@@ -25,7 +25,7 @@ use crate::load::loaded_model::LoadedModel;
 /// ```
 #[derive(Clone)]
 pub struct ReadyModel {
-    // Dropped before the end, which wakes the loads that wait for memory.
+    // Dropped before `_end`, which wakes the loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
     _end: UseEnd,
 }

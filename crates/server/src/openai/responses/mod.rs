@@ -265,7 +265,7 @@ fn path(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     Ok(id)
 }
 
-/// Returns a stored response. It is not streamed again.
+/// Returns a stored response, always as a whole.
 pub(crate) async fn retrieve(
     app: App,
     Extension(store): Extension<ResponseStore>,
@@ -274,7 +274,7 @@ pub(crate) async fn retrieve(
 ) -> Result<Response, ApiError> {
     let id = path(id)?;
     if query.is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")) {
-        let message = "stream: a stored response is returned as a whole; send the request without it";
+        let message = "stream: a stored response cannot be streamed; remove the parameter";
         return Err(ApiError::unsupported_as("stream", message.to_owned()));
     }
     let json = store.get(app.meter.caller.key_hash(), &id).ok_or_else(|| no_response(&id))?;
