@@ -4,6 +4,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -15,6 +16,9 @@ use crate::{CancelFlag, error::Error, files};
 
 /// Time after which a wait for a lock that is held only briefly is reported. A swap of folders takes milliseconds.
 const NOTED_AFTER: Duration = Duration::from_secs(2);
+
+/// Maximum wait for a lock that is held only briefly.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Time between two attempts to take a lock that is held only briefly.
 const RETRY: Duration = Duration::from_millis(10);
@@ -33,28 +37,36 @@ fn open(path: &Path) -> Result<File, Error> {
     options.open(path).map_err(Error::io("open the lock", path))
 }
 
-/// Takes a lock that other processes hold only briefly. A longer wait is logged.
+/// Takes a lock that other processes hold only briefly. Logs a longer wait, and fails after a minute, because the holder
+/// may be stopped.
 pub(super) fn take(path: &Path) -> Result<Guard, Error> {
-    take_noted(path, NOTED_AFTER, || {
+    take_within(path, NOTED_AFTER, LONGEST, || {
         tracing::warn!(lock = %path.display(), "waiting for another Narthex process that changes the store");
     })
 }
 
-/// Takes a lock, and calls `note` if this takes longer than `time`.
-fn take_noted(path: &Path, time: Duration, note: impl FnOnce()) -> Result<Guard, Error> {
+/// Takes a lock. Calls `note` after the time `noted_after`, and fails after the time `longest`.
+fn take_within(
+    path: &Path,
+    noted_after: Duration,
+    longest: Duration,
+    note: impl FnOnce(),
+) -> Result<Guard, Error> {
+    let file = open(path)?;
     let began = Instant::now();
-    loop {
-        if let Some(guard) = attempt(path)? {
-            return Ok(guard);
+    let mut note = Some(note);
+    while !files::try_lock(&file, path)? {
+        let waited = began.elapsed();
+        if waited >= longest {
+            let reason =
+                "another Narthex process has held it for a minute; if it is stopped, resume or end it";
+            return Err(Error::io("lock", path)(io::Error::new(io::ErrorKind::TimedOut, reason)));
         }
-        if began.elapsed() >= time {
-            break;
+        if let Some(note) = note.take_if(|_| waited >= noted_after) {
+            note();
         }
         thread::sleep(RETRY);
     }
-    note();
-    let file = open(path)?;
-    file.lock().map_err(Error::io("lock", path))?;
     Ok(Guard { _file: file })
 }
 
@@ -92,6 +104,7 @@ mod tests {
     use std::sync::{Mutex, atomic::Ordering};
 
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn keys_become_safe_file_names() {
@@ -106,15 +119,26 @@ mod tests {
     fn a_long_wait_for_a_brief_lock_is_noted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
-        drop(take_noted(&path, Duration::ZERO, || panic!("nobody has the lock")).unwrap());
+        let minute = Duration::from_secs(60);
+        drop(take_within(&path, Duration::ZERO, minute, || panic!("nobody has the lock")).unwrap());
         let held = attempt(&path).unwrap().unwrap();
         let mut noted = false;
         let note = || {
             drop(held);
             noted = true;
         };
-        drop(take_noted(&path, Duration::ZERO, note).unwrap());
+        drop(take_within(&path, Duration::ZERO, minute, note).unwrap());
         assert!(noted);
+    }
+
+    #[test]
+    fn a_wait_for_a_brief_lock_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.lock");
+        let _held = attempt(&path).unwrap().unwrap();
+        let error = take_within(&path, Duration::ZERO, Duration::ZERO, || {}).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        assert!(error.to_string().contains("another Narthex process"), "{error}");
     }
 
     #[test]
