@@ -7,7 +7,8 @@ use std::{error::Error, sync::mpsc};
 use narthex_gateway::{
     Cancel, Config, Gateway,
     request::{
-        ChatRequest, GenerateOptions, GenerationEvent, Message, ReasoningSettings, Role, ToolSettings,
+        ChatRequest, GenerateOptions, GenerationEvent, HistoryOverflow, Message, ReasoningSettings, Role,
+        ToolSettings,
     },
 };
 use narthex_spec::progress::Quiet;
@@ -22,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         messages: vec![Message::new(Role::User, question)],
         tools: ToolSettings::default(),
         reasoning: ReasoningSettings::default(),
+        overflow: HistoryOverflow::Refuse,
         options: GenerateOptions {
             temperature: 0.0,
             max_tokens: Some(64),

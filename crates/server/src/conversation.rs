@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use axum::{Json, response::Response};
+use axum::{Json, http::HeaderName, response::Response};
 use narthex_gateway::{
     Cancel, ReadyModel,
     request::{ChatRequest, ReasoningSettings, Role},
@@ -25,6 +25,9 @@ use crate::{
 /// Prefix of a line that Claude Code adds before its instructions, also through proxies that speak other protocols. The
 /// line differs in each request, so that prompts would share no prefix in the KV cache.
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
+
+/// Response header with the number of messages that were omitted because the conversation was too long.
+const OMITTED: HeaderName = HeaderName::from_static("x-narthex-omitted-messages");
 
 /// Returns the request with instructions that do not differ in each request. Every request for a prompt passes through
 /// this function.
@@ -98,7 +101,12 @@ pub(crate) async fn answer(
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
     let events = events::start(app, &model, held, more_answers, call).await?;
     ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
-    Ok(ignored.name_in(whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?))
+    let omitted = events.omitted_messages();
+    let mut response = whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?;
+    if omitted > 0 {
+        response.headers_mut().insert(OMITTED, omitted.into());
+    }
+    Ok(ignored.name_in(response))
 }
 
 /// Counts the tokens in the prompt of a conversation.
@@ -154,7 +162,7 @@ pub(crate) async fn whole_or_streamed(
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::request::{GenerateOptions, Message, ToolSettings};
+    use narthex_gateway::request::{GenerateOptions, HistoryOverflow, Message, ToolSettings};
 
     use super::*;
 
@@ -165,6 +173,7 @@ mod tests {
                 messages: vec![Message::new(role, text.to_owned())],
                 tools: ToolSettings::default(),
                 reasoning: ReasoningSettings::default(),
+                overflow: HistoryOverflow::Refuse,
                 options: GenerateOptions::api_defaults(),
             };
             assert_eq!(stable(request).messages[0].content, expect, "{role:?}");

@@ -226,6 +226,11 @@ impl Events {
         self.generation.0.reasons
     }
 
+    /// Returns the number of messages that were omitted because the conversation was too long.
+    pub(crate) fn omitted_messages(&self) -> usize {
+        self.generation.0.omitted_messages
+    }
+
     /// Returns the device that the request runs on.
     pub(crate) fn ran_on(&self) -> AnsweringDevice {
         self.generation.0.ran_on.clone()

@@ -97,7 +97,7 @@ const HINTS: &[(&str, NeutralValues)] = &[
 
 /// Hints of OpenAI's responses. OpenAI limits the calls of its own tools, which Narthex does not have.
 pub(crate) const OF_RESPONSES: &[&str] =
-    &["truncation", "client_metadata", "max_tool_calls", "context_management", "access_programs"];
+    &["client_metadata", "max_tool_calls", "context_management", "access_programs"];
 
 /// Hints of Anthropic's messages. The last ones are headers of the API that some proxies send in the body.
 pub(crate) const OF_MESSAGES: &[&str] = &[
@@ -349,7 +349,7 @@ mod tests {
         check(r#"{"tool_choice": "required"}"#, Err("tool_choice"));
         check(r#"{"truncate": "START"}"#, Err("truncate"));
         // Protocols have hints of their own.
-        check(r#"{"truncation": "auto"}"#, Ok(&["truncation"]));
+        check(r#"{"client_metadata": {}}"#, Ok(&["client_metadata"]));
         check(r#"{"cache_control": {"type": "ephemeral"}}"#, Err("cache_control"));
     }
 

@@ -9,7 +9,7 @@ use narthex_gateway::Config;
 use narthex_server::{RequestOptions, ServeOptions};
 use narthex_spec::Speculation;
 use serde_json::{Value, json};
-use support::{Head, LONG_CONTEXT, Live, Tiny, eventually, local, with};
+use support::{Answer, Head, LONG_CONTEXT, Live, Tiny, eventually, local, with};
 
 /// An endpoint with a body that it answers.
 struct Endpoint {
@@ -516,6 +516,42 @@ fn an_overlong_prompt_is_refused_in_the_words_of_its_protocol() {
         "{error}"
     );
     assert_eq!(live.post("/v1/responses", &json!({"model": model, "input": messages})).status, 400);
+}
+
+#[test]
+fn the_oldest_turns_of_an_overlong_conversation_are_omitted_on_request() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let old = "the cat and the dog ".repeat(40);
+    let (system, last) = (message("system", "be brief"), message("user", "the dog"));
+    let long = json!([system, message("user", &old), message("assistant", "and"), last]);
+    let chat = |messages: &Value| {
+        let options = json!({"num_predict": 8, "temperature": 0});
+        json!({"model": model, "messages": messages, "options": options, "stream": false})
+    };
+    let answer = live.post("/api/chat", &chat(&long));
+    assert_eq!(answer.header("x-narthex-omitted-messages"), Some("2"), "{}", answer.text());
+    let newest = live.post("/api/chat", &chat(&json!([system, last])));
+    assert_eq!(newest.header("x-narthex-omitted-messages"), None);
+    let counted = |answer: &Answer| {
+        let json = answer.json();
+        (json["prompt_eval_count"].clone(), json["message"]["content"].clone())
+    };
+    assert_eq!(counted(&answer), counted(&newest));
+    let refused = live.post("/api/chat", &with(chat(&long), json!({"truncate": false})));
+    assert_eq!(refused.status, 400);
+
+    let response = json!({"model": model, "input": long, "max_output_tokens": 8, "temperature": 0});
+    live.post("/v1/responses", &response).error(400);
+    let answer = live.post("/v1/responses", &with(response.clone(), json!({"truncation": "auto"})));
+    assert_eq!(answer.header("x-narthex-omitted-messages"), Some("2"));
+    assert_eq!(answer.json()["truncation"], "auto");
+    live.post("/v1/responses", &with(response, json!({"truncation": "sometimes"}))).error(400);
+    // The last turn alone is too long.
+    let endless = live.post("/api/chat", &chat(&json!([last, message("user", &old.repeat(3))])));
+    assert_eq!(endless.status, 400);
 }
 
 /// Returns a conversation with reasoning, a text and two parallel calls, in the form of chats and of responses.

@@ -102,7 +102,7 @@ fn answer(
     match tools::answer(model, tools, messages) {
         Ok(AnswerEnd::Done(summary)) => print_speed(model.args, model.status, &summary),
         Ok(AnswerEnd::Interrupted) => drop(interrupt::take()),
-        // The conversation continues, because the user can clear a history that exceeds the context with /clear.
+        // The conversation continues, because the user can shorten the message, or start again with /clear.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
             messages.truncate(before);
             output::note(format!("error: {error}"));

@@ -9,8 +9,8 @@ use narthex_gateway::{
     Error, Gateway, Generation,
     models::ModelStatus,
     request::{
-        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Message,
-        ReasoningSettings, Summary, ToolCallDelta, ToolCallStart, ToolSettings,
+        ChatRequest, FinishReason, GenerateOptions, GenerationEvent, GenerationSink, HistoryOverflow,
+        Message, ReasoningSettings, Summary, ToolCallDelta, ToolCallStart, ToolSettings,
     },
 };
 
@@ -39,8 +39,13 @@ pub(super) fn print_chat(
     messages: Vec<Message>,
     tools: ToolSettings,
 ) -> anyhow::Result<PrintedAnswer> {
-    let request =
-        ChatRequest { messages, tools, reasoning: ReasoningSettings::default(), options: options(args) };
+    let request = ChatRequest {
+        messages,
+        tools,
+        reasoning: ReasoningSettings::default(),
+        overflow: HistoryOverflow::OmitOldest,
+        options: options(args),
+    };
     print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
@@ -80,6 +85,12 @@ pub(super) fn print(
     let (job, interrupts) = (interrupt::job(), sender.clone());
     let _callback = job.on_cancel(move || drop(interrupts.send(PrintEvent::Interrupt)));
     let turn = start(Box::new(PrintSink(sender)))?;
+    if turn.omitted_messages > 0 {
+        let omitted = turn.omitted_messages;
+        output::note(format!(
+            "The conversation is too long for the model, so the oldest {omitted} messages are omitted."
+        ));
+    }
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     loop {
         let event = match events.recv() {

@@ -16,11 +16,12 @@ use crate::{
     serve::{
         answer_rules::AnswerRules,
         generation::{self, Generation, PromptTokens},
+        history,
         options::{self, Length},
         permits::RENDERINGS,
         request::{
-            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, Message, Prompt,
-            ReasoningSettings, SpecialTokens, ToolSettings,
+            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, HistoryOverflow, Message,
+            Prompt, ReasoningSettings, SpecialTokens, ToolSettings,
         },
         tools,
     },
@@ -55,14 +56,27 @@ impl ReadyModel {
             return Err(Error::invalid("messages", "expected at least one message, found none"));
         }
         let mut rules = AnswerRules::new(model, &request.tools, &request.options, &cancel)?;
-        let ChatRequest { messages, tools, reasoning, options } = request;
+        let ChatRequest { messages, tools, reasoning, overflow, options } = request;
         let render = render_options(&reasoning);
         let limit = model.engine()?.limits().longest();
-        let ChatPrompt { tokens, text } = prompt(model, messages, &tools, render, limit, &cancel)?;
+        let (ChatPrompt { tokens, text }, omitted_messages) = match overflow {
+            HistoryOverflow::Refuse => (prompt(model, messages, &tools, render, limit, &cancel)?, 0),
+            HistoryOverflow::OmitOldest => {
+                let attempt = |messages, limit| {
+                    let prompt = prompt(model, messages, &tools, render.clone(), limit, &cancel)?;
+                    check_length(model, &prompt, limit).map(|()| prompt)
+                };
+                let room = options.max_tokens.unwrap_or(limit).min(limit / 4);
+                history::newest(&messages, |messages| attempt(messages, limit - room))
+                    .or_else(|_| history::newest(&messages, |messages| attempt(messages, limit)))?
+            }
+        };
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
         rules.reasoning_limit = reasoning.limit();
         let prompt = PromptTokens { tokens, param: "messages", echo: None };
-        generation::start(self, prompt, &options, rules, sink)
+        let mut generation = generation::start(self, prompt, &options, rules, sink)?;
+        generation.omitted_messages = omitted_messages;
+        Ok(generation)
     }
 
     /// Returns the prompt of a conversation with its tools. The generation options are ignored. Ends with
@@ -172,7 +186,17 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     }
 }
 
-/// Returns the prompt of a conversation. The prompt has fewer than `limit` tokens.
+/// Fails if a prompt has `limit` or more tokens.
+fn check_length(model: &LoadedModel, prompt: &ChatPrompt, limit: usize) -> Result<(), Error> {
+    let tokens = prompt.tokens.len();
+    if tokens < limit {
+        return Ok(());
+    }
+    Err(generation::prompt_too_long("messages", TokenCount::Exact(tokens), model.engine()?.limits()))
+}
+
+/// Returns the prompt of a conversation. Fails if it is certain that it has `limit` or more tokens before it is tokenized
+/// completely.
 fn prompt(
     model: &LoadedModel,
     mut messages: Vec<Message>,

@@ -42,6 +42,8 @@ pub struct Generation {
     pub ran_on: AnsweringDevice,
     /// True if the model may reason before it answers.
     pub reasons: bool,
+    /// Number of messages that were omitted because the conversation was too long.
+    pub omitted_messages: usize,
     sequences: Vec<SequenceHandle>,
 }
 
@@ -118,7 +120,14 @@ pub(super) fn start(
         }
     }
     let reasons = rules.reasoning.is_some();
-    Ok(Generation { model: model.name().clone(), prompt_tokens, ran_on: model.ran_on(), reasons, sequences })
+    Ok(Generation {
+        model: model.name().clone(),
+        prompt_tokens,
+        ran_on: model.ran_on(),
+        reasons,
+        omitted_messages: 0,
+        sequences,
+    })
 }
 
 /// Returns the error of a prompt that leaves no room for an answer.

@@ -7,6 +7,7 @@ mod constraint;
 mod embed;
 mod fill;
 pub(crate) mod generation;
+mod history;
 mod mask_predict;
 mod options;
 mod permits;

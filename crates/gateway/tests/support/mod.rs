@@ -13,7 +13,7 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
-        Message, Prompt, ReasoningSettings, Role, Summary, TokenInfo, ToolSettings,
+        HistoryOverflow, Message, Prompt, ReasoningSettings, Role, Summary, TokenInfo, ToolSettings,
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
@@ -193,7 +193,13 @@ pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
 /// Returns a chat request with one user message.
 pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
     let messages = vec![Message::new(Role::User, text.to_owned())];
-    ChatRequest { messages, tools: ToolSettings::default(), reasoning: ReasoningSettings::default(), options }
+    ChatRequest {
+        messages,
+        tools: ToolSettings::default(),
+        reasoning: ReasoningSettings::default(),
+        overflow: HistoryOverflow::Refuse,
+        options,
+    }
 }
 
 /// Returns a completion request.

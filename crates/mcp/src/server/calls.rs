@@ -8,8 +8,8 @@ use narthex_gateway::{
     models::ModelKind,
     plan::PlanRequest,
     request::{
-        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, InputOverflow,
-        Message, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
+        ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar, HistoryOverflow,
+        InputOverflow, Message, Prompt, ReasoningSettings, RerankRequest, Role, ToolSettings,
     },
 };
 use narthex_spec::Target;
@@ -258,6 +258,7 @@ impl CallSite {
             messages: system.into_iter().chain([Message::new(Role::User, prompt)]).collect(),
             tools: ToolSettings::default(),
             reasoning: ReasoningSettings::default(),
+            overflow: HistoryOverflow::Refuse,
             options: GenerateOptions {
                 max_tokens: Some(limit),
                 temperature: temperature.unwrap_or(0.0),

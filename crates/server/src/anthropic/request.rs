@@ -1,8 +1,8 @@
 //! The body of a request, and its translation to the gateway's.
 
 use narthex_gateway::request::{
-    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, Message, ReasoningSettings, Role,
-    Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
+    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Grammar, HistoryOverflow, Message,
+    ReasoningSettings, Role, Thinking, Tool, ToolCall, ToolChoice, ToolSettings,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -235,7 +235,8 @@ impl MessagesBody {
             own.thinking = Thinking::Off;
         }
         let reasoning = shared.reasoning.settings_after(own);
-        Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, reasoning, options })
+        let tools = ToolSettings { tools, choice, calls };
+        Ok(ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options })
     }
 }
 

@@ -1,7 +1,9 @@
 //! `POST /api/chat`.
 
 use axum::response::Response;
-use narthex_gateway::request::{ChatRequest, FunctionCall, Message, ReasoningSettings, Role, ToolCall};
+use narthex_gateway::request::{
+    ChatRequest, FunctionCall, HistoryOverflow, Message, ReasoningSettings, Role, ToolCall,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -21,7 +23,7 @@ use crate::{
 };
 
 /// Fields of [`OllamaBody`].
-const FIELDS: &[&str] = &["model", "messages"];
+const FIELDS: &[&str] = &["model", "messages", "truncate"];
 
 /// Body of the request, without the fields that both endpoints share.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -29,6 +31,8 @@ pub(crate) struct OllamaBody {
     model: String,
     #[serde(default)]
     messages: Vec<OllamaMessage>,
+    /// Whether the oldest messages of a conversation that is too long are omitted; true by default.
+    truncate: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -74,7 +78,11 @@ impl FromBody for ParsedOllamaChat {
         let of_reasoning = Think::name(think).into_iter().chain(shared.reasoning.given()).collect();
         let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
-        let mut request = ChatRequest { messages, tools, reasoning, options };
+        let overflow = match body.truncate {
+            Some(false) => HistoryOverflow::Refuse,
+            Some(true) | None => HistoryOverflow::OmitOldest,
+        };
+        let mut request = ChatRequest { messages, tools, reasoning, overflow, options };
         conversation::continue_last(&mut request);
         let conversation = Conversation { model: body.model, request, is_streamed, of_reasoning };
         Ok(Self { conversation, change })

@@ -3,7 +3,10 @@
 use axum::response::Response;
 use narthex_gateway::{
     ReadyModel,
-    request::{ChatRequest, CompletionRequest, Echo, Message, Prompt, ReasoningSettings, Role, ToolSettings},
+    request::{
+        ChatRequest, CompletionRequest, Echo, HistoryOverflow, Message, Prompt, ReasoningSettings, Role,
+        ToolSettings,
+    },
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -82,7 +85,8 @@ impl FromBody for ParsedGenerate {
             let tools = ToolSettings::default();
             let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
             let reasoning = shared.reasoning.settings_after(reasoning);
-            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, options }))
+            let overflow = HistoryOverflow::Refuse;
+            GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, overflow, options }))
         };
         Ok(Self { model: body.model, is_streamed, work, of_reasoning })
     }

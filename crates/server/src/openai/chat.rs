@@ -3,7 +3,7 @@
 use axum::{Json, response::Response};
 use narthex_gateway::{
     ReadyModel,
-    request::{ChatRequest, GenerateOptions, ReasoningSettings},
+    request::{ChatRequest, GenerateOptions, HistoryOverflow, ReasoningSettings},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -108,7 +108,7 @@ impl FromBody for ParsedChat {
         let options = GenerateOptions { n: choices.n(), grammar, logprobs, ..sampling.options()? };
         let messages = into_messages(chat.messages)?;
         Ok(Self {
-            request: ChatRequest { messages, tools, reasoning, options },
+            request: ChatRequest { messages, tools, reasoning, overflow: HistoryOverflow::Refuse, options },
             streaming: choices.streaming(),
             form,
             model: chat.model,

@@ -9,7 +9,7 @@ use axum::{
 };
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{ChatRequest, GenerateOptions, ToolSettings},
+    request::{ChatRequest, GenerateOptions, HistoryOverflow, ToolSettings},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,7 @@ impl TokenizeBody {
             messages: into_messages(messages)?,
             tools: ToolSettings { tools, ..ToolSettings::default() },
             reasoning: mem::take(&mut self.reasoning).settings(),
+            overflow: HistoryOverflow::Refuse,
             options: GenerateOptions::api_defaults(),
         }))
     }

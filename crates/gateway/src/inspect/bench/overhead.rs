@@ -20,8 +20,8 @@ use crate::{
     gateway::Gateway,
     load::loaded_model::LoadedModel,
     serve::request::{
-        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, ReasoningSettings, Role,
-        Summary, Times, ToolSettings,
+        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, HistoryOverflow, Message,
+        ReasoningSettings, Role, Summary, Times, ToolSettings,
     },
 };
 
@@ -166,6 +166,7 @@ impl OverheadBench<'_> {
             messages: self.messages(number),
             tools: ToolSettings::default(),
             reasoning: ReasoningSettings::default(),
+            overflow: HistoryOverflow::Refuse,
             options,
         };
         let (ends, received) = mpsc::channel();

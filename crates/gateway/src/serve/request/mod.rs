@@ -28,7 +28,9 @@ pub use tools::{
 /// Request for an answer in a conversation.
 ///
 /// ```
-/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, ReasoningSettings, Role, ToolSettings};
+/// use narthex_gateway::request::{
+///     ChatRequest, GenerateOptions, HistoryOverflow, Message, ReasoningSettings, Role, ToolSettings,
+/// };
 ///
 /// let request = ChatRequest {
 ///     messages: vec![
@@ -37,6 +39,7 @@ pub use tools::{
 ///     ],
 ///     tools: ToolSettings::default(),
 ///     reasoning: ReasoningSettings::default(),
+///     overflow: HistoryOverflow::Refuse,
 ///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
 /// };
 /// assert_eq!(request.messages.len(), 2);
@@ -49,8 +52,20 @@ pub struct ChatRequest {
     pub tools: ToolSettings,
     /// Reasoning before the answer.
     pub reasoning: ReasoningSettings,
+    /// Treatment of a conversation that is too long.
+    pub overflow: HistoryOverflow,
     /// Generation options.
     pub options: GenerateOptions,
+}
+
+/// Treatment of a conversation that is too long for the model's context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HistoryOverflow {
+    /// Refuse the request.
+    Refuse,
+    /// Omit the oldest turns, so that room for an answer remains: `max_tokens` of the options, but at most a quarter of
+    /// the context. A turn begins with a message of the user. The last turn and the system messages are kept.
+    OmitOldest,
 }
 
 /// Prompt of a conversation.

@@ -17,7 +17,7 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{ChatRequest, Message};
+use narthex_gateway::request::{ChatRequest, HistoryOverflow, Message};
 use narthex_spec::date::unix_now;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -134,9 +134,10 @@ pub(crate) async fn create(
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes } = request;
     let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
     let (previous, is_stored) = (settings.previous_response_id.clone(), settings.is_stored());
+    let overflow = settings.overflow();
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
     let (messages, pending) = turn.gather(&app, store, &held).await?;
-    let request = ChatRequest { messages, tools, reasoning, options };
+    let request = ChatRequest { messages, tools, reasoning, overflow, options };
     let form = ResponseForm {
         pending,
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
@@ -211,7 +212,8 @@ pub(crate) async fn count_input_tokens(
     let previous = settings.previous_response_id;
     let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
     let (messages, _) = turn.gather(&app, store, &held).await?;
-    let request = ChatRequest { messages, tools, reasoning, options };
+    let overflow = HistoryOverflow::Refuse;
+    let request = ChatRequest { messages, tools, reasoning, overflow, options };
     let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
     Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))
 }

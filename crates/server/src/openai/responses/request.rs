@@ -37,6 +37,7 @@ pub(super) const FIELDS: &[&str] = &[
     "text",
     "store",
     "previous_response_id",
+    "truncation",
     "reasoning",
     "include",
     "top_logprobs",

@@ -1,5 +1,6 @@
 //! Settings of a request that its response repeats.
 
+use narthex_gateway::request::HistoryOverflow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -9,6 +10,16 @@ use super::{
     item::{OutputItem, ReasoningPart, ResponseStatus, SummaryPart},
 };
 use crate::{outline::values_in, reply::WholeToolCall};
+
+/// `truncation` of a request.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Truncation {
+    /// The oldest turns of a conversation that is too long are omitted.
+    Auto,
+    /// A conversation that is too long is refused.
+    Disabled,
+}
 
 /// Settings of a request that its response repeats.
 #[derive(Debug, Clone, Default, Deserialize, Serialize, JsonSchema)]
@@ -25,7 +36,7 @@ pub(crate) struct ResponseSettings {
     tool_choice: Option<Value>,
     tools: Option<Vec<Value>>,
     top_p: Option<f64>,
-    truncation: Option<String>,
+    truncation: Option<Truncation>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
 }
@@ -42,8 +53,16 @@ impl ResponseSettings {
         self.tool_choice.get_or_insert_with(|| json!("auto"));
         self.tools.get_or_insert_default();
         self.top_p.get_or_insert(1.0);
-        self.truncation = Some("disabled".to_owned());
+        self.truncation.get_or_insert(Truncation::Disabled);
         self
+    }
+
+    /// Returns the treatment of a conversation that is too long.
+    pub(super) fn overflow(&self) -> HistoryOverflow {
+        match self.truncation {
+            Some(Truncation::Auto) => HistoryOverflow::OmitOldest,
+            Some(Truncation::Disabled) | None => HistoryOverflow::Refuse,
+        }
     }
 
     /// Returns an upper bound on the number of generic values, nested ones included.
