@@ -34,6 +34,7 @@ use crate::output::DeviceLine;
 fn main() -> ExitCode {
     // Before any thread starts and before ONNX Runtime reads the environment.
     narthex_gateway::disable_telemetry();
+    narthex_gateway::limit_freed_memory();
     let outcome = if env::args_os().nth(1).is_some_and(|first| first == args::TRY_OUT) {
         args::TryOutArgs::try_parse_from(env::args_os().skip(1)).map(|args| {
             start(0, DeviceLine::Hidden);

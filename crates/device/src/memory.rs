@@ -58,10 +58,31 @@ pub fn anonymous_rss() -> Option<u64> {
     status("RssAnon:")
 }
 
-/// Returns memory that was freed to the system, if the allocator keeps it and can return it.
+/// Minimum size of an allocation that returns to the system as soon as it is freed.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LARGE_ALLOCATION: libc::c_int = 4 << 20;
+
+/// Maximum number of the allocator's arenas, each of which keeps freed memory.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const ARENAS: libc::c_int = 2;
+
+/// Limits the freed memory that the allocator keeps, if it can. Must be called before other threads start.
 ///
-/// glibc keeps what lies between other allocations. Reading a tokenizer or a graph leaves tens of megabytes of it.
-pub fn release_freed() {
+/// By default, glibc keeps freed blocks of up to 32 MiB in eight arenas for each processor. After a few large requests at
+/// once, a gigabyte of freed memory could be left.
+pub fn limit_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the function only sets parameters of the allocator, and no other thread sets them.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_ALLOCATION);
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+    }
+}
+
+/// Returns freed memory to the system, if the allocator keeps it and can return it.
+///
+/// glibc keeps freed memory between other allocations. Reading a tokenizer or a graph leaves tens of megabytes of it.
+pub fn release_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the function has no preconditions, and locks each arena of the allocator itself.
     unsafe {

@@ -3,7 +3,7 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn freed_memory_is_released() {
-    use narthex_device::memory::{anonymous_rss, release_freed};
+    use narthex_device::memory::{anonymous_rss, release_freed_memory};
 
     const BLOCK: usize = 1 << 10;
     const COUNT: usize = 64 << 10;
@@ -11,7 +11,7 @@ fn freed_memory_is_released() {
     // The last block keeps the allocator from returning those before it by itself.
     blocks.drain(..COUNT - 1);
     let kept = anonymous_rss().unwrap();
-    release_freed();
+    release_freed_memory();
     let after = anonymous_rss().unwrap();
     assert!(after + (COUNT * BLOCK / 2) as u64 <= kept, "{kept} bytes before, {after} after");
     assert_eq!(blocks[0][0], 1);

@@ -44,7 +44,10 @@ pub use narthex_catalog::{
     source::wheel::WheelOrigin,
     store::{AuditedFile, FileCondition},
 };
-pub use narthex_device::runtime::disable_telemetry;
+pub use narthex_device::{
+    memory::{limit_freed_memory, release_freed_memory},
+    runtime::disable_telemetry,
+};
 pub use narthex_engine::worker::Drain;
 pub use report::{
     fallback::{FallbackNode, FallbackNodes},

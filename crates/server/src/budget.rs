@@ -2,11 +2,11 @@
 //!
 //! A body reserves twice its length before it is read: for its bytes, and for the texts of the request that is parsed
 //! from them. It reserves the memory of its values before it is parsed, and a request that tokenizes a whole text or
-//! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is computed,
-//! and every answer holds memory until its client has taken it. The parts of a generated answer hold memory from the
-//! engine on. All have budgets of their own, so that a request that holds a share of one and waits for the next never
-//! waits for itself. Each budget has a separate part for small shares, so that these never wait for large ones; nobody
-//! waits for the budget of generated parts.
+//! copies a stored conversation reserves memory for this work. A large answer reserves its memory before it is
+//! computed, and every answer holds memory until its client has taken it. The parts of a generated answer hold memory
+//! from the engine on. All have budgets of their own, so that a request that holds a share of one and waits for the
+//! next never waits for itself. Each budget has a separate part for small shares, so that these never wait for large
+//! ones; no request waits for the budget of generated parts.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -19,6 +19,7 @@ use tokio::{
 
 use crate::{
     error::ApiError,
+    freed_memory::FreedMemory,
     incomplete_bodies::{BodySize, IncompleteBodies, IncompleteBody, SMALL_BODY_BYTES},
 };
 
@@ -37,13 +38,17 @@ const SMALL_WORK_BYTES: usize = 4 << 20;
 /// Maximum bytes of a small share for an answer.
 const SMALL_ANSWER_BYTES: usize = 512 << 10;
 
+/// Minimum memory of a request after which freed memory is returned to the system.
+const LARGE_REQUEST_BYTES: usize = 1 << 20;
+
 /// Memory of a streamed answer whose handler reserves none: its connection's buffers and its last events.
 const STREAM_BYTES: usize = 16 << 10;
 
 /// Memory of an answer for each of its bytes: the buffer of a JSON writer doubles when it is full.
 const BYTES_PER_WRITTEN: usize = 2;
 
-/// Maximum memory of an answer that the share of its parts covers, as a multiple of theirs. JSON adds names and escapes.
+/// Maximum memory of an answer that the share of its parts covers, as a multiple of theirs. JSON adds names and
+/// escapes.
 const MAX_ANSWER_TO_PARTS: usize = 2 * BYTES_PER_WRITTEN;
 
 /// Bytes of one permit.
@@ -60,6 +65,8 @@ pub(crate) struct BodyBudget {
     answers: Pool,
     /// Memory of generated parts. A waiting request would take all of it.
     parts: Arc<Semaphore>,
+    /// Memory that ended requests have freed.
+    freed: FreedMemory,
     /// Maximum time that a request waits for a share.
     wait: Duration,
 }
@@ -115,17 +122,30 @@ pub(crate) struct Reservation(Arc<Mutex<Shares>>);
 struct Shares {
     body: OwnedSemaphorePermit,
     others: Vec<OwnedSemaphorePermit>,
+    freed: FreedMemory,
+}
+
+impl Drop for Shares {
+    fn drop(&mut self) {
+        let permits = self.others.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>();
+        if (self.body.num_permits() + permits) * UNIT >= LARGE_REQUEST_BYTES {
+            self.freed.schedule_release();
+        }
+    }
 }
 
 /// Error of a body without room.
-const NO_ROOM: &str = "the bodies of other requests take all the memory for bodies; try again in a moment";
+const NO_ROOM: &str = "all memory for request bodies is in use; try again in a moment";
+
+/// Error of a request without room for its work.
+const NO_ROOM_TO_WORK: &str = "all memory for the work of requests is in use; try again in a moment";
 
 /// Error of an answer without room.
 const NO_ROOM_TO_ANSWER: &str =
-    "the answers that other clients have not read take all the memory for answers; try again in a moment";
+    "all memory for answers is in use by answers that other clients have not read; try again in a moment";
 
 /// Error of an answer that takes more memory than the budget has.
-const TOO_LARGE_ANSWER: &str = "the answer takes more memory than all answers may; ask for fewer choices, tokens or \
+const TOO_LARGE_ANSWER: &str = "the answer takes more memory than the limit for all answers; ask for fewer choices, tokens or \
      alternatives of tokens";
 
 impl Pool {
@@ -147,9 +167,10 @@ impl BodyBudget {
             bodies: Pool::new(2 * SMALL_BODY_BYTES, NO_ROOM),
             incomplete: IncompleteBodies::default(),
             values: Pool::new(SMALL_VALUES_BYTES, NO_ROOM),
-            work: Pool::new(SMALL_WORK_BYTES, NO_ROOM),
+            work: Pool::new(SMALL_WORK_BYTES, NO_ROOM_TO_WORK),
             answers: Pool::new(SMALL_ANSWER_BYTES, NO_ROOM_TO_ANSWER),
             parts: Arc::new(Semaphore::new(BUDGET_BYTES[1] / UNIT)),
+            freed: FreedMemory::default(),
             wait,
         }
     }
@@ -158,7 +179,7 @@ impl BodyBudget {
     pub(crate) async fn reserve(&self, length: usize) -> Result<Reservation, ApiError> {
         let share = self.share(&self.bodies, 2 * length.min(MAX_BODY_BYTES));
         let body = self.incomplete.make_room(BodySize::of(length), share).await?;
-        Ok(Reservation(Arc::new(Mutex::new(Shares { body, others: Vec::new() }))))
+        Ok(Reservation(Arc::new(Mutex::new(Shares { body, others: Vec::new(), freed: self.freed.clone() }))))
     }
 
     /// Adds a body that has its share and will be received now.
@@ -190,8 +211,8 @@ impl BodyBudget {
         share.map(|share| held.0.lock().others.push(share)).is_ok()
     }
 
-    /// Waits for the share of work that takes this memory, which the reservation keeps. Work beyond the budget waits for
-    /// all of it.
+    /// Waits for the share of work that takes this memory, which the reservation keeps. Work that exceeds the budget
+    /// waits for the whole budget.
     pub(crate) async fn reserve_work(&self, held: &Reservation, bytes: usize) -> Result<(), ApiError> {
         let share = self.share(&self.work, bytes.min(BUDGET_BYTES[1])).await?;
         held.0.lock().others.push(share);
@@ -218,8 +239,8 @@ impl AnswerMemory {
         Self { budget: budget.clone(), share: Arc::default(), parts: Arc::default() }
     }
 
-    /// Waits for the share of an answer that will take up to this memory. A larger one than the budget waits for all of
-    /// it. Called before the answer is computed. A share that is large enough remains.
+    /// Waits for the share of an answer that will take up to this memory. One that exceeds the budget waits for the
+    /// whole budget. Called before the answer is computed. A share that is large enough remains.
     pub(crate) async fn reserve(&self, bytes: usize) -> Result<(), ApiError> {
         let bytes = bytes.min(BUDGET_BYTES[1]);
         if units(bytes) as usize <= self.reserved() {

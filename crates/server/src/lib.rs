@@ -17,6 +17,7 @@ mod conversation;
 mod device_headers;
 mod error;
 mod events;
+mod freed_memory;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod health;

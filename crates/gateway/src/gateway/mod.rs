@@ -314,7 +314,7 @@ impl Gateway {
         match outcome {
             Ok(loaded) => {
                 self.models.finish(key, Ok(loaded));
-                memory::release_freed();
+                memory::release_freed_memory();
                 self.memory().warn_if_low();
                 Ok(())
             }
@@ -351,7 +351,7 @@ impl Gateway {
         let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let draft = DraftPackage::of(library, &package, progress, cancel)?;
         // A tokenizer's file takes several times its size while it is read.
-        memory::release_freed();
+        memory::release_freed_memory();
         let has_kv = package.manifest.architecture.is_decoder();
         let draft_kv = draft.as_ref().map_or(0, |draft| draft.kv_budget);
         let kv_bytes = if has_kv { library.config.kv_budget.saturating_add(draft_kv) } else { 0 };
