@@ -93,6 +93,7 @@ impl DynamicEncoder {
         let padded = matches!(feed, EncoderInput::Rows { .. }).then(|| names.padded(&row_inputs));
         let session = SessionOptions { packed_weights: options.packed_weights, padded, ..session };
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
+        session.check_names(entry)?;
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
@@ -328,11 +329,11 @@ pub(crate) fn check_texts(
     let bad = |reason: String| Err(StepError::BadPlan { reason });
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     if texts.iter().any(|text| text.tokens.is_empty()) || longest == 0 || longest > limits.max_length {
-        return bad(format!("texts of 1 to {} tokens are expected", limits.max_length));
+        return bad(format!("expected texts of 1 to {} tokens", limits.max_length));
     }
     if limits.tokens_of(texts) > limits.max_batch_tokens {
         let (tokens, most) = (limits.tokens_of(texts), limits.max_batch_tokens);
-        return bad(format!("{} texts have {tokens} tokens, and {most} fit", texts.len()));
+        return bad(format!("{} texts have {tokens} tokens; the limit of a batch is {most}", texts.len()));
     }
     for text in texts {
         if let Some(place) = text.asked.iter().find(|&&place| place >= text.tokens.len()) {

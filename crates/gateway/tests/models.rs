@@ -15,7 +15,7 @@ use narthex_gateway::{
 };
 use narthex_spec::{Calibration, DeviceName, Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
 
@@ -452,6 +452,39 @@ fn a_load_and_an_audit_refuse_what_the_manifest_does_not_state() {
     renamed("m0del.onnx.data");
     renamed("../el.onnx.data");
     assert_eq!(audit(), Vec::<String>::new());
+}
+
+#[test]
+fn a_manifest_that_contradicts_itself_or_its_graph_is_malformed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let manifest = tiny.package(&model).join("manifest.json");
+    let good: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    let check = |path: &str, value: Value, expect: &str| {
+        let mut changed = good.clone();
+        *changed.pointer_mut(path).unwrap() = value;
+        fs::write(&manifest, serde_json::to_vec(&changed).unwrap()).unwrap();
+        let error = tiny.gateway().load(&model, &Quiet, &Cancel::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+        assert!(error.to_string().contains(expect), "{path}: {error}");
+    };
+    check("/graphs", json!([]), "expected at least one graph, found none");
+    check("/max_length", json!(0), "expected a maximum length of at least one token");
+    check("/tokenizer/bos", json!(99_999_999), "expected a start token below the vocabulary size");
+    check("/architecture/layers", json!([]), "expected at least one layer, found none");
+    check(
+        "/architecture/layers/0/attention/kv_heads",
+        json!(3),
+        "expected attention heads of layer 0 in groups",
+    );
+    check("/architecture/rope/theta", json!(0.0), "expected a rotary base above zero, found 0");
+    check("/graphs/0/kv", json!([]), "of the KV cache for ");
+    check("/graphs/0/kv/0/heads", json!(300), "in entry 0 of the KV cache of model.onnx, found 300 heads");
+    check("/graphs/0/kv/0/head_size", json!(0), "expected heads with elements in entry 0");
+    check("/graphs/0/inputs/0/name", json!("nothing"), "expected an input nothing of model.onnx");
+    check("/graphs/0/outputs/0/name", json!("nothing"), "expected an output nothing of model.onnx");
+    fs::write(&manifest, serde_json::to_vec(&good).unwrap()).unwrap();
+    tiny.gateway().load(&model, &Quiet, &Cancel::new()).unwrap();
 }
 
 #[test]

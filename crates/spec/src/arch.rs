@@ -175,7 +175,7 @@ pub enum Residual {
     /// `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     #[default]
     Sequential,
-    /// As sequential, with `attn_post_norm` and `mlp_post_norm` before each addition.
+    /// Sequential, with `attn_post_norm` and `mlp_post_norm` before each addition.
     Sandwich,
     /// `x += attn(n) + mlp(n)`, where `n = attn_norm(x)`; there is no `mlp_norm`.
     Parallel,

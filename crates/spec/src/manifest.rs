@@ -4,6 +4,7 @@
 //! of them.
 
 mod bound_device;
+mod consistency;
 mod kv;
 mod limits;
 mod part;
@@ -20,6 +21,7 @@ use crate::{
 };
 
 pub use bound_device::BoundDevice;
+pub use consistency::{Contradiction, check_consistency};
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
 pub use limits::{MAX_MANIFEST_BYTES, ManifestTooLong, check_files, check_text, max_json_values};
 pub use part::{LayerRange, Part};

@@ -46,7 +46,7 @@ pub enum Unit {
     Bytes,
     /// Countable things: tensors, layers.
     Items,
-    /// No count; the stage only takes time.
+    /// Nothing is counted.
     Nothing,
 }
 

@@ -40,6 +40,7 @@ impl LoadedGraph {
         options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let session = Session::open(runtime, &package::path(package, &entry.file)?, options)?;
+        session.check_names(entry)?;
         let past = package::chunk(entry).map_or(usize::MAX, |(_, past)| past);
         Ok(Self { file: entry.file.clone(), names, past, session })
     }

@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use narthex_spec::{Ep, KvPrecision};
+use narthex_spec::{Ep, KvPrecision, manifest::GraphEntry};
 use ort::{
     AsPointer,
     logging::LogLevel,
@@ -323,6 +323,23 @@ impl Session {
     /// Returns the names of its inputs, in order.
     pub(super) fn input_names(&self) -> Vec<&str> {
         self.inner.inputs().iter().map(|input| input.name()).collect()
+    }
+
+    /// Fails if the graph lacks an input or an output that the manifest states.
+    pub(crate) fn check_names(&self, entry: &GraphEntry) -> Result<(), DeviceError> {
+        let inputs = self.input_names();
+        let outputs: Vec<&str> = self.inner.outputs().iter().map(|output| output.name()).collect();
+        // Rows that are packed have no padding mask.
+        let stated_inputs = entry.inputs.iter().filter(|_| !self.packs_rows);
+        let stated = stated_inputs.map(|input| (input, &inputs, "an input"));
+        let stated = stated.chain(entry.outputs.iter().map(|output| (output, &outputs, "an output")));
+        for (binding, names, kind) in stated {
+            if !names.contains(&binding.name.as_str()) {
+                let expected = format!("{kind} {} of {}", binding.name, entry.file);
+                return Err(DeviceError::package(expected, "none of this name"));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the element type of an input, if it is a tensor.

@@ -107,7 +107,7 @@ impl StaticExecutor {
         if let Some(past) =
             layers.iter().find_map(|(past, graphs)| (!graphs.contains_key(&1)).then_some(past))
         {
-            return Err(DeviceError::package(format!("a graph for one token over {past}"), "none"));
+            return Err(DeviceError::package(format!("a graph for one token and a past of {past}"), "none"));
         }
         for (tokens, parts) in layers.values_mut().flatten() {
             let entries = arch.kv_index(arch.layers.len());
@@ -208,7 +208,8 @@ fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result
         let (states, taken) = if next == 0 { (Slot::Embeds, 0) } else { (Slot::Hidden, rows) };
         let found = [part.input(states).len(), part.input(Slot::PerLayerRows).len()];
         if found != [given, taken] {
-            let expected = format!("layers with {given} inputs, and {taken} of rows");
+            let expected =
+                format!("layers with {given} inputs of hidden states and {taken} of per-layer rows");
             return Err(DeviceError::package(expected, format!("{} and {}", found[0], found[1])));
         }
         (next, given) = (part.layers().end, part.output(Slot::Hidden).len());

@@ -11,7 +11,9 @@ use narthex_catalog::store::{Store, StoredFiles};
 use narthex_graph::onnx::find_reference;
 use narthex_spec::{
     ProgressSink,
-    manifest::{FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_text},
+    manifest::{
+        FORMAT, FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, check_consistency, check_text,
+    },
 };
 use narthex_text::tokenizer::{MAX_FILE_BYTES, Tokenizer};
 
@@ -149,6 +151,7 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
         let (name, scheme) = (&manifest.name, manifest.recipe.scheme);
         return Err(bad(format!("its manifest is that of {name}@{scheme}")));
     }
+    check_consistency(&manifest).map_err(|error| bad(error.to_string()))?;
     if let Some(file) = manifest.unlisted().first() {
         return Err(bad(format!("{MANIFEST_FILE} states no digest of {file}")));
     }

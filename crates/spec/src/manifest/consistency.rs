@@ -1,0 +1,93 @@
+//! Contradictions between the parts of a manifest. A package with one cannot be run, or would be run wrongly.
+
+use super::{GraphEntry, KvLayout, Manifest, Part, Slot};
+use crate::arch::{DecoderArch, EncoderArch, ImportedDecoder, ImportedEncoder, KvSource, Rope, Structure};
+
+/// A contradiction in a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("its manifest contradicts itself: expected {expected}, found {found}")]
+pub struct Contradiction {
+    expected: String,
+    found: String,
+}
+
+/// Fails if a condition does not hold.
+fn ensure(
+    holds: bool,
+    expected: impl Into<String>,
+    found: impl std::fmt::Display,
+) -> Result<(), Contradiction> {
+    if holds { Ok(()) } else { Err(Contradiction { expected: expected.into(), found: found.to_string() }) }
+}
+
+/// Checks a manifest as far as that is possible without its files.
+pub fn check_consistency(manifest: &Manifest) -> Result<(), Contradiction> {
+    ensure(!manifest.graphs.is_empty(), "at least one graph", "none")?;
+    ensure(manifest.max_length > 0, "a maximum length of at least one token", 0)?;
+    let vocab = match &manifest.architecture {
+        Structure::Decoder(DecoderArch { vocab, .. })
+        | Structure::Encoder(EncoderArch { vocab, .. })
+        | Structure::ImportedDecoder(ImportedDecoder { vocab, .. })
+        | Structure::ImportedEncoder(ImportedEncoder { vocab, .. }) => *vocab,
+    };
+    if let Some(bos) = manifest.tokenizer.bos {
+        ensure((bos as usize) < vocab, format!("a start token below the vocabulary size {vocab}"), bos)?;
+    }
+    if let Structure::Decoder(arch) = &manifest.architecture {
+        check_decoder(arch)?;
+    }
+    for graph in &manifest.graphs {
+        check_graph(manifest, graph)?;
+    }
+    Ok(())
+}
+
+fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
+    ensure(!arch.layers.is_empty(), "at least one layer", "none")?;
+    for (index, layer) in arch.layers.iter().enumerate() {
+        let (heads, kv_heads) = (layer.attention.heads, layer.attention.kv_heads);
+        let divides = kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && layer.attention.head_size > 0;
+        let expected = format!("attention heads of layer {index} in groups of equal size");
+        ensure(divides, expected, format!("{heads} heads and {kv_heads} key/value heads"))?;
+    }
+    for Rope { theta, .. } in arch.rope.iter().chain(&arch.local_rope) {
+        ensure(theta.is_finite() && *theta > 0.0, "a rotary base above zero", theta)?;
+    }
+    Ok(())
+}
+
+fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradiction> {
+    let file = &graph.file;
+    for binding in graph.inputs.iter().chain(&graph.outputs) {
+        if let Slot::PastKey { layer }
+        | Slot::PastValue { layer }
+        | Slot::PresentKey { layer }
+        | Slot::PresentValue { layer }
+        | Slot::NewKey { layer }
+        | Slot::NewValue { layer } = binding.slot
+        {
+            let entries = graph.kv.len();
+            let expected = format!("an entry below {entries} of the KV cache for {} of {file}", binding.name);
+            ensure(layer < entries, expected, layer)?;
+        }
+    }
+    for (entry, KvLayout { heads, head_size, .. }) in graph.kv.iter().enumerate() {
+        let expected = format!("heads with elements in entry {entry} of the KV cache of {file}");
+        ensure(*heads > 0 && *head_size > 0, expected, format!("{heads} heads of {head_size} elements"))?;
+    }
+    let Structure::Decoder(arch) = &manifest.architecture else { return Ok(()) };
+    if !matches!(graph.part, Part::Whole | Part::Layers { range: None, .. }) {
+        return Ok(());
+    }
+    let own = arch.layers.iter().map(|layer| &layer.attention).filter(|layer| layer.kv == KvSource::Own);
+    let wanted: Vec<[usize; 2]> = own.map(|layer| [layer.kv_heads, layer.head_size]).collect();
+    let found: Vec<[usize; 2]> = graph.kv.iter().map(|entry| [entry.heads, entry.head_size]).collect();
+    let expected = format!("a KV cache of {} layers in {file}", wanted.len());
+    ensure(found.len() == wanted.len(), expected, found.len())?;
+    for (entry, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+        let text = |[heads, size]: &[usize; 2]| format!("{heads} heads of {size} elements");
+        let expected = format!("{} in entry {entry} of the KV cache of {file}", text(wanted));
+        ensure(found == wanted, expected, text(found))?;
+    }
+    Ok(())
+}
