@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for event in events {
         match event {
             GenerationEvent::Text { text, .. } => answer.push_str(&text),
-            GenerationEvent::Failed { message } => return Err(message.into()),
+            GenerationEvent::Failed { message, .. } => return Err(message.into()),
             GenerationEvent::Done(_) => break,
             _ => {}
         }

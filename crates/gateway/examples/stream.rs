@@ -30,7 +30,7 @@ impl GenerationSink for Printer {
                 };
             }
             GenerationEvent::Done(summary) => Ok(summary),
-            GenerationEvent::Failed { message } => Err(message),
+            GenerationEvent::Failed { message, .. } => Err(message),
             _ => return ControlFlow::Continue(()),
         };
         // The receiver may have left.

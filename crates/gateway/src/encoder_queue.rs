@@ -3,7 +3,11 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -41,6 +45,20 @@ impl From<Vec<TokenId>> for EncoderInput {
     }
 }
 
+/// Number of tokens that an encoder has computed for a request. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ComputedTokens(Arc<AtomicUsize>);
+
+impl ComputedTokens {
+    fn add(&self, tokens: usize) {
+        self.0.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Output rows of each text of a job.
 type TextRows = Vec<Vec<f32>>;
 
@@ -49,6 +67,7 @@ struct EncoderJob {
     request: u64,
     texts: Vec<EncoderInput>,
     cancel: Cancel,
+    computed: ComputedTokens,
     reply: mpsc::Sender<Result<TextRows, Error>>,
 }
 
@@ -117,6 +136,7 @@ pub(crate) struct QueuedRequest<'a> {
     id: u64,
     jobs: mpsc::Sender<EncoderJob>,
     cancel: &'a Cancel,
+    computed: ComputedTokens,
 }
 
 impl EncoderQueue {
@@ -140,8 +160,13 @@ impl EncoderQueue {
         Ok(Self { jobs, requests, limit, limits, closing, thread })
     }
 
-    /// Admits a request, or refuses it if the queue is full. The request ends once `cancel` is set.
-    pub(crate) fn enter<'a>(&'a self, cancel: &'a Cancel) -> Result<QueuedRequest<'a>, Error> {
+    /// Admits a request, or refuses it if the queue is full. The request ends once `cancel` is set. The tokens of its
+    /// batches are added to `computed`, also those of a batch during which it ends.
+    pub(crate) fn enter<'a>(
+        &'a self,
+        cancel: &'a Cancel,
+        computed: &ComputedTokens,
+    ) -> Result<QueuedRequest<'a>, Error> {
         let jobs = self.jobs.lock().clone().ok_or(Error::ShuttingDown)?;
         let mut requests = self.requests.lock();
         let entered = requests.entered.len();
@@ -151,7 +176,7 @@ impl EncoderQueue {
         let id = requests.next;
         requests.next += 1;
         requests.entered.insert(id, RequestState::Waiting);
-        Ok(QueuedRequest { queue: self, id, jobs, cancel })
+        Ok(QueuedRequest { queue: self, id, jobs, cancel, computed: computed.clone() })
     }
 
     pub(crate) fn limits(&self) -> &EncoderLimits {
@@ -200,7 +225,8 @@ impl QueuedRequest<'_> {
             // The request may have its reply already.
             let _ = wake.send(Err(Error::Cancelled));
         });
-        let job = EncoderJob { request: self.id, texts, cancel: self.cancel.clone(), reply };
+        let (cancel, computed) = (self.cancel.clone(), self.computed.clone());
+        let job = EncoderJob { request: self.id, texts, cancel, computed, reply };
         self.jobs.send(job).map_err(|_| Error::ShuttingDown)?;
         let rows = replies.recv().unwrap_or(Err(Error::ShuttingDown));
         self.cancel.check()?;
@@ -246,6 +272,9 @@ fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Resu
         let lengths = order.iter().rev().map(|&index| texts[index].1.tokens.len());
         let batch = order.split_off(order.len() - batch_size(&limits, lengths));
         let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
+        for &index in &batch {
+            texts[index].0.computed.add(texts[index].1.tokens.len());
+        }
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();
         for &index in &batch {
@@ -294,7 +323,7 @@ mod tests {
 
     /// Runs a request in one pass.
     fn ask(queue: &EncoderQueue, texts: Vec<EncoderInput>) -> Result<Vec<Vec<f32>>, Error> {
-        queue.enter(&Cancel::new())?.run(texts)
+        queue.enter(&Cancel::new(), &ComputedTokens::default())?.run(texts)
     }
 
     fn queue(max_batch_tokens: usize, batching: Batching, rows: Rows) -> EncoderQueue {
@@ -400,9 +429,9 @@ mod tests {
     #[test]
     fn a_request_that_nobody_waits_for_ends_between_batches() {
         let (queue, has_begun, release) = held(4);
-        let cancel = Cancel::new();
+        let (cancel, computed) = (Cancel::new(), ComputedTokens::default());
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| queue.enter(&cancel)?.run(vec![vec![1].into(); 100]));
+            let first = scope.spawn(|| queue.enter(&cancel, &computed)?.run(vec![vec![1].into(); 100]));
             has_begun.recv().unwrap();
             let second = scope.spawn(|| ask(&queue, vec![vec![1].into()]));
             while queue.length() != (QueueLength { running: 1, waiting: 1 }) {
@@ -410,6 +439,8 @@ mod tests {
             }
             cancel.cancel();
             assert!(matches!(first.join().unwrap(), Err(Error::Cancelled)));
+            // The batch that had begun counts.
+            assert_eq!(computed.get(), 1);
             assert_eq!(queue.length(), QueueLength { running: 0, waiting: 1 });
             // The batch that runs is the last of the first request; the next one is the second's.
             (0..2).for_each(|_| release.send(()).unwrap());
@@ -423,7 +454,7 @@ mod tests {
         let (queue, _begun, release) = held(4);
         (0..2).for_each(|_| release.send(()).unwrap());
         let cancel = Cancel::new();
-        let place = queue.enter(&cancel).unwrap();
+        let place = queue.enter(&cancel, &ComputedTokens::default()).unwrap();
         assert_eq!(queue.length(), QueueLength { running: 0, waiting: 1 });
         for _ in 0..2 {
             place.run(vec![vec![1].into()]).unwrap();

@@ -12,7 +12,7 @@ use narthex_gateway::{
     Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, ReadyModel, TokenCount,
     request::{
         CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar,
-        InputOverflow, Prompt, Strictness, Tool, ToolChoice, ToolSettings,
+        InputOverflow, Prompt, Strictness, TokenizeOptions, Tool, ToolChoice, ToolSettings,
     },
 };
 use narthex_spec::ToolFormat;
@@ -295,7 +295,7 @@ fn the_format_of_calls_can_be_chosen_for_all_models_or_one() {
     );
     let unknown = Config { tool_formats: one("smollm2:136m", ToolFormat::Granite), ..tiny.config() };
     let error = Gateway::open(unknown).err().unwrap().to_string();
-    assert!(error.starts_with("tool_format: no model is called"), "{error}");
+    assert!(error.starts_with("tool_format: no model is named"), "{error}");
 }
 
 #[test]
@@ -310,7 +310,11 @@ fn a_malformed_call_is_named_in_the_log() {
     let mut tools = tool();
     (tools.choice, tools.tools[0].strictness) = (ToolChoice::Auto, Strictness::BestEffort);
     // The grammar allows a call or this text, and the bias prefers the text.
-    let x = *ready(&gateway, &model).tokenize("x", &Cancel::new()).unwrap().first().unwrap();
+    let x = *ready(&gateway, &model)
+        .tokenize("x", TokenizeOptions::default(), &Cancel::new())
+        .unwrap()
+        .first()
+        .unwrap();
     let mut options =
         GenerateOptions { grammar: Some(Grammar::Regex("<tool_call>x".to_owned())), ..greedy(60) };
     options.logit_bias.insert(x, 100.0);
@@ -324,11 +328,14 @@ fn tokenizing_has_a_limit_and_can_be_cancelled() {
     let tiny = Tiny::new();
     let (model, gateway) = (tiny.chat(), tiny.gateway());
     let (ready, cancel) = (ready(&gateway, &model), Cancel::new());
-    assert!(!ready.tokenize("the cat", &cancel).unwrap().is_empty());
-    let error = ready.tokenize(&" ".repeat((256 << 10) + 1), &cancel).unwrap_err().to_string();
+    assert!(!ready.tokenize("the cat", TokenizeOptions::default(), &cancel).unwrap().is_empty());
+    let error = ready
+        .tokenize(&" ".repeat((256 << 10) + 1), TokenizeOptions::default(), &cancel)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("at most 262144 bytes, found 262145 bytes"), "{error}");
     cancel.cancel();
-    let tokenized = ready.tokenize("the cat", &cancel).map(drop);
+    let tokenized = ready.tokenize("the cat", TokenizeOptions::default(), &cancel).map(drop);
     let prompted = ready.chat_prompt(question("the cat", greedy(1)), &cancel).map(drop);
     for outcome in [tokenized, prompted] {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);

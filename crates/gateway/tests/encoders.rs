@@ -255,6 +255,11 @@ fn a_prompt_stands_before_every_text() {
     // Without a prompt name the default prompt is used, but never before token lists.
     assert_eq!(ask(text("the cat"), None).unwrap(), query);
     assert!(ask(Prompt::Tokens(vec![2, 9, 3]), None).is_ok());
+    // Tokens of another model have other special tokens, or none.
+    for tokens in [vec![9], vec![9, 7, 8], vec![2, 9], vec![9, 3]] {
+        let error = ask(Prompt::Tokens(tokens), None).unwrap_err();
+        assert!(error.to_string().contains("begin with [2] and end with [3]"), "{error}");
+    }
     let refused = |input: Prompt, prompt: &str, expect: &str| {
         let error = ask(input, Some(prompt)).unwrap_err();
         assert!(matches!(error, Error::Invalid { param: "prompt_name", .. }), "{error}");

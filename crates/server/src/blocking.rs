@@ -87,7 +87,8 @@ pub(crate) async fn run_tokenizing<T: Send + 'static>(
     app.shared.jobs.run(job).await
 }
 
-/// Runs a request like [`run_tokenizing`] that waits in the queue of an encoder.
+/// Runs a request like [`run_tokenizing`] that waits in the queue of an encoder. If it fails, or if its client
+/// disconnects, the tokens that were computed are charged. The call charges the tokens of an answer.
 pub(crate) async fn run_encoder<T: Send + 'static>(
     app: &App,
     model: &str,
@@ -95,7 +96,11 @@ pub(crate) async fn run_encoder<T: Send + 'static>(
     answer_bytes: impl FnOnce(&ReadyModel) -> usize,
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let model = text.ready(app, model, answer_bytes).await?;
-    let (job, _on_disconnect) = text.job(model, call);
+    let model = text.ready(app, model, answer_bytes).await?.with_own_count();
+    let meter = app.meter.clone();
+    let charged = move |model: &ReadyModel, cancel: &Cancel| {
+        call(model, cancel).inspect_err(|_| meter.tokens(model.computed_tokens()))
+    };
+    let (job, _on_disconnect) = text.job(model, charged);
     app.shared.jobs.run_encoder(job).await
 }

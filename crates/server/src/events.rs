@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_gateway::{
-    AnsweringDevice, Cancel, Error, Generation, ReadyModel,
+    AnsweringDevice, Cancel, Error, ErrorKind, Generation, ReadyModel,
     request::{GenerationEvent, GenerationSink, TokenAlternative, TokenInfo},
 };
 use parking_lot::Mutex;
@@ -96,7 +96,7 @@ impl GenerationSink for ChannelSink {
         let refusal = self.memory.add_generated(EVENT_BYTES + content).err().filter(|_| content > 0);
         if let Some(message) = refusal {
             tracing::debug!(message, "an answer ends early");
-            event = GenerationEvent::Failed { message: message.to_owned() };
+            event = GenerationEvent::Failed { kind: ErrorKind::Unavailable, message: message.to_owned() };
         }
         let mut backlog = self.backlog.lock();
         backlog.uncharged += tokens;
@@ -158,7 +158,7 @@ impl EventReceiver {
         self.memory.remove_generated(mem::take(&mut self.taken));
         let mut event = self.receiver.recv().await?;
         let content = content_bytes(&event);
-        if let GenerationEvent::Failed { message } = &mut event {
+        if let GenerationEvent::Failed { message, .. } = &mut event {
             *message = public_text(message);
         }
         let mut backlog = self.backlog.lock();
@@ -288,7 +288,7 @@ mod tests {
             while let Some(GenerationEvent::Text { .. }) = last {
                 last = receiver.next().await;
             }
-            let Some(GenerationEvent::Failed { message }) = last else { panic!("{last:?}") };
+            let Some(GenerationEvent::Failed { message, .. }) = last else { panic!("{last:?}") };
             assert!(message.contains("takes more memory"), "{message}");
         }
     }
@@ -318,8 +318,10 @@ mod tests {
     async fn failures_are_short_and_without_credentials() {
         let (mut sink, mut receiver) = channel(memory(), Cancel::new());
         let message = format!("cannot read https://user:secret@host/?token=secret: {}", "é".repeat(20_000));
-        assert!(sink.event(GenerationEvent::Failed { message }).is_continue());
-        let Some(GenerationEvent::Failed { message }) = receiver.next().await else { panic!("it failed") };
+        assert!(sink.event(GenerationEvent::Failed { kind: ErrorKind::Unavailable, message }).is_continue());
+        let Some(GenerationEvent::Failed { message, .. }) = receiver.next().await else {
+            panic!("it failed")
+        };
         assert!(message.starts_with("cannot read https://***@host/?token=***"), "{message}");
         assert!(message.len() < 1100, "{}", message.len());
     }

@@ -203,7 +203,7 @@ mod tests {
         check(Endpoint::OllamaGenerate, r#"{"model": "m", "prompt": "a"}"#, None);
         check(Endpoint::OllamaEmbed, r#"{"model": "m", "input": ["a"]}"#, None);
         check(Endpoint::OllamaEmbeddings, r#"{"model": "m", "prompt": "a"}"#, None);
-        check(Endpoint::OllamaEmbeddings, r#"{"model": "m"}"#, Some("prompt"));
+        check(Endpoint::OllamaEmbeddings, r#"{"prompt": "a"}"#, Some("model"));
         check(Endpoint::OllamaShow, r#"{"name": "m", "verbose": true}"#, None);
         check(Endpoint::OllamaPull, r#"{"model": "m", "stream": false}"#, None);
         check(Endpoint::OllamaPull, r#"{"stream": false}"#, Some("model"));

@@ -54,6 +54,8 @@ const HINTS: &[(&str, NeutralValues)] = &[
     ("dynatemp_exponent", All),
     ("dynatemp_range", Number(0.0)),
     ("enable_thinking", All),
+    // Without functions.
+    ("function_call", OneOf(&["none", "auto"])),
     ("id_slot", Negative),
     // Reasoning is part of the answer, apart from its text, and streamed.
     ("include_reasoning", True),
@@ -349,7 +351,7 @@ mod tests {
         check(r#"{"tool_choice": "required"}"#, Err("tool_choice"));
         check(r#"{"truncate": "START"}"#, Err("truncate"));
         // Protocols have hints of their own.
-        check(r#"{"client_metadata": {}}"#, Ok(&["client_metadata"]));
+        check(r#"{"client_metadata": {"a": "b"}}"#, Ok(&["client_metadata"]));
         check(r#"{"cache_control": {"type": "ephemeral"}}"#, Err("cache_control"));
     }
 

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use axum::http::StatusCode;
-use narthex_gateway::request::{
-    FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart,
+use narthex_gateway::{
+    ErrorKind,
+    request::{FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart},
 };
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -165,8 +166,11 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
             GenerationEvent::Done(summary) => {
                 return Ok(Reply { choices, summary, device: events.ran_on().device });
             }
-            GenerationEvent::Failed { message } => {
-                return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message));
+            GenerationEvent::Failed { kind, message } => {
+                let is_of_request = kind == ErrorKind::BadRequest;
+                let status =
+                    if is_of_request { StatusCode::BAD_REQUEST } else { StatusCode::SERVICE_UNAVAILABLE };
+                return Err(ApiError::plain(status, message));
             }
             event => add(&mut choices, event),
         }

@@ -412,7 +412,7 @@ fn aliases_defaults_and_strictness_are_the_server_s_choice() {
     drop(live);
     let config = Config { aliases: [("a".to_owned(), "nothing".to_owned())].into(), ..tiny.config() };
     let refused = Gateway::open(config).err().unwrap().to_string();
-    assert!(refused.contains("alias: no model is called \"nothing\""), "{refused}");
+    assert!(refused.contains("alias: no model is named \"nothing\""), "{refused}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `/v1/rerank`, `/v1/answer` and `/v1/fill` over tiny models, including invalid requests.
+//! Encoders: `/v1/rerank`, `/v1/answer`, `/v1/fill` and token lists of `/v1/embeddings` over tiny models, including invalid requests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -129,4 +129,23 @@ fn masks_are_filled_and_tokens_added() {
     refused(json!({"rounds": 2}), "rounds", "requires generate");
     refused(json!({"generate": 1000}), "generate", "expected 1 to 64, found 1000");
     refused(json!({"model": ranker}), "model", "is a reranker, not a masked language model");
+}
+
+#[test]
+fn tokens_of_an_encoder_are_those_of_its_texts() {
+    let tiny = Tiny::new();
+    let model = tiny.embedding();
+    let live = Live::start(tiny.config());
+    let tokens = |fields: Value| {
+        live.post("/tokenize", &with(json!({"model": model, "content": "the cat"}), fields)).json()["tokens"]
+            .clone()
+    };
+    let embed = |input: Value| live.post("/v1/embeddings", &json!({"model": model, "input": input}));
+    let vector = |input: Value| embed(input).json()["data"][0]["embedding"].clone();
+    assert_eq!(vector(tokens(json!({}))), vector(json!("the cat")));
+    assert_eq!(tokens(json!({"add_special_tokens": true})), tokens(json!({})));
+    let bare = tokens(json!({"add_special": false}));
+    assert_eq!(bare.as_array().unwrap()[..], tokens(json!({})).as_array().unwrap()[1..=2]);
+    let error = embed(json!([bare])).error(400);
+    assert!(error["message"].as_str().unwrap().contains("check_embedding_ctx_length"), "{error}");
 }

@@ -58,6 +58,10 @@ fn texts_are_embedded_in_both_forms() {
     assert_eq!(two["embeddings"].as_array().unwrap().len(), 2);
     let one = live.post("/api/embeddings", &json!({"model": model, "prompt": "the cat"})).json();
     assert_eq!(one["embedding"], two["embeddings"][0]);
+    // Without a prompt, the model is only loaded.
+    for body in [json!({"model": model}), json!({"model": model, "prompt": ""})] {
+        assert_eq!(live.post("/api/embeddings", &body).json(), json!({"embedding": []}));
+    }
     let long = json!({"model": model, "input": "the cat ".repeat(400)});
     assert_eq!(live.post("/api/embed", &long).status, 200);
     for empty in [json!({"model": model}), json!({"model": model, "input": []})] {

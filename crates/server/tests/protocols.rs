@@ -147,7 +147,7 @@ fn hints() -> Vec<Value> {
         json!({"repeat_penalty": 1.0, "repetition_penalty": 1.0, "service_tier": "auto", "shift": true, "store": true}),
         json!({"skip_special_tokens": true, "tfs_z": 1, "thinking_budget": -1, "tool_choice": "auto", "top_k": -1}),
         json!({"top_logprobs": 0, "truncate": true, "typ_p": 1, "typical_p": 1, "user": "u", "verbosity": "low"}),
-        json!({"tool_choice": "none", "top_k": 0, "best_of": 1, "n_predict": -1, "xtc_probability": 0.0}),
+        json!({"tool_choice": "none", "function_call": "auto", "top_k": 0, "best_of": 1, "n_predict": -1, "xtc_probability": 0.0}),
         json!({"chat_template_kwargs": {"a": 1}, "stream_options": {"include_usage": true}, "seed": 7}),
         // Null, false and empty values.
         json!({"chat_template_kwargs": {}, "logit_bias": {}, "metadata": {}, "response_format": {}, "store": false}),
@@ -187,6 +187,7 @@ fn supports(path: &str, name: &str) -> bool {
             path.starts_with("/api/") || ["/v1/chat/completions", "/v1/responses"].contains(&path)
         }
         "store" => path == "/v1/responses",
+        "truncate" => path == "/api/chat",
         _ => false,
     }
 }

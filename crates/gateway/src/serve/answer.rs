@@ -34,7 +34,7 @@ impl ReadyModel {
         let model = &*self.loaded;
         let encoder = model.encoder(ModelKind::Answer)?;
         check(request)?;
-        let queued = encoder.enter(cancel)?;
+        let queued = encoder.enter(cancel, &self.computed)?;
         let limit = encoder.limits().max_length.min(request.window.max(1));
         let tokenizer = &model.package.tokenizer;
         let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };

@@ -12,6 +12,7 @@ use narthex_text::{
 use crate::{
     cancel::Cancel,
     error::{Error, TokenCount},
+    library::package::Package,
     load::{loaded_model::LoadedModel, residency::ReadyModel},
     serve::{
         answer_rules::AnswerRules,
@@ -21,7 +22,7 @@ use crate::{
         permits::RENDERINGS,
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, HistoryOverflow, Message,
-            Prompt, ReasoningSettings, SpecialTokens, ToolSettings,
+            Prompt, ReasoningSettings, SpecialTokens, TokenizeOptions, ToolSettings,
         },
         tools,
     },
@@ -104,9 +105,13 @@ impl ReadyModel {
         prompt(&self.loaded, messages, &tools, options, limit, cancel)
     }
 
-    /// Returns the tokens of a text of at most 256 KiB, in which special tokens are recognised. Ends with
-    /// [`Error::Cancelled`] if `cancel` is set before it begins.
-    pub fn tokenize(&self, text: &str, cancel: &Cancel) -> Result<Vec<TokenId>, Error> {
+    /// Returns the tokens of a text of at most 256 KiB. Ends with [`Error::Cancelled`] if `cancel` is set before it begins.
+    pub fn tokenize(
+        &self,
+        text: &str,
+        options: TokenizeOptions,
+        cancel: &Cancel,
+    ) -> Result<Vec<TokenId>, Error> {
         // A cut could change tokens, so the text is tokenized as a whole, and its length is limited instead.
         if text.len() > MAX_TOKENIZED {
             let found = text.len();
@@ -116,7 +121,15 @@ impl ReadyModel {
             return Err(Error::invalid("content", message));
         }
         cancel.check()?;
-        Ok(self.loaded.package.tokenizer.encode(text, Specials::Parse)?)
+        let Package { tokenizer, manifest, .. } = &*self.loaded.package;
+        let specials = if options.parse_special { Specials::Parse } else { Specials::AsText };
+        let is_encoder = !manifest.architecture.is_decoder();
+        let tokens = match options.add_special.unwrap_or(is_encoder) {
+            true if is_encoder => tokenizer.encode_with_added(text, specials)?,
+            true => narthex_text::prompt::with_bos(tokenizer.encode(text, specials)?, manifest.tokenizer.bos),
+            false => tokenizer.encode(text, specials)?,
+        };
+        Ok(tokens)
     }
 
     /// Returns the text of tokens, without special tokens.

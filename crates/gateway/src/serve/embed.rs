@@ -2,7 +2,7 @@
 
 use narthex_catalog::resolve::excerpt;
 use narthex_spec::manifest::Prompts;
-use narthex_text::tokenizer::{BoundedTokens, Bounds};
+use narthex_text::tokenizer::{BoundedTokens, Bounds, Tokenizer};
 
 use crate::{
     cancel::Cancel,
@@ -48,7 +48,7 @@ impl ReadyModel {
             overlong: request.overlong,
             cancel,
         };
-        let queued = encoder.enter(cancel)?;
+        let queued = encoder.enter(cancel, &self.computed)?;
         let texts = request.inputs.iter().enumerate();
         let texts = texts.map(|(index, input)| tokenization.tokens(index, input));
         let texts = texts.collect::<Result<Vec<_>, Error>>()?;
@@ -71,7 +71,7 @@ fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a
     match prompts.named.get(name) {
         Some(text) => Ok(text),
         None if prompts.is_empty() => {
-            invalid(format!("this model has no prompts, found {:?}; leave it out", excerpt(name)))
+            invalid(format!("this model has no prompts, found {:?}; omit it", excerpt(name)))
         }
         None => {
             let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
@@ -120,28 +120,48 @@ impl Tokenization<'_> {
             let message = format!("input {index} is empty; expected at least one token");
             return Err(Error::invalid("input", message));
         }
-        let vocab = tokenizer.vocab_size();
-        if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            let message = format!(
-                "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens; send texts, since \
-                 tokens of another model's tokenizer have no meaning here (LangChain's OpenAIEmbeddings sends texts with \
-                 check_embedding_ctx_length=False)"
-            );
-            return Err(Error::invalid("input", message));
+        if matches!(input, Prompt::Tokens(_)) {
+            check_tokens(tokenizer, index, &tokens)?;
         }
         if tokens.len() > limit {
             if overlong == InputOverflow::Refuse {
                 return Err(Error::InputTooLong { index, found: TokenCount::Exact(tokens.len()), limit });
             }
-            // The last token of a text is its end token, which a truncated text keeps.
+            // The last token is the end token, which a truncated text keeps.
             let last = tokens[tokens.len() - 1];
             tokens.truncate(limit);
-            if matches!(input, Prompt::Text(_)) {
-                tokens[limit - 1] = last;
-            }
+            tokens[limit - 1] = last;
         }
         Ok(tokens)
     }
+}
+
+/// Fails if this model's tokenizer cannot have made these tokens: if one is not in the vocabulary, or if the special tokens
+/// around a text are missing.
+fn check_tokens(tokenizer: &Tokenizer, index: usize, tokens: &[u32]) -> Result<(), Error> {
+    let vocab = tokenizer.vocab_size();
+    let refused = |what: String| {
+        let message = format!(
+            "{what}; send texts, since tokens of another model's tokenizer have no meaning here (LangChain's \
+             OpenAIEmbeddings sends texts with check_embedding_ctx_length=False)"
+        );
+        Err(Error::invalid("input", message))
+    };
+    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
+        return refused(format!(
+            "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens"
+        ));
+    }
+    let [before, after] = tokenizer.document_frame()?;
+    if tokens.starts_with(&before) && tokens.ends_with(&after) {
+        return Ok(());
+    }
+    let found = (tokens[0], tokens[tokens.len() - 1]);
+    refused(format!(
+        "expected tokens that begin with {before:?} and end with {after:?}, as those of /tokenize for this model; input \
+         {index} begins with {} and ends with {}",
+        found.0, found.1
+    ))
 }
 
 /// Keeps the leading elements and rescales them to unit length (Matryoshka embeddings, arXiv:2205.13147).

@@ -39,7 +39,7 @@ impl ReadyModel {
     /// Predicts every mask of a text, while all others are masked. Ends with [`Error::Cancelled`] once `cancel` is set.
     pub fn fill(&self, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
         let model = &*self.loaded;
-        let masked = MaskedModel::new(model, cancel)?;
+        let masked = MaskedModel::new(self, cancel)?;
         check_count("top_k", request.top_k, MAX_FILLINGS)?;
         let (tokens, masks) = masked.tokenize(&request.text)?;
         if !(1..=MAX_MASKS).contains(&masks.len()) {
@@ -61,7 +61,8 @@ impl<'a> MaskedModel<'a> {
     ///
     /// # Errors
     /// [`Error::WrongKind`] for a model of another kind.
-    pub(super) fn new(model: &'a LoadedModel, cancel: &'a Cancel) -> Result<Self, Error> {
+    pub(super) fn new(ready: &'a ReadyModel, cancel: &'a Cancel) -> Result<Self, Error> {
+        let model = &*ready.loaded;
         let encoder = model.encoder(ModelKind::Masked)?;
         let mask = model.package.manifest.tokenizer.mask.as_deref().unwrap_or_default();
         let Some(mask_id) = model.package.tokenizer.token_id(mask) else {
@@ -69,7 +70,14 @@ impl<'a> MaskedModel<'a> {
             let reason = format!("its tokenizer has no token for its mask {mask:?}");
             return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
         };
-        Ok(Self { model, mask, mask_id, limits: encoder.limits(), queued: encoder.enter(cancel)?, cancel })
+        Ok(Self {
+            model,
+            mask,
+            mask_id,
+            limits: encoder.limits(),
+            queued: encoder.enter(cancel, &ready.computed)?,
+            cancel,
+        })
     }
 
     /// Returns the tokens of a text, and the indices of the masks.
@@ -79,8 +87,7 @@ impl<'a> MaskedModel<'a> {
         let tokenizer = &self.model.package.tokenizer;
         let BoundedTokens::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)?
         else {
-            let message =
-                format!("it has more than {limit} tokens, the most that this model allows; shorten it");
+            let message = format!("it has more than {limit} tokens, which is this model's limit; shorten it");
             return Err(Error::invalid("text", message));
         };
         let masks = (0..tokens.len()).filter(|&index| tokens[index] == self.mask_id).collect();

@@ -18,7 +18,7 @@ use narthex_text::stop::StopStrings;
 use parking_lot::Mutex;
 
 use crate::{
-    error::{Error, TokenCount},
+    error::{Error, ErrorKind, TokenCount},
     load::residency::ReadyModel,
     report::placement::AnsweringDevice,
     serve::{
@@ -212,8 +212,8 @@ impl GenerationState {
     }
 
     /// Ends the generation with an error.
-    fn fail(&mut self, message: String) {
-        self.send(GenerationEvent::Failed { message });
+    fn fail(&mut self, kind: ErrorKind, message: String) {
+        self.send(GenerationEvent::Failed { kind, message });
         self.closed = true;
     }
 
@@ -274,9 +274,10 @@ impl TokenSink for ChoiceSink {
         let Self { choice, state, text } = self;
         let mut state = state.lock();
         let reason = match finish {
-            Finish::Failed(error) => return state.fail(error.to_string()),
+            Finish::Failed(error) => return state.fail(ErrorKind::Unavailable, error.to_string()),
             Finish::Unsatisfied { reason } => {
-                return state.fail(format!("the grammar allows no next token: {reason}"));
+                let message = format!("the grammar allows no next token: {reason}");
+                return state.fail(ErrorKind::BadRequest, message);
             }
             Finish::Stop => FinishReason::Stop,
             Finish::Length => FinishReason::Length,

@@ -32,7 +32,7 @@ impl ReadyModel {
         if request.top_n == Some(0) {
             return Err(Error::invalid("top_n", "expected a number above zero, found 0"));
         }
-        let queued = encoder.enter(cancel)?;
+        let queued = encoder.enter(cancel, &self.computed)?;
         let limit = encoder.limits().max_length;
         let (bytes, most) = (request.query.len(), limit.saturating_mul(MAX_QUERY_BYTES));
         if bytes > most {

@@ -241,7 +241,7 @@ pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
             GenerationEvent::Done(summary) => {
                 return Answer { text: answer, arguments, tokens: infos, reason: end.unwrap(), summary };
             }
-            GenerationEvent::Failed { message } => panic!("{message}"),
+            GenerationEvent::Failed { message, .. } => panic!("{message}"),
         }
     }
 }

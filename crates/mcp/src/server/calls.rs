@@ -50,7 +50,7 @@ pub(super) const CALLS: [Call; 5] = [
     },
     Call {
         name: "embeddings",
-        description: "Turns texts into vectors of unit length with an embedding model of this machine, for search and \
+        description: "Turns texts into vectors of unit length with an embedding model on this machine, for search and \
                       comparison: texts of similar meaning have a high dot product.",
         input: schema::<EmbeddingArguments>,
         output: Some(schema::<EmbeddingAnswer>),
@@ -58,7 +58,7 @@ pub(super) const CALLS: [Call; 5] = [
     },
     Call {
         name: "rerank",
-        description: "Sorts documents by their relevance to a query with a reranker of this machine.",
+        description: "Sorts documents by their relevance to a query with a reranker on this machine.",
         input: schema::<RerankArguments>,
         output: Some(schema::<RerankAnswer>),
         run: |site, arguments, cancel| site.rerank(read(arguments)?, cancel),
@@ -243,7 +243,7 @@ impl CallSite {
     ) -> Result<ToolAnswer, CallError> {
         match CALLS.iter().find(|call| call.name == name) {
             Some(call) => (call.run)(self, arguments, cancel),
-            None => Err(CallError::Invalid(format!("no tool is called {name:?}"))),
+            None => Err(CallError::Invalid(format!("no tool is named {name:?}"))),
         }
     }
 
@@ -285,7 +285,7 @@ impl CallSite {
                     let text = [answer].into_iter().chain(cut).collect();
                     return Ok(ToolAnswer { text, structured: None });
                 }
-                GenerationEvent::Failed { message } => return Err(CallError::Failed(message)),
+                GenerationEvent::Failed { message, .. } => return Err(CallError::Failed(message)),
                 GenerationEvent::Started { .. }
                 | GenerationEvent::Reasoning { .. }
                 | GenerationEvent::ToolCall { .. }

@@ -74,8 +74,7 @@ pub(super) enum Block {
 /// Settings of the citations of a document.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Citations {
-    #[serde(default)]
-    enabled: bool,
+    enabled: Option<bool>,
 }
 
 /// Source of a document.
@@ -108,7 +107,7 @@ impl DocumentSource {
 impl Block {
     /// Returns true if the answer should cite this document.
     pub(super) fn wants_citations(&self) -> bool {
-        matches!(self, Self::Document { citations: Some(Citations { enabled: true }), .. })
+        matches!(self, Self::Document { citations: Some(Citations { enabled: Some(true) }), .. })
     }
 
     /// Returns the text of a block; `None` if it has parts that the model cannot read.

@@ -49,12 +49,12 @@ pub(crate) struct MessagesBody {
     tools: Option<Vec<ToolDefinition>>,
     #[serde(default, deserialize_with = "body::filled")]
     tool_choice: Option<TurnChoice>,
-    /// As in OpenAI's API.
+    /// Same field as in OpenAI's API.
     parallel_tool_calls: Option<bool>,
     #[serde(default, deserialize_with = "body::filled")]
     thinking: Option<ThinkingSettings>,
     output_config: Option<OutputConfig>,
-    /// As in `output_config`, where it was before.
+    /// Earlier place of `output_config.format`.
     #[serde(default, deserialize_with = "body::filled")]
     output_format: Option<OutputFormat>,
 }
@@ -115,8 +115,8 @@ enum ChoiceType {
 }
 
 impl WireTurn {
-    /// Appends the messages of a turn: the results of tools, then the turn's text and calls. Adds the blocks of tools on
-    /// Anthropic's servers, whose results are encrypted, to `ignored`.
+    /// Appends the messages of a turn: the results of tools, then the turn's text and calls. Adds the blocks of tools
+    /// on Anthropic's servers, whose results are encrypted, to `ignored`.
     fn add_to(
         self,
         messages: &mut Vec<Message>,
@@ -413,8 +413,8 @@ mod tests {
     #[test]
     fn documents_with_a_text_are_read() {
         let mut ignored = IgnoredParameters::default();
-        let mut document = |source: Value| {
-            let citations = json!({"enabled": true});
+        let mut document = |source: Value, enabled: Option<bool>| {
+            let citations = json!({"enabled": enabled});
             let document = json!({"type": "document", "title": "Notes", "context": "Of May.", "source": source, "citations": citations});
             let question = json!({"type": "text", "text": "Why?"});
             body(json!({"messages": [{"role": "user", "content": [document, question]}]}))
@@ -422,10 +422,14 @@ mod tests {
         };
         let plain = json!({"type": "text", "media_type": "text/plain", "data": "A cat."});
         let parts = json!({"type": "content", "content": [{"type": "text", "text": "A cat."}]});
-        for source in [plain, parts] {
-            assert_eq!(document(source).unwrap().messages[0].content, "Notes\nOf May.\nA cat.\nWhy?");
+        for (source, enabled) in [(plain, Some(true)), (parts, None)] {
+            assert_eq!(
+                document(source, enabled).unwrap().messages[0].content,
+                "Notes\nOf May.\nA cat.\nWhy?"
+            );
         }
-        let refused = document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}));
+        let refused =
+            document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}), None);
         assert_eq!(refused.unwrap_err().body()["error"]["param"], "messages[0].content");
         assert_eq!(ignored.names(), ["document.citations"]);
     }

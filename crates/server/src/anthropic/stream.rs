@@ -147,7 +147,7 @@ impl MessageEvents {
 
 impl EventEncoder for MessageEvents {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
-        if let GenerationEvent::Failed { message } = event {
+        if let GenerationEvent::Failed { message, .. } = event {
             return vec![named(json!(AnthropicErrorBody::new(StatusCode::INTERNAL_SERVER_ERROR, &message)))];
         }
         self.events(event).iter().map(|event| named(json!(event))).collect()

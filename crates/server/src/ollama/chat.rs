@@ -29,8 +29,7 @@ const FIELDS: &[&str] = &["model", "messages", "truncate"];
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct OllamaBody {
     model: String,
-    #[serde(default)]
-    messages: Vec<OllamaMessage>,
+    messages: Option<Vec<OllamaMessage>>,
     /// Whether the oldest messages of a conversation that is too long are omitted; true by default.
     truncate: Option<bool>,
 }
@@ -69,10 +68,11 @@ impl FromBody for ParsedOllamaChat {
         let ConversationBody { own: body, shared } =
             ConversationBody::<OllamaBody>::read(bytes, &fields, &[], ignored)?;
         let mut answer_fields: AnswerFields = body::read_fields(bytes)?;
-        let change = body.messages.is_empty().then(|| answer_fields.take_memory_change());
+        let messages = body.messages.unwrap_or_default();
+        let change = messages.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
-        let messages = body.messages.into_iter().enumerate();
+        let messages = messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         let of_reasoning = Think::name(think).into_iter().chain(shared.reasoning.given()).collect();
@@ -133,6 +133,14 @@ mod tests {
         let messages = read.conversation.request.messages;
         assert_eq!(messages[0].tool_calls[0].id.as_deref(), Some("call_1"));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("call_1"));
+    }
+
+    #[test]
+    fn a_body_without_messages_is_about_the_memory() {
+        for body in [json!({"model": "m"}), json!({"model": "m", "messages": null, "truncate": null})] {
+            let read = body::read_checked::<ParsedOllamaChat>(body.to_string().as_bytes());
+            assert_eq!(read.ok().unwrap().change, Some(MemoryChange::Load), "{body}");
+        }
     }
 
     #[test]

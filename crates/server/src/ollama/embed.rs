@@ -38,7 +38,7 @@ pub(crate) struct EmbedBody {
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct PromptEmbedBody {
     model: String,
-    prompt: String,
+    prompt: Option<String>,
 }
 
 impl FromBody for EmbedBody {
@@ -93,9 +93,13 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
     Ok(ignored.name_in(with_device_headers(&found.ran_on, answer)))
 }
 
-/// Handles a request to `/api/embeddings`.
+/// Handles a request to `/api/embeddings`. Without a prompt it loads the model.
 pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
     let Body { request: PromptEmbedBody { model, prompt }, ignored, held } = body;
+    let Some(prompt) = prompt.filter(|prompt| !prompt.is_empty()) else {
+        loading::wait(&app, &model).await?;
+        return Ok(ignored.name_in(Json(EmbeddingAnswer { embedding: Vec::new() }).into_response()));
+    };
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
     let found = embeddings::embed(&app, &model, request, held).await?;

@@ -197,7 +197,7 @@ impl<C: LineContent> AnswerLines<C> {
     /// Returns the lines for an event as JSON, in order.
     fn lines(&mut self, event: GenerationEvent) -> Vec<Value> {
         match event {
-            GenerationEvent::Failed { message } => vec![json!(OllamaErrorBody { error: &message })],
+            GenerationEvent::Failed { message, .. } => vec![json!(OllamaErrorBody { error: &message })],
             event => self.lines_of(event).into_iter().map(|line| json!(line)).collect(),
         }
     }

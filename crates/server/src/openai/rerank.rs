@@ -33,8 +33,7 @@ pub(crate) struct RerankBody {
     query: String,
     documents: Vec<Document>,
     top_n: Option<usize>,
-    #[serde(default)]
-    return_documents: bool,
+    return_documents: Option<bool>,
     truncate: Option<bool>,
 }
 
@@ -102,7 +101,7 @@ impl FromBody for ParsedRerank {
             overlong: InputOverflow::Refuse,
         };
         let RerankBody { model, truncate, return_documents, .. } = body;
-        Ok(Self { model, request, truncate, return_documents })
+        Ok(Self { model, request, truncate, return_documents: return_documents == Some(true) })
     }
 }
 

@@ -107,7 +107,7 @@ impl<C: ChunkChoice> ChunkEncoder<C> {
 impl<C: ChunkChoice> EventEncoder for ChunkEncoder<C> {
     fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
         let data = |value: Value| Event::default().data(value.to_string());
-        if let GenerationEvent::Failed { message } = event {
+        if let GenerationEvent::Failed { message, .. } = event {
             return vec![data(json!(OpenAiErrorBody::of_stream(message)))];
         }
         let is_last = matches!(event, GenerationEvent::Done(_));

@@ -9,7 +9,7 @@ use axum::{
 };
 use narthex_gateway::{
     Cancel, ReadyModel,
-    request::{ChatRequest, GenerateOptions, HistoryOverflow, ToolSettings},
+    request::{ChatRequest, GenerateOptions, HistoryOverflow, TokenizeOptions, ToolSettings},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,12 @@ pub(crate) struct TokenizeBody {
     content: Option<String>,
     /// The name of `content` in vLLM.
     prompt: Option<String>,
+    /// Add the special tokens that surround a text of the model; by default for encoders.
+    add_special: Option<bool>,
+    /// The name of `add_special` in vLLM.
+    add_special_tokens: Option<bool>,
+    /// Recognise special tokens in the text; true by default.
+    parse_special: Option<bool>,
     messages: Option<Vec<WireMessage>>,
     tools: Option<Vec<WireTool>>,
     #[serde(skip)]
@@ -122,7 +128,11 @@ const TOKEN_BYTES: usize = 9;
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
     let Body { request: mut body, held, .. } = body;
     let conversation = body.conversation()?;
-    let TokenizeBody { model, content, prompt, .. } = body;
+    let TokenizeBody { model, content, prompt, add_special, add_special_tokens, parse_special, .. } = body;
+    let options = TokenizeOptions {
+        add_special: add_special.or(add_special_tokens),
+        parse_special: parse_special.unwrap_or(true),
+    };
     let content = content.or(prompt);
     if conversation.is_none() && content.is_none() {
         return Err(ApiError::required("content"));
@@ -132,7 +142,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     let text = WholeText { body: held, length };
     let call = move |model: &ReadyModel, cancel: &Cancel| match conversation {
         Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
-        None => model.tokenize(&content.unwrap_or_default(), cancel),
+        None => model.tokenize(&content.unwrap_or_default(), options, cancel),
     };
     let tokens = run_tokenizing(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))

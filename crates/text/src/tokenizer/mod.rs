@@ -5,8 +5,8 @@
 //! after special tokens have been matched, so the merges are those of the original text.
 //!
 //! Special tokens are those that `tokenizer.json` flags as special. Other added tokens, such as `<think>` or
-//! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. The exception are
-//! tokens that a prompt's template itself writes: there a message cannot end or begin a block of the template.
+//! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. Tokens that a
+//! prompt's template itself writes are an exception: a message cannot end or begin a block of the template.
 
 mod bounded;
 mod bytes;
@@ -46,8 +46,8 @@ use crate::catch_panic::contain;
 /// Unicode noncharacter that breaks special tokens in user text. Text for interchange never contains it.
 pub(crate) const SHIELD: char = '\u{FDD0}';
 
-/// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5 has a
-/// hundred.
+/// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5
+/// has a hundred.
 const MAX_BROKEN: usize = 1 << 12;
 
 /// A failure to read or use a tokenizer.
@@ -60,7 +60,9 @@ pub enum TokenizerError {
         reason: String,
     },
     /// A kind of tokenizer or pre-tokenizer is not supported.
-    #[error("the {what} {found:?} is not supported: expected one of {known}; a guess would tokenize wrongly")]
+    #[error(
+        "the {what} {found:?} is not supported: expected one of {known}; any other rule would tokenize differently"
+    )]
     Unknown {
         /// Name of the setting.
         what: &'static str,
@@ -196,6 +198,23 @@ impl Tokenizer {
             Specials::AsText => self.shield(text),
         };
         self.run(&text, false)
+    }
+
+    /// Returns the tokens as [`Self::encode`], with those that the post-processor adds.
+    pub fn encode_with_added(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TokenizerError> {
+        match specials {
+            Specials::Parse => self.run(text, true),
+            Specials::AsText => self.encode_document(text),
+        }
+    }
+
+    /// Returns the tokens that the post-processor adds before and after a document.
+    pub fn document_frame(&self) -> Result<[Vec<TokenId>; 2], TokenizerError> {
+        let (body, mut whole) = (self.run("a", false)?, self.run("a", true)?);
+        let start = whole.windows(body.len().max(1)).position(|window| window == body).unwrap_or(0);
+        let after = whole.split_off((start + body.len()).min(whole.len()));
+        whole.truncate(start);
+        Ok([whole, after])
     }
 
     /// Returns the tokens of a document, with those that the post-processor adds (`[CLS] … [SEP]`). Spellings of

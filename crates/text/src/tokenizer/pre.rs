@@ -20,7 +20,7 @@ pub(super) struct Rule {
 /// The normal form in which text is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unicode {
-    /// As it was written.
+    /// Unchanged.
     AsIs,
     /// Normal form C, as in the publisher's `tokenizer.json`; llama.cpp omits it.
     Nfc,

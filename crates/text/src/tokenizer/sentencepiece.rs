@@ -213,7 +213,7 @@ fn read_piece(bytes: &[u8]) -> Result<(String, f32, i32), TokenizerError> {
     let kind = kind.unwrap_or(1);
     if piece.is_empty() || !score.is_finite() || !(1..=BYTE).contains(&kind) {
         let found = format!("{piece:?} of score {score} and type {kind}");
-        return Err(bad("pieces of some letters, a finite score and a type from 1 to 6", found));
+        return Err(bad("non-empty pieces, a finite score and a type from 1 to 6", found));
     }
     let text = if kind == USER_DEFINED { piece.replace('▁', " ") } else { piece };
     Ok((text, score, kind))

@@ -190,7 +190,7 @@ impl GenerationSink for LastEvent {
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         let end = match event {
             GenerationEvent::Done(summary) => Ok(summary),
-            GenerationEvent::Failed { message } => Err(StepError::Device { message }.into()),
+            GenerationEvent::Failed { message, .. } => Err(StepError::Device { message }.into()),
             GenerationEvent::Started { .. }
             | GenerationEvent::Text { .. }
             | GenerationEvent::Reasoning { .. }

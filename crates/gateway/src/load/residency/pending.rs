@@ -42,7 +42,7 @@ pub enum LoadStart {
 /// ```no_run
 /// use std::sync::mpsc;
 ///
-/// use narthex_gateway::{Cancel, Config, Gateway, LoadStart};
+/// use narthex_gateway::{Cancel, Config, Gateway, LoadStart, request::TokenizeOptions};
 ///
 /// # fn main() -> Result<(), narthex_gateway::Error> {
 /// let gateway = Gateway::open(Config::standard())?;
@@ -54,7 +54,7 @@ pub enum LoadStart {
 ///     let _ = ended.recv();
 ///     let model = load.model()?;
 ///     drop(place);
-///     assert!(!model.tokenize("Hello", &Cancel::new())?.is_empty());
+///     assert!(!model.tokenize("Hello", TokenizeOptions::default(), &Cancel::new())?.is_empty());
 /// }
 /// # Ok(())
 /// # }
@@ -69,7 +69,7 @@ impl PendingLoad {
         Self { models, key }
     }
 
-    /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many
+    /// Calls `wake` once when the load has ended, unless the returned waiter is dropped before. Fails if too many
     /// requests wait for the model.
     pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadWaiter, Error> {
         let Self { models, key } = self;
@@ -144,9 +144,8 @@ impl PendingLoad {
     }
 }
 
-/// A place among the requests that wait for a load. The model stays in memory until its waiting requests drop their
-/// places.
-#[must_use = "without it, the model may leave the memory before the request uses it"]
+/// A request that waits for a load. The model stays in memory until all its waiters are dropped.
+#[must_use = "if it is dropped, the model may be unloaded before the request uses it"]
 pub struct LoadWaiter {
     models: Arc<ResidentModels>,
     key: PackageKey,

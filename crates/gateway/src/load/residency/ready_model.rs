@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::ResidentModels;
-use crate::load::loaded_model::LoadedModel;
+use crate::{encoder_queue::ComputedTokens, load::loaded_model::LoadedModel};
 
 /// A model in memory. It is not removed to make room for another model until this value and the generations that it
 /// started have ended. Its requests have the same names as those of a [`Gateway`](crate::Gateway).
@@ -27,12 +27,28 @@ use crate::load::loaded_model::LoadedModel;
 pub struct ReadyModel {
     // Dropped before `_end`, which wakes the loads that wait for memory.
     pub(crate) loaded: Arc<LoadedModel>,
+    pub(crate) computed: ComputedTokens,
     _end: UseEnd,
 }
 
 impl ReadyModel {
     pub(super) fn new(model: &Arc<LoadedModel>, models: &Arc<ResidentModels>) -> Self {
-        Self { loaded: model.clone(), _end: UseEnd(Arc::downgrade(models)) }
+        Self {
+            loaded: model.clone(),
+            computed: ComputedTokens::default(),
+            _end: UseEnd(Arc::downgrade(models)),
+        }
+    }
+
+    /// Returns the model with its own count of [`Self::computed_tokens`].
+    pub fn with_own_count(self) -> Self {
+        Self { computed: ComputedTokens::default(), ..self }
+    }
+
+    /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones, also
+    /// for requests that were cancelled.
+    pub fn computed_tokens(&self) -> usize {
+        self.computed.get()
     }
 }
 

@@ -28,7 +28,7 @@ impl ReadyModel {
     /// [`Error::Cancelled`] once `cancel` is set.
     pub fn refine(&self, request: &RefineRequest, cancel: &Cancel) -> Result<MaskPredictOutput, Error> {
         let model = &*self.loaded;
-        let masked = MaskedModel::new(model, cancel)?;
+        let masked = MaskedModel::new(self, cancel)?;
         check_count("generate", request.tokens, MAX_MASKS)?;
         check_count("rounds", request.rounds, MAX_ROUNDS)?;
         let text = match request.text.contains(masked.mask) {
@@ -112,7 +112,7 @@ fn likeliest(row: &[f32], is_excluded: impl Fn(TokenId) -> bool) -> (TokenId, f3
     best
 }
 
-/// Returns the text of the tokens from `first` on, as it follows the text before.
+/// Returns the text of `tokens[first..]`, as it appears after the preceding text.
 fn decode_after(model: &LoadedModel, tokens: &[TokenId], first: usize) -> String {
     let tokenizer = &model.package.tokenizer;
     let text = |tokens: &[TokenId]| {

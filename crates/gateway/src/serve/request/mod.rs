@@ -19,7 +19,7 @@ pub use encoder::{
 
 pub use reasoning::{ReasoningSettings, Thinking};
 
-use crate::cancel::Cancel;
+use crate::{cancel::Cancel, error::ErrorKind};
 
 pub use tools::{
     CallLimit, Strictness, TextArgument, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings,
@@ -66,6 +66,22 @@ pub enum HistoryOverflow {
     /// Omit the oldest turns, so that room for an answer remains: `max_tokens` of the options, but at most a quarter of
     /// the context. A turn begins with a message of the user. The last turn and the system messages are kept.
     OmitOldest,
+}
+
+/// Treatment of special tokens when a text is tokenized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenizeOptions {
+    /// Adds the special tokens that surround a text of the model, such as a start token. By default, they are added for
+    /// encoders.
+    pub add_special: Option<bool>,
+    /// Recognises special tokens in the text. Otherwise they are plain text.
+    pub parse_special: bool,
+}
+
+impl Default for TokenizeOptions {
+    fn default() -> Self {
+        Self { add_special: None, parse_special: true }
+    }
 }
 
 /// Prompt of a conversation.
@@ -303,6 +319,8 @@ pub enum GenerationEvent {
     Done(Summary),
     /// The generation failed; the last event.
     Failed {
+        /// Kind of error: [`ErrorKind::BadRequest`] if the request's grammar allowed no next token.
+        kind: ErrorKind,
         /// Error message.
         message: String,
     },

@@ -57,7 +57,7 @@ pub(crate) struct ResponsesBody {
     parallel_tool_calls: Option<bool>,
     text: Option<TextSettings>,
     reasoning: Option<ReasoningEffort>,
-    /// More of the answer. Only log-probabilities can be included.
+    /// Additional parts of the answer. Only log-probabilities are supported.
     include: Option<Vec<String>>,
     #[schemars(range(max = 20))]
     top_logprobs: Option<usize>,

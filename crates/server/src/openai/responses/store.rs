@@ -1,5 +1,5 @@
-//! Stored responses: in memory, with limits on their number and size. The oldest response of the key whose responses take
-//! the most memory is evicted first.
+//! Stored responses: in memory, with limits on their number and size. The oldest response of the key whose responses
+//! take the most memory is evicted first.
 //!
 //! A response holds the turns of its conversation and shares them with earlier responses. Turns are charged with their
 //! memory from the request on. Only the key that created a response can read it.
@@ -98,8 +98,8 @@ impl ResponseStore {
             |evicted: usize| self.bytes.load(Ordering::Relaxed).saturating_sub(evicted) > self.max_bytes;
         // Responses are evicted only if that makes room: running requests hold the rest.
         if exceeds(0) && exceeds(bytes_by_owner(&self.responses.lock()).values().sum()) {
-            let message = "the conversations of other requests take all the memory for stored responses; send a \
-                           shorter one, or \"store\": false";
+            let message =
+                "the memory for stored responses is full; send a shorter conversation, or \"store\": false";
             return Err(ApiError::overloaded(message, RETRY));
         }
         self.evict();
@@ -171,7 +171,7 @@ fn bytes_by_owner(responses: &VecDeque<StoredResponse>) -> HashMap<Option<KeyHas
     let mut bytes: HashMap<Option<KeyHash>, usize> = HashMap::new();
     let mut counted = HashSet::new();
     for stored in responses {
-        // Responses of a conversation share its turns, from the first one on.
+        // Responses of a conversation share its first turns.
         let own = stored.turns.iter().rev().take_while(|turn| counted.insert(Arc::as_ptr(turn)));
         let turns: usize = own.map(|turn| turn.charge.bytes).sum();
         *bytes.entry(stored.owner).or_default() += stored.charge.bytes + turns;

@@ -104,7 +104,7 @@ impl ResponseEvents {
                     _ => ResponseEvent::Incomplete { response },
                 }]
             }
-            GenerationEvent::Failed { message } => {
+            GenerationEvent::Failed { message, .. } => {
                 let Some(form) = self.form.take() else { return Vec::new() };
                 let output = std::mem::take(&mut self.output);
                 let response = form.object.failed(output, FailureCode::ServerError, message);
