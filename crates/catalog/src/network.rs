@@ -24,7 +24,7 @@ impl Network {
     }
 
     pub(crate) fn from_variables(get: &dyn Fn(&str) -> Option<OsString>) -> Self {
-        // A value that is unknown forbids, as the variable is set for safety.
+        // An unknown value disables the network, because the variable is set for safety.
         let is_set = |value: OsString| {
             !matches!(
                 value.to_string_lossy().trim().to_ascii_lowercase().as_str(),

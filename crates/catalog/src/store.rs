@@ -100,7 +100,7 @@ impl Store {
                 tracing::warn!(%error, "other users of this machine may read the store");
             }
             if let Err(error) = recover::recover(&store) {
-                tracing::warn!(%error, "leftovers of earlier runs could not be cleared away");
+                tracing::warn!(%error, "leftovers of earlier runs could not be removed");
             }
         }
         Ok(store)

@@ -114,12 +114,12 @@ fn comparable(arch: &DecoderArch) -> DecoderArch {
 fn different(found: &DecoderArch, wanted: &DecoderArch) -> String {
     let layers = found.layers.iter().zip(&wanted.layers).position(|(found, wanted)| found != wanted);
     match layers {
-        Some(layer) => format!("layer {layer} otherwise than a {:?}'s", wanted.family),
+        Some(layer) => format!("layer {layer}, which differs from a {:?} model's", wanted.family),
         None => match wanted.rope.as_ref().map(|rope| &rope.scaling) {
             Some(RopeScaling::Factors { .. }) => {
                 "rotary divisors without the rule that they come from".to_owned()
             }
-            _ => "rotary positions or caps that it has no keys for".to_owned(),
+            _ => "rotary positions or caps for which it has no keys".to_owned(),
         },
     }
 }
@@ -292,7 +292,7 @@ mod tests {
             let error = HfExport::new(arch).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error} lacks {expect}");
         };
-        check(&decoder(&golden("gpt2")), "family \"Gpt2\" is not supported: expected Llama");
+        check(&decoder(&golden("gpt2")), "unsupported family: expected Llama");
         check(&decoder(&golden("gemma3n")), "family \"Gemma3n\"");
         // Only the upper layers have a window.
         check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");

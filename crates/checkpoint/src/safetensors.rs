@@ -93,7 +93,7 @@ impl Shards {
         }
         for (name, located) in tensors {
             if self.by_name.insert(name.clone(), located).is_some() {
-                return Err(malformed(&path, "tensors that no other file has", name));
+                return Err(malformed(&path, "each tensor in one file only", name));
             }
         }
         self.maps.push(bytes);
@@ -305,7 +305,7 @@ mod tests {
         check("cannot read");
         check("model-00002-of-00002.safetensors");
         std::fs::copy(path.join("model-00001-of-00002.safetensors"), &second).unwrap();
-        check("tensors that no other file has");
+        check("each tensor in one file only");
         std::fs::write(&second, safetensors_bytes(&[])).unwrap();
         check("has no tensor for model.layers.0.mlp.down_proj.weight");
     }

@@ -119,8 +119,8 @@ impl WeightSource for Tensors {
             _ => place.map(|place| place.name),
         };
         match (found, self.names.part(name)) {
-            (Some(found), None | Some(TensorPart::PerHead)) => format!("{name} (there called {found})"),
-            (Some(found), Some(_)) => format!("{name} (there a part of {found})"),
+            (Some(found), None | Some(TensorPart::PerHead)) => format!("{name} (named {found} in this file)"),
+            (Some(found), Some(_)) => format!("{name} (a part of {found} in this file)"),
             (None, _) => name.to_owned(),
         }
     }
@@ -208,7 +208,7 @@ mod tests {
         };
         check(
             "layers.0.attn.v_proj.weight",
-            "tiny.gguf: type of tensor blk.0.attn_v.weight \"IQ4_NL\" is not supported",
+            "tiny.gguf: unsupported type of tensor blk.0.attn_v.weight: expected ",
         );
         check("norm.weight", "tiny.gguf has no tensor for norm.weight (there called output_norm.weight)");
         check("rubbish", "tiny.gguf has no tensor for rubbish");

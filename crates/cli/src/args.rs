@@ -13,7 +13,7 @@ mod runtime;
 mod service;
 mod tools;
 
-use std::{path::PathBuf, str::FromStr};
+use std::{net::Ipv4Addr, path::PathBuf, str::FromStr};
 
 pub(crate) use catalogue::{ListArgs, PlanArgs, RmArgs, ShowArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
@@ -209,8 +209,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) truncate: bool,
 
-    /// Origins whose web pages may send requests, as in https://app.example, or vscode-webview://* for an app; * for all
-    /// [default: pages from loopback addresses; none if other machines can connect]
+    /// Origins whose web pages may send requests, as in https://app.example, or vscode-webview://* for an app; * for
+    /// all [default: pages from loopback addresses; none if other machines can connect]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<AllowedOrigin>,
 
@@ -227,7 +227,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "POLICY", value_parser = auto_pull)]
     pub(crate) auto_pull: Option<AutoPull>,
 
-    /// End when standard input closes. `launch` starts its server so
+    /// End when standard input closes; `launch` uses this for its server
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
 
@@ -340,7 +340,7 @@ pub(crate) struct BenchArgs {
     pub(crate) load: LoadArgs,
 }
 
-/// A further name of a model.
+/// An additional name of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelAlias {
     pub(crate) name: String,
@@ -359,8 +359,11 @@ fn alias(text: &str) -> Result<ModelAlias, String> {
 
 /// Parses the address or the name that a server listens on.
 fn host(text: &str) -> Result<String, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match text.parse() {
-        Ok(AllowedHost::Exactly(_)) => Ok(text.trim_matches(['[', ']']).to_owned()),
+        Ok(AllowedHost::Exactly(_)) if !is_number || text.parse::<Ipv4Addr>().is_ok() => {
+            Ok(text.trim_matches(['[', ']']).to_owned())
+        }
         _ => Err(format!(
             "expected an address or a name of this machine without scheme and port, as in 127.0.0.1, ::1, or 0.0.0.0 \
              for other machines; found {text:?}"

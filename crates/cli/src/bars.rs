@@ -73,7 +73,7 @@ impl Bars {
         self.running.lock().insert(stage.to_owned(), bar);
     }
 
-    /// Notes a step and returns its line.
+    /// Records a step and returns its line.
     fn step(&self, number: usize, of: usize, title: String) -> String {
         let line = format!("{number} of {of}: {title}");
         let mut steps = self.steps.lock();
@@ -156,11 +156,12 @@ fn bar(stage: &str, unit: Unit, total: Option<u64>) -> ProgressBar {
 }
 
 fn known_template(unit: Unit) -> String {
+    // Constant widths keep the rest of the line in its place.
     let counts = match unit {
-        Unit::Bytes => "{decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
-        Unit::Items | Unit::Nothing => "{pos}/{len}",
+        Unit::Bytes => "{decimal_bytes:>9}/{decimal_total_bytes}",
+        Unit::Items | Unit::Nothing => "{pos:>3}/{len}",
     };
-    format!("  {{wide_msg}} {{bar:16}} {counts} {{eta}}")
+    format!("  {{wide_msg}} {{bar:12}} {counts} {{eta:>3}}")
 }
 
 fn unknown_template(unit: Unit) -> &'static str {

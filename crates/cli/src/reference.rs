@@ -188,7 +188,7 @@ fn help_texts_become_markdown() {
     assert!(meaning(&arg("port")).ends_with("(default: `8000`)"));
 }
 
-/// No test: writes the page.
+/// Writes the page; ignored unless requested.
 #[test]
 #[ignore = "it writes docs/src/cli.md"]
 fn write_the_page_about_the_command_line() {

@@ -9,7 +9,7 @@ use console::{Term, measure_text_width};
 /// Separator of the parts of a summary, which stay whole.
 const SEPARATOR: &str = "· ";
 
-/// Narrowest terminal for which lines are broken.
+/// Minimum width of a terminal at which lines are wrapped.
 const NARROWEST: usize = 20;
 
 /// Returns the text with the lines that are wider than the terminal broken. Text for a file or a pipe is unchanged.

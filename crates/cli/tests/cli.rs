@@ -36,7 +36,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&["--version"], 0, "narthex 0.", "");
     check(&["frobnicate"], 2, "", "unrecognized subcommand");
     check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4, f16 or f32");
-    check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is called \"no-such-model\"");
+    check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is named \"no-such-model\"");
     check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
     check(&["rm", "smollm2:135m", "--yes"], 3, "", "not installed");
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
@@ -109,7 +109,7 @@ fn check_ends_with_a_code_for_its_verdict() {
     check(&["check", &open, "--set", "batch"], 2, "", "as in batch=1");
     check(&["check", &open, "--target", "toaster"], 2, "", "toaster");
     check(&["check", &at("absent.onnx")], 3, "", "absent.onnx");
-    check(&["check", "no-such-model"], 3, "", "no model is called");
+    check(&["check", "no-such-model"], 3, "", "no model is named");
     let fixed = at("fixed");
     check(&["check", &open, "--set", "batch=3", "--fix", &fixed], 0, "fix dimension batch at 3", "wrote");
     check(&["check", &fixed, "--json"], 0, "\"kind\": \"whole\"", "");
@@ -181,7 +181,7 @@ fn serving_other_machines_needs_a_key() {
     check(&open, 2, "", "and there is no API key");
     check(&open, 2, "", "hint: create a key with `narthex key add NAME`");
     // With a key or without authentication, the next check fails instead.
-    check(&[&open[..], &["--insecure-no-auth"]].concat(), 3, "", "no model is called \"no-such-model\"");
+    check(&[&open[..], &["--insecure-no-auth"]].concat(), 3, "", "no model is named \"no-such-model\"");
     let home = tempfile::tempdir().unwrap();
     let run = |key: &str| {
         let output = offline(home.path(), &open).env("NARTHEX_API_KEY", key).output().unwrap();
@@ -226,7 +226,7 @@ fn offline_nothing_is_started() {
         assert!(!started.exists(), "pip was started");
     }
     let (code, error) = run(&mut online(home.path(), &["pull", "hf:owner/repo", "--offline"]));
-    assert!(code == Some(4) && error.contains("not in the cache, and the network is forbidden"), "{error}");
+    assert!(code == Some(4) && error.contains("not in the cache, and downloads are disabled"), "{error}");
     run(&mut online(home.path(), &pull));
     assert!(started.exists(), "the stand-in works");
 }
@@ -246,7 +246,7 @@ fn offline_the_doctor_starts_no_pip() {
     );
     let mut offline = online(home.path(), &["doctor"]);
     let with_runtime = text(offline.env("HF_HUB_OFFLINE", "1").env("ORT_DYLIB_PATH", library));
-    let note = "note  pip: not started while the network is forbidden";
+    let note = "note  pip: not checked, because downloads are disabled";
     assert!(with_runtime.contains(note), "{with_runtime}");
     assert!(!started.exists(), "pip was started");
     text(&mut online(home.path(), &["doctor"]));
@@ -359,7 +359,7 @@ fn a_checkpoint_is_found_from_where_the_user_stands() {
         assert_eq!(code, Some(0), "{args:?}\n{text}");
     }
     let (code, text) = run(&["compile", "ck/lama"]);
-    assert!(code == Some(3) && text.contains("no model is called \"ck/lama\""), "{text}");
+    assert!(code == Some(3) && text.contains("no model is named \"ck/lama\""), "{text}");
     // A known name takes precedence over a folder of that name.
     std::fs::create_dir(home.path().join("gpt2")).unwrap();
     let (code, text) = run(&["show", "gpt2"]);

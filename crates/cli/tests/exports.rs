@@ -58,7 +58,7 @@ fn exports_become_models_like_any_other() {
     let out = home.path().join("out");
     let out = out.to_str().unwrap();
     check(&["export", "genai-dml", out], 10, "", "an import, which is an ONNX export already");
-    check(&["export", "no-such-model", out], 3, "", "no model is called");
+    check(&["export", "no-such-model", out], 3, "", "no model is named");
     check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai, quark]");
     assert!(!Path::new(out).exists());
     check(&["rm", "genai-dml", "--yes"], 0, "", "removed genai-dml");

@@ -30,7 +30,7 @@ fn check(home: &Path, args: &[&str], code: i32, expect: &str) -> String {
 #[test]
 fn run_is_chat_with_the_model_first() {
     let home = tempfile::tempdir().unwrap();
-    check(home.path(), &["run", "no-such-model", "hi"], 3, "no model is called \"no-such-model\"");
+    check(home.path(), &["run", "no-such-model", "hi"], 3, "no model is named \"no-such-model\"");
     check(home.path(), &["run"], 2, "Usage: narthex run <MODEL> [PROMPT]");
 }
 
@@ -67,9 +67,9 @@ fn a_model_of_another_kind_is_refused_before_it_is_fetched() {
 fn names_of_no_model_are_refused_at_the_start() {
     let home = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code, expect: &str| check(home.path(), args, code, expect);
-    check(&["launch", "aider", "-m", "nope", "--print"], 3, "no model is called \"nope\"");
-    check(&["mcp", "--chat-model", "nope"], 3, "no model is called \"nope\"");
-    check(&["serve", "--port", "0", "--alias", "a=nope"], 2, "error: alias: no model is called \"nope\" (");
+    check(&["launch", "aider", "-m", "nope", "--print"], 3, "no model is named \"nope\"");
+    check(&["mcp", "--chat-model", "nope"], 3, "no model is named \"nope\"");
+    check(&["serve", "--port", "0", "--alias", "a=nope"], 2, "error: alias: no model is named \"nope\" (");
     check(&["chat", "-m", "smollm2:135m@w5", "a"], 3, "is not a scheme: expected w8, w4, f16 or f32");
     check(&["list", "--kind", "embedding"], 0, "No model of the kind embedding is installed; ");
 }

@@ -175,7 +175,7 @@ fn failures_of_a_tool_are_its_results() {
     check("chat", json!({"question": "hi"}), "unknown field `question`");
     check("embeddings", json!({"texts": ["a"], "model": "gemma3:1b"}), "narthex pull gemma3:1b");
     check("check", json!({"model": "llama3.2:1b", "target": "toaster"}), "toaster");
-    check("plan", json!({"model": "no-such-model"}), "no model is called \"no-such-model\"");
+    check("plan", json!({"model": "no-such-model"}), "no model is named \"no-such-model\"");
     let unknown = client.request("tools/call", json!({"name": "sing", "arguments": {}}));
     assert_eq!(unknown["error"]["code"], -32602, "{unknown}");
     assert!(unknown["error"]["message"].as_str().unwrap().contains("chat, embeddings, rerank"), "{unknown}");

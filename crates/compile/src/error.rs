@@ -29,7 +29,7 @@ pub enum CompileError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The checkpoint does not contain the requested smaller model.
-    #[error("the model cannot be made smaller in this way: {0}")]
+    #[error("the model cannot be reduced in this way: {0}")]
     Slice(#[from] SliceError),
     /// YaRN does not apply to the model.
     #[error("the context cannot be extended: {0}")]
@@ -72,7 +72,7 @@ pub enum CompileError {
     #[error(transparent)]
     Open(#[from] OnnxFileError),
     /// The source is well-formed, but the target format of the import or export cannot represent it.
-    #[error("{what} {found:?} is not supported: expected {expected}")]
+    #[error("unsupported {what}: expected {expected}, found {found}")]
     Foreign {
         /// The part.
         what: String,
@@ -116,9 +116,9 @@ impl CompileError {
             Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
             Self::Checkpoint(error) => match error.what() {
                 CheckpointError::Read { source, .. } => environment::hint(source).map(str::to_owned),
-                CheckpointError::Malformed { .. } => {
-                    Some("download the checkpoint again; it may be incomplete or damaged".to_owned())
-                }
+                CheckpointError::Malformed { .. } => Some(
+                    "compare the file with the published one; it may be incomplete or damaged".to_owned(),
+                ),
                 CheckpointError::Architecture { .. } => {
                     Some("`narthex list --available` shows models that this version compiles".to_owned())
                 }

@@ -47,7 +47,7 @@ pub enum GraphError {
         found: u64,
     },
     /// An operator's domain is not imported.
-    #[error("node {node:?} is of domain {domain:?}, which the model does not import")]
+    #[error("node {node:?} uses the domain {domain:?}, which the model does not import")]
     UnknownDomain {
         /// The node.
         node: String,

@@ -84,6 +84,14 @@ impl AccessRules {
                     .to_owned(),
             );
         }
+        if self.origins.contains(&AllowedOrigin::Exactly("null".to_owned())) {
+            warnings.push(
+                "every web page that a user of this machine opens may use the models, because any page can send \
+                 requests from a sandboxed frame (--cors-origin null); name the pages' origins, or create a key with \
+                 `narthex key add NAME`"
+                    .to_owned(),
+            );
+        }
         if !is_open && self.hosts.contains(&AllowedHost::Any) {
             warnings.push(
                 "a web page can reach the server under a name of its own (--allowed-host *, DNS rebinding); name the \
@@ -112,6 +120,7 @@ impl fmt::Display for AccessRules {
             .iter()
             .map(|origin| match origin {
                 AllowedOrigin::Any => "all sites",
+                AllowedOrigin::Exactly(origin) if origin == "null" => "all sites, in sandboxed frames",
                 AllowedOrigin::Exactly(origin) | AllowedOrigin::Scheme(origin) => origin,
             })
             .collect();
@@ -123,7 +132,7 @@ impl fmt::Display for AccessRules {
             origins => write!(f, "web pages of {}; ", origins.join(", "))?,
         }
         match self.auto_pull {
-            AutoPull::Never => f.write_str("requests download no models"),
+            AutoPull::Never => f.write_str("requests cannot download models"),
             AutoPull::Catalogue => {
                 let gibibytes = self.pull_limit as f64 / (1u64 << 30) as f64;
                 write!(f, "requests may download catalogue models from pip, up to {gibibytes} GiB")
@@ -174,6 +183,7 @@ mod tests {
     fn dangerous_rules_have_warnings() {
         type Change = fn(&mut ServeOptions);
         let any_page: Change = |options| options.access.cors_origins = vec![AllowedOrigin::Any];
+        let null: Change = |options| options.access.cors_origins = vec!["null".parse().unwrap()];
         let any_host: Change = |options| options.access.allowed_hosts = vec![AllowedHost::Any];
         let open: Change = |options| options.host = "0.0.0.0".to_owned();
         let open_pull: Change = |options| {
@@ -188,6 +198,7 @@ mod tests {
         };
         check(|_| {}, &[]);
         check(any_page, &["--cors-origin *"]);
+        check(null, &["--cors-origin null"]);
         check(any_host, &["--allowed-host *"]);
         check(open, &["--insecure-no-auth"]);
         check(open_pull, &["--insecure-no-auth", "--auto-pull"]);

@@ -29,7 +29,7 @@ pub enum HubError {
         path: String,
     },
     /// The hub denies access.
-    #[error("the hub refuses access to {repo} ({status}): it is gated or private{}", if *had_token { ", and the token in use may not read it" } else { "" })]
+    #[error("the hub denies access to {repo} ({status}): it is gated or private{}", if *had_token { ", and the token in use may not read it" } else { "" })]
     Refused {
         /// The repository.
         repo: String,
@@ -163,7 +163,7 @@ pub enum HubError {
         name: String,
     },
     /// The repository is not in the cache, and the network may not be used.
-    #[error("{repo} is not in the cache, and the network is forbidden")]
+    #[error("{repo} is not in the cache, and downloads are disabled")]
     NotCached {
         /// The repository.
         repo: String,
@@ -176,8 +176,8 @@ fn some(names: &[String]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Returns the text for a value of `HF_ENDPOINT` in an error. A value with an `@` is not shown, because a malformed address
-/// may have a password anywhere before it.
+/// Returns the text for a value of `HF_ENDPOINT` in an error. A value with an `@` is not shown, because a malformed
+/// address may have a password anywhere before it.
 fn shown_endpoint(endpoint: &str) -> String {
     if endpoint.contains('@') {
         return "the value of HF_ENDPOINT".to_owned();
@@ -201,7 +201,9 @@ impl HubError {
     /// Returns the next step, if one is known.
     pub(crate) fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::BadEndpoint { .. } => "set HF_ENDPOINT to something like https://hub.example, or unset it",
+            Self::BadEndpoint { .. } => {
+                "set HF_ENDPOINT to an address such as https://hub.example, or unset it"
+            }
             Self::BadToken => "copy the token again into HF_TOKEN",
             Self::BadCertificates { .. } => "set SSL_CERT_FILE to a PEM file, or unset it",
             Self::Refused { page, had_token, .. } => {
@@ -214,7 +216,7 @@ impl HubError {
             }
             Self::NotFound { .. } => "check owner, name and revision; a private repository needs HF_TOKEN",
             Self::Unreachable { .. } => {
-                "check the network and its proxy (HTTPS_PROXY); what was fetched is kept"
+                "check the network and its proxy (HTTPS_PROXY); the downloaded part is kept"
             }
             Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
                 "run the command again; it continues where it stopped"

@@ -91,7 +91,7 @@ impl RuntimePackage {
 
 /// Returns the wheel of a provider's runtime for a platform, or the reason why it has no wheel.
 pub(super) fn find(ep: Ep, platform: Platform) -> Result<Pin, &'static str> {
-    let package = super::package(ep).ok_or("it comes with other software")?;
+    let package = super::package(ep).ok_or("it is part of other software")?;
     let wheel =
         package.wheels.iter().find(|wheel| wheel.platform == platform).ok_or(package.absent.as_str())?;
     Ok(Pin { package, wheel: wheel.clone() })

@@ -75,7 +75,7 @@ fn chosen_members(
         reason,
     };
     if zip.len() > MEMBER_LIMIT {
-        return Err(refuse("", "is one of more than 100000"));
+        return Err(refuse("", "is in an archive of more than 100000 members"));
     }
     let mut chosen = Vec::new();
     let mut total = 0u64;

@@ -56,7 +56,7 @@ pub struct HubOptions {
     pub token: Option<String>,
     /// Folder with the `models--owner--name` folders.
     pub cache: PathBuf,
-    /// Waiting time before the second attempt. Each further wait is twice as long.
+    /// Waiting time before the second attempt. Each later wait is twice as long.
     pub backoff: Duration,
     /// Use of the network.
     pub network: Network,
@@ -275,7 +275,7 @@ impl Hub {
             Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
                 let files = cached().ok_or(unreachable)?;
                 let note =
-                    format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
+                    format!("The hub cannot be reached; using the downloaded copy of {}.", source.repo);
                 progress.event(Progress::Note(note));
                 Ok(files)
             }

@@ -34,7 +34,7 @@ pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
         Some("gguf") => Ok(LocalKind::Checkpoint),
         Some("whl") => Ok(LocalKind::Wheel),
-        Some("safetensors") => Err(unfit("one file of a checkpoint; name its folder instead")),
+        Some("safetensors") => Err(unfit("one file of a checkpoint; use its folder instead")),
         _ => Err(unfit("a file of another kind")),
     }
 }

@@ -37,15 +37,16 @@ const STDERR_LIMIT: usize = 8 << 10;
 /// The environment variable that names the Python to use.
 const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
 
-/// Environment variables with the address of a proxy, in any case, or of an index. pip's errors may repeat parts of them.
+/// Environment variables with the address of a proxy, in any case, or of an index. pip's errors may repeat parts of
+/// them.
 const ADDRESSES: [&str; 5] = ["http_proxy", "https_proxy", "all_proxy", "PIP_PROXY", "PIP_INDEX_URL"];
 
 /// Environment variables with several addresses, separated by white space.
 const LISTS: [&str; 2] = ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"];
 
 /// Program that runs pip and ends it together with Narthex. Nothing is written to its standard input, a pipe that
-/// closes when Narthex ends, even if it is killed. pip and its children are a process group. Modules are not loaded from
-/// the working folder, which may be that of a downloaded model.
+/// closes when Narthex ends, even if it is killed. pip and its children are a process group. Modules are not loaded
+/// from the working folder, which may be that of a downloaded model.
 const WATCH: &str = r#"
 import sys
 if sys.path[:1] == [""]:
@@ -274,8 +275,8 @@ impl Drop for PipProcess {
     }
 }
 
-/// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines from the
-/// first pip error on, or else all.
+/// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines starting
+/// with pip's first error, or else all.
 fn last_words(stderr: &str) -> &str {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {

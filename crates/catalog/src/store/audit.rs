@@ -80,7 +80,7 @@ impl ManifestFiles {
             return Err(format!("has format {}, but this version reads format {FORMAT}", manifest.format));
         }
         if manifest.name.file_stem() != stem {
-            return Err(format!("is that of {}", manifest.name));
+            return Err(format!("belongs to {}", manifest.name));
         }
         check_files(&manifest.files).map_err(|error| format!("is malformed: {error}"))?;
         if let Some(path) = manifest.files.keys().find_map(|path| check_path(path).err()) {

@@ -165,7 +165,7 @@ fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
         .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
     match read {
         Ok((name, _)) if !dir.parent().is_some_and(|folder| folder.ends_with(name.file_stem())) => {
-            tracing::warn!(folder = %dir.display(), %name, "this folder is named after another model than its manifest");
+            tracing::warn!(folder = %dir.display(), %name, "the folder and its manifest name different models");
             None
         }
         Ok((name, created)) => {

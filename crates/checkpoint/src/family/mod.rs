@@ -174,8 +174,12 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
             Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
             None => HF.iter().map(|family| family.model_type).collect(),
         };
-        let found = stated.or(kind).unwrap_or("none stated").to_owned();
-        CheckpointError::Architecture { expected, found }.in_file(config.path())
+        match stated.or(kind) {
+            Some(found) => {
+                CheckpointError::Architecture { expected, found: found.to_owned() }.in_file(config.path())
+            }
+            None => malformed(config.path(), "the key architectures or model_type", "neither"),
+        }
     })
 }
 
@@ -209,15 +213,15 @@ mod tests {
         };
         refused(
             json!({"architectures": ["MambaForCausalLM"]}),
-            "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
+            "config.json: unsupported architecture: expected one of LlamaForCausalLM, ",
         );
         // For an unsupported class of a supported family, the error lists only the family's classes.
         let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
-        refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
-        refused(json!({"architectures": []}), "\"none stated\"");
+        refused(tokens, "unsupported architecture: expected one of Bert");
+        refused(json!({"architectures": []}), "expected the key architectures or model_type, found neither");
         refused(
             json!({"architectures": null, "model_type": "mamba"}),
-            "config.json: architecture \"mamba\" is not supported: expected one of llama, ",
+            "config.json: unsupported architecture: expected one of llama, ",
         );
         refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
         let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});

@@ -91,7 +91,7 @@ impl Metadata {
     /// Returns a non-negative integer.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         let Some(count) = self.integer(key)? else { return Ok(None) };
-        let negative = |_| malformed(&self.path, format!("{key} from zero on"), count);
+        let negative = |_| malformed(&self.path, format!("{key} of at least zero"), count);
         usize::try_from(count).map(Some).map_err(negative)
     }
 
@@ -150,7 +150,7 @@ impl Metadata {
         match counts {
             Ok(counts) if counts.len() == layers => Ok(Some(counts)),
             Ok(counts) => Err(malformed(&self.path, format!("{layers} values of {key}"), counts.len())),
-            Err(_) => Err(malformed(&self.path, format!("{key} from zero on"), "a negative one")),
+            Err(_) => Err(malformed(&self.path, format!("{key} of at least zero"), "a negative one")),
         }
     }
 }

@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
         if shape.contains(&0) {
             return Err(malformed(
                 self.path,
-                format!("tensor {name} of no empty dimension"),
+                format!("tensor {name} without empty dimensions"),
                 format!("{shape:?}"),
             ));
         }
@@ -440,7 +440,7 @@ mod tests {
         };
         check([2, 0, 0, 0], "1 tensors");
         check([3, 0, 0, 0], "1 tensors");
-        check([1, 0, 0, 0], "GGUF version \"1\" is not supported: expected 2 or 3");
+        check([1, 0, 0, 0], "unsupported GGUF version: expected 2 or 3, found 1");
         check([0, 0, 0, 3], "big-endian");
         assert!(outcome(b"GGML....").contains("begins with GGUF, found GGML"));
         assert!(outcome(b"").contains("the magic GGUF at byte 0"));

@@ -112,7 +112,13 @@ impl Config {
 
     /// Deserializes the keys that a family reads.
     pub fn keys<T: DeserializeOwned>(&self) -> Result<T> {
-        T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
+        T::deserialize(&self.keys).map_err(|error| {
+            let error = error.to_string();
+            match error.strip_prefix("missing field ") {
+                Some(key) => malformed(&self.path, format!("the key {}", key.replace('`', "")), "none"),
+                None => malformed(&self.path, EXPECTED, error),
+            }
+        })
     }
 
     /// Returns the configuration of a part of the file, such as a multimodal model's text part. If the file has no such

@@ -1,7 +1,7 @@
 //! Folders in the layout of the `transformers` library: `config.json` and tokenizer files.
 //!
 //! `config` has the keys of `config.json`; `decoder` and `encoder` interpret those that most families share. `pooling`
-//! and `prompts` read the files of sentence-transformers, `text` reads the tokenizer and its special tokens.
+//! and `prompts` read the files of sentence-transformers, `tokenizer` reads the tokenizer and its special tokens.
 
 pub mod config;
 pub(crate) mod decoder;

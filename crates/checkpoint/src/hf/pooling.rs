@@ -170,7 +170,7 @@ mod tests {
         check(&[two.clone(), (USUAL, json!({"pooling_mode": "cls"}))], Pooling::Cls, false);
         refused(
             &[two.clone(), (USUAL, json!({MEAN: true, CLS: true}))],
-            "is not supported: expected exactly one of mean, cls, max and lasttoken",
+            "expected exactly one of mean, cls, max and lasttoken, found",
         );
         check(&[two.clone(), (USUAL, json!({"pooling_mode_max_tokens": true}))], Pooling::Max, false);
         check(&[two.clone(), (USUAL, json!({"pooling_mode_lasttoken": true}))], Pooling::Last, false);

@@ -239,7 +239,7 @@ fn tokenizer_bytes(
     }
     let found = ["vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
     let expected =
-        "tokenizer.json; load the tokenizer with transformers' AutoTokenizer and save_pretrained it";
+        "tokenizer.json; load the tokenizer with transformers' AutoTokenizer and call save_pretrained";
     Err(unsupported("tokenizer", expected, found.unwrap_or("none")).in_file(folder.path()))
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<ModelName>,
 
-    /// Weight scheme: w8, w4, f16 or f32
-    #[arg(long, default_value = "w8")]
-    pub(crate) scheme: Scheme,
+    /// Weight scheme: w8, w4, f16 or f32 [default: that of the name, as in model@w4, or w8]
+    #[arg(long)]
+    pub(crate) scheme: Option<Scheme>,
 
     /// Calibration of a chat model in w8: standard or none
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]

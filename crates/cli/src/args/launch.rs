@@ -16,7 +16,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long)]
     pub(crate) print: bool,
 
-    /// Further arguments of the agent, after --
+    /// Arguments for the agent, after --
     #[arg(last = true, value_name = "ARGUMENTS")]
     pub(crate) arguments: Vec<String>,
 }

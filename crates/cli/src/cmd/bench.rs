@@ -2,6 +2,7 @@
 
 use narthex_gateway::{Gateway, bench::BenchOptions, models::ModelKind};
 
+use super::stated_scheme;
 use crate::{
     args::BenchArgs,
     bars::Bars,
@@ -17,6 +18,7 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
         generate_tokens: args.generate_tokens,
         rounds: args.rounds,
     };
+    stated_scheme(&args.model, gateway.config().scheme)?;
     gateway.check_kind(&args.model, &[ModelKind::Chat, ModelKind::Text])?;
     let (bars, cancel) = (Bars::new(), interrupt::cancel());
     let Some(places) = &args.devices else {

@@ -10,7 +10,7 @@ use narthex_gateway::{
 
 use super::{
     converse::{self, first_messages},
-    generation::{AnswerEnd, options, print, print_speed},
+    generation::{AnswerEnd, Repetition, options, print, print_speed},
     load,
     tools::{self, ChatModel, ChatTools},
 };
@@ -77,7 +77,7 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
             ..options(&args.generate)
         },
     };
-    let answer = print(|sink| gateway.complete(&status.id(), request, sink))?;
+    let answer = print(|sink| gateway.complete(&status.id(), request, sink), Repetition::Allow)?;
     finish(&args.generate, &status, answer.end)
 }
 
@@ -85,6 +85,7 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
 fn finish(args: &GenerateArgs, status: &ModelStatus, end: AnswerEnd) -> anyhow::Result<()> {
     match end {
         AnswerEnd::Done(summary) => print_speed(args, status, &summary),
+        AnswerEnd::Repeated => {}
         AnswerEnd::Interrupted => return Err(Error::Cancelled.into()),
     }
     Ok(())

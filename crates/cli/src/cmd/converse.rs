@@ -101,6 +101,7 @@ fn answer(
     messages.push(Message::new(Role::User, text.to_owned()));
     match tools::answer(model, tools, messages) {
         Ok(AnswerEnd::Done(summary)) => print_speed(model.args, model.status, &summary),
+        Ok(AnswerEnd::Repeated) => {}
         Ok(AnswerEnd::Interrupted) => drop(interrupt::take()),
         // The conversation continues, because the user can shorten the message, or start again with /clear.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {

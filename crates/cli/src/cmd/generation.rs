@@ -22,13 +22,37 @@ pub(super) struct PrintedAnswer {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<WrittenCall>,
+    /// True if the text was cut off at the maximum number of tokens.
+    is_cut: bool,
     pub(super) end: AnswerEnd,
 }
 
 /// End of a printed answer.
 pub(super) enum AnswerEnd {
     Done(Summary),
+    /// The answer repeated itself and was stopped.
+    Repeated,
     Interrupted,
+}
+
+/// Treatment of an answer that only repeats itself, as small models do at times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repetition {
+    Stop,
+    Allow,
+}
+
+/// Length in bytes of the end of an answer that is checked for repetition.
+const REPEATED: usize = 2000;
+
+/// Maximum length in bytes of the part that is repeated.
+const LONGEST_REPEATED_PART: usize = 200;
+
+/// Returns true if the end of a text is a short part, repeated many times.
+fn repeats(text: &str) -> bool {
+    let Some(start) = text.len().checked_sub(REPEATED) else { return false };
+    let end = &text.as_bytes()[start..];
+    (1..=LONGEST_REPEATED_PART).any(|period| end[period..] == end[..REPEATED - period])
 }
 
 /// Prints the answer to a conversation while it is generated.
@@ -46,7 +70,13 @@ pub(super) fn print_chat(
         overflow: HistoryOverflow::OmitOldest,
         options: options(args),
     };
-    print(|sink| gateway.chat(&status.id(), request, sink))
+    // A user who states a length wants that length.
+    let repetition = if args.max_tokens.is_some() { Repetition::Allow } else { Repetition::Stop };
+    let answer = print(|sink| gateway.chat(&status.id(), request, sink), repetition)?;
+    if answer.is_cut {
+        output::note("The answer was cut off at --max-tokens or at the end of the model's context.");
+    }
+    Ok(answer)
 }
 
 /// Event for the thread that prints an answer.
@@ -80,6 +110,7 @@ impl Drop for PrintSink {
 /// Prints a generation while it runs.
 pub(super) fn print(
     start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>,
+    repetition: Repetition,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
     let (job, interrupts) = (interrupt::job(), sender.clone());
@@ -92,6 +123,9 @@ pub(super) fn print(
         ));
     }
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let mut is_cut = false;
+    // Length of the text up to which it was checked for repetition.
+    let mut checked = 0;
     loop {
         let event = match events.recv() {
             Ok(PrintEvent::Generation(event)) if !job.is_cancelled() => event,
@@ -101,7 +135,7 @@ pub(super) fn print(
             Ok(PrintEvent::Interrupt | PrintEvent::Generation(_)) => {
                 turn.cancel();
                 output::text("\n")?;
-                return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Interrupted });
+                return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Interrupted });
             }
         };
         match event {
@@ -118,16 +152,34 @@ pub(super) fn print(
                     turn.cancel();
                     return Err(error);
                 }
+                if repetition == Repetition::Stop && text.len() - checked >= LONGEST_REPEATED_PART {
+                    checked = text.len();
+                    if repeats(&text) {
+                        turn.cancel();
+                        output::text("\n")?;
+                        output::note(
+                            "The answer repeats itself and was stopped; --max-tokens states a length instead.",
+                        );
+                        return Ok(PrintedAnswer {
+                            text,
+                            reasoning,
+                            calls,
+                            is_cut,
+                            end: AnswerEnd::Repeated,
+                        });
+                    }
+                }
             }
             GenerationEvent::Done(summary) => {
                 if calls.is_empty() || !text.is_empty() || !reasoning.is_empty() {
                     output::text("\n")?;
                 }
-                return Ok(PrintedAnswer { text, reasoning, calls, end: AnswerEnd::Done(summary) });
+                return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Done(summary) });
             }
-            GenerationEvent::Failed { message } => anyhow::bail!("the answer failed: {message}"),
+            GenerationEvent::Failed { message, .. } => anyhow::bail!("the answer failed: {message}"),
             GenerationEvent::ToolCall { delta, .. } => add_call(&mut calls, delta),
             GenerationEvent::Finished { reason, .. } => {
+                is_cut = reason == FinishReason::Length && calls.is_empty();
                 if reason == FinishReason::Length && !calls.is_empty() {
                     if !text.is_empty() {
                         output::text("\n")?;
@@ -172,5 +224,23 @@ pub(super) fn options(args: &GenerateArgs) -> GenerateOptions {
 pub(super) fn print_speed(args: &GenerateArgs, status: &ModelStatus, summary: &Summary) {
     if !args.quiet {
         output::note(render::answer_line(status, summary));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_many_repetitions_of_a_short_part_count() {
+        let check = |text: String, expect: bool| assert_eq!(repeats(&text), expect, "{text}");
+        check("Hello!".repeat(400), true);
+        check(format!("Hello. {}", "The same sentence, again. ".repeat(100)), true);
+        check("Hello!".repeat(300), false);
+        check(format!("{} but then", "Hello!".repeat(400)), false);
+        check((0..1000).map(|number| format!("{number}, ")).collect(), false);
+        check("a part of an answer with more than two hundred characters, ".repeat(4).repeat(20), true);
+        let long: String = (0..100).map(|number| format!("{number}, ")).collect();
+        check(long.repeat(10), false);
     }
 }

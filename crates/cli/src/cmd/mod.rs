@@ -34,6 +34,7 @@ use narthex_gateway::{
     models::{ModelKind, ModelStatus},
 };
 use narthex_mmap::environment;
+use narthex_spec::Scheme;
 
 use crate::{
     args::{Args, ChatArgs, Command, ListArgs, TryOutArgs},
@@ -63,8 +64,22 @@ fn check_name(gateway: &Gateway, model: &str) -> Result<(), Error> {
     }
 }
 
+/// Returns the scheme that a model's name, as in `model@w4`, or the option `--scheme` states. Fails if they differ.
+fn stated_scheme(model: &str, option: Option<Scheme>) -> Result<Option<Scheme>, Error> {
+    let named = model.rsplit_once('@').and_then(|(_, scheme)| scheme.parse().ok());
+    match (named, option) {
+        (Some(named), Some(option)) if named != option => {
+            let message =
+                format!("expected one scheme, found {model} and --scheme {option}; leave out one of them");
+            Err(Error::invalid("scheme", message))
+        }
+        _ => Ok(named.or(option)),
+    }
+}
+
 /// Loads a model of one of these kinds, which is fetched and compiled first if it is not installed.
 fn load(gateway: &Gateway, model: &str, kinds: &[ModelKind], bars: &Bars) -> anyhow::Result<ModelStatus> {
+    stated_scheme(model, gateway.config().scheme)?;
     gateway.check_kind(model, kinds)?;
     let status = gateway.load(model, bars, interrupt::cancel())?;
     bars.summarize(&format!("{model} is ready"));

@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, stderr, stdin};
 
 use narthex_gateway::{CompileRequest, Error, Gateway, Rebuild, models::Removal, vocabulary};
+use narthex_spec::Scheme;
 
+use super::stated_scheme;
 use crate::{
     args::{CompileArgs, ListArgs, ModelArgs, RmArgs, ShowArgs},
     bars::Bars,
@@ -64,8 +66,11 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
 
 /// Shows a package.
 pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
-    let manifest = match args.scheme {
-        Some(scheme) => gateway.manifest(&format!("{}@{scheme}", args.model))?,
+    let manifest = match stated_scheme(&args.model, args.scheme)? {
+        Some(scheme) => {
+            let name = args.model.strip_suffix(&format!("@{scheme}")).unwrap_or(&args.model);
+            gateway.manifest(&format!("{name}@{scheme}"))?
+        }
         None => gateway.manifest(&args.model)?,
     };
     if args.json {
@@ -88,7 +93,7 @@ pub(crate) fn rm(gateway: &Gateway, args: &RmArgs) -> anyhow::Result<()> {
 
 /// Asks on the terminal whether to remove these packages.
 fn confirmed(removal: &Removal) -> anyhow::Result<bool> {
-    let what = format!("{} ({})", render::removal(removal), render::bytes(removal.bytes));
+    let what = format!("{}, {}", render::removal(removal), render::bytes(removal.bytes));
     if !stdin().is_terminal() || !stderr().is_terminal() {
         let message = format!("this would remove {what}; confirm with --yes");
         return Err(Error::Invalid { param: "yes", message }.into());
@@ -103,7 +108,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     let vocabulary = file.map(|file| vocabulary(file, args.vocabulary_size)).transpose()?;
     let request = CompileRequest {
         name: args.name.clone(),
-        scheme: args.scheme,
+        scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(Scheme::W8),
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
         yarn: args.yarn,

@@ -140,7 +140,7 @@ impl Dialogue for TerminalDialogue<'_> {
             calls: CallLimit::default(),
         };
         let printed = print_chat(gateway, args, status, messages.to_vec(), tools)?;
-        let PrintedAnswer { text, reasoning, calls, end } = printed;
+        let PrintedAnswer { text, reasoning, calls, end, .. } = printed;
         let interrupted = matches!(end, AnswerEnd::Interrupted);
         self.end = end;
         Ok(ModelAnswer { text, reasoning, calls, interrupted })

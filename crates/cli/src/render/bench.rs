@@ -24,12 +24,12 @@ pub(crate) fn bench(report: &BenchReport) -> String {
             median: percent(per_token.median),
             max: percent(per_token.max),
         };
-        row("gateway % per token".to_owned(), spread, 1);
+        row("gateway, % per token".to_owned(), spread, 1);
     }
     let machine = &report.machine;
     let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     format!(
-        "{} ({}) on {}, {} threads of {}\n{}\nload {:.0} ms · peak memory {memory} · {} rounds · narthex {} · ONNX Runtime {}",
+        "{} ({}) on {}, {} threads of {}\n{}\nload {:.0} ms · peak memory {memory} · {} · narthex {} · ONNX Runtime {}",
         report.model,
         report.scheme,
         report.device,
@@ -37,7 +37,7 @@ pub(crate) fn bench(report: &BenchReport) -> String {
         machine.cpu,
         table.trim_fmt(),
         report.load_ms,
-        report.rounds,
+        rounds(report.rounds),
         machine.narthex,
         machine.onnxruntime,
     )
@@ -74,7 +74,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
     };
     let machine = &report.machine;
     format!(
-        "{} ({}), {} threads of {}\n{}\n{refused}prompts of {} tokens, answers of {} · medians of {} rounds · {energy} · narthex {} · ONNX \
+        "{} ({}), {} threads of {}\n{}\n{refused}prompts of {} tokens, answers of {} · medians of {} · {energy} · narthex {} · ONNX \
          Runtime {}",
         report.model,
         report.scheme,
@@ -83,10 +83,14 @@ pub(crate) fn comparison(report: &Comparison) -> String {
         table.trim_fmt(),
         report.prompt_tokens,
         report.generate_tokens,
-        report.rounds,
+        rounds(report.rounds),
         machine.narthex,
         machine.onnxruntime,
     )
+}
+
+fn rounds(count: usize) -> String {
+    if count == 1 { "1 round".to_owned() } else { format!("{count} rounds") }
 }
 
 /// Returns the cells after the name of a device.

@@ -51,7 +51,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let kv: usize =
         dynamic.next().iter().flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {
-        lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
+        lines.insert(5, format!("KV cache     {} per 1000 tokens in f32", bytes(kv as u64 * 1000)));
     }
     if let Some(matformer) = &manifest.recipe.matformer {
         lines.insert(2, format!("submodel     {matformer}"));

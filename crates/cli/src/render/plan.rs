@@ -20,7 +20,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     let origin = &report.origin;
     if let Some(factor) = origin.yarn.filter(|_| report.yarn.is_none()) {
         let tokens = estimate.longest * factor.get();
-        fact("longer", format!("{tokens} tokens with --yarn {factor}, as its model card describes"));
+        fact("with YaRN", format!("{tokens} tokens with --yarn {factor}, as its model card describes"));
     }
     origin.source.iter().for_each(|source| fact("source", source.clone()));
     origin.license.iter().for_each(|license| fact("licence", license.clone()));
@@ -66,8 +66,8 @@ fn thousands(number: u64) -> String {
 
 fn cached(cache: &CacheEstimate) -> String {
     let layers = if cache.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", cache.layers) };
-    let window = cache.window.map_or_else(String::new, |window| format!(" that look back {window} tokens"));
-    format!("{} per 1000 tokens in {layers}{window}", bytes(cache.token_bytes * 1000))
+    let window = cache.window.map_or_else(String::new, |window| format!(" with a window of {window} tokens"));
+    format!("{} per 1000 tokens in f32, in {layers}{window}", bytes(cache.token_bytes * 1000))
 }
 
 fn schemes(schemes: &[SchemeEstimate]) -> String {

@@ -34,7 +34,7 @@ fn devices(devices: &[DeviceStatus]) -> String {
     let usable = devices.iter().filter(|found| found.usable).map(|found| found.device.to_string());
     let mut text = usable.collect::<Vec<_>>().join(", ");
     if text.is_empty() {
-        text.push_str("none; `narthex doctor` states the reasons");
+        text.push_str("none; `narthex doctor` shows the reasons");
     }
     let is_missing =
         |found: &&DeviceStatus| found.present && !found.usable && tried.devices().contains(&found.device);

@@ -81,7 +81,7 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     };
     if let Some(tokens) = arch.kept_tokens {
         return Err(other(&format!(
-            "a head of {tokens} of {} tokens, which other programs would treat as all",
+            "a head for only {tokens} of {} tokens, which other programs cannot interpret",
             arch.vocab
         )));
     }

@@ -187,7 +187,7 @@ fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
     match parts.filter_map(|(name, shape)| Some((name, shape.first()?))).find(|(_, rows)| *rows % 8 != 0) {
         Some((name, rows)) => Err(refused(
             format!("rows of {name} of {}", job.name),
-            "a multiple of 8, which share a word",
+            "a multiple of 8, because 8 rows share a word",
             rows,
         )),
         None => Ok(()),
@@ -280,8 +280,8 @@ fn bytes<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// Packs the nibbles of some rows, from row `first` on, into lines of `words` words: line `i` gets nibble `i` of each
-/// row.
+/// Packs the nibbles of some rows, starting at row `first`, into lines of `words` words: line `i` gets nibble `i` of
+/// each row.
 fn pack<'a>(lines: &mut [u32], words: usize, first: usize, row: impl Fn(usize) -> Option<&'a [u8]> + Sync) {
     lines.par_chunks_mut(words).enumerate().for_each(|(index, line)| {
         for (at, nibbles) in (0..).map_while(|at| Some((at, row(at)?))) {

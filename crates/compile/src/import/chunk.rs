@@ -233,7 +233,7 @@ impl CacheTensor {
             (Some(past), Some(given)) if given == past.saturating_add(tokens) => CacheOutput::Appended,
             (None, None) => CacheOutput::Appended,
             _ => {
-                return Err(wrong(output, format!("those of {tokens} new tokens, alone or behind the past")));
+                return Err(wrong(output, format!("those of {tokens} new tokens, alone or after the past")));
             }
         };
         let (input, output) = (input.name.clone(), output.name.clone());
@@ -308,8 +308,9 @@ fn layers(
         let tensor = |part: usize| {
             let (past, present) =
                 (TensorNames::of(&names.past[part], layer), TensorNames::of(&names.present[part], layer));
-            let absent =
-                |name: &str| refused(format!("inputs and outputs of {file}"), name, "none of that name");
+            let absent = |name: &str| {
+                refused(format!("inputs and outputs of {file}"), name, "no tensor with this name")
+            };
             let input = find(&graph.inputs, &past).ok_or_else(|| absent(&past))?;
             let output = find(&graph.outputs, &present).ok_or_else(|| absent(&present))?;
             CacheTensor::of(file, &input, &output, shape)

@@ -204,7 +204,11 @@ fn layers(file: &str, graph: &Graph, names: &TensorNames, settings: &Settings) -
         let (pasts, presents) = (named(&names.past), named(&names.present));
         let absent = |name: &&String| input(name).is_none() && output(name).is_none();
         if let Some(name) = pasts.iter().chain(&presents).find(absent) {
-            return Err(refused(format!("inputs and outputs of {file}"), name.as_str(), "none of that name"));
+            return Err(refused(
+                format!("inputs and outputs of {file}"),
+                name.as_str(),
+                "no tensor with this name",
+            ));
         }
         let (heads, head_size) = extents(file, past, output(&presents[0]), settings)?;
         let batch = match past.shape.first() {

@@ -120,7 +120,8 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
     let names = || graph.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>().join(", ");
     let found = found.ok_or_else(|| {
         let expected = "last_hidden_state, sentence_embedding, logits, or start_logits and end_logits";
-        refused(format!("outputs of {file}"), expected, names())
+        let found = if graph.outputs.is_empty() { "none".to_owned() } else { names() };
+        refused(format!("outputs of {file}"), expected, found)
     })?;
     match &found {
         EncoderOutput::Vector(value)

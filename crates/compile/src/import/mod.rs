@@ -2,7 +2,7 @@
 //!
 //! [`open`] recognises an export by its files: decoders of onnxruntime-genai (`genai`), Optimum or transformers.js
 //! (`selection`, `merge`), encoders (`encoder`), and bundles for one kind of device, to which the package is then bound
-//! (`bound`, `ryzen`). `adapter` connects the graph to the manifest's slots with nodes before and after it;
+//! (`device_bundle`, `ryzen`). `adapter` connects the graph to the manifest's slots with nodes before and after it;
 //! [`Import::write`] writes the package.
 
 mod adapter;

@@ -80,7 +80,7 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
     }
     match stages.len() {
         1..=MOST => Ok(stages),
-        found => Err(wrong(format!("{found} of them"))),
+        found => Err(wrong(format!("{found} stages"))),
     }
 }
 
@@ -161,7 +161,7 @@ fn with_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, na
 /// Describes the first difference between the computations of two graphs, ignoring declared shapes.
 fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String>> {
     if let Some((node, _)) = one.nodes.iter().zip(&other.nodes).find(|(a, b)| a != b) {
-        return Ok(Some(format!("another node than {} ({})", node.name, node.op)));
+        return Ok(Some(format!("a node that differs from {} ({})", node.name, node.op)));
     }
     if one.nodes.len() != other.nodes.len() {
         return Ok(Some(format!("{} and {} nodes", one.nodes.len(), other.nodes.len())));
@@ -180,7 +180,7 @@ fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String
             _ => false,
         };
         if !same {
-            return Ok(Some(format!("another constant {name}")));
+            return Ok(Some(format!("a different constant {name}")));
         }
     }
     Ok((ours.len() != theirs.len()).then(|| format!("{} and {} constants", ours.len(), theirs.len())))

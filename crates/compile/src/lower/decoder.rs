@@ -41,7 +41,7 @@ pub(super) struct DecoderLayers<'a> {
 
 impl DecoderLayers<'_> {
     /// Lowers the layers over embedded tokens, or over the states from earlier layers. The returned stream has the
-    /// states for further layers unless the range ends with the last layer.
+    /// states for later layers unless the range ends with the last layer.
     pub(super) fn lower(
         &self,
         e: &mut Emitter<'_>,

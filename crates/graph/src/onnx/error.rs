@@ -10,7 +10,7 @@ pub enum DecodeError {
         reason: String,
     },
     /// The file has so many entries that reading them could exhaust memory.
-    #[error("the file has more than {limit} {what}; expected at most that many")]
+    #[error("expected at most {limit} {what}, found more")]
     TooMany {
         /// Kind of entry.
         what: &'static str,

@@ -99,7 +99,7 @@ impl OnnxFileError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Decode { .. } => {
-                Some("name an ONNX file; checkpoints are checked by their folder or .gguf file".to_owned())
+                Some("name an ONNX file; for a checkpoint, name its folder or its .gguf file".to_owned())
             }
             Self::Data { .. } => Some("fetch the model again; it may be cut off or damaged".to_owned()),
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -107,7 +107,7 @@ impl OnnxFileError {
             }
             Self::Read { source, .. } => environment::hint(source).map(str::to_owned),
             Self::NoModel { .. } => {
-                Some("a model is an .onnx file, a folder with some, a checkpoint, or a name of `narthex list --available`".to_owned())
+                Some("name an .onnx file or a folder with some; `narthex compile` reads the folders of checkpoints".to_owned())
             }
             _ => None,
         }

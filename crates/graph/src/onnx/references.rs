@@ -1,7 +1,7 @@
 //! Files to which an ONNX file refers: data files of tensors and binaries of compiled contexts.
 //!
-//! ONNX Runtime opens them when it loads the file. The search covers every message that may contain a tensor, also those
-//! that a decoded [`Graph`](crate::Graph) omits, such as functions. It keeps nothing in memory.
+//! ONNX Runtime opens them when it loads the file. The search covers every message that may contain a tensor, also
+//! those that a decoded [`Graph`](crate::Graph) omits, such as functions. It keeps nothing in memory.
 
 use prost::{
     Message as _,
@@ -61,7 +61,7 @@ fn find(
     is_wanted: &dyn Fn(&str) -> bool,
 ) -> Result<Option<String>, DecodeError> {
     if depth > MAX_DEPTH {
-        return Err(DecodeError::TooMany { what: "messages inside each other", limit: MAX_DEPTH });
+        return Err(DecodeError::TooMany { what: "nested messages", limit: MAX_DEPTH });
     }
     let own = match message {
         MessageKind::Tensor => data_file(bytes, is_wanted)?,

@@ -137,7 +137,7 @@ impl Client {
         Ok(FileMetadata { etag: etag.map(str::to_owned), bytes })
     }
 
-    /// Requests a file from the byte at `from` on.
+    /// Requests a file, starting at byte `from`.
     pub(super) fn bytes_from(
         &self,
         repo: &str,
@@ -171,22 +171,22 @@ impl Client {
         let bad = |reason| HubError::BadRedirect { what: what.to_owned(), reason };
         let mut url = url.to_owned();
         for _ in 0..=REDIRECTS {
-            let origin = Origin::of(&url).ok_or_else(|| bad("it leads to no web address"))?;
+            let origin = Origin::of(&url).ok_or_else(|| bad("its target is not an HTTP address"))?;
             let response = self.send_once(verb, &url, &origin, what)?;
             let location =
                 header(response.headers(), "location").filter(|_| response.status().is_redirection());
             let Some(location) = location else { return Ok(response) };
             let next = join(&url, location);
-            let target = Origin::of(&next).ok_or_else(|| bad("it leads to no web address"))?;
+            let target = Origin::of(&next).ok_or_else(|| bad("its target is not an HTTP address"))?;
             if origin.scheme == "https" && target.scheme == "http" {
-                return Err(bad("it leads from an encrypted connection to an open one"));
+                return Err(bad("it leads from HTTPS to HTTP"));
             }
             if verb == Method::Head && target != self.origin {
                 return Ok(response);
             }
             url = next;
         }
-        Err(bad("it has more than 10 hops"))
+        Err(bad("it has more than 10 redirects"))
     }
 
     fn send_once(

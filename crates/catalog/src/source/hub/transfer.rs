@@ -59,7 +59,7 @@ impl RemoteFile {
 impl Transfer<'_> {
     /// Downloads the missing part of the file, links it into the snapshot, and returns its size.
     ///
-    /// Transient failures are retried as long as bytes arrive. The first wait is `backoff`; each further one is twice
+    /// Transient failures are retried as long as bytes arrive. The first wait is `backoff`; each later one is twice
     /// as long.
     pub(super) fn run(
         &self,

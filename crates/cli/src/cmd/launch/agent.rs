@@ -154,7 +154,7 @@ impl AgentCommand {
         }
     }
 
-    /// Returns the command as a line for a POSIX shell, followed by further arguments.
+    /// Returns the command as a line for a POSIX shell, followed by additional arguments.
     pub(super) fn shell(&self, further: &[String]) -> String {
         let environment = self.environment.iter();
         let environment =

@@ -51,7 +51,7 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     let context = context_length(gateway, &served);
     if let Some(short) = context.filter(|&context| context < AGENT_CONTEXT) {
         output::note(format!(
-            "{model} reads {short} tokens at most; the instructions of an agent may not fit. Choose a model with a longer context."
+            "{model} has a context of at most {short} tokens; an agent's instructions may not fit. Choose a model with a longer context."
         ));
     }
     let key = std::env::var("NARTHEX_API_KEY").ok();
@@ -91,8 +91,8 @@ pub(crate) fn run(gateway: &Gateway, store: &StoreArgs, args: LaunchArgs) -> any
     }
 }
 
-/// Returns the model that clients of a running server get under a name. The server may have further names for its models,
-/// and a model for unknown names.
+/// Returns the model that clients of a running server get under a name. The server may have aliases and a default
+/// model.
 fn served_model(gateway: &Gateway, running: Option<&RunningServer>, name: &str) -> String {
     let Some(server) = running else { return name.to_owned() };
     let served = server.aliases.get(name).map_or(name, String::as_str);

@@ -81,7 +81,7 @@ pub(super) struct ServiceDefinition {
     pub(super) state: Vec<String>,
     /// Set if the first line of that call's output is the state.
     pub(super) prints_state: bool,
-    /// Sentence after an installation.
+    /// Advice to print after an installation.
     pub(super) advice: Option<&'static str>,
 }
 

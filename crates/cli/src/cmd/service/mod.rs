@@ -27,7 +27,7 @@ use crate::{
     output::{self, NewFile},
 };
 
-/// Words by which a file of this command is recognised.
+/// Marker that identifies files written by this command.
 const MARK: &str = "Written by `narthex service install`";
 
 /// Maximum size of a service's file, in bytes.
@@ -45,7 +45,7 @@ pub(crate) fn run(store: &StoreArgs, command: ServiceCommand) -> anyhow::Result<
     }
 }
 
-/// Writes the file and starts the service, or prints the file. After a failure everything is as before.
+/// Writes the file and starts the service, or prints the file. A failure restores the previous state.
 fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     check_arguments(&args.arguments)?;
     let service = compose::compose(&settings(store, args.scope, &args.arguments)?)?;
@@ -77,7 +77,7 @@ fn install(store: &StoreArgs, args: &ServiceInstallArgs) -> anyhow::Result<()> {
     output::line(service.file.display())
 }
 
-/// Puts the file of an earlier installation back, or removes the new one.
+/// Restores the file of an earlier installation, or removes the new one.
 fn restore(service: &ServiceDefinition, earlier: Option<String>) -> anyhow::Result<()> {
     let restored = match earlier {
         Some(text) => NewFile::create(&service.file).and_then(|file| file.write(&text)),

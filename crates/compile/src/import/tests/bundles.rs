@@ -128,7 +128,7 @@ fn bundles_that_cannot_be_fed_are_refused_by_what_differs() {
         &|graph| graph.inputs[3].shape[3] = 5_usize.into(),
         "a past of one sequence, 2 heads and 4 elements",
     );
-    check(&|graph| graph.outputs[1].shape[3] = 2_usize.into(), "new tokens, alone or behind the past");
+    check(&|graph| graph.outputs[1].shape[3] = 2_usize.into(), "new tokens, alone or after the past");
     check(&|graph| graph.outputs[2].name = "gone".to_owned(), "past_value_0_out");
     check(&|graph| graph.outputs[0].shape[1] = 3_usize.into(), "logits of every token");
     check(&|graph| graph.outputs[0].dtype = DType::U8.into(), "f32 or f16");
