@@ -76,7 +76,7 @@ fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
             "it is one of ONNX Runtime's contributed operators, which this compiler does not support",
         )
     } else if !node.domain.is_empty() {
-        (Rule::UnsupportedOperator, "it is of a custom domain, which only its vendor's provider supports")
+        (Rule::UnsupportedOperator, "its domain is custom, and only the vendor's provider supports it")
     } else if view.facts.knows(operator) {
         (Rule::UnsupportedOperator, "the compiler leaves this operator to another device")
     } else {

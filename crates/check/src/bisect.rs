@@ -21,8 +21,8 @@ pub enum BisectionError<E> {
 /// Returns a smallest failing set of the nodes 0 to `count`: the compiler accepts it if any one of its nodes is
 /// removed.
 ///
-/// `fails` is called at most `tries` times with sets of nodes. The search finds the shortest failing run from the first
-/// node on, then its shortest failing end, and then removes single nodes from that run.
+/// `fails` is called at most `tries` times with sets of nodes. The search finds the shortest failing prefix, then its
+/// shortest failing suffix, and then removes single nodes.
 ///
 /// # Errors
 /// See [`BisectionError`].
@@ -42,7 +42,7 @@ pub fn smallest<E>(
         if ask(&(0..middle).collect())? { high = middle } else { low = middle }
     }
     let end = high;
-    // Invariant: the compiler fails on the run from `low` on, and accepts the run from `high` on.
+    // Invariant: the compiler fails on `nodes[low..end]` and accepts `nodes[high..end]`.
     let (mut low, mut high) = (0, end);
     while high - low > 1 {
         let middle = low + (high - low) / 2;

@@ -187,7 +187,7 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
         }
         FaultyNodes::Nodes { paths, fix } => {
             let message = match paths.as_slice() {
-                [only] => format!("{message}. It fails because of {only} alone"),
+                [only] => format!("{message}. {only} alone causes the failure"),
                 several => format!(
                     "{message}. It fails on these {} nodes, and accepts them if any one of them is removed",
                     several.len()
@@ -241,7 +241,10 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
 fn steps(evidence: Option<&Evidence>) -> String {
     match evidence {
         Some(Evidence { folder, again, .. }) => {
-            format!("these steps were run here, see {}; on the device: {again}", folder.display())
+            format!(
+                "these steps were run on this machine; see {}. To repeat them on the device: {again}",
+                folder.display()
+            )
         }
         None => {
             let steps =

@@ -160,7 +160,7 @@ fn gemm(view: &View<'_>, node: &Node) -> Option<Problem> {
     use narthex_graph::Attribute::Float;
     let scaled = |name| matches!(node.attribute(name), Some(Float(factor)) if *factor != 1.0);
     if scaled("alpha") || scaled("beta") {
-        let why = "it has alpha or beta other than 1, with which the compiler leaves Gemm to another device";
+        let why = "alpha or beta is not 1, so the compiler leaves Gemm to another device";
         return Some(
             Problem::falls(Rule::OperatorForm, why)
                 .fix(Fix::you("fold alpha and beta into the weight and the bias")),
@@ -173,7 +173,9 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     let axis = node.int("axis").unwrap_or(-1);
     if rank.is_some_and(|rank| axis != -1 && axis != rank as i64 - 1) {
-        let why = format!("it normalises from axis {axis} on, and the compiler supports only the last axis");
+        let why = format!(
+            "it normalises all axes from {axis} to the last, but the compiler supports only the last axis"
+        );
         return Some(
             Problem::falls(Rule::OperatorForm, why)
                 .fix(Fix::you("fold the normalised axes into one with Reshape")),
@@ -271,7 +273,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     if rank.is_some_and(|rank| rank != 3) {
         let why = format!(
-            "its activations have {} axes, and the compiler supports MatMulNBits with 3",
+            "its activations have {} axes, but the compiler requires 3 for MatMulNBits",
             rank.unwrap_or(0)
         );
         let fix = Fix::narthex("put a Reshape to [1, rows, K] before it and one back after it");

@@ -32,7 +32,7 @@ impl fmt::Display for Explanation {
 pub const DIAGNOSTIC_STEPS: [&str; 7] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which were not",
     "dump the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
-    "dump the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
+    "dump the composed graph (dump_json_qnn_graph=1); it remains after the compiler crashes",
     "raise the log level to verbose and look for \"graph prepare failed\" and \"requires ... bytes of TCM\"",
     "bisect the graph until a single node that does not compile remains",
     "compile with backend_type=ir: if that works, the model is valid and the chip's backend causes the failure",

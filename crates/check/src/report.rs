@@ -215,7 +215,7 @@ pub struct AfterFix {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Rule {
-    /// The graph must be well-formed.
+    /// The graph is well-formed.
     Malformed,
     /// Every extent is fixed.
     DynamicDimension,
@@ -223,9 +223,9 @@ pub enum Rule {
     UnknownShape,
     /// The target's compiler supports the operator.
     UnsupportedOperator,
-    /// ONNX Runtime's contributed operators are supported by its own kernels and few other compilers.
+    /// The operator is not one of ONNX Runtime's contributed operators, which few compilers support.
     ContribOperator,
-    /// The operator is supported, but not in this form.
+    /// The operator has a form that the compiler supports.
     OperatorForm,
     /// There are no loops and branches.
     ControlFlow,

@@ -37,7 +37,7 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
         graph_error = None;
     }
     let text = |error: GraphError| {
-        let fix = Fix::you("export the model again; ONNX Runtime refuses it as it is");
+        let fix = Fix::you("export the model again; ONNX Runtime refuses this file");
         Finding::new(Rule::Malformed, Severity::Refuses, format!("the graph is malformed: {error}")).fix(fix)
     };
     let unread = view.graph().unread.iter().map(|what| {
@@ -70,7 +70,7 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
     let nodes = match touched.as_slice() {
         [] => "no node reads it".to_owned(),
         [only] => format!("{only} reads it and would run elsewhere"),
-        [first, ..] => format!("{} nodes, from {first} on, would run elsewhere", touched.len()),
+        [first, ..] => format!("{} nodes, starting with {first}, would run elsewhere", touched.len()),
     };
     let message = format!(
         "dimension {symbol:?} of {inputs} is dynamic, and an NPU's compiler needs fixed shapes: {nodes}"

@@ -151,7 +151,7 @@ fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
 /// Location of a weight. Graphs that read the same location of a file share the weight.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WeightLocation<'a> {
-    /// In a data file, from this byte on.
+    /// In a data file, starting at this byte.
     File(&'a Path, &'a str, u64),
     /// In a graph, under this name.
     Graph(&'a str, &'a str),

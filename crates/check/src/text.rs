@@ -44,7 +44,7 @@ impl Display for Report {
         if !self.assumed.is_empty() {
             let pairs: Vec<String> =
                 self.assumed.iter().map(|(symbol, extent)| format!("{symbol}={extent}")).collect();
-            writeln!(f, "  counted with {} (--set gives others)", plain(&pairs.join(", ")))?;
+            writeln!(f, "  counted with {} (--set changes them)", plain(&pairs.join(", ")))?;
         }
         write!(f, "\n{}", self.score)?;
         if !self.parts.is_empty() {

@@ -26,7 +26,7 @@ use crate::error::CheckError;
 /// missing, and [`CheckError::Write`].
 pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckError> {
     if let Some((part, what)) = parts.iter().find_map(|part| Some((part, part.graph.unread.first()?))) {
-        let reason = format!("{} holds {what}, which would be lost", part.name);
+        let reason = format!("{} contains {what}, which would be lost", part.name);
         return Err(CheckError::CannotFix { reason });
     }
     let failed = |source| CheckError::Write { path: folder.to_owned(), source };

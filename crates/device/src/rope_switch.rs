@@ -152,7 +152,7 @@ impl RopeSwitch {
         let held = &mut self.slots[slot.index()];
         if at > 0 && held.factors != Some(factors) {
             let reason = format!(
-                "slot {} has keys of at most {} tokens, which keys of more tokens cannot follow",
+                "slot {} has keys for sequences of up to {} tokens and cannot be extended beyond that",
                 slot.0, self.at
             );
             return Err(StepError::BadPlan { reason });

@@ -316,7 +316,7 @@ impl Executor for SplitExecutor {
         check_read(&range, self.held(slot)?)?;
         let whole = |side: &&Side| side.slots[slot.index()].length >= range.end;
         let side = self.sides.iter().rev().find(whole);
-        let missing = || StepError::bad_plan(format!("slot {} is on no side", slot.0));
+        let missing = || StepError::bad_plan(format!("neither side has these tokens of slot {}", slot.0));
         side.ok_or_else(missing)?.executor.read_kv(slot, range)
     }
 

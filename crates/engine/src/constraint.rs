@@ -31,7 +31,7 @@ pub enum AllowedTokens<'a> {
     /// Tokens whose bit is set: token `t` is bit `t % 32` of word `t / 32`. Tokens beyond the last word are not
     /// allowed.
     Only(&'a [u32]),
-    /// None, because the constraint failed with this reason.
+    /// No tokens: the constraint failed with this reason.
     Failed(&'a str),
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Its proposals are its most likely tokens, so that they are accepted by the same rule as drafts from earlier text. It
 //! has one slot, which holds a prefix of the sequence and the proposals after it. Before the next proposal, rejected
-//! tokens are removed from the slot, and the sequence's further tokens run.
+//! tokens are removed from the slot, and the sequence's remaining tokens run.
 //!
 //! It must save time. The width of its drafts follows from measured times and acceptance. Running a sequence's earlier
 //! tokens takes time before anything is saved, so there is a credit for it: accepted tokens increase it, all time of

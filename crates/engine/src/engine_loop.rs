@@ -39,7 +39,7 @@ use stored_prefixes::{Offer, StoredPrefixes};
 pub enum Work {
     /// Something ran, or work may remain.
     Busy,
-    /// Nothing can run until the storage of prefixes has read or written blocks, which takes a moment.
+    /// Nothing can run until the storage of prefixes has read or written blocks.
     Waiting,
     /// Nothing is queued or running.
     Idle,

@@ -196,7 +196,7 @@ pub enum SubmitError {
         vocab: usize,
     },
     /// The engine accepts no more requests.
-    #[error("the engine is shut down and takes no more requests")]
+    #[error("the engine has shut down")]
     ShutDown,
 }
 

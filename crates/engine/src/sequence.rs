@@ -363,9 +363,7 @@ fn not_finite() -> Finish {
 fn no_token(row: ScannedRow<'_>) -> Finish {
     match row.scan {
         RowScan::NonFinite(_) => not_finite(),
-        RowScan::Finite(_) => {
-            Finish::Unsatisfied { reason: "it allows none of the model's tokens".to_owned() }
-        }
+        RowScan::Finite(_) => Finish::Unsatisfied { reason: "it allows no token of the model".to_owned() },
     }
 }
 

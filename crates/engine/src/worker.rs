@@ -48,8 +48,8 @@ pub struct EngineExtensions {
     pub prefix_storage: Option<Box<dyn PrefixStorage>>,
     /// Reports of that storage.
     pub storage_progress: StorageProgress,
-    /// Reservation of the engine's memory. The engine's thread drops it after the executor. If a sink drops the [`Engine`] on
-    /// that thread, this happens after that drop has returned.
+    /// Reservation of the engine's memory. The engine's thread drops it after the executor. If a sink drops the
+    /// [`Engine`] on that thread, this happens after that drop has returned.
     pub reservation: Option<Arc<dyn Send + Sync>>,
 }
 
@@ -167,7 +167,7 @@ impl Engine {
         self.shared.inbox.lock().drain.is_some()
     }
 
-    /// Refuses further requests and waits for the end of the thread. Returns at once if called on the thread itself, by
+    /// Refuses new requests and waits for the end of the thread. Returns at once if called on the thread itself, by
     /// a sink. A second call can turn [`Drain::Finish`] into [`Drain::Now`].
     pub fn shutdown(&self, drain: Drain) {
         let mut inbox = self.shared.inbox.lock();
@@ -193,7 +193,7 @@ impl Drop for Engine {
     }
 }
 
-/// Closes the inbox when the thread ends, even by a panic: queued sequences end and further requests are refused.
+/// Closes the inbox when the thread ends, even by a panic: queued sequences end and new requests are refused.
 struct CloseOnExit<'a>(&'a EngineState);
 
 impl Drop for CloseOnExit<'_> {

@@ -515,5 +515,5 @@ fn a_constraint_that_fails_ends_its_sequence_alone() {
     check(ScriptEnd::Panic, unsatisfied("its code panicked; please report this"));
     let (recording, _) =
         scripted(|r| r.sampling.logit_bias = vec![(33, f32::NEG_INFINITY)], 0..0, ScriptEnd::Complete);
-    assert_eq!(recording.ends[0].0, unsatisfied("it allows none of the model's tokens"));
+    assert_eq!(recording.ends[0].0, unsatisfied("it allows no token of the model"));
 }

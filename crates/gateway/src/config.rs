@@ -34,7 +34,7 @@ pub struct Config {
     pub runtime: Option<PathBuf>,
     /// Weight scheme of models that are named without one; `None` for `w8`, else any installed scheme.
     pub scheme: Option<Scheme>,
-    /// Further names of models in requests, such as `gpt-4o`, each with the name of a model.
+    /// Additional names of models in requests, such as `gpt-4o`, each with the name of a model.
     pub aliases: BTreeMap<String, String>,
     /// Model of requests that name an unknown one; `None` to refuse them.
     pub default_model: Option<String>,
@@ -80,7 +80,8 @@ pub struct Config {
     pub draft_model: Option<String>,
     /// Prefixes of prompts in files, from which chat models answer after a restart; `None` for none.
     pub prefix_cache: Option<PrefixCacheConfig>,
-    /// Maximum time that a request waits for its model to load, and that a load waits for memory that models in use take.
+    /// Maximum time that a request waits for its model to load, and that a load waits for memory that models in use
+    /// take.
     pub load_wait: Duration,
     /// Time during which requests receive the error of a failed load, before one of them loads again.
     pub retry_failed_after: Duration,

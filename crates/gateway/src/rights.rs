@@ -8,7 +8,7 @@ use strum::{Display, EnumString};
 
 use crate::error::Error;
 
-/// Downloads and compiles that a request may start. Loading an installed model is neither.
+/// Downloads and compiles that a request may start. Loading an installed model is always allowed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Display, EnumString)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]

@@ -141,7 +141,7 @@ fn a_machine_has_room_for_the_weights_and_the_system() {
     assert_eq!(memory(300 << 30), "over 256 GB");
 }
 
-/// No test: writes the page.
+/// Writes the page; ignored unless requested.
 #[test]
 #[ignore = "it writes docs/src/catalogue.md"]
 fn write_the_page_about_the_catalogue() {

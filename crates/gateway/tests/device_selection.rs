@@ -188,7 +188,7 @@ fn contexts_are_kept_and_refused_once_they_are_stale_or_damaged() {
         assert_eq!(notes(), Vec::<String>::new());
     };
     check(&|record| record["provider"] = "onnxruntime-qnn 2.6.0".into(), "made by onnxruntime-qnn 2.6.0");
-    check(&|record| record["settings"]["soc_model"] = "69".into(), "soc_model 69, and this is 60");
+    check(&|record| record["settings"]["soc_model"] = "69".into(), "soc_model 69, but this is 60");
 }
 
 #[test]

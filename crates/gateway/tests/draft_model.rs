@@ -94,7 +94,7 @@ fn a_model_that_does_not_fit_is_refused_by_name() {
     check("smollm2:135m", &["smollm2:135m is not installed"]);
     let unknown = Config { draft_model: Some("no-such-model".to_owned()), ..tiny.config() };
     let error = Gateway::open(unknown).err().unwrap().to_string();
-    assert!(error.contains("draft_model: no model is called \"no-such-model\""), "{error}");
+    assert!(error.contains("draft_model: no model is named \"no-such-model\""), "{error}");
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Step {
         (first..end).step_by(tiles).map(move |tile| Self { tile, count: tiles.min(end - tile) })
     }
 
-    /// Returns the position of the step's tiles in the rows from `row` on.
+    /// Returns the position of the step's tiles in the rows that start at `row`.
     pub(crate) fn at(self, row: usize) -> TilePosition {
         TilePosition { row, step: self }
     }

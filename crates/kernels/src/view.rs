@@ -120,7 +120,7 @@ impl<'a> MatrixMut<'a> {
         assert!(column <= self.columns, "column {column} of {}", self.columns);
         // An empty matrix has no rows, so the pointer must not be moved.
         let offset = if self.rows == 0 { 0 } else { column };
-        // SAFETY: the offset is within the first row or just behind it.
+        // SAFETY: the offset is within the first row or just after it.
         let right = unsafe { self.start.add(offset) };
         (Self { columns: column, ..self }, Self { start: right, columns: self.columns - column, ..self })
     }

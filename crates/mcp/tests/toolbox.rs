@@ -107,7 +107,7 @@ fn tools_of_servers_and_files_are_called() {
     assert_eq!(call("add_2"), (ToolOutcome::Done, "5".to_owned()));
     assert_eq!(call("add_3"), (ToolOutcome::Done, "5".to_owned()));
     assert_eq!(call("fail"), (ToolOutcome::Failed, "nothing to add".to_owned()));
-    assert!(call("sing").1.contains("no tool is called \"sing\"; the tools are add, add_2"));
+    assert!(call("sing").1.contains("no tool is named \"sing\"; the tools are add, add_2"));
 
     // The user stops a call. The server continues to run.
     let cancel = Cancel::new();

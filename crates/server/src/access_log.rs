@@ -1,4 +1,4 @@
-//! One line of the log for each request, at the level of information.
+//! One line of the log for each request, at the info level.
 //!
 //! The line is written at the end of the response, so that it states the time of a whole stream. It has no query and no
 //! headers, which may contain secrets.

@@ -36,8 +36,8 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     /// Field that may be a long list of tokens.
     const TOKENS: Option<&'static str> = None;
 
-    /// Reads and checks a body whose values were counted. Adds parameters without effect on the answer to `ignored`. Runs
-    /// on a thread for blocking work.
+    /// Reads and checks a body whose values were counted. Adds parameters without effect on the answer to `ignored`.
+    /// Runs on a thread for blocking work.
     fn read(body: &[u8], ignored: &mut IgnoredParameters) -> Result<Self, ApiError>;
 }
 
@@ -233,7 +233,7 @@ fn too_large() -> ApiError {
 fn too_slow(limit: Duration) -> ApiError {
     let whole = limit * WHOLE_BODY;
     let message = format!(
-        "the body is too slow: {limit:?} may pass between two of its parts and {whole:?} in all; send it again"
+        "the body arrived too slowly: at most {limit:?} between two parts and {whole:?} in total are allowed; send it again"
     );
     ApiError::plain(StatusCode::REQUEST_TIMEOUT, message)
 }

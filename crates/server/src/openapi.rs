@@ -165,8 +165,8 @@ impl Operation {
             ("413", "The body is too large", has_body),
             ("415", "The body has an unsupported encoding", has_body),
             ("429", "A limit of the key or of the server is reached; try again later", true),
-            ("500", "Narthex has a defect", true),
-            ("503", "The model is loading or cannot be loaded, or the server stops", true),
+            ("500", "Internal error", true),
+            ("503", "The model is loading or cannot be loaded, or the server is shutting down", true),
         ];
         all.into_iter().filter(|(.., applies)| *applies).map(|(status, text, _)| (status, text))
     }

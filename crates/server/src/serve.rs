@@ -156,7 +156,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// The certificate or its key cannot be used.
-    #[error("TLS is not possible: {reason}")]
+    #[error("TLS cannot be enabled: {reason}")]
     Tls {
         /// Reason.
         reason: String,
@@ -235,8 +235,8 @@ fn is_of_path(error: &io::Error) -> bool {
         )
 }
 
-/// Serves until a signal. `ready` receives the bound address. Each call of `signal` waits for the next signal. After the
-/// first one, running answers are finished and other connections are closed. A second one ends the server at once.
+/// Serves until a signal. `ready` receives the bound address. Each call of `signal` waits for the next signal. After
+/// the first one, running answers are finished and other connections are closed. A second one ends the server at once.
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,

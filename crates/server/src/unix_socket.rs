@@ -70,7 +70,10 @@ async fn lock_folder(path: &Path) -> io::Result<File> {
             Ok(()) => return Ok(folder),
             Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_TIME => sleep(LOCK_POLL).await,
             Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another program locks its folder"));
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another program has locked its folder",
+                ));
             }
             // Some network file systems have no locks for folders. Then only one start at a time is safe.
             Err(TryLockError::Error(error)) => {
@@ -87,7 +90,10 @@ async fn remove_dead(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
         Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "a file that is not a socket exists there",
+            ));
         }
         Ok(_) => {}
     }

@@ -1,7 +1,7 @@
 //! The Apple Neural Engine through CoreML, a provider that is part of the ONNX Runtime for macOS.
 //!
-//! ONNX Runtime offers no device for it, so sessions select the provider by name. It has no `MatMulNBits`, so of a
-//! package's graphs it can run only those with half-precision weights.
+//! ONNX Runtime offers no device for it, so sessions select the provider by name. It has no `MatMulNBits`, so it can
+//! run only those graphs of a package that have half-precision weights.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) != ("macos", "aarch64") {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "the Neural Engine is part of Apple's own chips, and this is {platform}"
+            "the Neural Engine is part of Apple's own chips, but this machine runs {platform}"
         )));
     }
     Ok(Device::CoreMl(CoreMlOptions::default()))

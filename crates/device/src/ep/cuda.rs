@@ -35,7 +35,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "the cuda runtime is available for Linux and Windows on x86-64, and this is {platform}"
+            "the cuda runtime is available for Linux and Windows on x86-64, but this machine runs {platform}"
         )));
     }
     facts.driven(GPU.name, &[DRIVER], None)?;

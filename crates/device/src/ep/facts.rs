@@ -101,8 +101,8 @@ impl Facts {
     }
 
     /// Refuses a machine on which none of these drivers is loaded. Only Linux lists loaded drivers. On other systems a
-    /// device is known only once its provider is loaded, so a machine is refused only if its processor is of another
-    /// vendor than `of`.
+    /// device is known only once its provider is loaded, so a machine is refused only if its processor is from a vendor
+    /// other than `of`.
     pub(super) fn driven(&self, what: &str, drivers: &[&str], of: Option<Vendor>) -> Result<(), Refusal> {
         if self.os == "linux" {
             let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));

@@ -174,7 +174,7 @@ impl Device {
         entries
     }
 
-    /// Returns further options by which the provider writes to `folder` the nodes that it refuses and the reasons;
+    /// Returns the options with which the provider writes the refused nodes and its reasons to `folder`;
     /// empty for a provider without such a trace.
     pub(crate) fn trace_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
@@ -183,8 +183,8 @@ impl Device {
         }
     }
 
-    /// Returns further options for the trace of [`Device::trace_to`], and for each form that the graph has on its way
-    /// to the provider's compiler.
+    /// Returns additional options for the trace of [`Device::trace_to`], and for each form that the graph has on its
+    /// way to the provider's compiler.
     pub(crate) fn write_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::write_to(folder),
@@ -192,7 +192,7 @@ impl Device {
         }
     }
 
-    /// Returns further options by which a [control](Self::control) writes its form of the graph to `folder`.
+    /// Returns the options with which a [control](Self::control) writes its form of the graph to `folder`.
     pub(crate) fn form_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::form_to(folder),
@@ -237,8 +237,8 @@ impl Device {
         own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
     }
 
-    /// Returns whether the provider may be part of ONNX Runtime without offering a device. CoreML never offers one; WebGPU
-    /// offers none if the system's only GPU driver is a software driver.
+    /// Returns whether the provider may be part of ONNX Runtime without offering a device. CoreML never offers one;
+    /// WebGPU offers none if the system's only GPU driver is a software driver.
     pub(crate) fn may_lack_device(&self) -> bool {
         matches!(self, Self::CoreMl(_) | Self::VitisAi(_) | Self::WebGpu(_))
     }

@@ -88,7 +88,7 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
     if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "OpenVINO's plugin is available for Linux and Windows on x86-64, and this is {platform}"
+            "OpenVINO's plugin is available for Linux and Windows on x86-64, but this machine runs {platform}"
         )));
     }
     match device {
@@ -104,7 +104,7 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
         OpenVinoDevice::Cpu if facts.vendor().is_some_and(|vendor| vendor != Vendor::Intel) => {
             let processor = &facts.processor;
             return Err(Refusal::absent(format!(
-                "OpenVINO's plugin supports only Intel processors, and this is {processor}"
+                "OpenVINO's plugin supports only Intel processors, but this machine has {processor}"
             )));
         }
         OpenVinoDevice::Cpu => drop(facts.library(Ep::OpenVino)?),

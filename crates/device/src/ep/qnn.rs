@@ -153,7 +153,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "aarch64" || facts.os == "macos" {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "Hexagon NPUs are part of Snapdragon chips, and this is {platform}"
+            "Hexagon NPUs are part of Snapdragon chips, but this machine runs {platform}"
         )));
     }
     // Windows lists the NPU only once the provider is loaded.
@@ -172,7 +172,7 @@ pub(super) fn probe_emulation(facts: &Facts) -> Result<Device, Refusal> {
     if (facts.os.as_str(), facts.arch.as_str()) != ("linux", "x86_64") {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "HTP emulation is available for Linux on x86-64, and this is {platform}"
+            "HTP emulation is available for Linux on x86-64, but this machine runs {platform}"
         )));
     }
     Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &[EMULATED])))

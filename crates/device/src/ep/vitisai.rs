@@ -1,8 +1,8 @@
 //! AMD XDNA NPUs through VitisAI. Its library is part of AMD's own Ryzen AI software and not of any wheel.
 //!
 //! The NPU accepts language models only in the form of AMD's own tool (`narthex export --format quark` writes its
-//! input). Of other graphs of fixed shape it accepts the parts that its compiler supports, and a load fails unless the
-//! whole graph is accepted.
+//! input). Of other graphs with fixed shapes, it accepts the parts that its compiler supports, but a load fails unless
+//! the whole graph is accepted.
 
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if !facts.is_x86_64_pc() {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
-            "AMD XDNA NPUs are part of Ryzen AI processors, and this is {platform}"
+            "AMD XDNA NPUs are part of Ryzen AI processors, but this machine runs {platform}"
         )));
     }
     facts.driven(NPU.name, &[DRIVER], Some(Vendor::Amd))?;

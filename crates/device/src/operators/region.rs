@@ -37,8 +37,8 @@ pub(super) struct Region {
     /// Number of tasks of the loop that have ended.
     ended: CacheLine<AtomicUsize>,
     panicked: AtomicBool,
-    /// Tasks of the current loop. The leader writes them while no task is unclaimed or running; other threads read them only
-    /// after they have claimed one.
+    /// Tasks of the current loop. The leader writes them while no task is unclaimed or running; other threads read them
+    /// only after they have claimed one.
     tasks: UnsafeCell<LoopTasks>,
 }
 
@@ -63,7 +63,7 @@ struct LoopTasks {
 impl Default for LoopTasks {
     fn default() -> Self {
         /// # Safety
-        /// None is required, as it does nothing.
+        /// There are no requirements: it does nothing.
         unsafe fn nothing(_: *const (), _: usize) {}
         Self { task: ptr::null(), run: nothing, count: 0 }
     }

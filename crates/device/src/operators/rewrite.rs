@@ -75,7 +75,7 @@ fn linear_patch(node: &Node, index: usize, norm: Option<&Node>) -> Option<Patch>
     let mut replacement = Replacement::of(node);
     let own = own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]);
     push_product(&mut replacement, own, norm);
-    replacement.patch("multiply by a kernel of Narthex")
+    replacement.patch("multiply with a Narthex kernel")
 }
 
 /// Adds a product and merges the norm of its rows into it.
@@ -123,7 +123,7 @@ fn attention_patch(node: &Node, op: &str) -> Option<Patch> {
         attributes: attributes.cloned().collect(),
         ..node.clone()
     });
-    replacement.patch("attend by a kernel of Narthex")
+    replacement.patch("attend with a Narthex kernel")
 }
 
 /// Returns a node with an operator of Narthex that computes the outputs of `node` from `x`.
@@ -156,7 +156,7 @@ impl GatedMlpNodes<'_> {
         let indices = [(GATE, self.indices[0]), (UP, self.indices[1]), (DOWN, self.indices[2])];
         push_product(&mut replacement, own_node(down, GATED_MLP, gate.input(0)?, &indices), self.norm);
         [gate, up].into_iter().chain(others).for_each(|node| replacement.takes_over(node));
-        replacement.patch("compute the network by a kernel of Narthex")
+        replacement.patch("compute the network with a Narthex kernel")
     }
 }
 

@@ -30,7 +30,7 @@ impl StepPlan {
             let (slot, at, length) = (span.slot, span.at, span.tokens.len());
             limits.check_slot(slot)?;
             if self.spans[..index].iter().any(|other| other.slot == slot) {
-                return bad(format!("slot {} is named twice", slot.0));
+                return bad(format!("slot {} occurs twice", slot.0));
             }
             let held = held(slot);
             if at != held {

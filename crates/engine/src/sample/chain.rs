@@ -130,7 +130,7 @@ impl Sampler {
         }
     }
 
-    /// Applies the settings from temperature on and draws a token; `peak` is the likeliest.
+    /// Applies the temperature and the later settings, and draws a token; `peak` is the likeliest.
     fn choose(&mut self, logits: &[f32], peak: Peak, candidates: &mut Vec<Candidate>) -> TokenId {
         let s = &self.sampling;
         if s.temperature.is_nan() || s.temperature <= 0.0 {

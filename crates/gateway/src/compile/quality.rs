@@ -192,7 +192,7 @@ fn encoder_quality(texts: &[TextSimilarity]) -> Result<Quality, Error> {
 
 fn bad_passes(reason: &str) -> Error {
     let message = format!(
-        "the passes change the model's answers, which they must not: {reason}; compile without passes, and report this"
+        "the passes changed the model's answers: {reason}; compile without passes, and report this as a bug"
     );
     Error::invalid("passes", message)
 }

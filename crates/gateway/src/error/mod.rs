@@ -93,7 +93,7 @@ pub enum Error {
         limit: usize,
     },
     /// No model has this name.
-    #[error("no model is called {name:?}{}", near_names(near))]
+    #[error("no model is named {name:?}{}", near_names(near))]
     UnknownModel {
         /// Requested name.
         name: String,
@@ -157,7 +157,7 @@ pub enum Error {
         /// Delay before the next attempt, if it may succeed without a change.
         retry_after: Option<Duration>,
     },
-    /// No device took the model.
+    /// No device accepted the model.
     #[error("no {} can run {name}: {}", wanted(*policy), hint::reasons(passed_over))]
     NoDevice {
         /// Model.
@@ -227,7 +227,7 @@ pub enum Error {
         /// Maximum bytes of all KV caches.
         kv_total: usize,
     },
-    /// All places for downloads and compiles of requests are taken.
+    /// The maximum number of downloads and compiles for requests is in progress.
     #[error("{0} downloads and compiles are already in progress; try again later")]
     TooManyBuilds(usize),
     /// The caller may not use this model.

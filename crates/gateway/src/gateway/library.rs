@@ -116,8 +116,8 @@ impl Gateway {
         self.library.chat_template(&self.library.installed_key(model)?)
     }
 
-    /// Refuses a model that is known to have none of these kinds, before it is fetched and loaded. The error names the
-    /// first of them.
+    /// Refuses a model whose kind is known and is not one of these, before it is fetched and loaded. The error names
+    /// the first of them.
     ///
     /// # Errors
     /// [`Error::WrongKind`], and [`Error::UnknownModel`] for a name that no model has.

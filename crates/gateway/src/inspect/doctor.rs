@@ -80,8 +80,8 @@ impl Gateway {
         }
     }
 
-    /// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed. While the network is forbidden,
-    /// it is not started.
+    /// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed. While the network is
+    /// forbidden, it is not started.
     fn pip_finding(&self, report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
         let Some(RuntimePackage { name: package, version, .. }) = runtimes::package(Ep::Cpu) else { return };
         let is_required = matches!(library, Ok(None));
@@ -95,7 +95,7 @@ impl Gateway {
                 Err(CatalogError::Offline { what: format!("{package} {version}") })
             }
             Network::CacheOnly => {
-                return report.add(Level::Note, "pip", "not started while the network is forbidden", None);
+                return report.add(Level::Note, "pip", "not checked, because downloads are disabled", None);
             }
         };
         match found {

@@ -76,7 +76,7 @@ fn genai(
     cancel: &Cancel,
 ) -> Result<(), Error> {
     if group.is_some() {
-        let message = "--group is for --format quark; a package is exported with its own groups";
+        let message = "--group applies only to --format quark; a package is exported with its own groups";
         return Err(Error::Invalid { param: "group", message: message.to_owned() });
     }
     let key = library.installed_key(model)?;

@@ -48,8 +48,8 @@ impl Library {
         Ok(self.package_key(name, scheme))
     }
 
-    /// Returns the model that a client's text names: an alias, else a model, else the default model. The tag `latest` is
-    /// optional. The text is never treated as a path, so the result does not depend on which files exist.
+    /// Returns the model that a client's text names: an alias, else a model, else the default model. The tag `latest`
+    /// is optional. The text is never treated as a path, so the result does not depend on which files exist.
     ///
     /// # Errors
     /// [`Error::PathAsModel`] and [`Error::UnknownModel`].
@@ -133,7 +133,7 @@ impl Library {
         Error::UnknownModel { name: excerpt(&redact_reference(text)), near: self.catalog.suggest(text) }
     }
 
-    /// As [`Self::key`], for a package that must be installed.
+    /// Returns the key as [`Self::key`] does, and fails if the package is not installed.
     pub(crate) fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
         let key = self.key(model)?;
         self.package_folder(&key)?;

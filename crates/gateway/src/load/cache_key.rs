@@ -49,26 +49,26 @@ impl CacheKey {
     /// Returns the first difference to `now`, for a file that was made under `self`.
     pub(crate) fn difference(&self, now: &Self) -> Option<String> {
         if self.device != now.device {
-            return Some(format!("it was made for {}, and this is {}", self.device, now.device));
+            return Some(format!("it was made for {}, but this is {}", self.device, now.device));
         }
         if self.provider != now.provider {
-            return Some(format!("it was made by {}, and this is {}", self.provider, now.provider));
+            return Some(format!("it was made by {}, but this is {}", self.provider, now.provider));
         }
         if self.runtime != now.runtime {
             return Some(format!(
-                "it was made by ONNX Runtime {}, and this is {}",
+                "it was made by ONNX Runtime {}, but this is {}",
                 self.runtime, now.runtime
             ));
         }
         if self.driver != now.driver {
-            return Some(format!("it was made with the driver {}, and this is {}", self.driver, now.driver));
+            return Some(format!("it was made with the driver {}, but this is {}", self.driver, now.driver));
         }
         let keys = self.settings.keys().chain(now.settings.keys());
         let differs = keys.into_iter().find(|key| self.settings.get(*key) != now.settings.get(*key))?;
         let value =
             |settings: &BTreeMap<String, String>| settings.get(differs).cloned().unwrap_or("nothing".into());
         Some(format!(
-            "it was made with {differs} {}, and this is {}",
+            "it was made with {differs} {}, but this is {}",
             value(&self.settings),
             value(&now.settings)
         ))
@@ -211,13 +211,13 @@ mod tests {
             settings: BTreeMap::new(),
             ..made.clone()
         };
-        check(made.clone().with_head(cpu), Some("head.device nothing, and this is cpu"));
+        check(made.clone().with_head(cpu), Some("head.device nothing, but this is cpu"));
         check(CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
         let driver = "fastrpc, kernel 6.13.0".to_owned();
-        check(CacheKey { driver, ..made.clone() }, Some("6.12.9, and this is fastrpc, kernel 6.13.0"));
+        check(CacheKey { driver, ..made.clone() }, Some("6.12.9, but this is fastrpc, kernel 6.13.0"));
         check(CacheKey { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
         let other = BTreeMap::from([("soc_model".into(), "69".into())]);
-        check(CacheKey { settings: other, ..made.clone() }, Some("soc_model 60, and this is 69"));
+        check(CacheKey { settings: other, ..made.clone() }, Some("soc_model 60, but this is 69"));
         check(CacheKey { settings: BTreeMap::new(), ..made.clone() }, Some("this is nothing"));
         check(CacheKey { device: DeviceName::QnnEmulation, ..made.clone() }, Some("qnn:emulation"));
     }

@@ -157,7 +157,7 @@ fn matching(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>
     }
     match (contexts.first(), chip) {
         (Some(first), Some(chip)) if found.is_empty() => {
-            Err(format!("they are for {}, and this is qnn:{}", first.target, chip.spec().name))
+            Err(format!("they are for {}, but this is qnn:{}", first.target, chip.spec().name))
         }
         _ => Ok(found),
     }
@@ -167,7 +167,7 @@ fn matching(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>
 fn check_files(request: &LoadRequest<'_>, context: &Context) -> Result<(), String> {
     let expected = provider(context.target.ep());
     if context.compiler != expected {
-        return Err(format!("they were made by {}, and this is {expected}", context.compiler));
+        return Err(format!("they were made by {}, but this is {expected}", context.compiler));
     }
     let package = &request.package.folder;
     let path = package.join(&context.file);
@@ -287,7 +287,7 @@ mod tests {
         check(Some(QnnChip::Gen3), &[&pair]);
         check(None, &[&elite, &pair]);
         let refused = matching(&contexts, Some(QnnChip::Elite)).unwrap_err();
-        assert_eq!(refused, "they are for qnn:x-elite, and this is qnn:8-elite");
+        assert_eq!(refused, "they are for qnn:x-elite, but this is qnn:8-elite");
         assert!(matching(&[], Some(QnnChip::Elite)).unwrap().is_empty());
     }
 
@@ -353,7 +353,7 @@ mod tests {
         machine.write(RECORD, b"{").unwrap();
         assert!(stored(&machine, &now).unwrap_err().contains("damaged"));
         machine.write(RECORD, &to_json(&old).unwrap()).unwrap();
-        assert!(stored(&machine, &now).unwrap_err().contains("2.6.0, and this is onnxruntime-qnn 2.7.0"));
+        assert!(stored(&machine, &now).unwrap_err().contains("2.6.0, but this is onnxruntime-qnn 2.7.0"));
         machine.write(RECORD, &to_json(&right).unwrap()).unwrap();
         assert_eq!(stored(&machine, &now), Ok(Some(folder.clone())));
         std::fs::write(folder.join("g.bin"), "binarY").unwrap();

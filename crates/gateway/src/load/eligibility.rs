@@ -23,7 +23,7 @@ pub(crate) const UNVERIFIED_NOTE: &str =
 /// Returns the refusal of a device by the NPU policy.
 pub(crate) fn policy_refusal(config: &Config, name: DeviceName) -> Option<Refusal> {
     let reason = match (config.npu, name.kind()) {
-        (NpuPolicy::Off, DeviceKind::Npu) => "NPUs are switched off".to_owned(),
+        (NpuPolicy::Off, DeviceKind::Npu) => "NPUs are disabled (--npu off)".to_owned(),
         (NpuPolicy::Require, DeviceKind::StandIn) => {
             format!("an NPU is required, and {} is not an NPU", name.describe())
         }
@@ -154,7 +154,7 @@ pub(crate) fn check_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) 
 
 /// The refusal of a bound package by another device, whose chip may be known.
 fn bound_refusal(bound: &BoundDevice, chip: Option<QnnChip>) -> Refusal {
-    let here = chip.map(|chip| format!(", and this is {}", chip.spec().title)).unwrap_or_default();
+    let here = chip.map(|chip| format!(", but this is {}", chip.spec().title)).unwrap_or_default();
     let reason = format!("the package runs only on {}{here}", bound.device);
     let fix = "load it on that device; for other devices, import an export for CPUs or GPUs, or compile the checkpoint: \
                narthex compile";

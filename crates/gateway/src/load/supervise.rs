@@ -18,7 +18,8 @@ pub(crate) fn supervised(
     device: DeviceName,
     mut open: impl FnMut() -> Result<Model, Error> + Send + 'static,
 ) -> Model {
-    let other = || "the package changed between a decoder and an encoder after it was loaded".to_owned();
+    let other =
+        || "the package changed from a decoder to an encoder, or back, after it was loaded".to_owned();
     let model = match model {
         Model::Decoder(executor) => {
             Model::Decoder(executor.reopened_by(move || match open().map_err(|error| error.to_string())? {

@@ -27,8 +27,8 @@ use crate::{
 const LONGEST: usize = 8;
 
 /// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has
-/// operators of other providers, is accepted with a note. ONNX Runtime is installed if it is not; without the network, the
-/// graph is accepted with a note instead.
+/// operators of other providers, is accepted with a note. ONNX Runtime is installed if it is not; without the network,
+/// the graph is accepted with a note instead.
 ///
 /// # Errors
 /// [`Error::BadPackage`] with ONNX Runtime's reason; [`Error::Catalog`] if ONNX Runtime cannot be installed.
@@ -45,7 +45,7 @@ pub(crate) fn run(
     }
     let is_installed = Runtime::loaded().is_some() || cpu_library(library)?.is_some();
     if !is_installed && library.store.network() == Network::CacheOnly {
-        let note = "The graph was not run, because ONNX Runtime is not installed and the network is forbidden; `narthex \
+        let note = "The graph was not run, because ONNX Runtime is not installed and downloads are disabled; `narthex \
                     runtime install` installs it.";
         progress.event(Progress::Note(note.to_owned()));
         return Ok(());

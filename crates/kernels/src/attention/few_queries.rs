@@ -30,7 +30,7 @@ pub(super) fn run<S: Simd>(s: S, attend: &Attend<'_>, buffers: &mut Buffers) {
             6 => s.run(AttendBlock::<6> { attend, buffers, block: &block }),
             7 => s.run(AttendBlock::<7> { attend, buffers, block: &block }),
             8 => s.run(AttendBlock::<8> { attend, buffers, block: &block }),
-            other => unreachable!("{other} queries are not few"),
+            other => unreachable!("expected few queries, found {other}"),
         }
     }
 }
@@ -73,8 +73,8 @@ impl<const R: usize> Operation for AttendBlock<'_, '_, R> {
     }
 }
 
-/// Computes the products of all queries with keys in floating point, at a distance of 64 for each query. Sixteen keys at a
-/// time are transposed in registers. The products have the bits of [`super::scores`].
+/// Computes the products of all queries with keys in floating point, at a distance of 64 for each query. Sixteen keys
+/// at a time are transposed in registers. The products have the bits of [`super::scores`].
 #[inline(always)]
 fn score<S: Simd, T: Element, const R: usize>(s: S, keys: &[T], block: &Range<usize>, buffers: &mut Buffers) {
     let width = buffers.padded;

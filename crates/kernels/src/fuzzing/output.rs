@@ -22,7 +22,7 @@ pub(super) fn written(rows: usize, columns: usize, run: impl FnOnce(MatrixMut<'_
     for row in data.chunks(width) {
         let (left, inner) = row.split_at(MARGIN);
         let (inner, right) = inner.split_at(columns);
-        assert!(left.iter().chain(right).all(untouched), "a kernel wrote beside its result");
+        assert!(left.iter().chain(right).all(untouched), "a kernel wrote outside its result");
         assert!(!inner.iter().any(untouched), "a kernel did not write all of its result");
         result.extend_from_slice(inner);
     }

@@ -3,8 +3,8 @@
 //! A kernel is one function that is generic over [`Simd`]; each instruction set implements that trait. A value of an
 //! implementing type proves that this processor has the instructions, so every method is safe. All implementations give
 //! the same bits: integer results are exact, every multiply-add is fused, and sums across lanes have a fixed order.
-//! [`portable`] uses no instruction set and no `unsafe` code; it is the reference. `cargo xtask sanitize` runs the tests of
-//! this crate under AddressSanitizer, on the instruction sets of that machine.
+//! [`portable`] uses no instruction set and no `unsafe` code; it is the reference. `cargo xtask sanitize` runs the
+//! tests of this crate under AddressSanitizer, on the instruction sets of that machine.
 
 pub(crate) mod portable;
 
@@ -26,8 +26,8 @@ pub(crate) mod amx;
 /// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 
-/// Distance in bytes between weights that are read and those whose load starts. Processors do not look as far ahead, and
-/// not beyond a page.
+/// Distance in bytes between weights that are read and those whose load starts. Processors do not look as far ahead,
+/// and not beyond a page.
 pub(crate) const PREFETCH: usize = 4096;
 
 /// Computation that can run on any instruction set.
@@ -96,7 +96,7 @@ pub(crate) trait Simd: Copy {
     fn repeat_zero_points(self, zeros: &[u8; 16]) -> Self::Nibbles;
     /// Subtracts from each weight its zero point.
     fn center_nibbles(self, x: Self::Nibbles, zeros: Self::Nibbles) -> Self::Nibbles;
-    /// Starts to load the cache line that lies [`PREFETCH`] bytes behind another one. It need not be readable.
+    /// Starts to load the cache line [`PREFETCH`] bytes after `line`, which need not be readable.
     fn prefetch(self, line: &[u8; 64]);
     /// Stores 64 weights, one in each byte.
     fn store_nibbles(self, x: Self::Nibbles, out: &mut [u8; 64]);

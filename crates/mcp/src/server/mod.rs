@@ -59,7 +59,7 @@ pub enum McpError {
     #[error("the server cannot be started: {0}")]
     Runtime(#[from] std::io::Error),
     /// The client did not follow the MCP protocol.
-    #[error("the client did not begin as MCP requires: {0}; start `narthex mcp` from an MCP client")]
+    #[error("the client did not start with MCP's handshake: {0}; start `narthex mcp` from an MCP client")]
     Handshake(String),
 }
 
@@ -134,7 +134,7 @@ impl ToolServer {
         Self { site, permits: Arc::new(Semaphore::new(MAX_CALLS)), stopped }
     }
 
-    /// Runs a call on its own thread. The call is cancelled if the client cancels it or the server stops.
+    /// Runs a call on its own thread. The call is cancelled if the client cancels it or the server is shutting down.
     async fn run(
         &self,
         name: &str,

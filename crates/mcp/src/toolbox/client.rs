@@ -146,7 +146,7 @@ fn start_failure(error: &ClientInitializeError) -> String {
             "it ended before it answered".to_owned()
         }
         ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
-        _ => "its first answer is not one of MCP".to_owned(),
+        _ => "its first answer is not a valid MCP response".to_owned(),
     }
 }
 

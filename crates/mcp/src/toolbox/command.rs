@@ -54,7 +54,7 @@ impl CommandTool {
         let log = timeout(REST, log).await.map(Result::unwrap_or_default).unwrap_or_default();
         drop(process);
         let output =
-            output.map_err(|_| "the command left a process behind that keeps its output open".to_owned())?;
+            output.map_err(|_| "a process that the command started keeps its output open".to_owned())?;
         let output = output.unwrap_or_default();
         let output = String::from_utf8_lossy(&output);
         if status.success() {

@@ -182,7 +182,7 @@ impl Toolbox {
 
     fn unknown(&self, name: &str) -> ToolResult {
         let names: Vec<&str> = self.entries.iter().map(|entry| entry.tool.name.as_str()).collect();
-        ToolResult::failed(format!("no tool is called {name:?}; the tools are {}", names.join(", ")))
+        ToolResult::failed(format!("no tool is named {name:?}; the tools are {}", names.join(", ")))
     }
 
     /// Adds a tool under a name that is free and that requests allow.

@@ -1,7 +1,7 @@
 //! Limit on the memory of the heads of concurrent requests.
 //!
-//! The number of connections is limited, but each HTTP/2 connection may have many requests. The first active request of a
-//! connection is always served. Further ones share a budget for their heads and for what an active request takes.
+//! The number of connections is limited, but each HTTP/2 connection may have many requests. The first active request of
+//! a connection is always served. Further ones share a budget for their heads and for what an active request takes.
 
 use std::sync::Arc;
 
@@ -30,9 +30,9 @@ pub(super) struct HeadMemory {
     _share: Option<OwnedSemaphorePermit>,
 }
 
-/// There is no room for a further request. Its stream is reset.
+/// No memory is left for another request. Its stream is reset.
 #[derive(Debug, thiserror::Error)]
-#[error("the requests of all connections take all the memory for their heads")]
+#[error("all memory for request heads is in use")]
 pub(super) struct NoRoomForHead;
 
 impl HeadBudget {

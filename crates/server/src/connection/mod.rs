@@ -2,7 +2,7 @@
 //! shutdown.
 //!
 //! A connection ends when its deadline has passed. There is a deadline while no request is active, and while a client
-//! takes nothing of an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
+//! does not read an answer over HTTP/2, whose windows stop an answer before it is written. During an active request,
 //! the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]) have time limits.
 
 mod heads;
@@ -36,8 +36,8 @@ use crate::held_body::{PollResult, hold_watched};
 /// Maximum size of the head of an HTTP/1 request.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Maximum size of the head of an HTTP/2 request, with 32 bytes for each field (RFC 9113, section 6.5.2). A head with many
-/// short fields takes several times this memory.
+/// Maximum size of the head of an HTTP/2 request, with 32 bytes for each field (RFC 9113, section 6.5.2). A head with
+/// many short fields takes several times this memory.
 const MAX_HEADER_LIST: u32 = 32 << 10;
 
 /// Maximum number of concurrent requests of an HTTP/2 connection.

@@ -41,8 +41,8 @@ struct LockedState {
     requests: u64,
     /// Active requests whose bodies have not arrived completely, by their numbers, with the arrival of their heads.
     incomplete_requests: BTreeMap<u64, Instant>,
-    /// HTTP/2 answers whose next bytes exist and were not taken, by the numbers of their requests, with the start of the
-    /// wait.
+    /// HTTP/2 answers whose next bytes exist and were not taken, by the numbers of their requests, with the start of
+    /// the wait.
     ready_since: BTreeMap<u64, Instant>,
     /// Start of a pending write.
     blocked: Option<Instant>,
@@ -168,7 +168,7 @@ impl ConnectionState {
     }
 
     /// Returns the time at which the connection ends if its client does nothing; `None` while a request is active,
-    /// unless the client takes nothing of an answer.
+    /// unless the client does not read an answer.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let locked = self.0.locked.lock();
         if locked.is_evicted {
@@ -204,7 +204,7 @@ impl ConnectionState {
     pub(super) async fn expired(&self) {
         loop {
             let changed = self.0.changed.notified();
-            // An answer that is not taken from now on has a later deadline than this, so it need not signal a change.
+            // An answer that stalls after this point has a later deadline, so it need not signal a change.
             let next = self.deadline().unwrap_or_else(|| Instant::now() + self.0.limits.write);
             let is_over = timeout_at(next, changed).await.is_err();
             if is_over && self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {

@@ -81,7 +81,7 @@ impl Caller {
 pub(crate) enum KeyPolicy {
     /// All requests.
     Always,
-    /// All requests as soon as there is a key, and from then on even if every key is removed.
+    /// All requests once a key exists, even if every key is removed later.
     IfAny,
     /// No request. Requests with a key have its rights.
     Never,
@@ -152,7 +152,7 @@ impl KeyRing {
             KeyPolicy::Never => Ok(Caller::Keyless(self.keyless)),
             KeyPolicy::IfAny if !self.had_key.load(Ordering::Relaxed) => Ok(Caller::Keyless(self.keyless)),
             KeyPolicy::Always | KeyPolicy::IfAny if has_secret => {
-                Err(ApiError::unauthorized("the API key is not known; `narthex key add NAME` creates one"))
+                Err(ApiError::unauthorized("the API key is unknown; `narthex key add NAME` creates one"))
             }
             KeyPolicy::Always | KeyPolicy::IfAny => Ok(Caller::Stranger),
         }
@@ -179,14 +179,14 @@ impl KeyRing {
                     let is_last_gone = self.fixed.is_empty() && keys.is_empty() && !file.keys.is_empty();
                     if is_last_gone && self.policy != KeyPolicy::Never {
                         tracing::warn!(
-                            "no API key is left, and requests still need one; `narthex key add NAME` creates one"
+                            "all API keys were removed, and requests still require one; `narthex key add NAME` creates one"
                         );
                     }
                     file.keys = self.with_counts(keys, &file.keys);
                     true
                 }
                 Err(error) => {
-                    tracing::error!("the API keys stay as they were: {error}");
+                    tracing::error!("the API keys cannot be read again and remain unchanged: {error}");
                     error.kind() == ErrorKind::Malformed
                 }
             };

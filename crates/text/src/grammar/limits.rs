@@ -7,15 +7,16 @@ use super::{GrammarError, schema_size};
 /// Maximum bytes of a grammar or of a schema's JSON.
 pub(super) const MAX_BYTES: usize = 128 << 10;
 
-/// Maximum size of the grammar that the compiler makes of schemas, in bytes: for each grammar, and for each byte of it. The
-/// schemas of all tools are one grammar.
+/// Maximum size of the grammar that the compiler makes of schemas, in bytes: for each grammar, and for each byte of it.
+/// The schemas of all tools are one grammar.
 const MIN_BUILT_BYTES: usize = 256 << 10;
 const BUILT_PER_BYTE: usize = 256;
 
 /// Maximum number of characters `&`, which intersects regular expressions, in a grammar's source.
 const MAX_INTERSECTIONS: usize = 64;
 
-/// Maximum number of times `%json` in a grammar's source. What follows is parsed, and several may be in one another's text.
+/// Maximum number of times `%json` in a grammar's source. What follows is parsed, and several may be in one another's
+/// text.
 const MAX_SCHEMAS: usize = 1024;
 
 /// Maximum depth of brackets in a grammar's source, which is parsed by recursion.
@@ -44,7 +45,7 @@ pub(super) fn check_lark(source: &str) -> Result<(), GrammarError> {
     let schemas = source.matches("%json").count();
     if schemas > MAX_SCHEMAS {
         return Err(GrammarError::unusable(format!(
-            "expected at most {MAX_SCHEMAS} times %json, found {schemas}"
+            "expected at most {MAX_SCHEMAS} uses of %json, found {schemas}"
         )));
     }
     for (at, keyword) in source.match_indices("%json") {

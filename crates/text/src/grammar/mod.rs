@@ -165,10 +165,10 @@ pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
     Ok(rule)
 }
 
-/// Returns the schema as it is compiled: without keywords that restrict nothing, without properties beyond those that an
-/// object names, and with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
-/// space. Small models would otherwise fill their answer with properties and white space, and fixed punctuation is forced
-/// without the model.
+/// Returns the schema as it is compiled: without keywords that restrict nothing, without properties beyond those that
+/// an object names, and with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
+/// space. Small models would otherwise fill their answer with properties and white space, and fixed punctuation is
+/// forced without the model.
 fn prepared_schema(schema: &Value) -> Result<Value, GrammarError> {
     let length = schema.to_string().len();
     check_size(length)?;
@@ -288,7 +288,7 @@ impl GrammarMatcher {
                     exponents.apply(&mut self.allowed);
                 }
                 if self.allowed.iter().all(|&word| word == 0) {
-                    self.failure = Some("no token may come next".to_owned());
+                    self.failure = Some("no token is allowed next".to_owned());
                 }
             }
             Err(error) => self.fail(&error.to_string()),

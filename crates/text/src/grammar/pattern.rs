@@ -1,6 +1,6 @@
-//! Grammars as one regular expression, for a text inside of a JSON string.
+//! Grammars as one regular expression, for a text inside a JSON string.
 //!
-//! The compiler follows regular expressions inside of JSON strings, but not grammars. In a Lark grammar without recursion,
+//! The compiler follows regular expressions inside JSON strings, but not grammars. In a Lark grammar without recursion,
 //! each name can be replaced by its definition, which gives a regular expression. The definitions and their expressions
 //! have limits, because a short grammar can have a long expression.
 
@@ -61,8 +61,8 @@ pub(crate) fn text_expression(text: &str) -> String {
     escaped
 }
 
-/// Returns the regular expression of a schema's `pattern` for use between the slashes of a Lark grammar; `None` unless it
-/// has the form `^(?:…)$`, which is that of [`Grammar::pattern`] and matches whole texts.
+/// Returns the regular expression of a schema's `pattern` for use between the slashes of a Lark grammar; `None` unless
+/// it has the form `^(?:…)$`, which is that of [`Grammar::pattern`] and matches whole texts.
 pub(crate) fn whole_expression(pattern: &str) -> Option<String> {
     let inside = pattern.strip_prefix("^(?:")?.strip_suffix(")$")?;
     let (mut depth, mut is_escaped, mut is_in_class) = (0_usize, false, false);
@@ -110,7 +110,7 @@ fn lark_expression(source: &str) -> Result<String, GrammarError> {
 enum DefinitionKind {
     /// Ignored texts may follow each terminal.
     Rule,
-    /// Nothing is ignored inside of a terminal.
+    /// Nothing is ignored inside a terminal.
     Terminal,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Size {
     pub(super) bytes: usize,
     /// Number of values: the value itself, and the keys and elements in it.
     pub(super) values: usize,
-    /// Number of containers inside each other.
+    /// Number of nested containers.
     pub(super) depth: usize,
 }
 
@@ -51,7 +51,7 @@ impl Size {
             if depth > 0 && is_namespace(&value) {
                 return Err(stored());
             }
-            within(depth, MAX_DEPTH, "containers inside each other")?;
+            within(depth, MAX_DEPTH, "nested containers")?;
             size.values += 1;
             size.depth = size.depth.max(depth);
             size.bytes += ELEMENT + value.as_str().map_or(0, str::len);

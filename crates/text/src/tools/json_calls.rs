@@ -20,7 +20,7 @@ pub(super) struct JsonCalls {
     names: Vec<String>,
     /// Text that was not parsed yet.
     held: String,
-    /// Text of the current call, from its marker on.
+    /// Text of the current call, starting with its marker.
     raw: String,
     state: JsonState,
     object: JsonObject,

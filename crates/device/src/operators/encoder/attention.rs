@@ -92,7 +92,7 @@ impl BidirectionalAttentionKernel {
         if !same || width == 0 || !width.is_multiple_of(self.heads) {
             let found = [query.shape, key.shape, value.shape];
             let message =
-                format!("queries, keys and values of {} heads are expected, not {found:?}", self.heads);
+                format!("expected queries, keys and values of {} heads, found {found:?}", self.heads);
             return Err(ort::Error::new(message));
         }
         let out = call.output(0, query.shape)?;

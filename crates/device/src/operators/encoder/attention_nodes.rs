@@ -75,7 +75,7 @@ impl<'a> PaddedGraph<'a> {
                 (SCALE.to_owned(), Attribute::Float(scale)),
             ],
         });
-        replacement.patch("attend over packed rows by a kernel of Narthex")
+        replacement.patch("attend over packed rows with a Narthex kernel")
     }
 
     /// Returns the patch that replaces pooling, if `last` is its last node.
@@ -115,7 +115,7 @@ impl<'a> PaddedGraph<'a> {
             outputs: last.outputs.clone(),
             attributes: vec![(MEAN.to_owned(), Attribute::Int(mean))],
         });
-        replacement.patch("pool packed rows by a kernel of Narthex")
+        replacement.patch("pool packed rows with a Narthex kernel")
     }
 
     /// Returns the node that computes a value, if nothing else reads it and it has this operator.

@@ -212,7 +212,7 @@ fn group_projections(graph: &mut Graph) {
             outputs: nodes.iter().flat_map(|node| &node.outputs).cloned().collect(),
             attributes,
         });
-        replacement.patch("compute the projections by a kernel of Narthex").filter(|_| same_rows)
+        replacement.patch("compute the projections with a Narthex kernel").filter(|_| same_rows)
     };
     let attention = |node: &&Node| node.op == BIDIRECTIONAL_ATTENTION && node.domain == DOMAIN;
     let patches: Vec<Patch> = graph.nodes.iter().filter(attention).filter_map(grouped).collect();

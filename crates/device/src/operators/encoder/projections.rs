@@ -75,7 +75,7 @@ impl ProjectionsKernel {
         };
         let found = indices.map(layout);
         if found.iter().any(|layout| *layout != found[0]) {
-            let message = format!("layers with equal inputs and blocks are expected, not {found:?}");
+            let message = format!("expected layers with equal inputs and blocks, found {found:?}");
             return Err(ort::Error::new(message));
         }
         Ok(Self { shared: Arc::clone(shared), indices })

@@ -125,7 +125,7 @@ impl ResidualMlpKernel {
         {
             let found = [x.shape, residual.shape, gain.shape, bias.shape];
             let message =
-                format!("rows of {width} and a stream of {columns} elements are expected, not {found:?}");
+                format!("expected rows of {width} and a stream of {columns} elements, found {found:?}");
             return Err(ort::Error::new(message));
         }
         let out = call.output(0, residual.shape)?;

@@ -60,7 +60,7 @@ fn merged(links: &Links<'_>, norm: &Node) -> Option<Patch> {
         outputs: vec![norm.outputs.first()?.clone()],
         attributes,
     });
-    replacement.patch("compute the layers and the norm by a kernel of Narthex")
+    replacement.patch("compute the layers and the norm with a Narthex kernel")
 }
 
 /// Returns the product that computes a value which is read once, if it has no norm of its own.

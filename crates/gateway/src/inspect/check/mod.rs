@@ -212,7 +212,8 @@ fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Erro
         Some(name) => {
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
             let has = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message = format!("no input has a dimension {name:?}; the model's open dimensions: {has}");
+            let message =
+                format!("no input has a dimension {name:?}; the model's symbolic dimensions: {has}");
             Err(Error::invalid("set", message))
         }
     }

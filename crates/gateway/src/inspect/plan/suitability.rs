@@ -13,7 +13,7 @@ use crate::report::models::ModelListing;
 pub struct MachineSpeed {
     /// Bytes of memory, if the system reports them.
     pub memory: Option<u64>,
-    /// Bytes that all cores read from memory in a second, measured.
+    /// Bytes that all cores read from memory in a second, measured and rounded.
     pub bandwidth: f64,
 }
 
@@ -64,6 +64,9 @@ pub(super) const RESERVED: u64 = 1 << 30;
 /// Size of the measurement's buffer in bytes, which exceeds the CPU's caches.
 const BUFFER: usize = 128 << 20;
 
+/// Number of passes over the buffer.
+const PASSES: usize = 10;
+
 /// Tokens per second above which more speed does not raise the score; faster than people read.
 const READING: f64 = 10.0;
 
@@ -86,10 +89,15 @@ impl MachineSpeed {
             });
             BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
         };
-        // The best of three passes counts, because the first one is slowed by cold pages.
-        let bandwidth = (0..3).map(|_| pass()).fold(0.0, f64::max);
-        Self { memory: inventory::memory_bytes(), bandwidth }
+        // The best pass counts, because the first one is slowed by cold pages, and others by other programs.
+        let bandwidth = (0..PASSES).map(|_| pass()).fold(0.0, f64::max);
+        Self { memory: inventory::memory_bytes(), bandwidth: rounded(bandwidth) }
     }
+}
+
+/// Rounds to a power of the square root of two, so that small differences between measurements do not change a ranking.
+fn rounded(bandwidth: f64) -> f64 {
+    ((bandwidth.log2() * 2.0).round() / 2.0).exp2()
 }
 
 /// Returns the share of quality that a scheme keeps, for a model with which it was not measured. It is that of
@@ -180,6 +188,13 @@ mod tests {
         let models = models.into_iter().map(|(name, billions)| model(name, billions)).collect();
         let ranked = rank(models, &MachineSpeed { memory: Some(memory), bandwidth });
         ranked.into_iter().map(|ranked| (ranked.model.name.to_string(), ranked.here.unwrap())).collect()
+    }
+
+    #[test]
+    fn near_bandwidths_are_rounded_alike() {
+        assert_eq!(rounded(40e9), rounded(45e9));
+        assert!((0.8..1.2).contains(&(rounded(40e9) / 40e9)));
+        assert!(rounded(20e9) < rounded(40e9));
     }
 
     #[test]

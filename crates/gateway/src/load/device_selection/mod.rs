@@ -140,7 +140,7 @@ impl Failures {
         }
     }
 
-    /// Returns the error of a load that no device took. If only one device was tried, its own error is the most
+    /// Returns the error of a load that no device accepted. If only one device was tried, its own error is the most
     /// specific.
     fn into_error(mut self, name: &ModelName, policy: NpuPolicy) -> Error {
         match self.errors.pop() {

@@ -22,13 +22,13 @@ fn a_package_s_contexts_that_do_not_hold_are_refused_with_the_reason_and_made_an
         assert_eq!(*stages.0.lock().unwrap(), begun);
     };
     let anew = [COMPILING, CHECKING];
-    check(&|_| (), "they are for qnn:8-elite, and this is qnn:x-elite", &anew);
+    check(&|_| (), "they are for qnn:8-elite, but this is qnn:x-elite", &anew);
     let here = |context: &mut Context| context.target = Target::Qnn(vec![QnnChip::XElite]);
     let old = |context: &mut Context| {
         here(context);
         context.compiler = "onnxruntime-qnn 2.6.0".to_owned();
     };
-    check(&old, "they were made by onnxruntime-qnn 2.6.0, and this is onnxruntime-qnn ", &anew);
+    check(&old, "they were made by onnxruntime-qnn 2.6.0, but this is onnxruntime-qnn ", &anew);
     let binary = made.files.keys().find(|file| file.ends_with(".bin")).unwrap();
     let whole = fs::read(package.folder.join(binary)).unwrap();
     let mut damaged = whole.clone();

@@ -343,7 +343,7 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     let alone = "the package runs only on an AMD Ryzen AI NPU";
     refused(amd, &[&format!("qnn: {alone}"), &format!("cpu: {alone}")]);
     let elite = bound(Ep::Qnn, "the NPU of X", Some(Target::Qnn(vec![QnnChip::Elite])));
-    refused(elite, &["runs only on the NPU of X, and this is Snapdragon X Elite"]);
+    refused(elite, &["runs only on the NPU of X, but this is Snapdragon X Elite"]);
     // On the device that the package is bound to, nothing is compared. Nodes that its maker left to the CPU do not
     // count as fallback.
     let own = || bound(Ep::Qnn, "the NPU of Y", Some(Target::Qnn(vec![QnnChip::XElite])));
