@@ -88,8 +88,17 @@ fn wait(mut child: Child, limit: Duration) -> anyhow::Result<(Option<ExitStatus>
 
 /// Returns the peak memory of a running process so far, in bytes (`VmHWM`).
 pub(super) fn peak_memory(process: u32) -> Option<u64> {
+    memory(process, "VmHWM:")
+}
+
+/// Returns the resident memory of a running process, in bytes (`VmRSS`).
+pub(super) fn resident_memory(process: u32) -> Option<u64> {
+    memory(process, "VmRSS:")
+}
+
+fn memory(process: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 

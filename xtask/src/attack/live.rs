@@ -9,7 +9,11 @@ use std::{
 
 use anyhow::{Context, bail};
 
-use super::{HANG, MEMORY, Outcome, Subject, child::peak_memory, files};
+use super::{
+    HANG, MEMORY, Outcome, Subject,
+    child::{peak_memory, resident_memory},
+    files,
+};
 use crate::server::Server;
 
 /// A server under attack.
@@ -96,6 +100,11 @@ impl Live {
             body.len()
         );
         [head.as_bytes(), body].concat()
+    }
+
+    /// Returns the resident memory of the server beyond that with its model, in bytes.
+    pub(super) fn memory_beyond_model(&self) -> Option<u64> {
+        Some(resident_memory(self.server.id())?.saturating_sub(self.base))
     }
 
     /// Returns the outcome of an attack. A server that no longer answers is a finding.

@@ -63,6 +63,8 @@ pub(crate) enum Attack {
     Requests,
     /// Bodies that are costly to read.
     Bodies,
+    /// Equal costly bodies in several rounds, and the memory that is kept afterwards.
+    Rounds,
     /// Silent connections under a low limit on open files.
     Sockets,
     /// Requests that wait for a load, while the server's health and metrics are queried.
@@ -99,6 +101,7 @@ impl Attack {
             Self::Kills => kills::run(subject),
             Self::Requests => routes::run(subject),
             Self::Bodies => requests::bodies(subject),
+            Self::Rounds => requests::rounds(subject),
             Self::Sockets => requests::sockets(subject),
             Self::Waiting => requests::waiting(subject),
         }

@@ -40,12 +40,23 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// Time for which a hub does not answer.
 const STALL: Duration = Duration::from_secs(600);
 
+/// Number of rounds of equal bodies.
+const ROUNDS: usize = 4;
+
+/// Time after which a server has returned the memory of its requests.
+const RELEASE: Duration = Duration::from_secs(4);
+
+/// Maximum memory in bytes that a server keeps beyond its model.
+const KEPT: u64 = 256 << 20;
+
+/// Returns a body of this size, filled with repetitions of `piece`.
+fn filled(size: usize, head: &str, piece: &str, tail: &str) -> Vec<u8> {
+    let count = (size - head.len() - tail.len()) / piece.len();
+    [head, &piece.repeat(count), tail].concat().into_bytes()
+}
+
 /// Returns costly bodies, each with its path.
 fn costly() -> Vec<(&'static str, Vec<u8>)> {
-    let filled = |size: usize, head: &str, piece: &str, tail: &str| {
-        let count = (size - head.len() - tail.len()) / piece.len();
-        [head, &piece.repeat(count), tail].concat().into_bytes()
-    };
     let fill = |head: &str, piece: &str, tail: &str| filled(BODY, head, piece, tail);
     let nested = format!("{}1{},", r#"{"a":"#.repeat(100), "}".repeat(100));
     vec![
@@ -138,6 +149,46 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
         Err(error) => cases.findings.push(format!("a plain request beside them: {error:#}")),
     }
     Ok(vec![live.outcome("costly bodies of up to 32 MB at once".to_owned(), cases)?])
+}
+
+/// Sends groups of equal bodies in several rounds. Memory that the server keeps afterwards is a finding.
+pub(super) fn rounds(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, ":")?;
+    let chat = |piece: &str| {
+        let head = r#"{"model":"local/tiny","messages":[{"role":"user","content":""#;
+        filled(BODY, head, piece, r#""}]}"#)
+    };
+    let digits = filled(256 << 10, r#"{"model":"local/tiny","content":""#, "1 ", r#""}"#);
+    let groups = [
+        (8, "/v1/chat/completions", chat("hé ")),
+        (8, "/v1/chat/completions", chat("x")),
+        (32, "/tokenize", digits),
+    ];
+    let mut cases = Cases::default();
+    for (count, path, body) in (0..ROUNDS).flat_map(|_| &groups) {
+        let request = live.request("POST", path, body);
+        let start = Instant::now();
+        let ends: Vec<_> = thread::scope(|scope| {
+            let sent: Vec<_> = (0..*count).map(|_| scope.spawn(|| live.send(&request))).collect();
+            sent.into_iter().map(|end| end.join()).collect()
+        });
+        cases.cases += count;
+        cases.slowest = cases.slowest.max(start.elapsed());
+        for end in ends {
+            match end {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => cases.findings.push(format!("{path}: {error:#}")),
+                Err(_) => bail!("a client panicked"),
+            }
+        }
+    }
+    thread::sleep(RELEASE);
+    let kept = live.memory_beyond_model().unwrap_or(0);
+    cases.note = format!("{} MB beyond the model are kept afterwards", kept / 1_000_000);
+    if kept > KEPT {
+        cases.findings.push(format!("the server keeps {} MB", kept / 1_000_000));
+    }
+    Ok(vec![live.outcome("groups of equal costly bodies, in rounds".to_owned(), cases)?])
 }
 
 /// Returns the finding about a plain request that takes longer during costly bodies than alone.
