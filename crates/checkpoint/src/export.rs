@@ -292,8 +292,8 @@ mod tests {
             let error = HfExport::new(arch).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error} lacks {expect}");
         };
-        check(&decoder(&golden("gpt2")), "unsupported family: expected Llama");
-        check(&decoder(&golden("gemma3n")), "family \"Gemma3n\"");
+        check(&decoder(&golden("gpt2")), "unsupported family: found Gpt2, expected Llama");
+        check(&decoder(&golden("gemma3n")), "family: found Gemma3n");
         // Only the upper layers have a window.
         check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");
         let mut divided = decoder(&golden("llama"));

@@ -268,7 +268,7 @@ pub enum CheckpointError {
         what: Box<CheckpointError>,
     },
     /// The model's class or family is not supported.
-    #[error("unsupported architecture: expected one of {}, found {found}", expected.join(", "))]
+    #[error("unsupported architecture: found {found}, expected one of {}", expected.join(", "))]
     Architecture {
         /// Supported classes or families.
         expected: Vec<&'static str>,
@@ -276,7 +276,7 @@ pub enum CheckpointError {
         found: String,
     },
     /// Well-formed content that Narthex does not support.
-    #[error("unsupported {what}: expected {expected}, found {found}")]
+    #[error("unsupported {what}: found {found}, expected {expected}")]
     Unsupported {
         /// Name of the setting.
         what: String,

@@ -208,9 +208,12 @@ mod tests {
         };
         check(
             "layers.0.attn.v_proj.weight",
-            "tiny.gguf: unsupported type of tensor blk.0.attn_v.weight: expected ",
+            "tiny.gguf: unsupported type of tensor blk.0.attn_v.weight: found IQ4_NL",
         );
-        check("norm.weight", "tiny.gguf has no tensor for norm.weight (there called output_norm.weight)");
+        check(
+            "norm.weight",
+            "tiny.gguf has no tensor for norm.weight (named output_norm.weight in this file)",
+        );
         check("rubbish", "tiny.gguf has no tensor for rubbish");
         assert!(tensors.has("layers.0.attn.v_proj.weight") && !tensors.has("norm.weight"));
     }

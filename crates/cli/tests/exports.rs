@@ -80,7 +80,7 @@ fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
     check(&quark, 10, "", "--group 32");
     check(&[&quark[..], &["--group", "48"]].concat(), 2, "", "[128, 64, 32]");
     check(&["export", &format!("{model}@w4"), out, "--format", "quark"], 2, "", "without @w4");
-    check(&["export", model, out, "--group", "32"], 2, "", "--group is for --format quark");
+    check(&["export", model, out, "--group", "32"], 2, "", "--group applies only to --format quark");
     check(&[&quark[..], &["--group", "32"]].concat(), 0, "tiny-quark", "exported");
     check(&["compile", out, "--scheme", "w4"], 0, "tiny-quark", "");
     check(&["list"], 0, "tiny-quark", "");

@@ -177,7 +177,7 @@ fn a_key_file_and_a_certificate_that_cannot_be_used_are_malformed_files() {
     fs::write(&text, "text").unwrap();
     let text = text.to_str().unwrap();
     let serve = ["serve", "--port", "0", "--tls-cert", text, "--tls-key", text];
-    check(&narthex(home.path(), ":", &serve), 9, "TLS is not possible");
+    check(&narthex(home.path(), ":", &serve), 9, "TLS cannot be enabled");
 }
 
 #[test]

@@ -458,7 +458,7 @@ fn a_removal_is_confirmed() {
     let is_installed = |name: &str| home.path("store/packages").join(name).exists();
     let answer = |keys: &str| {
         let mut terminal = Terminal::start(&home.command(&["rm", "masked"]), 80);
-        terminal.wait_for("Remove masked (f32) (");
+        terminal.wait_for("Remove masked (f32), ");
         terminal.wait_for("? [y/N] ");
         terminal.press(keys);
         let began = Instant::now();

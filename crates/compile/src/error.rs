@@ -72,7 +72,7 @@ pub enum CompileError {
     #[error(transparent)]
     Open(#[from] OnnxFileError),
     /// The source is well-formed, but the target format of the import or export cannot represent it.
-    #[error("unsupported {what}: expected {expected}, found {found}")]
+    #[error("unsupported {what}: found {found}, expected {expected}")]
     Foreign {
         /// The part.
         what: String,

@@ -122,7 +122,7 @@ fn settings_that_contradict_the_weights_are_named() {
         "qwen3",
         json!({"head_dim": 16}),
         &[
-            "model.safetensors: tensor layers.0.attn.q_proj.weight (there called model.layers.0.self_attn.q_proj.weight)",
+            "model.safetensors: tensor layers.0.attn.q_proj.weight (named model.layers.0.self_attn.q_proj.weight in this file)",
             wrong,
             "[64, 64]",
             "[128, 64]",
@@ -132,7 +132,7 @@ fn settings_that_contradict_the_weights_are_named() {
         "phi3",
         json!({"intermediate_size": 64}),
         &[
-            "layers.0.mlp.gate_proj.weight (there a part of model.layers.0.mlp.gate_up_proj.weight)",
+            "layers.0.mlp.gate_proj.weight (a part of model.layers.0.mlp.gate_up_proj.weight in this file)",
             wrong,
             "[128, 64], found [64, 64]",
         ],
@@ -140,12 +140,12 @@ fn settings_that_contradict_the_weights_are_named() {
     check(
         "gpt2",
         json!({"n_inner": 64}),
-        &["layers.0.mlp.up_proj", "(there called transformer.h.0.mlp.c_fc.", wrong, "[64], found [32]"],
+        &["layers.0.mlp.up_proj", "(named transformer.h.0.mlp.c_fc.", wrong, "[64], found [32]"],
     );
     check(
         "chatglm3",
         json!({"multi_query_group_num": 1}),
-        &["(there a part of transformer.encoder.layers.0.self_attention.query_key_value.", wrong],
+        &["(a part of transformer.encoder.layers.0.self_attention.query_key_value.", wrong],
     );
     check("openelm", json!({"num_query_heads": [2]}), &["config.json", "2 num_query_heads", "[1, 2, 2]"]);
     check(

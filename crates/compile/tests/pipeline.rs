@@ -360,7 +360,7 @@ fn values_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
         let made = pipeline::compile(job(source.path(), scheme, out.path()), &Quiet, &AtomicBool::new(false));
         let error = made.err().map(|error| error.to_string());
         let expected = format!(
-            "{}: tensor {name} (there called {there}) contains {bad}: expected finite",
+            "{}: tensor {name} (named {there} in this file) contains {bad}: expected finite",
             file.display()
         );
         assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{scheme} {error:?}");
@@ -387,8 +387,14 @@ fn refusals_name_the_file_and_a_next_step_that_leads_somewhere() {
         assert!(text.starts_with(&format!("{}: {expect}", config.display())), "{text}");
         assert!(error.hint().is_some_and(|found| found.contains(hint)), "{:?}", error.hint());
     };
-    check("\"silu\"", "\"mish\"", "unsupported hidden_act: expected silu, ", "another checkpoint");
-    let class = "unsupported architecture: expected one of LlamaForCausalLM";
+    check(
+        "\"silu\"",
+        "\"mish\"",
+        "unsupported hidden_act: found mish, expected silu, ",
+        "another checkpoint",
+    );
+    let class =
+        "unsupported architecture: found LlamaForTokenClassification, expected one of LlamaForCausalLM";
     check("LlamaForCausalLM", "LlamaForTokenClassification", class, "narthex list --available");
     fs::write(&config, &settings).unwrap();
     let mut tensors = checkpoint::hf_tensors(&checkpoint::tiny_llama_weights(7));
@@ -398,6 +404,6 @@ fn refusals_name_the_file_and_a_next_step_that_leads_somewhere() {
     let file = source.path().join("model.safetensors");
     fs::write(&file, checkpoint::safetensors_bytes(&tensors)).unwrap();
     let text = refused().to_string();
-    let expect = format!("{}: unsupported type of tensor model.norm.weight: expected ", file.display());
+    let expect = format!("{}: unsupported type of tensor model.norm.weight: found I32", file.display());
     assert!(text.starts_with(&expect), "{text}");
 }

@@ -183,8 +183,8 @@ fn what_has_no_place_in_it_is_refused_and_nothing_is_left() {
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
     };
     check("families/llama", 128, "--group 32 fits, but AMD documents only 128 for its NPUs");
-    check("families/gpt2", GROUP, "unsupported family: expected Llama, Mistral");
-    check("families/qwen2", GROUP, "layer 1 otherwise than a Qwen2's");
+    check("families/gpt2", GROUP, "unsupported family: found Gpt2, expected Llama, Mistral");
+    check("families/qwen2", GROUP, "layer 1, which differs from a Qwen2 model's");
     let home = tempfile::tempdir().unwrap();
     let source = folder("families/llama");
     let job =
@@ -220,5 +220,5 @@ fn tensors_and_settings_that_do_not_fit_are_named() {
     check(weights, ["\"shape\":[64,10]", "\"shape\":[10,64]"], "a lm_head.weight of whole groups");
     check("config.json", ["\"reorder\"", "\"order\""], "AMD Quark's with uint4 weights in groups");
     check("config.json", ["\"uint4\"", "\"int8\""], "AMD Quark's with uint4 weights in groups");
-    check("config.json", ["\"quark\"", "\"awq\""], "\"awq\"");
+    check("config.json", ["\"quark\"", "\"awq\""], "found awq");
 }

@@ -321,7 +321,7 @@ mod tests {
         let error = step(&mut switch, 4, &[5], LogitRows::Last).unwrap_err().to_string();
         assert!(error.contains("cannot be computed again"), "{error}");
         let error = switch.hand_over(SlotId(0), 4, 6).unwrap_err().to_string();
-        assert!(error.contains("cannot follow"), "{error}");
+        assert!(error.contains("cannot be extended"), "{error}");
         switch.hand_over(SlotId(0), 0, 6).unwrap();
         assert_eq!(step(&mut switch, 6, &[7], LogitRows::Last).unwrap().len(), 1);
     }

@@ -86,13 +86,16 @@ fn manifests_that_do_not_fit() {
 }
 
 #[test]
-fn tensor_names_that_the_graph_lacks_fail_at_the_first_step() {
-    let mut package = Package::llama(Scheme::W8);
-    package.manifest.graphs[0].inputs[0].name = "nothing".to_owned();
-    let mut executor = package.executor();
-    let error =
-        support::step(&mut executor, &[(0, 0, &[1], narthex_engine::executor::LogitRows::Last)]).unwrap_err();
-    assert!(error.to_string().contains("nothing"), "{error}");
+fn tensor_names_that_the_graph_lacks_are_refused() {
+    let nothing = || "nothing".to_owned();
+    check(
+        |package| package.manifest.graphs[0].inputs[0].name = nothing(),
+        &["an input nothing of model.onnx"],
+    );
+    check(
+        |package| package.manifest.graphs[0].outputs[0].name = nothing(),
+        &["an output nothing of model.onnx"],
+    );
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn wrong_batches_are_refused() {
     check(&[], "texts of 1 to 64 tokens");
     check(&[&short, &[]], "texts of 1 to 64 tokens");
     check(&[&longer], "texts of 1 to 64 tokens");
-    check(&[&long, &long, &long, &long], "4 texts have 240 tokens, and 200 fit");
+    check(&[&long, &long, &long, &long], "4 texts have 240 tokens; the limit of a batch is 200");
     check(&[&short, &[9999]], "token 9999");
     // Padding does not count.
     assert!(encoder.run_tokens(&[&long, &short, &short, &short]).is_ok());

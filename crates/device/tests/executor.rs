@@ -214,7 +214,7 @@ fn wrong_plans_are_refused_and_do_no_harm() {
     let long = prompt(1, 65);
     check(&[(0, 5, &[1], LogitRows::Last)], "holds 6 tokens, the span begins at 5");
     check(&[(1, 1, &[1], LogitRows::Last)], "holds 0 tokens, the span begins at 1");
-    check(&[(0, 6, &[1], LogitRows::Last), (0, 6, &[1], LogitRows::Last)], "named twice");
+    check(&[(0, 6, &[1], LogitRows::Last), (0, 6, &[1], LogitRows::Last)], "occurs twice");
     check(&[(5, 0, &[1], LogitRows::Last)], "slot 5");
     check(&[(1, 0, &[], LogitRows::Last)], "a span of 0 tokens");
     check(&[(1, 0, &long, LogitRows::Last)], "a span of 65 tokens");

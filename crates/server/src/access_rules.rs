@@ -174,8 +174,8 @@ mod tests {
                 options.access.cors_origins = vec!["https://app.example".parse().unwrap()];
                 options.access.auto_pull = Some(AutoPull::Never);
             }),
-            "programs of this user, without a key; web pages of this machine, https://app.example; requests download \
-             no models",
+            "programs of this user, without a key; web pages of this machine, https://app.example; requests cannot \
+             download models",
         );
     }
 

@@ -1,5 +1,7 @@
 //! Suggestions for a mistyped name: names that contain it, then names within a small edit distance, with all sizes of
-//! the nearest family.
+//! the nearest family, or one name of each family if the text fits several.
+
+use std::collections::BTreeSet;
 
 use narthex_spec::ModelName;
 
@@ -23,6 +25,10 @@ pub(super) fn nearest<'a>(
     let mut scored: Vec<(usize, &ModelName)> =
         all.iter().filter_map(|&(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
     scored.sort_by_key(|&(score, _)| score);
+    let of_families = first_of_each_family(&typed, &scored);
+    if of_families.len() > 1 {
+        return of_families;
+    }
     let mut names: Vec<ModelName> = Vec::new();
     for (_, name) in &scored {
         if !names.contains(name) && names.len() < LIMIT {
@@ -43,6 +49,19 @@ pub(super) fn nearest<'a>(
     sizes.into_iter().chain(others.into_iter().take(room)).collect()
 }
 
+/// Returns the first name of each family among the nearest names, if these are more than [`LIMIT`] and the text names no
+/// family.
+fn first_of_each_family(typed: &str, scored: &[(usize, &ModelName)]) -> Vec<ModelName> {
+    let nearest = scored.first().map(|(score, _)| *score);
+    let tied = || scored.iter().take_while(|(score, _)| Some(*score) == nearest).map(|(_, name)| *name);
+    let is_named = |name: &ModelName| typed.split(':').next() == Some(family(name));
+    if tied().collect::<BTreeSet<_>>().len() <= LIMIT || tied().any(is_named) {
+        return Vec::new();
+    }
+    let mut known = BTreeSet::new();
+    tied().filter(|name| known.insert(family(name))).take(LIMIT).cloned().collect()
+}
+
 /// Returns the part of a name that is common to the sizes of a family.
 fn family(name: &ModelName) -> &str {
     name.as_str().split(':').next().unwrap_or_default()
@@ -50,6 +69,10 @@ fn family(name: &ModelName) -> &str {
 
 /// Returns the distance between two spellings, or `None` if they are not similar.
 fn score(typed: &str, spelling: &str) -> Option<usize> {
+    let is_part = |part: &str| part.chars().count() >= 2 && part == typed;
+    if spelling.split(|c: char| !c.is_alphanumeric()).any(is_part) {
+        return Some(0);
+    }
     let (typed, spelling) = (alphanumeric(typed), alphanumeric(spelling));
     let length = typed.chars().count();
     if length >= 3 && spelling.contains(&typed) {
@@ -78,5 +101,7 @@ mod tests {
         check("kitten", "sitting", None);
         check("smolm-2", "smollm2", Some(1));
         check("llm2", "smollm2:135m", Some(0));
+        check("e5", "multilingual-e5-small", Some(0));
+        check("e", "multilingual-e5-small", None);
     }
 }

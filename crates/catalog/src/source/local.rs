@@ -173,11 +173,11 @@ mod tests {
         }
         check("a.GGUF", Ok(LocalKind::Checkpoint));
         check("b.whl", Ok(LocalKind::Wheel));
-        check("c.safetensors", Err("name its folder"));
+        check("c.safetensors", Err("use its folder"));
         check("d.txt", Err("a file of another kind"));
         check("full", Ok(LocalKind::Checkpoint));
         check("empty", Err("a folder without weights"));
-        check("none", Err("there is no file"));
+        check("none", Err("does not exist"));
     }
 
     #[test]

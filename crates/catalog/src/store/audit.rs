@@ -298,7 +298,7 @@ mod tests {
         };
         check("{", "is malformed");
         check(r#"{"format": 99, "name": "a:b", "files": {}}"#, "has format 99");
-        check(r#"{"format": 1, "name": "other", "files": {}}"#, "is that of other");
+        check(r#"{"format": 1, "name": "other", "files": {}}"#, "belongs to other");
         check(&format!(r#"{{"values": [{}0]}}"#, "0,".repeat(300_000)), "at most 262144 values");
         check(&" ".repeat(5_000_000), "at most 4194304 bytes");
         let escape = files::digest(b"").to_string();

@@ -71,7 +71,7 @@ fn compiler_errors_are_explained() {
     let report = compiled(&relu, CompilerResult::Failed { message: message.clone(), fault, evidence: None });
     let found = &report.findings[0];
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
-    assert!(found.message.ends_with("It fails because of /b alone"), "{}", found.message);
+    assert!(found.message.ends_with("/b alone causes the failure"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
     // After the diagnostic steps, the report states their outcome and lists no step for the user.
     let evidence = Evidence {

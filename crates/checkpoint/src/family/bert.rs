@@ -191,7 +191,7 @@ mod tests {
         };
         refused(
             json!({"position_embedding_type": "relative_key"}),
-            "position_embedding_type \"relative_key\"",
+            "position_embedding_type: found relative_key",
         );
         refused(json!({"is_decoder": true}), "is_decoder");
         let answers = json!({"architectures": ["BertForQuestionAnswering"], "id2label": {"0": "a"}});

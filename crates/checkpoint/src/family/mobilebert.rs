@@ -159,8 +159,8 @@ mod tests {
     #[test]
     fn what_is_not_compiled_is_refused_by_name() {
         for (changes, expect) in [
-            (json!({"normalization_type": "layer_norm"}), "normalization_type \"layer_norm\""),
-            (json!({"use_bottleneck": false}), "use_bottleneck \"false\""),
+            (json!({"normalization_type": "layer_norm"}), "normalization_type: found layer_norm"),
+            (json!({"use_bottleneck": false}), "use_bottleneck: found false"),
         ] {
             let error = encoder(changes).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");

@@ -213,15 +213,15 @@ mod tests {
         };
         refused(
             json!({"architectures": ["MambaForCausalLM"]}),
-            "config.json: unsupported architecture: expected one of LlamaForCausalLM, ",
+            "config.json: unsupported architecture: found MambaForCausalLM, expected one of LlamaForCausalLM, ",
         );
         // For an unsupported class of a supported family, the error lists only the family's classes.
         let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
-        refused(tokens, "unsupported architecture: expected one of Bert");
+        refused(tokens, "found BertForTokenClassification, expected one of Bert");
         refused(json!({"architectures": []}), "expected the key architectures or model_type, found neither");
         refused(
             json!({"architectures": null, "model_type": "mamba"}),
-            "config.json: unsupported architecture: expected one of llama, ",
+            "config.json: unsupported architecture: found mamba, expected one of llama, ",
         );
         refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
         let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});

@@ -186,7 +186,10 @@ mod tests {
         let check = |found: String, expect: &str| assert_eq!(found, expect);
         check(shown(m.count("int")), "Some(7)");
         check(shown(m.count("absent")), "None");
-        check(shown(m.count("negative")), "m.gguf is malformed: expected negative from zero on, found -1");
+        check(
+            shown(m.count("negative")),
+            "m.gguf is malformed: expected negative of at least zero, found -1",
+        );
         check(shown(m.count("text")), "m.gguf is malformed: expected text as an integer, found a string");
         check(shown(m.float("int")), "Some(7.0)");
         check(shown(m.float("float")), "Some(0.5)");
@@ -217,6 +220,6 @@ mod tests {
         check("ints", 2, "Some([1, 2])");
         check("absent", 2, "None");
         check("ints", 3, "m.gguf is malformed: expected 3 values of ints, found 2");
-        check("signed", 2, "m.gguf is malformed: expected signed from zero on, found a negative one");
+        check("signed", 2, "m.gguf is malformed: expected signed of at least zero, found a negative one");
     }
 }

@@ -440,7 +440,7 @@ mod tests {
         };
         check([2, 0, 0, 0], "1 tensors");
         check([3, 0, 0, 0], "1 tensors");
-        check([1, 0, 0, 0], "unsupported GGUF version: expected 2 or 3, found 1");
+        check([1, 0, 0, 0], "unsupported GGUF version: found 1, expected 2 or 3");
         check([0, 0, 0, 3], "big-endian");
         assert!(outcome(b"GGML....").contains("begins with GGUF, found GGML"));
         assert!(outcome(b"").contains("the magic GGUF at byte 0"));
@@ -459,7 +459,7 @@ mod tests {
         check(|f| f.set("general.alignment", Meta::U32(1 << 31)), "power of two");
         check(|f| f.tensors[0].shape = vec![], "1 to 4 dimensions");
         check(|f| f.tensors[0].shape = vec![1; 5], "1 to 4 dimensions");
-        check(|f| f.tensors[0].shape = vec![0, 3], "no empty dimension");
+        check(|f| f.tensors[0].shape = vec![0, 3], "without empty dimensions");
         check(|f| f.tensors[0].shape = vec![3, 3], "inside the file");
         check(|f| f.tensors[0].shape = vec![usize::MAX, 3], "inside the file");
         check(|f| f.tensors[0].kind = 2, "rows of tensor t in blocks of 32, found rows of 3");

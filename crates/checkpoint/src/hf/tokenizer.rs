@@ -483,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_folder_without_tokenizer_json_gets_the_next_step() {
-        for (name, expect) in [(None, "\"none\""), (Some("vocab.txt"), "\"vocab.txt\"")] {
+        for (name, expect) in [(None, "found none"), (Some("vocab.txt"), "found vocab.txt")] {
             let folder = tempfile::tempdir().unwrap();
             tiny_llama_safetensors(folder.path(), 1).unwrap();
             std::fs::remove_file(folder.path().join(TOKENIZER)).unwrap();

@@ -186,11 +186,11 @@ mod tests {
             }
         };
         assert_eq!(decoder(both(16, 16)).layers[0].attention.head_size, 16);
-        refused(tiny_llama(1), both(16, 8), "unsupported llama.attention.value_length: expected ");
+        refused(tiny_llama(1), both(16, 8), "unsupported llama.attention.value_length: found 8");
         refused(
             tiny_llama(1),
             both(32, 32),
-            "q_proj.weight (there called blk.0.attn_q.weight) has the wrong shape",
+            "q_proj.weight (named blk.0.attn_q.weight in this file) has the wrong shape",
         );
         let window = |size| move |f: &mut Gguf| f.set("llama.attention.sliding_window", Meta::U32(size));
         assert_eq!(decoder(window(64)).layers[1].attention.window, Some(64));
@@ -209,7 +209,7 @@ mod tests {
         refused(
             tiny_llama(1),
             heads(&[2, 4]),
-            "k_proj.weight (there called blk.1.attn_k.weight) has the wrong shape",
+            "k_proj.weight (named blk.1.attn_k.weight in this file) has the wrong shape",
         );
         refused(tiny_llama(1), heads(&[2, 0]), "key/value heads from 1");
     }
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(scaling(scaled("linear", 4.0)), RopeScaling::Linear { factor: 4.0 });
         assert_eq!(scaling(scaled("linear", 1.0)), RopeScaling::None);
         assert_eq!(scaling(scaled("none", 4.0)), RopeScaling::None);
-        refused(tiny_llama(1), scaled("dynamic", 4.0), ", found dynamic");
+        refused(tiny_llama(1), scaled("dynamic", 4.0), "unsupported llama.rope.scaling.type: found dynamic");
         let yarn = |f: &mut Gguf| {
             scaled("yarn", 4.0)(f);
             f.set("llama.rope.scaling.original_context_length", Meta::U32(16));
@@ -329,7 +329,10 @@ mod tests {
             |key: &'static str, value: &'static str| move |f: &mut Gguf| f.set(key, Meta::Text(value.into()));
         let number = |key: &'static str, value| move |f: &mut Gguf| f.set(key, Meta::U32(value));
         let check = |change: &dyn Fn(&mut Gguf), expect| refused(tiny_llama(1), change, expect);
-        check(&text("general.architecture", "mamba"), "unsupported architecture: expected one of llama, ");
+        check(
+            &text("general.architecture", "mamba"),
+            "unsupported architecture: found mamba, expected one of llama, ",
+        );
         check(&text("general.type", "adapter"), "general.type \"adapter\"");
         check(&number("split.count", 2), "join the parts first");
         check(&number("llama.expert_count", 8), "a dense model");
@@ -337,13 +340,16 @@ mod tests {
         check(&number("llama.attention.head_count", 0), "head_count that divides 64, found 0");
         check(&number("llama.block_count", u32::MAX), "llama.block_count from 1 to 1024");
         check(&number("llama.block_count", 3), "no tensor for layers.2.");
-        check(&number("llama.block_count", 1), ", found blk.1.attn_k.weight");
+        check(&number("llama.block_count", 1), "found blk.1.attn_k.weight");
         check(&number("llama.context_length", 0), "a context length from 1");
         check(&|f| f.unset("llama.embedding_length"), "the key llama.embedding_length, found none");
         check(&|f| f.unset("llama.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon, found none");
         check(&|f| f.unset("general.architecture"), "the key general.architecture");
-        check(&|f| f.tensors[3].kind = 10, "unsupported type of tensor blk.0.attn_q.weight: expected ");
-        check(&|f| drop(f.tensors.remove(0)), "no tensor for embed.weight (there called token_embd.weight)");
+        check(&|f| f.tensors[3].kind = 10, "unsupported type of tensor blk.0.attn_q.weight: found Q2_K");
+        check(
+            &|f| drop(f.tensors.remove(0)),
+            "no tensor for embed.weight (named token_embd.weight in this file)",
+        );
     }
 
     #[test]
@@ -367,7 +373,7 @@ mod tests {
             panic!("no encoder")
         };
         assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Cls, normalize: true });
-        refused(tiny_bert(1), pooled(4), "unsupported bert.pooling_type: expected ");
+        refused(tiny_bert(1), pooled(4), "unsupported bert.pooling_type: found 4");
         refused(tiny_bert(1), |f| f.set("bert.attention.causal", Meta::Bool(true)), "bert.attention.causal");
         refused(tiny_bert(1), |f| f.set("bert.attention.head_count", Meta::U32(5)), "heads that divide");
     }

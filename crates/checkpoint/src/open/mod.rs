@@ -175,10 +175,10 @@ mod tests {
         check(&["a.gguf"], "gguf");
         check(&["a.GGUF.gguf", "notes.txt"], "gguf");
         check(&["hf", "a.gguf"], "safetensors");
-        check(&[], ", found an empty folder");
-        check(&["a.gguf", "b.gguf"], ", found a.gguf, b.gguf");
+        check(&[], "found an empty folder");
+        check(&["a.gguf", "b.gguf"], "found a.gguf, b.gguf, expected a single .gguf file");
         check(&["config.json", "pytorch_model.bin"], "save the model again as safetensors");
-        check(&["config.json"], ", found config.json");
+        check(&["config.json"], "found config.json, expected a .gguf file");
         check(
             &["model.safetensors"],
             "config.json: the file is missing beside model.safetensors; copy it from",
@@ -240,7 +240,7 @@ mod tests {
         assert!(open(&blob).is_ok_and(|checkpoint| checkpoint.files == [blob.clone()]));
         fs::write(&blob, "text").unwrap();
         let error = open(&blob).err().unwrap().to_string();
-        assert!(error.contains(", found blob"), "{error}");
+        assert!(error.contains("found blob"), "{error}");
         let absent = open(&folder.path().join("absent")).err().unwrap().to_string();
         assert!(absent.contains("cannot read") && absent.contains("absent"), "{absent}");
     }

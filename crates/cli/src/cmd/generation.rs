@@ -73,7 +73,7 @@ pub(super) fn print_chat(
     // A user who states a length wants that length.
     let repetition = if args.max_tokens.is_some() { Repetition::Allow } else { Repetition::Stop };
     let answer = print(|sink| gateway.chat(&status.id(), request, sink), repetition)?;
-    if answer.is_cut {
+    if answer.is_cut && !args.quiet {
         output::note("The answer was cut off at --max-tokens or at the end of the model's context.");
     }
     Ok(answer)

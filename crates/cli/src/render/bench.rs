@@ -152,7 +152,7 @@ mod tests {
         check("tiny (w8) on cpu, 2 threads of Some CPU");
         check("prefill tokens/s (256) 400.0 390.0 410.0");
         check("gateway ms/request 0.42 0.31 0.58");
-        check("gateway % per token 2.0 -1.0 4.5");
+        check("gateway, % per token 2.0 -1.0 4.5");
         check("load 812 ms · peak memory unknown · 5 rounds · narthex 0.1.0 · ONNX Runtime 1.31.1");
         report.gateway = None;
         assert!(!bench(&report).contains("gateway"));

@@ -92,7 +92,7 @@ mod tests {
         };
         check(&[(0, 0, &[1, 2, 3, 9]), (1, 6, &[1, 2])], "Ok");
         check(&[(2, 0, &[1])], "slot 2 is unknown");
-        check(&[(0, 0, &[1]), (0, 0, &[1])], "slot 0 is named twice");
+        check(&[(0, 0, &[1]), (0, 0, &[1])], "slot 0 occurs twice");
         check(&[(1, 5, &[1])], "slot 1 holds 6 tokens, the span begins at 5");
         check(&[(0, 0, &[1; 5])], "a span of 5 tokens at 0 does not fit");
         check(&[(1, 6, &[1; 3])], "a span of 3 tokens at 6 does not fit");

@@ -105,7 +105,7 @@ mod tests {
         // The data exceeds the capacity of a pipe in both directions.
         check("yes | head -c 1000000", ToolOutcome::Done, "[The result was cut after 65536 bytes.]").await;
         check("printf 'a\\377b'", ToolOutcome::Done, "a\u{fffd}b").await;
-        check("sleep 1000 & exit 0", ToolOutcome::Failed, "left a process behind").await;
+        check("sleep 1000 & exit 0", ToolOutcome::Failed, "a process that the command started").await;
         let missing = CommandTool { program: "/no/such".to_owned(), ..shell("") };
         let result = missing.call(&json!({}), &Cancel::new()).await;
         assert!(result.text.starts_with("/no/such cannot be started"), "{result:?}");

@@ -30,7 +30,7 @@ const FIELDS: &[&str] = &["model", "messages", "truncate"];
 pub(crate) struct OllamaBody {
     model: String,
     messages: Option<Vec<OllamaMessage>>,
-    /// Whether the oldest messages of a conversation that is too long are omitted; true by default.
+    /// Omit the oldest turns of a conversation that is too long; true by default.
     truncate: Option<bool>,
 }
 

@@ -58,22 +58,26 @@ fn check_decoder(arch: &DecoderArch) -> Result<(), Contradiction> {
 
 fn check_graph(manifest: &Manifest, graph: &GraphEntry) -> Result<(), Contradiction> {
     let file = &graph.file;
-    for binding in graph.inputs.iter().chain(&graph.outputs) {
-        if let Slot::PastKey { layer }
-        | Slot::PastValue { layer }
-        | Slot::PresentKey { layer }
-        | Slot::PresentValue { layer }
-        | Slot::NewKey { layer }
-        | Slot::NewValue { layer } = binding.slot
-        {
-            let entries = graph.kv.len();
-            let expected = format!("an entry below {entries} of the KV cache for {} of {file}", binding.name);
-            ensure(layer < entries, expected, layer)?;
-        }
-    }
     for (entry, KvLayout { heads, head_size, .. }) in graph.kv.iter().enumerate() {
         let expected = format!("heads with elements in entry {entry} of the KV cache of {file}");
         ensure(*heads > 0 && *head_size > 0, expected, format!("{heads} heads of {head_size} elements"))?;
+    }
+    // In a graph for a range of layers, slots refer to the entries of the whole cache.
+    if !matches!(graph.part, Part::Layers { range: Some(_), .. }) {
+        for binding in graph.inputs.iter().chain(&graph.outputs) {
+            if let Slot::PastKey { layer }
+            | Slot::PastValue { layer }
+            | Slot::PresentKey { layer }
+            | Slot::PresentValue { layer }
+            | Slot::NewKey { layer }
+            | Slot::NewValue { layer } = binding.slot
+            {
+                let entries = graph.kv.len();
+                let expected =
+                    format!("an entry below {entries} of the KV cache for {} of {file}", binding.name);
+                ensure(layer < entries, expected, layer)?;
+            }
+        }
     }
     let Structure::Decoder(arch) = &manifest.architecture else { return Ok(()) };
     if !matches!(graph.part, Part::Whole | Part::Layers { range: None, .. }) {

@@ -324,7 +324,7 @@ mod tests {
         check(&tiny(BPE, &[0x28, 0]), "escape_whitespaces");
         check(&tiny(&[0xC0, 1, 1], &[]), "treat_whitespace_as_suffix");
         check(&tiny(BPE, &[])[..9], "found an end");
-        check(&piece("", 0.0, 1), "some letters");
+        check(&piece("", 0.0, 1), "non-empty pieces");
         check(&piece("a", f32::NAN, 1), "finite");
         check(&piece("a", 0.0, 7), "type 7");
         check(&bytes(1, &bytes(1, &[0xFF])), "UTF-8");

@@ -119,7 +119,7 @@ fn bundles_that_cannot_be_fed_are_refused_by_what_differs() {
     };
     check(&|graph| graph.inputs[0].shape[1] = "n".into(), "a fixed number of tokens");
     check(&|graph| graph.inputs[1].shape.push(1_usize.into()), "one row with a fixed number of columns");
-    check(&|graph| graph.inputs[1].name = "other".to_owned(), "\"other\"");
+    check(&|graph| graph.inputs[1].name = "other".to_owned(), "found other");
     check(
         &|graph| graph.inputs[2].shape[0] = 3_usize.into(),
         "a past of one sequence, 2 heads and 4 elements",

@@ -60,7 +60,7 @@ fn stages_that_differ_in_shapes_only_become_one_graph() {
         check(folder.path(), expect);
     };
     let epsilon = |graph: &mut Graph| graph.nodes[3].attributes.push(("x".to_owned(), Attribute::Int(1)));
-    refused(&|folder| edit(&folder.join("iterator.onnx"), &epsilon), "another node than /model/");
+    refused(&|folder| edit(&folder.join("iterator.onnx"), &epsilon), "a node that differs from /model/");
     let changed = |folder: &Path| {
         apart(folder);
         let path = folder.join("other.data");
@@ -68,8 +68,8 @@ fn stages_that_differ_in_shapes_only_become_one_graph() {
         bytes[100] ^= 1;
         fs::write(path, bytes).unwrap();
     };
-    refused(&changed, "another constant 1/");
-    refused(&|folder| pipeline(folder, &|stages| *stages = json!([])), "0 of them");
+    refused(&changed, "a different constant 1/");
+    refused(&|folder| pipeline(folder, &|stages| *stages = json!([])), "0 stages");
     refused(&|folder| pipeline(folder, &|stages| *stages = json!(7)), "7");
     let stage = |key: &'static str, value: serde_json::Value| {
         move |folder: &Path| pipeline(folder, &|stages| stages[0]["lm_head"][key] = value.clone())

@@ -84,7 +84,7 @@ fn classifiers_are_refused_as_what_they_are() {
     let tokens = |graph: &mut Graph| graph.outputs[0].shape[2] = 3_usize.into();
     let found = "a classifier of texts with 3 labels (negative, neutral, positive)";
     check("masked", names.clone(), &class, found);
-    check("masked", json!({}), &class, "a classifier of texts with 3 labels\"");
+    check("masked", json!({}), &class, "found a classifier of texts with 3 labels, expected");
     check("masked", names, &tokens, "a classifier of tokens with 3 labels (negative, neutral, positive)");
     // The class decides if the graph does not state the number of labels.
     let folder = copy("masked");
@@ -122,10 +122,10 @@ fn what_is_missing_or_unknown_is_named() {
         config,
         "\"attention_mask\": \"attention_mask\"",
         "\"attention_mask\": \"m\"",
-        "\"attention_mask\"",
+        "found attention_mask",
     );
     changed("genai-cpu", config, "present.%d.key", "gone.%d.key", "gone.0.key");
-    changed("genai-cpu", config, "\"logits\": \"logits\"", "\"logits\": \"none\"", "\"none\"");
+    changed("genai-cpu", config, "\"logits\": \"logits\"", "\"logits\": \"none\"", "found none");
     changed("genai-cpu", config, "\"head_size\": 16", "\"head_size\": 0", "a head_size from 1");
     changed("genai-cpu", config, "\"decoder\": {", "\"vision\": {}, \"decoder\": {", "a decoder alone");
 }

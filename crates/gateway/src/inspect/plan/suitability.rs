@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn near_bandwidths_are_rounded_alike() {
-        assert_eq!(rounded(40e9), rounded(45e9));
+        assert_eq!(rounded(40e9), rounded(36e9));
         assert!((0.8..1.2).contains(&(rounded(40e9) / 40e9)));
         assert!(rounded(20e9) < rounded(40e9));
     }

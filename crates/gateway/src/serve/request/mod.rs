@@ -1,6 +1,7 @@
 //! Requests to models and their answers, in text rather than tokens.
 
 mod encoder;
+mod prompt;
 mod reasoning;
 mod tools;
 
@@ -17,6 +18,7 @@ pub use encoder::{
     InputOverflow, MAX_ANSWER_TEXT, MaskPredictOutput, MaskRequest, Ranking, RefineRequest, RerankRequest,
 };
 
+pub use prompt::{ChatPrompt, HistoryOverflow, TokenizeOptions};
 pub use reasoning::{ReasoningSettings, Thinking};
 
 use crate::{cancel::Cancel, error::ErrorKind};
@@ -56,41 +58,6 @@ pub struct ChatRequest {
     pub overflow: HistoryOverflow,
     /// Generation options.
     pub options: GenerateOptions,
-}
-
-/// Treatment of a conversation that is too long for the model's context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HistoryOverflow {
-    /// Refuse the request.
-    Refuse,
-    /// Omit the oldest turns, so that room for an answer remains: `max_tokens` of the options, but at most a quarter of
-    /// the context. A turn begins with a message of the user. The last turn and the system messages are kept.
-    OmitOldest,
-}
-
-/// Treatment of special tokens when a text is tokenized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TokenizeOptions {
-    /// Adds the special tokens that surround a text of the model, such as a start token. By default, they are added for
-    /// encoders.
-    pub add_special: Option<bool>,
-    /// Recognises special tokens in the text. Otherwise they are plain text.
-    pub parse_special: bool,
-}
-
-impl Default for TokenizeOptions {
-    fn default() -> Self {
-        Self { add_special: None, parse_special: true }
-    }
-}
-
-/// Prompt of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChatPrompt {
-    /// Text of the chat template.
-    pub text: String,
-    /// Its tokens.
-    pub tokens: Vec<u32>,
 }
 
 /// Request for a text completion.
