@@ -4,8 +4,10 @@
 //! by the wrong set. They are then computed again from the sequence's tokens, which this module stores. It runs no
 //! graph itself: it rewrites a plan so that each span uses one set.
 
-use narthex_engine::executor::{KvCopy, LogitRows, StepError, StepPlan};
-use narthex_spec::{SlotId, TokenId};
+use std::borrow::Cow;
+
+use narthex_engine::executor::{KvCopy, Limits, LogitRows, StepError, StepPlan};
+use narthex_spec::{SlotId, TokenId, arch::DecoderArch};
 
 /// Set of rotary factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,20 +18,20 @@ pub(crate) enum RopeFactors {
     Long,
 }
 
-/// Tokens and rotary factors of every slot.
+/// Tokens and rotary factors of every slot. It has no slots if the model has only one set of factors.
 pub(crate) struct RopeSwitch {
     at: usize,
     chunk: usize,
     slots: Vec<SlotFactors>,
     /// Previous plan, kept to reuse its memory.
-    rewritten: RewrittenPlan,
+    rewritten: RewrittenPlan<'static>,
 }
 
 /// A plan in which each span uses one set of factors.
 #[derive(Default)]
-pub(crate) struct RewrittenPlan {
-    pub(crate) plan: StepPlan,
-    /// Set of factors of each span.
+pub(crate) struct RewrittenPlan<'a> {
+    pub(crate) plan: Cow<'a, StepPlan>,
+    /// Set of factors of each span; empty if all use the first set.
     pub(crate) factors: Vec<RopeFactors>,
 }
 
@@ -43,8 +45,18 @@ struct SlotFactors {
 }
 
 impl RopeSwitch {
+    /// Creates the state for a model. Without two sets of factors, the state has no effect.
+    pub(crate) fn of(arch: &DecoderArch, limits: &Limits) -> Self {
+        arch.switch().map_or_else(Self::none, |at| Self::new(at, limits.slots, limits.chunk))
+    }
+
+    /// Creates the state for a model with one set of factors.
+    pub(crate) fn none() -> Self {
+        Self::new(usize::MAX, 0, 1)
+    }
+
     /// Creates the state for sequences that change their factors after `at` tokens. Spans have at most `chunk` tokens.
-    pub(crate) fn new(at: usize, slots: usize, chunk: usize) -> Self {
+    fn new(at: usize, slots: usize, chunk: usize) -> Self {
         let slots = (0..slots).map(|_| SlotFactors::default()).collect();
         Self { at, chunk: chunk.max(1), slots, rewritten: RewrittenPlan::default() }
     }
@@ -61,9 +73,12 @@ impl RopeSwitch {
 
     /// Rewrites a checked plan so that each span uses one set, and adds spans before it that compute keys of the other
     /// set again. The rows of logits are the same. The caller calls [`RopeSwitch::commit`] after the plan has run.
-    pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<RewrittenPlan, StepError> {
-        let mut rewritten = std::mem::take(&mut self.rewritten);
-        rewritten.plan.clear();
+    pub(crate) fn rewrite<'a>(&mut self, plan: &'a StepPlan) -> Result<RewrittenPlan<'a>, StepError> {
+        if self.slots.is_empty() {
+            return Ok(RewrittenPlan { plan: Cow::Borrowed(plan), factors: Vec::new() });
+        }
+        let mut rewritten: RewrittenPlan<'a> = std::mem::take(&mut self.rewritten);
+        rewritten.plan.to_mut().clear();
         rewritten.factors.clear();
         for span in &plan.spans {
             let tokens = plan.tokens_of(span);
@@ -77,7 +92,7 @@ impl RopeSwitch {
                 let logits =
                     if last || span.logits == LogitRows::All { span.logits } else { LogitRows::Nothing };
                 self.prepare(span.slot, span.at, &tokens[..start], part.len(), &mut rewritten)?;
-                rewritten.plan.push(span.slot, span.at + start, part, logits);
+                rewritten.plan.to_mut().push(span.slot, span.at + start, part, logits);
                 rewritten.factors.push(self.factors_for(span.at + start + part.len()));
             }
         }
@@ -92,7 +107,7 @@ impl RopeSwitch {
         at: usize,
         new: &[TokenId],
         count: usize,
-        rewritten: &mut RewrittenPlan,
+        rewritten: &mut RewrittenPlan<'_>,
     ) -> Result<(), StepError> {
         let wanted = self.factors_for(at + new.len() + count);
         let held = &mut self.slots[slot.index()];
@@ -111,14 +126,15 @@ impl RopeSwitch {
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
-            rewritten.plan.push(slot, index * self.chunk, part, LogitRows::Nothing);
+            rewritten.plan.to_mut().push(slot, index * self.chunk, part, LogitRows::Nothing);
             rewritten.factors.push(wanted);
         }
         Ok(())
     }
 
     /// Records that a plan has run, and keeps the memory of `rewritten` for reuse.
-    pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan) {
+    pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan<'_>) {
+        let Cow::Owned(memory) = rewritten.plan else { return };
         for span in &plan.spans {
             let factors = self.factors_for(span.at + span.tokens.len());
             let held = &mut self.slots[span.slot.index()];
@@ -127,7 +143,7 @@ impl RopeSwitch {
             }
             held.factors = Some(factors);
         }
-        self.rewritten = rewritten;
+        self.rewritten = RewrittenPlan { plan: Cow::Owned(memory), factors: rewritten.factors };
     }
 
     /// Checks that a slot's first `length` tokens can be continued as a sequence of that length.
@@ -136,20 +152,22 @@ impl RopeSwitch {
     /// [`StepError::CannotRewind`] if the keys are of the other set and some of them were handed over, so that they
     /// cannot be computed again.
     pub(crate) fn check_kept(&self, slot: SlotId, length: usize) -> Result<(), StepError> {
-        let held = &self.slots[slot.index()];
+        let Some(held) = self.slots.get(slot.index()) else { return Ok(()) };
         let is_known = held.tokens.len() >= length || held.factors == Some(self.factors_for(length));
         if is_known { Ok(()) } else { Err(StepError::CannotRewind) }
     }
 
     /// Records that a slot was truncated.
     pub(crate) fn truncate(&mut self, slot: SlotId, length: usize) {
-        self.slots[slot.index()].tokens.truncate(length);
+        if let Some(held) = self.slots.get_mut(slot.index()) {
+            held.tokens.truncate(length);
+        }
     }
 
     /// Prepares a slot to receive the keys of tokens `at` to `length` from an executor with `length` tokens.
     pub(crate) fn hand_over(&mut self, slot: SlotId, at: usize, length: usize) -> Result<(), StepError> {
         let factors = self.factors_for(length);
-        let held = &mut self.slots[slot.index()];
+        let Some(held) = self.slots.get_mut(slot.index()) else { return Ok(()) };
         if at > 0 && held.factors != Some(factors) {
             let reason = format!(
                 "slot {} has keys for sequences of up to {} tokens and cannot be extended beyond that",
@@ -164,20 +182,20 @@ impl RopeSwitch {
 
     /// Records the tokens of keys that were written after the first `at` tokens of a slot, which are known too.
     pub(crate) fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
-        let held = &mut self.slots[slot.index()].tokens;
-        if held.len() == at {
+        let held = self.slots.get_mut(slot.index()).map(|held| &mut held.tokens);
+        if let Some(held) = held.filter(|held| held.len() == at) {
             held.extend_from_slice(tokens);
         }
     }
 
-    /// Maximum length of a sequence with the first set.
+    /// Returns the maximum length of a sequence with the first set.
     pub(crate) fn portable_length(&self) -> usize {
         self.at
     }
 
     /// Returns true if a slot's keys are of the first set.
     pub(crate) fn is_short(&self, slot: SlotId) -> bool {
-        self.slots[slot.index()].factors == Some(RopeFactors::Short)
+        self.slots.get(slot.index()).is_none_or(|held| held.factors == Some(RopeFactors::Short))
     }
 
     /// Copies keys between slots by calling `run`. If the keys before `tokens` are of another set, they are copied too.
@@ -187,6 +205,9 @@ impl RopeSwitch {
         copy: &KvCopy,
         run: impl FnOnce(&KvCopy) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
+        if self.slots.is_empty() {
+            return run(copy);
+        }
         let KvCopy { from, to, tokens } = copy.clone();
         self.check_kept(from, tokens.end)?;
         let slots = self.slots.get_disjoint_mut([from.index(), to.index()]);

@@ -2,19 +2,17 @@
 
 use std::path::Path;
 
-use narthex_engine::executor::Limits;
 use narthex_spec::{arch::DecoderArch, manifest::Manifest};
 
 use super::graph::AngleTables;
 use crate::{
     error::DeviceError,
-    rope_switch::{RopeFactors, RopeSwitch},
+    rope_switch::RopeFactors,
     table::{LONG, SHORT, pair},
 };
 
-/// Both sets of rotary angles, and the state that selects between them.
+/// Both sets of rotary angles.
 pub(crate) struct LongRope {
-    pub(super) switch: RopeSwitch,
     short: AngleTables,
     long: AngleTables,
 }
@@ -25,16 +23,13 @@ impl LongRope {
         package: &Path,
         manifest: &Manifest,
         arch: &DecoderArch,
-        limits: &Limits,
     ) -> Result<Option<Self>, DeviceError> {
-        let Some(at) = arch.switch() else { return Ok(None) };
+        if arch.switch().is_none() {
+            return Ok(None);
+        }
         let read =
             |roles| Ok::<_, DeviceError>(AngleTables::read(pair(package, manifest, roles)?.each_ref()));
-        Ok(Some(Self {
-            switch: RopeSwitch::new(at, limits.slots, limits.chunk),
-            short: read(SHORT)?,
-            long: read(LONG)?,
-        }))
+        Ok(Some(Self { short: read(SHORT)?, long: read(LONG)? }))
     }
 
     pub(super) fn angles(&mut self, factors: RopeFactors) -> &mut AngleTables {

@@ -15,7 +15,7 @@ mod options;
 mod parts;
 mod rows;
 
-use std::{mem, ops::Range, path::Path};
+use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
     Executor, KvBlock, KvCopy, Limits, LogitRows, Logits, Span, StepError, StepPlan, check_read,
@@ -35,7 +35,7 @@ use crate::{
     package,
     packed_weights::PackedWeights,
     placement::GraphPlacement,
-    rope_switch::RopeFactors,
+    rope_switch::{RopeFactors, RopeSwitch},
     runtime::Runtime,
     static_shapes,
     vocab_subset::VocabSubset,
@@ -67,6 +67,7 @@ pub struct DynamicExecutor {
     /// Maximum number of rows in a batch.
     batch: usize,
     long: Option<LongRope>,
+    switch: RopeSwitch,
     cache: KvCache,
     kv: Vec<KvLayout>,
     decode: BoundGraph,
@@ -97,7 +98,7 @@ impl DynamicExecutor {
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
         let parts = DecoderParts::read(package, manifest, options)?;
-        let DecoderParts { entry, mut feed, kept, steps, mut limits, long, names } = parts;
+        let DecoderParts { entry, mut feed, kept, steps, mut limits, long, switch, names } = parts;
         feed.resize(limits.chunk.max(limits.batch));
         let prompt = package::prompt_graph(manifest);
         let context = static_shapes::shared_by(package, [Some(entry), prompt])?;
@@ -147,6 +148,7 @@ impl DynamicExecutor {
             kept,
             steps,
             long,
+            switch,
             graph,
             prompt,
         })
@@ -322,13 +324,9 @@ impl Executor for DynamicExecutor {
         if self.logits.len() < wanted {
             self.logits.resize(wanted, 0.0);
         }
-        match self.long.as_mut().map(|long| long.switch.rewrite(plan)).transpose()? {
-            None => self.run_all(plan, &[])?,
-            Some(mut rewritten) => {
-                self.run_all(&rewritten.plan, &rewritten.factors)?;
-                self.long.iter_mut().for_each(|long| long.switch.commit(plan, mem::take(&mut rewritten)));
-            }
-        }
+        let rewritten = self.switch.rewrite(plan)?;
+        self.run_all(&rewritten.plan, &rewritten.factors)?;
+        self.switch.commit(plan, rewritten);
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());
         }
@@ -341,17 +339,16 @@ impl Executor for DynamicExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
-        self.long.iter().try_for_each(|long| long.switch.check_kept(slot, len))?;
+        self.switch.check_kept(slot, len)?;
         self.cache.truncate(slot, len);
-        self.long.iter_mut().for_each(|long| long.switch.truncate(slot, len));
+        self.switch.truncate(slot, len);
         Ok(())
     }
 
     fn verify_limit(&self, at: usize) -> usize {
         let is_whole =
             self.steps == Steps::Any && self.prompt.as_ref().is_none_or(|prompt| at <= prompt.past);
-        let alike = self.long.as_ref().map_or(usize::MAX, |long| long.switch.tokens_with_same_factors(at));
-        if is_whole { self.limits.chunk.min(alike) } else { 1 }
+        if is_whole { self.limits.chunk.min(self.switch.tokens_with_same_factors(at)) } else { 1 }
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
@@ -365,7 +362,7 @@ impl Executor for DynamicExecutor {
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
-        self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, at, length))?;
+        self.switch.hand_over(slot, at, length)?;
         self.cache.reserve([(slot, length)].into_iter())?;
         for (layer, block) in block.layers().iter().enumerate() {
             self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, &block.keys)?;
@@ -376,24 +373,21 @@ impl Executor for DynamicExecutor {
     }
 
     fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
-        self.long.iter_mut().for_each(|long| long.switch.record_tokens(slot, at, tokens));
+        self.switch.record_tokens(slot, at, tokens);
     }
 
     fn portable_length(&self) -> usize {
-        self.long.as_ref().map_or(usize::MAX, |long| long.switch.portable_length())
+        self.switch.portable_length()
     }
 
     fn is_portable(&self, slot: SlotId) -> bool {
-        self.long.as_ref().is_none_or(|long| long.switch.is_short(slot))
+        self.switch.is_short(slot)
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         self.cache.reserve([(copy.to, copy.tokens.end)].into_iter())?;
-        match &mut self.long {
-            None => self.cache.copy(copy)?,
-            Some(long) => long.switch.copy(copy, |copy| self.cache.copy(copy))?,
-        }
+        self.switch.copy(copy, |copy| self.cache.copy(copy))?;
         self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }

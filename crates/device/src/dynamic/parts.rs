@@ -19,6 +19,7 @@ use crate::{
     error::DeviceError,
     ort::{Session, SessionOptions},
     package,
+    rope_switch::RopeSwitch,
     runtime::Runtime,
     vocab_subset::VocabSubset,
 };
@@ -71,6 +72,7 @@ pub(crate) struct DecoderParts<'a> {
     pub(super) steps: Steps,
     pub(crate) limits: Limits,
     pub(super) long: Option<LongRope>,
+    pub(super) switch: RopeSwitch,
     pub(super) names: DecoderNames,
 }
 
@@ -101,7 +103,7 @@ impl<'a> DecoderParts<'a> {
             None => VocabSubset::all(feed.vocab()),
         };
         let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
-        let long = arch.map(|arch| LongRope::open(package, manifest, arch, &limits)).transpose()?.flatten();
+        let long = arch.map(|arch| LongRope::open(package, manifest, arch)).transpose()?.flatten();
         let mut limits = limits;
         if let Some((tokens, past)) = package::chunk(entry) {
             let most =
@@ -110,6 +112,7 @@ impl<'a> DecoderParts<'a> {
             limits.chunk = limits.chunk.min(most.max(1)).min(limits.context);
         }
         let names = DecoderNames::new(entry, &feed)?;
-        Ok(Self { entry, feed, kept, steps, limits, long, names })
+        let switch = arch.map_or_else(RopeSwitch::none, |arch| RopeSwitch::of(arch, &limits));
+        Ok(Self { entry, feed, kept, steps, limits, long, switch, names })
     }
 }

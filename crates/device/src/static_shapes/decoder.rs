@@ -45,8 +45,7 @@ type Layers = BTreeMap<usize, BTreeMap<usize, Vec<StaticGraph>>>;
 pub struct StaticExecutor {
     limits: Limits,
     tables: Tables,
-    /// Present for models with two sets of rotary factors.
-    switch: Option<RopeSwitch>,
+    switch: RopeSwitch,
     layers: Layers,
     head: StaticGraph,
     kept: VocabSubset,
@@ -124,7 +123,7 @@ impl StaticExecutor {
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
         };
         let cache = StaticKvCache::new(&kv, past, options.slots);
-        let switch = arch.switch().map(|at| RopeSwitch::new(at, limits.slots, limits.chunk));
+        let switch = RopeSwitch::of(arch, &limits);
         let logits = Vec::new();
         Ok(Self { limits, tables, switch, layers, head, kept, kv, logits, logits_rows: 0, cache })
     }
@@ -299,13 +298,9 @@ impl Executor for StaticExecutor {
         if self.logits.len() < wanted {
             self.logits.resize(wanted, 0.0);
         }
-        match self.switch.as_mut().map(|switch| switch.rewrite(plan)).transpose()? {
-            None => self.run_all(plan, &[])?,
-            Some(mut rewritten) => {
-                self.run_all(&rewritten.plan, &rewritten.factors)?;
-                self.switch.iter_mut().for_each(|switch| switch.commit(plan, std::mem::take(&mut rewritten)));
-            }
-        }
+        let rewritten = self.switch.rewrite(plan)?;
+        self.run_all(&rewritten.plan, &rewritten.factors)?;
+        self.switch.commit(plan, rewritten);
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());
         }
@@ -318,15 +313,14 @@ impl Executor for StaticExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
-        self.switch.iter().try_for_each(|switch| switch.check_kept(slot, len))?;
+        self.switch.check_kept(slot, len)?;
         self.cache.set_length(slot, len);
-        self.switch.iter_mut().for_each(|switch| switch.truncate(slot, len));
+        self.switch.truncate(slot, len);
         Ok(())
     }
 
     fn verify_limit(&self, at: usize) -> usize {
-        let alike = self.switch.as_ref().map_or(usize::MAX, |switch| switch.tokens_with_same_factors(at));
-        self.limits.chunk.min(alike)
+        self.limits.chunk.min(self.switch.tokens_with_same_factors(at))
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
@@ -339,7 +333,7 @@ impl Executor for StaticExecutor {
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
-        self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, at, length))?;
+        self.switch.hand_over(slot, at, length)?;
         self.cache.fit(slot, self.past_for(length), at)?;
         for (index, layer) in block.layers().iter().enumerate() {
             let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
@@ -348,25 +342,23 @@ impl Executor for StaticExecutor {
         self.cache.set_length(slot, length);
         Ok(())
     }
+
     fn record_tokens(&mut self, slot: SlotId, at: usize, tokens: &[TokenId]) {
-        self.switch.iter_mut().for_each(|switch| switch.record_tokens(slot, at, tokens));
+        self.switch.record_tokens(slot, at, tokens);
     }
 
     fn portable_length(&self) -> usize {
-        self.switch.as_ref().map_or(usize::MAX, |switch| switch.portable_length())
+        self.switch.portable_length()
     }
 
     fn is_portable(&self, slot: SlotId) -> bool {
-        self.switch.as_ref().is_none_or(|switch| switch.is_short(slot))
+        self.switch.is_short(slot)
     }
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
         self.cache.fit(copy.to, self.past_for(copy.tokens.end), copy.tokens.start)?;
-        match &mut self.switch {
-            None => self.cache.copy(copy)?,
-            Some(switch) => switch.copy(copy, |copy| self.cache.copy(copy))?,
-        }
+        self.switch.copy(copy, |copy| self.cache.copy(copy))?;
         self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }
