@@ -31,11 +31,9 @@ impl CoreMlOptions {
 
 /// Returns this machine's Neural Engine.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if (facts.os.as_str(), facts.arch.as_str()) != ("macos", "aarch64") {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "the Neural Engine is part of Apple's own chips, but this machine runs {platform}"
-        )));
-    }
+    facts.require(
+        facts.os == "macos" && facts.arch == "aarch64",
+        "the Neural Engine is part of Apple's own chips",
+    )?;
     Ok(Device::CoreMl(CoreMlOptions::default()))
 }

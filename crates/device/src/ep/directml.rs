@@ -38,21 +38,12 @@ impl DirectMlOptions {
 
 /// Returns this machine's GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if facts.os != "windows" {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "DirectML is part of Windows, but this machine runs {platform}"
-        )));
-    }
-    if facts.arch != "x86_64" && !facts.libraries.contains_key(&Ep::DirectMl) {
-        let platform = facts.platform();
-        let reason = format!(
-            "the directml runtime is available for Windows on x86-64, but this machine runs {platform}"
-        );
-        let fix =
-            "use webgpu, or set ORT_DYLIB_PATH to an onnxruntime.dll with DirectML.dll beside it".to_owned();
-        return Err(Refusal { fix: Some(fix), ..Refusal::absent(reason) });
-    }
+    facts.require(facts.os == "windows", "DirectML is part of Windows")?;
+    let is_supported = facts.arch == "x86_64" || facts.libraries.contains_key(&Ep::DirectMl);
+    let fix = "use webgpu, or set ORT_DYLIB_PATH to an onnxruntime.dll with DirectML.dll beside it";
+    facts
+        .require(is_supported, "the directml runtime is available for Windows on x86-64")
+        .map_err(|refusal| Refusal { fix: Some(fix.to_owned()), ..refusal })?;
     facts.library(Ep::DirectMl)?;
     Ok(Device::DirectMl(DirectMlOptions::default()))
 }

@@ -132,6 +132,13 @@ impl Facts {
         self.arch == "x86_64" && matches!(self.os.as_str(), "linux" | "windows")
     }
 
+    /// Refuses the machine as one without the device, unless its platform is supported. `requirement` is the reason
+    /// without the name of the platform.
+    pub(super) fn require(&self, is_supported: bool, requirement: &str) -> Result<(), Refusal> {
+        let reason = || Refusal::absent(format!("{requirement}, but this machine runs {}", self.platform()));
+        is_supported.then_some(()).ok_or_else(reason)
+    }
+
     /// Returns the platform as a phrase, such as `Linux on x86-64`.
     pub(super) fn platform(&self) -> String {
         let os = match self.os.as_str() {

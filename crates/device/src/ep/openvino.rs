@@ -85,12 +85,7 @@ pub(super) fn is_unit(device: OpenVinoDevice, unit: &str) -> bool {
 
 /// Returns a device of OpenVINO on this machine.
 pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Refusal> {
-    if !facts.is_x86_64_pc() {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "OpenVINO's plugin is available for Linux and Windows on x86-64, but this machine runs {platform}"
-        )));
-    }
+    facts.require(facts.is_x86_64_pc(), "OpenVINO's plugin is available for Linux and Windows on x86-64")?;
     match device {
         OpenVinoDevice::Npu => {
             facts.driven(NPU.name, &[NPU_DRIVER], Some(Vendor::Intel))?;

@@ -150,12 +150,10 @@ pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
 
 /// Returns this machine's NPU. The driver chooses the chip if the processor's name does not identify it.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if facts.arch != "aarch64" || facts.os == "macos" {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "Hexagon NPUs are part of Snapdragon chips, but this machine runs {platform}"
-        )));
-    }
+    facts.require(
+        facts.arch == "aarch64" && facts.os != "macos",
+        "Hexagon NPUs are part of Snapdragon chips",
+    )?;
     // Windows lists the NPU only once the provider is loaded.
     if facts.os != "windows" && !facts.accelerators.iter().any(|found| found.driver == DRIVER) {
         return Err(Refusal::absent("no Hexagon driver is loaded (expected /dev/fastrpc-cdsp)"));
@@ -169,12 +167,10 @@ const EMULATED: QnnChip = QnnChip::XElite;
 
 /// Returns Qualcomm's emulation of an NPU.
 pub(super) fn probe_emulation(facts: &Facts) -> Result<Device, Refusal> {
-    if (facts.os.as_str(), facts.arch.as_str()) != ("linux", "x86_64") {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "HTP emulation is available for Linux on x86-64, but this machine runs {platform}"
-        )));
-    }
+    facts.require(
+        facts.os == "linux" && facts.arch == "x86_64",
+        "HTP emulation is available for Linux on x86-64",
+    )?;
     Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &[EMULATED])))
 }
 

@@ -55,12 +55,7 @@ fn config_beside(library: &Path) -> Option<PathBuf> {
 
 /// Returns this machine's NPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if !facts.is_x86_64_pc() {
-        let platform = facts.platform();
-        return Err(Refusal::absent(format!(
-            "AMD XDNA NPUs are part of Ryzen AI processors, but this machine runs {platform}"
-        )));
-    }
+    facts.require(facts.is_x86_64_pc(), "AMD XDNA NPUs are part of Ryzen AI processors")?;
     facts.driven(NPU.name, &[DRIVER], Some(Vendor::Amd))?;
     let library = facts.vitisai_library(&NPU)?;
     let config = config_beside(&library);
