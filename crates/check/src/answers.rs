@@ -26,25 +26,21 @@ pub(crate) fn ask_case(
     }
     match view.facts.ask(&operator, case, element, rank) {
         Answer::Takes => None,
-        Answer::TooManyAxes { most } => Some(
-            Problem::falls(
-                Rule::Rank,
-                format!(
-                    "its tensors have {rank} axes, and the compiler supports at most {most} for this operator"
-                ),
-            )
-            .fix(Fix::you("fold axes together with Reshape before it and unfold them after it")),
-        ),
+        Answer::TooManyAxes { most } => Some(Problem::fallback(
+            Rule::Rank,
+            format!(
+                "its tensors have {rank} axes, and the compiler supports at most {most} for this operator"
+            ),
+            Fix::you("fold axes together with Reshape before it and unfold them after it"),
+        )),
         Answer::OtherTypes if narthex_rewrites(view, node).is_some() => Some(refused(view, node, &operator)),
         Answer::OtherTypes => Some(other_type(node, element)),
         Answer::Refuses => Some(refused(view, node, &operator)),
-        Answer::Fails => Some(
-            Problem::refuses(
-                Rule::CompilerFails,
-                "the vendor's compiler fails on the whole graph because of this operator in this form",
-            )
-            .fix(Fix::you(rewrite(node).unwrap_or("replace it with other operators"))),
-        ),
+        Answer::Fails => Some(Problem::blocking(
+            Rule::CompilerFails,
+            "the vendor's compiler fails on the whole graph because of this operator in this form",
+            Fix::you(rewrite(node).unwrap_or("replace it with other operators")),
+        )),
     }
 }
 
@@ -66,7 +62,7 @@ pub(crate) fn other_type(node: &Node, element: Element) -> Problem {
         element if element == DType::Bf16 => "export the model in f16, or choose a chip with bf16 (qnn:x2-elite)".to_owned(),
         _ => format!("cast around {}, or keep it on the host", node.op),
     };
-    Problem::falls(Rule::ElementType, why).fix(Fix::you(fix))
+    Problem::fallback(Rule::ElementType, why, Fix::you(fix))
 }
 
 fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
@@ -82,11 +78,11 @@ fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
     } else {
         (Rule::UnsupportedOperator, "the compiler's support for it is unknown, so it counts as refused")
     };
-    let problem = Problem::falls(rule, why);
-    match narthex_rewrites(view, node) {
-        Some(text) => problem.fix(Fix::narthex(text)),
-        None => problem.fix(Fix::you(rewrite(node).unwrap_or(
+    let fix = match narthex_rewrites(view, node) {
+        Some(text) => Fix::narthex(text),
+        None => Fix::you(rewrite(node).unwrap_or(
             "replace it with operators that the compiler supports, or compute it on the host and pass the result as an input",
-        ))),
-    }
+        )),
+    };
+    Problem::fallback(rule, why, fix)
 }

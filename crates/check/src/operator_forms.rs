@@ -52,24 +52,24 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
     }
 }
 
+/// Returns the problem of an operator that the compiler does not support in this form.
+fn form(why: impl Into<String>, fix: impl Into<String>) -> Option<Problem> {
+    Some(Problem::fallback(Rule::OperatorForm, why, Fix::you(fix)))
+}
+
 fn late_extent() -> Problem {
-    Problem::falls(Rule::OperatorForm, "its extent is known only at run time").fix(Fix::you(
-        "compute the values on the host and pass them as an input, or fix the shapes on which it depends",
-    ))
+    let fix =
+        "compute the values on the host and pass them as an input, or fix the shapes on which it depends";
+    Problem::fallback(Rule::OperatorForm, "its extent is known only at run time", Fix::you(fix))
 }
 
 /// Checks parameters that the compiler requires as constants.
 fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem> {
     let open = indices.iter().find(|&&index| view.input(node, index).is_some_and(|tensor| !tensor.constant));
     match open.and_then(|&index| node.input(index)) {
-        Some(name) => Some(
-            Problem::falls(
-                Rule::OperatorForm,
-                format!(
-                    "its parameter {name:?} is computed at run time, and the compiler requires a constant"
-                ),
-            )
-            .fix(Fix::you("fix the shapes that the parameter is computed from, or compute it on the host")),
+        Some(name) => form(
+            format!("its parameter {name:?} is computed at run time, and the compiler requires a constant"),
+            "fix the shapes that the parameter is computed from, or compute it on the host",
         ),
         None => ask_case(view, node, "", view.input(node, 0)),
     }
@@ -78,7 +78,10 @@ fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem
 fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
     let problem = ask_case(view, node, index_case(view, node), view.input(node, 0))?;
     Some(match picks_elements(view, node) {
-        Some(_) => problem.fix(Fix::narthex("replace it with Reshape to one axis and Gather")),
+        Some(_) => {
+            let fix = Fix::narthex("replace it with Reshape to one axis and Gather");
+            Problem { fix: Some(fix), ..problem }
+        }
         None => problem,
     })
 }
@@ -133,12 +136,12 @@ fn is_faulty_norm(view: &View<'_>, node: &Node) -> bool {
 }
 
 fn faulty_norm() -> Problem {
-    Problem::refuses(
+    Problem::blocking(
         Rule::CompilerFails,
         "it ends a norm written as Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul and Mul with the weight first, on which \
          the vendor's compiler fails with error 1002 (Failed to finalize QNN graph)",
+        Fix::narthex("make the weight the second operand, or use SimplifiedLayerNormalization"),
     )
-    .fix(Fix::narthex("make the weight the second operand, or use SimplifiedLayerNormalization"))
 }
 
 fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
@@ -161,10 +164,7 @@ fn gemm(view: &View<'_>, node: &Node) -> Option<Problem> {
     let scaled = |name| matches!(node.attribute(name), Some(Float(factor)) if *factor != 1.0);
     if scaled("alpha") || scaled("beta") {
         let why = "alpha or beta is not 1, so the compiler leaves Gemm to another device";
-        return Some(
-            Problem::falls(Rule::OperatorForm, why)
-                .fix(Fix::you("fold alpha and beta into the weight and the bias")),
-        );
+        return form(why, "fold alpha and beta into the weight and the bias");
     }
     ask_case(view, node, "", view.input(node, 0))
 }
@@ -176,10 +176,7 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
         let why = format!(
             "it normalises all axes from {axis} to the last, but the compiler supports only the last axis"
         );
-        return Some(
-            Problem::falls(Rule::OperatorForm, why)
-                .fix(Fix::you("fold the normalised axes into one with Reshape")),
-        );
+        return form(why, "fold the normalised axes into one with Reshape");
     }
     let element = |index| view.input(node, index).and_then(|tensor| tensor.element);
     if let (Some(data), Some(gain)) = (element(0), element(1))
@@ -187,9 +184,8 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
     {
         let why =
             format!("its activations are {data} and its gain is {gain}, and the compiler requires one type");
-        return Some(
-            Problem::falls(Rule::ElementType, why).fix(Fix::you(format!("store the gain as {data}"))),
-        );
+        let fix = Fix::you(format!("store the gain as {data}"));
+        return Some(Problem::fallback(Rule::ElementType, why, fix));
     }
     ask_case(view, node, "", view.input(node, 0))
 }
@@ -203,23 +199,18 @@ fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
     let mask = view.input(node, 3);
     if mask.is_some_and(|mask| mask.element.is_some_and(|element| element == DType::Bool)) {
         let why = "its mask is boolean, and the compiler supports only masks that are added to the scores";
-        return Some(Problem::falls(Rule::BooleanMask, why).fix(Fix::narthex(
-            "convert the mask to numbers by a Where before it: 0 if a token is visible, otherwise -100",
-        )));
+        let fix = "convert the mask to numbers by a Where before it: 0 if a token is visible, otherwise -100";
+        return Some(Problem::fallback(Rule::BooleanMask, why, Fix::narthex(fix)));
     }
     for unwanted in ["softmax_precision", "softcap", "qk_matmul_output_mode"] {
         if node.attribute(unwanted).is_some_and(|value| !is_zero(value)) {
             let why = format!("it sets {unwanted}, which the compiler does not support");
-            return Some(
-                Problem::falls(Rule::OperatorForm, why).fix(Fix::you(format!("export without {unwanted}"))),
-            );
+            return form(why, format!("export without {unwanted}"));
         }
     }
     if node.input(6).is_some() {
         let why = "it reads the number of keys without padding, which the compiler does not support";
-        return Some(
-            Problem::falls(Rule::OperatorForm, why).fix(Fix::you("hide padding with the mask instead")),
-        );
+        return form(why, "hide padding with the mask instead");
     }
     let case = match (mask.is_some(), node.int("is_causal")) {
         (true, _) => "float mask",
@@ -235,23 +226,24 @@ fn is_zero(value: &narthex_graph::Attribute) -> bool {
 }
 
 fn group_query() -> Problem {
-    Problem::falls(
+    Problem::fallback(
         Rule::ContribOperator,
         "QNN leaves fused attention over a cache to the CPU unless op_affinity assigns it to the NPU",
-    )
-    .fix(Fix::you(
-        "write attention as MatMul, Add of a float mask, Softmax and MatMul with the new keys and values as outputs, as \
+        Fix::you(
+            "write attention as MatMul, Add of a float mask, Softmax and MatMul with the new keys and values as outputs, as \
          `narthex compile --target` does",
-    ))
+        ),
+    )
 }
 
 fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     let number = |name: &str| node.int(name).unwrap_or(0);
     let (bits, block, k) = (node.int("bits").unwrap_or(4), number("block_size"), number("K"));
-    let form = |why: String, fix: Fix| Some(Problem::falls(Rule::OperatorForm, why).fix(fix));
     if node.input(4).is_some() {
-        let fix = Fix::you("reorder the weight's columns once when exporting, and drop g_idx");
-        return form("it reorders columns with g_idx, which the compiler does not support".to_owned(), fix);
+        return form(
+            "it reorders columns with g_idx, which the compiler does not support",
+            "reorder the weight's columns once when exporting, and drop g_idx",
+        );
     }
     let step = match bits {
         2 => 16,
@@ -260,7 +252,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
         _ => {
             return form(
                 format!("it has {bits} bits; the compiler supports 2, 4 and 8"),
-                Fix::you("quantise to 4 or 8 bits"),
+                "quantise to 4 or 8 bits",
             );
         }
     };
@@ -268,7 +260,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
         let why = format!(
             "its K is {k} with blocks of {block}; the compiler requires blocks of a multiple of {step} that divide K"
         );
-        return form(why, Fix::you("quantise with a block size that divides K, such as 32"));
+        return form(why, "quantise with a block size that divides K, such as 32");
     }
     let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
     if rank.is_some_and(|rank| rank != 3) {
@@ -277,11 +269,12 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
             rank.unwrap_or(0)
         );
         let fix = Fix::narthex("put a Reshape to [1, rows, K] before it and one back after it");
-        return Some(Problem::falls(Rule::MatMulNBitsRank, why).fix(fix));
+        return Some(Problem::fallback(Rule::MatMulNBitsRank, why, fix));
     }
     if node.input(5).is_some() {
         let fix = Fix::narthex("add the bias with an Add after it");
-        return form("it has a bias, which the compiler does not support".to_owned(), fix);
+        let why = "it has a bias, which the compiler does not support";
+        return Some(Problem::fallback(Rule::OperatorForm, why, fix));
     }
     let case = if node.input(3).is_some() && bits == 4 {
         "4 bits, zero points".to_owned()
@@ -309,9 +302,9 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
         "it dequantises a weight for {}, whose activations are not quantised: the CPU would unpack the weight in every run",
         lone.path()
     );
-    Some(Problem::falls(Rule::WeightOnlyDequantize, why).fix(Fix::you(
-        "store the weight as MatMulNBits, or quantise the activations too with QuantizeLinear and DequantizeLinear around them",
-    )))
+    let fix = "store the weight as MatMulNBits, or quantise the activations too with QuantizeLinear and \
+               DequantizeLinear around them";
+    Some(Problem::fallback(Rule::WeightOnlyDequantize, why, Fix::you(fix)))
 }
 
 /// Returns whether a node is part of `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back,

@@ -59,13 +59,13 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     if view.graph().inputs.iter().any(|input| !view.known.get(&input.name).is_fixed()) {
         return Some(NodePlacement::Dynamic);
     }
-    let problem = Problem::falls(
+    let fix = "export the model so that no shape depends on data (NonZero, Unique, run-time Reshape), or declare the \
+               shape";
+    Some(NodePlacement::Problem(Problem::fallback(
         Rule::UnknownShape,
         "its shape is unknown before the graph runs, and an NPU's compiler needs every shape",
-    );
-    Some(NodePlacement::Problem(problem.fix(Fix::you(
-        "export the model so that no shape depends on data (NonZero, Unique, run-time Reshape), or declare the shape",
-    ))))
+        Fix::you(fix),
+    )))
 }
 
 fn control_flow(node: &Node) -> Option<Problem> {
@@ -77,8 +77,8 @@ fn control_flow(node: &Node) -> Option<Problem> {
             }
             _ => "export the loop's body as a separate graph, and let the host repeat it",
         };
-        Problem::falls(Rule::ControlFlow, format!("an NPU does not support {} with a body", node.op))
-            .fix(Fix::you(fix))
+        let why = format!("an NPU does not support {} with a body", node.op);
+        Problem::fallback(Rule::ControlFlow, why, Fix::you(fix))
     })
 }
 

@@ -28,16 +28,12 @@ pub(super) struct Problem {
 
 impl Problem {
     /// Returns a problem for which the node runs on another device.
-    pub(super) fn falls(rule: Rule, why: impl Into<String>) -> Self {
-        Self { rule, severity: Severity::Falls, why: why.into(), fix: None }
+    pub(super) fn fallback(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
+        Self { rule, severity: Severity::Falls, why: why.into(), fix: Some(fix) }
     }
 
     /// Returns a problem that prevents the whole graph from running.
-    pub(super) fn refuses(rule: Rule, why: impl Into<String>) -> Self {
-        Self { severity: Severity::Refuses, ..Self::falls(rule, why) }
-    }
-
-    pub(super) fn fix(self, fix: Fix) -> Self {
-        Self { fix: Some(fix), ..self }
+    pub(super) fn blocking(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
+        Self { severity: Severity::Refuses, ..Self::fallback(rule, why, fix) }
     }
 }
