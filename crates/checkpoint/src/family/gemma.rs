@@ -108,9 +108,8 @@ pub(super) fn shared(
     for layer in &mut arch.layers {
         layer.mlp.activation = activation;
         layer.attention.scale = Some(scale as f32);
-        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
-        layer.attention.output_bias = layer.attention.qkv_bias;
     }
+    keys.apply_attention_bias(&mut arch);
     let pattern = own.sliding_window_pattern.unwrap_or(pattern);
     let types = keys.layer_types.clone().unwrap_or_else(|| every(pattern, arch.layers.len()));
     keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));

@@ -83,11 +83,8 @@ pub(super) const GGUF_FUSED_QKV: &[(&str, &str, TensorPart)] = GGUF_FUSED.split_
 pub(super) fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let mut arch = keys.decoder(config, Defaults::LLAMA)?;
-    for layer in &mut arch.layers {
-        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
-        layer.attention.output_bias = layer.attention.qkv_bias;
-        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
-    }
+    keys.apply_attention_bias(&mut arch);
+    keys.apply_mlp_bias(&mut arch);
     Ok(arch.into())
 }
 

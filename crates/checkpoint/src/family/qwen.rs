@@ -70,10 +70,7 @@ fn hf2(config: &Config) -> Result<Decoder> {
 fn hf3(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 32_768, kv_heads: Some(32), head_size: Some(128), ..Defaults::LLAMA };
     let (keys, mut arch) = shared(config, defaults)?;
-    for layer in &mut arch.layers {
-        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
-        layer.attention.output_bias = layer.attention.qkv_bias;
-    }
+    keys.apply_attention_bias(&mut arch);
     Ok(third(arch).into())
 }
 

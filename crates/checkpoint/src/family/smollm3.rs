@@ -58,11 +58,8 @@ fn hf(config: &Config) -> Result<Decoder> {
         let expected = format!("no_rope_layers for {} layers", arch.layers.len());
         return Err(malformed(config.path(), expected, rotated.len()));
     }
-    for layer in &mut arch.layers {
-        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
-        layer.attention.output_bias = layer.attention.qkv_bias;
-        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
-    }
+    keys.apply_attention_bias(&mut arch);
+    keys.apply_mlp_bias(&mut arch);
     let window = keys.sliding_window.flatten().filter(|_| keys.use_sliding_window == Some(true));
     let usual = |&rotated: &bool| if rotated { LayerType::Full } else { LayerType::Sliding };
     let types = keys.layer_types.clone().unwrap_or_else(|| rotated.iter().map(usual).collect());

@@ -149,6 +149,19 @@ pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 impl DecoderKeys {
+    /// Sets the biases of attention in every layer.
+    pub(crate) fn apply_attention_bias(&self, arch: &mut DecoderArch) {
+        for layer in &mut arch.layers {
+            layer.attention.qkv_bias = self.attention_bias.unwrap_or(false);
+            layer.attention.output_bias = layer.attention.qkv_bias;
+        }
+    }
+
+    /// Sets the biases of the feed-forward network in every layer.
+    pub(crate) fn apply_mlp_bias(&self, arch: &mut DecoderArch) {
+        arch.layers.iter_mut().for_each(|layer| layer.mlp.bias = self.mlp_bias.unwrap_or(false));
+    }
+
     /// Reads a decoder of Llama's structure without biases and windows; families change the settings in which they
     /// differ.
     pub(crate) fn decoder(&self, config: &Config, defaults: Defaults) -> Result<DecoderArch> {
