@@ -1,6 +1,6 @@
 //! Use of everything that a parser has accepted, which reveals defects that the parser has missed.
 
-use narthex_checkpoint::{Checkpoint, TokenizerSource, WeightSource};
+use narthex_checkpoint::{Checkpoint, WeightSource};
 use narthex_compile::quant::Plan;
 use narthex_spec::{Recipe, Scheme};
 use narthex_text::{
@@ -22,12 +22,8 @@ pub fn checkpoint(checkpoint: &Checkpoint) {
     for planned in Plan::new(&checkpoint.architecture, &recipe).weights {
         weight(checkpoint.weights.as_ref(), &planned.name, planned.rows, planned.cols);
     }
-    let tokenizer = match &checkpoint.tokenizer {
-        TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab),
-        TokenizerSource::Json(json) => Tokenizer::from_json(json),
-    };
-    if let Ok(tokenizer) = &tokenizer {
-        self::tokenizer(tokenizer);
+    if let Ok(tokenizer) = checkpoint.tokenizer.tokenizer() {
+        self::tokenizer(&tokenizer);
     }
     if let Some(template) = &checkpoint.chat_template {
         let _ = ChatTemplate::new(template, checkpoint.special.texts.clone());

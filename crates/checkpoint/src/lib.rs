@@ -37,6 +37,7 @@ use std::{borrow::Cow, path::PathBuf};
 
 use narthex_mmap::FileWatch;
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
+use narthex_text::tokenizer::{GgufVocab, Tokenizer, TokenizerError};
 
 /// Result of reading or writing a checkpoint.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -133,9 +134,22 @@ pub trait WeightSource: Send + Sync {
 #[derive(Debug, Clone)]
 pub enum TokenizerSource {
     /// GGUF metadata in the form that `narthex-text` reads.
-    Gguf(Box<narthex_text::tokenizer::GgufVocab>),
+    Gguf(Box<GgufVocab>),
     /// The bytes of a `tokenizer.json`.
     Json(Vec<u8>),
+}
+
+impl TokenizerSource {
+    /// Reads the tokenizer.
+    ///
+    /// # Errors
+    /// The errors of [`Tokenizer::from_gguf`] and [`Tokenizer::from_json`].
+    pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
+        match self {
+            Self::Gguf(vocab) => Tokenizer::from_gguf(vocab),
+            Self::Json(bytes) => Tokenizer::from_json(bytes),
+        }
+    }
 }
 
 /// An opened checkpoint.

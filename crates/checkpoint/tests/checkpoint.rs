@@ -2,12 +2,11 @@
 
 use std::{fs, path::Path};
 
-use narthex_checkpoint::{Checkpoint, CheckpointError, Encoding, TokenizerSource, open, parameters};
+use narthex_checkpoint::{Checkpoint, CheckpointError, Encoding, open, parameters};
 use narthex_testkit::checkpoint::{
     TinyWeight, tiny_bert, tiny_bert_safetensors, tiny_bert_weights, tiny_llama, tiny_llama_gguf,
     tiny_llama_safetensors, tiny_llama_shards, tiny_llama_weights,
 };
-use narthex_text::tokenizer::Tokenizer;
 use proptest::{prelude::*, test_runner::RngSeed};
 
 fn opened(path: &Path) -> Checkpoint {
@@ -66,13 +65,8 @@ fn both_formats_tokenize_text_equally() {
     for (path, file) in [(llama, tiny_llama(1)), (bert, tiny_bert(1))] {
         let gguf = folder.path().join("tiny.gguf");
         fs::write(&gguf, file.to_bytes()).unwrap();
-        let [a, b] = [path, gguf].map(|path| {
-            let tokenizer = match opened(&path).tokenizer {
-                TokenizerSource::Json(bytes) => Tokenizer::from_json(&bytes),
-                TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(&vocab),
-            };
-            tokenizer.unwrap_or_else(|error| panic!("{error}"))
-        });
+        let [a, b] = [path, gguf]
+            .map(|path| opened(&path).tokenizer.tokenizer().unwrap_or_else(|error| panic!("{error}")));
         for text in ["The cat sat in the house: 42 times!", "what is it, où?", ""] {
             let tokens = a.encode_document(text).unwrap();
             assert_eq!(tokens, b.encode_document(text).unwrap(), "{text}");

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
+use narthex_checkpoint::{self as checkpoint, Checkpoint};
 use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
@@ -60,10 +60,7 @@ pub fn compile(
 ) -> Result<Manifest> {
     let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?.extended(job.recipe.yarn)?;
     let package = PackageWriter::new(job.out);
-    let tokenizer = match &checkpoint.tokenizer {
-        TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
-        TokenizerSource::Json(bytes) => Tokenizer::from_json(bytes)?,
-    };
+    let tokenizer = checkpoint.tokenizer.tokenizer()?;
     if let Some(vocabulary) = job.vocabulary {
         let kept = vocabulary.kept(&tokenizer, &checkpoint)?;
         checkpoint = checkpoint.pruned(&kept);

@@ -17,7 +17,7 @@ use std::{
 
 use half::f16;
 use narthex_checkpoint::{
-    self as checkpoint, Checkpoint, TokenizerSource, Weight, WeightSource,
+    self as checkpoint, Checkpoint, Weight, WeightSource,
     export::{FileTensor, HfExport},
     hf,
     quark::PLACES,
@@ -27,7 +27,6 @@ use narthex_spec::{
     arch::Architecture,
     progress::{Stage, Unit},
 };
-use narthex_text::tokenizer::Tokenizer;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -314,10 +313,7 @@ fn files(
     settings.extend(ids.clone());
     settings.insert("torch_dtype".to_owned(), "float16".into());
     settings.insert("quantization_config".to_owned(), quantization(job.group));
-    let tokenizer = match &checkpoint.tokenizer {
-        TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
-        TokenizerSource::Json(bytes) => Tokenizer::from_json(bytes)?,
-    };
+    let tokenizer = checkpoint.tokenizer.tokenizer()?;
     let template = checkpoint.chat_template.clone();
     let said = TokenizerSettings {
         bos: special.bos,
