@@ -41,13 +41,6 @@ impl<E: Into<Error>> From<E> for AttemptError {
     }
 }
 
-impl AttemptError {
-    /// Returns whether the user interrupted the load.
-    pub(super) fn is_interrupt(&self) -> bool {
-        matches!(self, Self::Failed(error) if error.kind() == ErrorKind::Cancelled)
-    }
-}
-
 /// Opens a package on a device. `head` is the device of a decoder's head, if it is another one.
 pub(super) fn open(
     request: &LoadRequest<'_>,

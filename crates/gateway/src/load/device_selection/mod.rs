@@ -9,7 +9,7 @@ use narthex_spec::{DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementC
 
 use crate::{
     config::Config,
-    error::Error,
+    error::{Error, ErrorKind},
     load::{auto, eligibility, open_model::OpenModel, request::LoadRequest},
     report::{models::DeviceRefusal, placement::PlacementReport},
 };
@@ -19,6 +19,22 @@ use attempt::AttemptError;
 struct FailedAttempt {
     device: DeviceName,
     error: AttemptError,
+}
+
+impl FailedAttempt {
+    /// Returns the entry of the device, and the error if the device was present and tried.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    fn into_refusal(self, config: &Config) -> Result<(DeviceRefusal, Option<Error>), Error> {
+        match self.error {
+            AttemptError::Refused(refusal) => {
+                Ok((eligibility::passed_over(config, self.device, refusal), None))
+            }
+            AttemptError::Failed(error) if error.kind() == ErrorKind::Cancelled => Err(Error::Cancelled),
+            AttemptError::Failed(error) => Ok((error.passed_over(self.device), Some(*error))),
+        }
+    }
 }
 
 /// Opens a package according to the settings: a decoder first on the configured or measured division; then any model on
@@ -65,13 +81,10 @@ pub(crate) fn open_first(
                 None => return Ok(OpenModel { passed_over: failures.passed_over, ..open }),
                 Some(passed_over) => failures.add(passed_over),
             },
-            Err(FailedAttempt { error, .. }) if error.is_interrupt() => return Err(Error::Cancelled),
-            Err(FailedAttempt { device, error: AttemptError::Refused(refusal) }) => {
-                failures.add(eligibility::passed_over(config, device, refusal));
-            }
-            Err(FailedAttempt { device, error: AttemptError::Failed(error) }) => {
-                failures.add(error.passed_over(device));
-                failures.errors.push(*error);
+            Err(failed) => {
+                let (refusal, error) = failed.into_refusal(config)?;
+                failures.add(refusal);
+                failures.errors.extend(error);
             }
         }
     }
@@ -101,11 +114,7 @@ fn open_decoder(
     let open = attempt::open(request, device, None);
     match open.and_then(|open| Ok(open.model.decoder(&request.manifest().name)?)) {
         Ok(executor) => Ok(Ok(Box::new(executor))),
-        Err(error) if error.is_interrupt() => Err(Error::Cancelled),
-        Err(AttemptError::Refused(refusal)) => {
-            Ok(Err(eligibility::passed_over(&request.config, device, refusal)))
-        }
-        Err(AttemptError::Failed(error)) => Ok(Err(error.passed_over(device))),
+        Err(error) => Ok(Err(FailedAttempt { device, error }.into_refusal(&request.config)?.0)),
     }
 }
 
