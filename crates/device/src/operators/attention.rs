@@ -7,7 +7,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use narthex_kernels::{Attention, Mask, MatrixRef};
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 
@@ -17,6 +17,7 @@ use super::{
     attributes::Attributes,
     cache::CacheElement,
     call::{Call, Input},
+    node_kernel::NodeKernel,
 };
 
 /// Attributes, with the names that they have in `GroupQueryAttention`.
@@ -27,26 +28,21 @@ pub(super) const SOFT_CAP: &str = "softcap";
 pub(super) const WINDOW: &str = "local_window_size";
 pub(super) const ROTATES: &str = "do_rotary";
 
-/// The operator for a cache with elements of type `T`.
-pub(super) struct AttentionOperator<T> {
+/// The operator as the kernel of one node.
+pub(super) struct AttentionKernel<T> {
     shared: Arc<OperatorContext>,
+    heads: Heads,
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
+    mask: Mask,
+    rotates: bool,
     element: PhantomData<T>,
 }
 
-impl<T> AttentionOperator<T> {
-    pub(super) fn new(shared: Arc<OperatorContext>) -> Self {
-        Self { shared, element: PhantomData }
-    }
-}
+impl<T: CacheElement> NodeKernel for AttentionKernel<T> {
+    const OPERATOR: &'static str = T::ATTENTION;
 
-impl<T: CacheElement> Operator for AttentionOperator<T> {
-    type Kernel<'attr> = AttentionKernel<T>;
-
-    fn name(&self) -> &str {
-        T::ATTENTION
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
         use TensorElementType::{Float32, Int32};
         let (required, optional) = (OperatorInput::required, OperatorInput::optional);
         [
@@ -62,29 +58,11 @@ impl<T: CacheElement> Operator for AttentionOperator<T> {
         ]
     }
 
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
         [TensorElementType::Float32, T::TYPE, T::TYPE].map(OperatorOutput::required)
     }
 
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<AttentionKernel<T>> {
-        AttentionKernel::of(&self.shared, context)
-    }
-}
-
-/// The operator as the kernel of one node.
-pub(super) struct AttentionKernel<T> {
-    shared: Arc<OperatorContext>,
-    heads: Heads,
-    scale: Option<f32>,
-    soft_cap: Option<f32>,
-    mask: Mask,
-    rotates: bool,
-    element: PhantomData<T>,
-}
-
-impl<T: CacheElement> AttentionKernel<T> {
-    /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let size = |name| node.int(name).and_then(|value| usize::try_from(value).ok()).filter(|&n| n > 0);
         let float = |name| node.float(name).filter(|&value| value != 0.0);
         let (Some(heads), Some(kv_heads)) = (size(HEADS), size(KV_HEADS)) else {
@@ -104,8 +82,7 @@ impl<T: CacheElement> AttentionKernel<T> {
         })
     }
 
-    /// Computes the outputs of a call.
-    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let (step, shape) = self.step(call)?;
         let rows = [shape.batch, shape.sequence, self.heads.kv * self.heads.group * shape.size];
         let out = call.output(0, &rows.map(|extent| extent as i64))?;
@@ -115,12 +92,6 @@ impl<T: CacheElement> AttentionKernel<T> {
         let values: &mut [T] = call.output(2, &present)?;
         let past = [call.unless_in_place(3, keys)?, call.unless_in_place(4, values)?];
         step.run(call, PresentCache { keys, values, past, held: shape.held }, out)
-    }
-}
-
-impl<T: CacheElement> Kernel for AttentionKernel<T> {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
     },
     gated::{GATED_MLP, GatedMlpKernel},
     linear::{LINEAR, LinearKernel},
+    node_kernel::NodeKernel,
     values::{MAX_ROWS, ValueLocation, Values},
 };
 
@@ -143,7 +144,7 @@ impl<T: CacheElement> MemberKernel<T> {
             BIDIRECTIONAL_ATTENTION => {
                 BidirectionalAttentionKernel::of(shared, node).map(Self::BidirectionalAttention)
             }
-            POOL_ROWS => Ok(Self::PoolRows(PoolRowsKernel::of(node))),
+            POOL_ROWS => PoolRowsKernel::of(shared, node).map(Self::PoolRows),
             op if op == T::ATTENTION => AttentionKernel::of(shared, node).map(Self::Attention),
             op => Err(ort::Error::new(format!("expected a member of {}, found {op}", T::CHAIN))),
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use narthex_kernels::{MatrixMut, MatrixRef, QuantizedRows};
-use ort::operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput};
+use ort::operator::{OperatorInput, OperatorOutput};
 
 use super::{
     Buffers, OperatorContext, at_least,
@@ -15,6 +15,7 @@ use super::{
     call::Call,
     input_rows::{InputRows, Outputs, epsilon_of},
     linear::{Part, column_step, for_columns, index_of, input_types, output_types, row_block},
+    node_kernel::NodeKernel,
     weights::Linear,
 };
 
@@ -29,30 +30,6 @@ pub(super) const DOWN: &str = "down";
 /// Number of hidden columns that a task computes at once, so that they stay in the cache.
 const HIDDEN_COLUMNS: usize = 256;
 
-pub(super) struct GatedMlpOperator {
-    pub(super) shared: Arc<OperatorContext>,
-}
-
-impl Operator for GatedMlpOperator {
-    type Kernel<'attr> = GatedMlpKernel;
-
-    fn name(&self) -> &str {
-        GATED_MLP
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        input_types()
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        output_types()
-    }
-
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<GatedMlpKernel> {
-        GatedMlpKernel::of(&self.shared, context)
-    }
-}
-
 /// The operator as the kernel of one node.
 pub(super) struct GatedMlpKernel {
     shared: Arc<OperatorContext>,
@@ -63,16 +40,24 @@ pub(super) struct GatedMlpKernel {
     epsilon: Option<f32>,
 }
 
-impl GatedMlpKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
+impl NodeKernel for GatedMlpKernel {
+    const OPERATOR: &'static str = GATED_MLP;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        input_types()
+    }
+
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        output_types()
+    }
+
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = |name| index_of(shared, node, name);
         let (gate, up, down) = (index(GATE)?, index(UP)?, index(DOWN)?);
         Ok(Self { shared: Arc::clone(shared), gate, up, down, epsilon: epsilon_of(node) })
     }
 
-    /// Computes the outputs of a call.
-    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = |index: usize| &self.shared.linears[index];
         let mlp = GatedMlp {
             shared: &self.shared,
@@ -83,12 +68,6 @@ impl GatedMlpKernel {
         let (width, columns) = (mlp.gate.weights.inputs(), mlp.down.weights.outputs());
         let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
         mlp.run(call, &x, out)
-    }
-}
-
-impl Kernel for GatedMlpKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }
 

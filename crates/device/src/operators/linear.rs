@@ -8,7 +8,7 @@ use std::{ops::Range, sync::Arc};
 
 use narthex_kernels::{Granularity, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use super::{
     attributes::Attributes,
     call::Call,
     input_rows::{InputRows, Outputs, epsilon_of},
+    node_kernel::NodeKernel,
     weights::Linear,
 };
 
@@ -47,30 +48,6 @@ const COLUMN_STEP: usize = 32;
 
 /// Minimum number of weight bytes of a task, so that its work outweighs its start.
 const MIN_TASK_BYTES: usize = 16 << 10;
-
-pub(super) struct LinearOperator {
-    pub(super) shared: Arc<OperatorContext>,
-}
-
-impl Operator for LinearOperator {
-    type Kernel<'attr> = LinearKernel;
-
-    fn name(&self) -> &str {
-        LINEAR
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        input_types()
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        output_types()
-    }
-
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<LinearKernel> {
-        LinearKernel::of(&self.shared, context)
-    }
-}
 
 /// Returns the inputs of a product: rows, and optionally the branch and the gain of an RMS norm.
 pub(super) fn input_types() -> [OperatorInput; 3] {
@@ -123,25 +100,27 @@ pub(super) struct LinearKernel {
     epsilon: Option<f32>,
 }
 
-impl LinearKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(super) fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
+impl NodeKernel for LinearKernel {
+    const OPERATOR: &'static str = LINEAR;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        input_types()
+    }
+
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        output_types()
+    }
+
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = index_of(shared, node, WEIGHTS)?;
         Ok(Self { shared: Arc::clone(shared), index, epsilon: epsilon_of(node) })
     }
 
-    /// Computes the outputs of a call.
-    pub(super) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = &self.shared.linears[self.index];
         let (width, columns) = (linear.weights.inputs(), linear.weights.outputs());
         let (x, out) = InputRows::of(call, width, columns, self.epsilon)?;
         self.shared.multiply(call, linear, &x, out)
-    }
-}
-
-impl Kernel for LinearKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }
 

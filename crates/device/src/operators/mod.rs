@@ -4,8 +4,8 @@
 //! every device. The weights of rewritten nodes are packed for this processor and passed to the operators directly, so
 //! that ONNX Runtime does not load them. `rewrite` finds the nodes, and `weights` packs their weights. `linear`,
 //! `gated` and `attention` compute. `encoder` has the operators of encoders. `fuse` makes consecutive nodes one node,
-//! which `chain` computes in one parallel `region`. `cache` has the element types of the KV cache. `call` is the
-//! interface to ONNX Runtime, on whose threads the operators run.
+//! which `chain` computes in one parallel `region`. `cache` has the element types of the KV cache. `call` and
+//! `node_kernel` are the interface to ONNX Runtime, on whose threads the operators run.
 
 mod attention;
 mod attention_step;
@@ -19,6 +19,7 @@ mod gated;
 mod input_rows;
 mod linear;
 mod links;
+mod node_kernel;
 mod region;
 mod rewrite;
 mod values;
@@ -40,12 +41,13 @@ use narthex_spec::KvPrecision;
 use ort::operator::OperatorDomain;
 use parking_lot::Mutex;
 
-use attention::AttentionOperator;
+use attention::AttentionKernel;
 use chain::{Chain, ChainOperator};
-use encoder::{BidirectionalAttentionOperator, PoolRowsOperator, ProjectionsOperator, ResidualMlpOperator};
+use encoder::{BidirectionalAttentionKernel, PoolRowsKernel, ProjectionsKernel, ResidualMlpKernel};
 pub(crate) use encoder::{PaddedInputs, ROW_OFFSETS};
-use gated::GatedMlpOperator;
-use linear::LinearOperator;
+use gated::GatedMlpKernel;
+use linear::LinearKernel;
+use node_kernel::NodeOperator;
 use weights::{Linear, LinearLayers};
 
 use crate::{packed_weights::PackedWeights, placement::ChainNode};
@@ -107,15 +109,15 @@ impl OwnOperators {
         let buffers = BufferPool::new(threads);
         let shared = Arc::new(OperatorContext { kernels: kernels(), linears, chains, threads, buffers });
         let domain = OperatorDomain::new(DOMAIN)
-            .and_then(|domain| domain.add(LinearOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(GatedMlpOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(ResidualMlpOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(ProjectionsOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(BidirectionalAttentionOperator { shared: Arc::clone(&shared) }))
-            .and_then(|domain| domain.add(PoolRowsOperator))
-            .and_then(|domain| domain.add(AttentionOperator::<f32>::new(Arc::clone(&shared))))
-            .and_then(|domain| domain.add(AttentionOperator::<f16>::new(Arc::clone(&shared))))
-            .and_then(|domain| domain.add(AttentionOperator::<i8>::new(Arc::clone(&shared))))
+            .and_then(|domain| domain.add(NodeOperator::<LinearKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<GatedMlpKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<ResidualMlpKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<ProjectionsKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<BidirectionalAttentionKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<PoolRowsKernel>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<AttentionKernel<f32>>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<AttentionKernel<f16>>::new(&shared)))
+            .and_then(|domain| domain.add(NodeOperator::<AttentionKernel<i8>>::new(&shared)))
             .and_then(|domain| domain.add(ChainOperator::<f32>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<f16>::new(Arc::clone(&shared))))
             .and_then(|domain| domain.add(ChainOperator::<i8>::new(shared)));

@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc};
 
 use narthex_kernels::{Attention, CacheRows, KeyValues, Mask, MatrixMut, MatrixRef, Queries};
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 
@@ -17,6 +17,7 @@ use crate::operators::{
     attributes::Attributes,
     call::{Call, Input},
     linear::Part,
+    node_kernel::NodeKernel,
 };
 
 /// Operator type.
@@ -36,34 +37,6 @@ const TASK_PAIRS: usize = 1 << 14;
 /// Number of tasks per thread that are worth smaller tasks.
 const TASKS_PER_THREAD: usize = 2;
 
-pub(in crate::operators) struct BidirectionalAttentionOperator {
-    pub(in crate::operators) shared: Arc<OperatorContext>,
-}
-
-impl Operator for BidirectionalAttentionOperator {
-    type Kernel<'attr> = BidirectionalAttentionKernel;
-
-    fn name(&self) -> &str {
-        BIDIRECTIONAL_ATTENTION
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        use TensorElementType::{Float32, Int32};
-        [Float32, Float32, Float32, Int32].map(OperatorInput::required)
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(TensorElementType::Float32)]
-    }
-
-    fn create_kernel<'attr>(
-        &self,
-        context: &KernelContext<'attr>,
-    ) -> ort::Result<BidirectionalAttentionKernel> {
-        BidirectionalAttentionKernel::of(&self.shared, context)
-    }
-}
-
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct BidirectionalAttentionKernel {
     shared: Arc<OperatorContext>,
@@ -71,12 +44,19 @@ pub(in crate::operators) struct BidirectionalAttentionKernel {
     scale: f32,
 }
 
-impl BidirectionalAttentionKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(
-        shared: &Arc<OperatorContext>,
-        node: &impl Attributes,
-    ) -> ort::Result<Self> {
+impl NodeKernel for BidirectionalAttentionKernel {
+    const OPERATOR: &'static str = BIDIRECTIONAL_ATTENTION;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        use TensorElementType::{Float32, Int32};
+        [Float32, Float32, Float32, Int32].map(OperatorInput::required)
+    }
+
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        [OperatorOutput::required(TensorElementType::Float32)]
+    }
+
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let heads = node.int(HEADS).and_then(|heads| usize::try_from(heads).ok()).filter(|&heads| heads > 0);
         let (Some(heads), Some(scale)) = (heads, node.float(SCALE)) else {
             return Err(ort::Error::new(format!("expected the attributes {HEADS} and {SCALE}")));
@@ -84,8 +64,7 @@ impl BidirectionalAttentionKernel {
         Ok(Self { shared: Arc::clone(shared), heads, scale })
     }
 
-    /// Computes the outputs of a call.
-    pub(in crate::operators) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let [query, key, value]: [Input<'_>; 3] = [call.input(0)?, call.input(1)?, call.input(2)?];
         let width = query.columns();
         let same = query.shape == key.shape && query.shape == value.shape;
@@ -102,12 +81,6 @@ impl BidirectionalAttentionKernel {
         let texts = PackedTexts::of(call, 3, query.rows())?;
         PackedAttention { shared: &self.shared, attention, heads: self.heads, query, key, value }
             .run(call, &texts, out)
-    }
-}
-
-impl Kernel for BidirectionalAttentionKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }
 

@@ -14,12 +14,10 @@ mod residual;
 mod residual_nodes;
 mod texts;
 
-pub(super) use attention::{
-    BIDIRECTIONAL_ATTENTION, BidirectionalAttentionKernel, BidirectionalAttentionOperator,
-};
+pub(super) use attention::{BIDIRECTIONAL_ATTENTION, BidirectionalAttentionKernel};
 pub(super) use pack::pack;
 pub(crate) use pack::{PaddedInputs, ROW_OFFSETS};
-pub(super) use pooling::{POOL_ROWS, PoolRowsKernel, PoolRowsOperator};
-pub(super) use projections::{PROJECTIONS, ProjectionsKernel, ProjectionsOperator};
-pub(super) use residual::{RESIDUAL_MLP, ResidualMlpKernel, ResidualMlpOperator};
+pub(super) use pooling::{POOL_ROWS, PoolRowsKernel};
+pub(super) use projections::{PROJECTIONS, ProjectionsKernel};
+pub(super) use residual::{RESIDUAL_MLP, ResidualMlpKernel};
 pub(super) use residual_nodes::merge_residuals;

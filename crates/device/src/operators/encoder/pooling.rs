@@ -1,15 +1,19 @@
 //! `narthex.PoolRows`: one row for each packed text, its first one or the mean of all.
 
+use std::sync::Arc;
+
 use narthex_kernels::MatrixRef;
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 
 use super::texts::PackedTexts;
 use crate::operators::{
+    OperatorContext,
     attributes::Attributes,
     call::{Call, Input},
+    node_kernel::NodeKernel,
 };
 
 /// Operator type.
@@ -18,41 +22,27 @@ pub(in crate::operators) const POOL_ROWS: &str = "PoolRows";
 /// Attribute that is 1 for the mean and 0 for the first row.
 pub(super) const MEAN: &str = "mean";
 
-pub(in crate::operators) struct PoolRowsOperator;
-
-impl Operator for PoolRowsOperator {
-    type Kernel<'attr> = PoolRowsKernel;
-
-    fn name(&self) -> &str {
-        POOL_ROWS
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        [TensorElementType::Float32, TensorElementType::Int32].map(OperatorInput::required)
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(TensorElementType::Float32)]
-    }
-
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<PoolRowsKernel> {
-        Ok(PoolRowsKernel::of(context))
-    }
-}
-
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct PoolRowsKernel {
     mean: bool,
 }
 
-impl PoolRowsKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(node: &impl Attributes) -> Self {
-        Self { mean: node.int(MEAN) == Some(1) }
+impl NodeKernel for PoolRowsKernel {
+    const OPERATOR: &'static str = POOL_ROWS;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        [TensorElementType::Float32, TensorElementType::Int32].map(OperatorInput::required)
     }
 
-    /// Computes the outputs of a call.
-    pub(in crate::operators) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        [OperatorOutput::required(TensorElementType::Float32)]
+    }
+
+    fn of(_: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
+        Ok(Self { mean: node.int(MEAN) == Some(1) })
+    }
+
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let rows: Input<'_> = call.input(0)?;
         let width = rows.columns();
         if width == 0 {
@@ -73,11 +63,5 @@ impl PoolRowsKernel {
             }
         }
         Ok(())
-    }
-}
-
-impl Kernel for PoolRowsKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narthex_kernels::{MatrixMut, MatrixRef};
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 
@@ -13,6 +13,7 @@ use crate::operators::{
     attributes::Attributes,
     call::{Call, Input},
     linear::{Part, column_step, index_of, row_block},
+    node_kernel::NodeKernel,
     values::MAX_RANK,
     weights::Linear,
 };
@@ -22,30 +23,6 @@ pub(in crate::operators) const PROJECTIONS: &str = "Projections";
 
 /// Attributes with the indices of the weights.
 pub(super) const WEIGHTS: [&str; 3] = ["query", "key", "value"];
-
-pub(in crate::operators) struct ProjectionsOperator {
-    pub(in crate::operators) shared: Arc<OperatorContext>,
-}
-
-impl Operator for ProjectionsOperator {
-    type Kernel<'attr> = ProjectionsKernel;
-
-    fn name(&self) -> &str {
-        PROJECTIONS
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        [OperatorInput::required(TensorElementType::Float32)]
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        WEIGHTS.map(|_| OperatorOutput::required(TensorElementType::Float32))
-    }
-
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<ProjectionsKernel> {
-        ProjectionsKernel::of(&self.shared, context)
-    }
-}
 
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct ProjectionsKernel {
@@ -60,12 +37,18 @@ struct ColumnsTask<'a> {
     out: MatrixMut<'a>,
 }
 
-impl ProjectionsKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(
-        shared: &Arc<OperatorContext>,
-        node: &impl Attributes,
-    ) -> ort::Result<Self> {
+impl NodeKernel for ProjectionsKernel {
+    const OPERATOR: &'static str = PROJECTIONS;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        [OperatorInput::required(TensorElementType::Float32)]
+    }
+
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        WEIGHTS.map(|_| OperatorOutput::required(TensorElementType::Float32))
+    }
+
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let index = |name| index_of(shared, node, name);
         let [query, key, value] = WEIGHTS.map(index);
         let indices = [query?, key?, value?];
@@ -81,8 +64,7 @@ impl ProjectionsKernel {
         Ok(Self { shared: Arc::clone(shared), indices })
     }
 
-    /// Computes the outputs of a call.
-    pub(in crate::operators) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linears = self.indices.map(|index| &self.shared.linears[index]);
         let (x, width): (Input<'_>, usize) = (call.input(0)?, linears[0].weights.inputs());
         let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
@@ -97,7 +79,9 @@ impl ProjectionsKernel {
         }
         self.multiply(call, MatrixRef::new(x.data, width), linears, outputs)
     }
+}
 
+impl ProjectionsKernel {
     fn multiply(
         &self,
         call: &Call<'_>,
@@ -149,11 +133,5 @@ impl ProjectionsKernel {
                 });
             })
         })
-    }
-}
-
-impl Kernel for ProjectionsKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }

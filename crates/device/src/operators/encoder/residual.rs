@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use narthex_kernels::{Activation, LayerNorm, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use ort::{
-    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    operator::{OperatorInput, OperatorOutput},
     value::TensorElementType,
 };
 
@@ -21,6 +21,7 @@ use crate::operators::{
     attributes::Attributes,
     call::{Call, Input},
     linear::{Part, column_step, for_columns, index_of, row_block},
+    node_kernel::NodeKernel,
     weights::Linear,
 };
 
@@ -52,30 +53,6 @@ pub(super) fn activation_number(activation: Activation) -> Option<usize> {
 /// Number of columns of the first layer that a task computes at once, so that they stay in the cache.
 const HIDDEN_COLUMNS: usize = 256;
 
-pub(in crate::operators) struct ResidualMlpOperator {
-    pub(in crate::operators) shared: Arc<OperatorContext>,
-}
-
-impl Operator for ResidualMlpOperator {
-    type Kernel<'attr> = ResidualMlpKernel;
-
-    fn name(&self) -> &str {
-        RESIDUAL_MLP
-    }
-
-    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        [TensorElementType::Float32; 4].map(OperatorInput::required)
-    }
-
-    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        [OperatorOutput::required(TensorElementType::Float32)]
-    }
-
-    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<ResidualMlpKernel> {
-        ResidualMlpKernel::of(&self.shared, context)
-    }
-}
-
 /// The operator as the kernel of one node.
 pub(in crate::operators) struct ResidualMlpKernel {
     shared: Arc<OperatorContext>,
@@ -87,12 +64,18 @@ pub(in crate::operators) struct ResidualMlpKernel {
     epsilon: f32,
 }
 
-impl ResidualMlpKernel {
-    /// Returns the kernel of a node with these attributes.
-    pub(in crate::operators) fn of(
-        shared: &Arc<OperatorContext>,
-        node: &impl Attributes,
-    ) -> ort::Result<Self> {
+impl NodeKernel for ResidualMlpKernel {
+    const OPERATOR: &'static str = RESIDUAL_MLP;
+
+    fn inputs() -> impl IntoIterator<Item = OperatorInput> {
+        [TensorElementType::Float32; 4].map(OperatorInput::required)
+    }
+
+    fn outputs() -> impl IntoIterator<Item = OperatorOutput> {
+        [OperatorOutput::required(TensorElementType::Float32)]
+    }
+
+    fn of(shared: &Arc<OperatorContext>, node: &impl Attributes) -> ort::Result<Self> {
         let down = index_of(shared, node, DOWN)?;
         let up = node.int(UP).map(|_| index_of(shared, node, UP)).transpose()?;
         let number = node.int(ACTIVATION).unwrap_or(0);
@@ -110,8 +93,7 @@ impl ResidualMlpKernel {
         Ok(Self { shared: Arc::clone(shared), up, activation, down, epsilon })
     }
 
-    /// Computes the outputs of a call.
-    pub(in crate::operators) fn run(&self, call: &Call<'_>) -> ort::Result<()> {
+    fn run(&self, call: &Call<'_>) -> ort::Result<()> {
         let linear = |index: usize| &self.shared.linears[index];
         let (up, down) = (self.up.map(linear), linear(self.down));
         let (width, columns) = (up.unwrap_or(down).weights.inputs(), down.weights.outputs());
@@ -132,12 +114,6 @@ impl ResidualMlpKernel {
         let norm = LayerNorm { gain: gain.data, bias: bias.data, epsilon: self.epsilon };
         let mlp = ResidualMlp { shared: &self.shared, up, activation: self.activation, down, norm };
         mlp.run(call, MatrixRef::new(x.data, width), MatrixRef::new(residual.data, columns), out)
-    }
-}
-
-impl Kernel for ResidualMlpKernel {
-    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
-        Call::run(context, |call| self.run(call))
     }
 }
 
