@@ -12,5 +12,5 @@ mod owner;
 mod regular;
 
 pub use mapped::{FileWatch, MappedFile, map};
-pub use owner::{check_own, read_own};
+pub use owner::{check_own, create_private_folder, read_own};
 pub use regular::{open_inside, open_regular, read, read_bounded, read_inside, utf8};

@@ -1,6 +1,10 @@
 //! Files and folders that no other user can change.
 
-use std::{fs::Metadata, io, path::Path};
+use std::{
+    fs::{DirBuilder, Metadata},
+    io,
+    path::Path,
+};
 
 use crate::regular::{open_regular, read_bounded};
 
@@ -41,6 +45,18 @@ pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = open_regular(path)?;
     check_own(&file.metadata()?)?;
     read_bounded(file, limit)
+}
+
+/// Creates a folder that only its user may read, with its parents.
+///
+/// # Errors
+/// Those of the system.
+pub fn create_private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
 }
 
 /// Owner and mode of a file.

@@ -1,18 +1,14 @@
 //! Permissions of the store: only its user may read it.
 
+use std::path::Path;
 #[cfg(unix)]
 use std::{fs, io};
-use std::{fs::DirBuilder, path::Path};
 
 use crate::error::Error;
 
 /// Creates a folder of the store, with its parents.
 pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(path).map_err(Error::io("create", path))
+    narthex_mmap::create_private_folder(path).map_err(Error::io("create", path))
 }
 
 /// Removes the permissions of other users from the entries of a store, and from its folder if that has no other entries.

@@ -7,7 +7,7 @@
 use std::{
     cmp::Reverse,
     collections::HashSet,
-    fs::{self, DirBuilder, DirEntry, File, OpenOptions},
+    fs::{self, DirEntry, File, OpenOptions},
     io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
@@ -74,11 +74,7 @@ impl PrefixFolder {
 
     /// Creates the folder, which only this user may read.
     pub(super) fn create(&self) -> io::Result<()> {
-        let mut builder = DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&self.own)
+        narthex_mmap::create_private_folder(&self.own)
     }
 
     /// Refuses folders that another user can change: their files would be read as keys and values of the model.
