@@ -146,12 +146,18 @@ fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
+/// Returns the scales and minima of a pair of sub-blocks of a super-block.
+fn scale_min_pair(pair: usize, b: &[u8]) -> [(f32, f32); 2] {
     let (d, dmin) = (half_at(b, 0), half_at(b, 2));
+    [2 * pair, 2 * pair + 1].map(|j| {
+        let (scale, min) = scale_min(j, &b[4..16]);
+        (d * scale, dmin * min)
+    })
+}
+
+fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
     for (pair, (quants, y)) in b[16..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
-        let (s1, m1) = scale_min(2 * pair, &b[4..16]);
-        let (s2, m2) = scale_min(2 * pair + 1, &b[4..16]);
-        let (d1, m1, d2, m2) = (d * s1, dmin * m1, d * s2, dmin * m2);
+        let [(d1, m1), (d2, m2)] = scale_min_pair(pair, b);
         for (l, &q) in quants.iter().enumerate() {
             y[l] = d1 * f32::from(q & 15) - m1;
             y[l + 32] = d2 * f32::from(q >> 4) - m2;
@@ -160,12 +166,9 @@ fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
 }
 
 fn q5_k(b: &[u8; 176], y: &mut [f32; SUPER]) {
-    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
     let high = &b[16..48];
     for (pair, (quants, y)) in b[48..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
-        let (s1, m1) = scale_min(2 * pair, &b[4..16]);
-        let (s2, m2) = scale_min(2 * pair + 1, &b[4..16]);
-        let (d1, m1, d2, m2) = (d * s1, dmin * m1, d * s2, dmin * m2);
+        let [(d1, m1), (d2, m2)] = scale_min_pair(pair, b);
         for (l, (&q, &h)) in quants.iter().zip(high).enumerate() {
             let bits = h >> (2 * pair);
             y[l] = d1 * f32::from((q & 15) + ((bits & 1) << 4)) - m1;

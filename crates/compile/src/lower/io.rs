@@ -22,6 +22,14 @@ pub(crate) struct GraphIo {
 }
 
 impl GraphIo {
+    /// Begins the graph of a head for one row, and returns the row's hidden states.
+    pub(crate) fn head(e: &mut Emitter<'_>, hidden: usize) -> (Self, Tensor) {
+        e.begin_graph("head");
+        let mut io = Self::default();
+        let hidden = io.input(e, Slot::Hidden, "hidden", f16([1, 1, hidden]));
+        (io, hidden)
+    }
+
     /// Declares an input.
     pub(crate) fn input(&mut self, e: &mut Emitter<'_>, slot: Slot, name: &str, kind: TensorType) -> Tensor {
         self.inputs.push(binding(slot, name, &kind));

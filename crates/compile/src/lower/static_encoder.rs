@@ -79,11 +79,8 @@ fn pools(head: EncoderHead) -> bool {
 
 /// Lowers the logits over the vocabulary for one row.
 fn masked_lm(e: &mut Emitter<'_>, arch: &EncoderArch, activation: Option<Activation>) -> Result<GraphEntry> {
-    e.begin_graph("head");
-    let mut io = GraphIo::default();
-    let rows = 1;
-    let hidden = io.input(e, Slot::Hidden, "hidden", f16([1, rows, arch.hidden]));
+    let (mut io, hidden) = GraphIo::head(e, arch.hidden);
     let logits = encoder_head::masked_lm(e, hidden, arch, activation)?;
-    io.output(e, Slot::Logits, "logits", logits, &f16([1, rows, arch.vocab]))?;
-    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
+    io.output(e, Slot::Logits, "logits", logits, &f16([1, 1, arch.vocab]))?;
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }, Vec::new()))
 }

@@ -228,12 +228,9 @@ impl StaticAttention<'_> {
 
 /// Lowers the last norm and the head, for one row.
 fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry> {
-    e.begin_graph("head");
-    let mut io = GraphIo::default();
-    let rows = 1;
-    let hidden = io.input(e, Slot::Hidden, "hidden", f16([1, rows, arch.hidden]));
+    let (mut io, hidden) = GraphIo::head(e, arch.hidden);
     let normed = stream_norms(arch).stream.apply(e, &Scope::root().child("norm"), hidden)?;
     let logits = lm_head(e, normed, arch)?;
-    io.output(e, Slot::Logits, "logits", logits, &f16([1, rows, arch.head_rows()]))?;
-    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
+    io.output(e, Slot::Logits, "logits", logits, &f16([1, 1, arch.head_rows()]))?;
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows: 1 }, Vec::new()))
 }

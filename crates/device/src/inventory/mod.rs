@@ -144,8 +144,8 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-#[cfg(target_arch = "x86_64")]
 fn features() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
     let features = [
         ("AVX2", is_x86_feature_detected!("avx2")),
         ("FMA", is_x86_feature_detected!("fma")),
@@ -153,22 +153,15 @@ fn features() -> Vec<&'static str> {
         ("AVX-512", is_x86_feature_detected!("avx512f")),
         ("AVX-512-VNNI", is_x86_feature_detected!("avx512vnni")),
     ];
-    features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
-}
-
-#[cfg(target_arch = "aarch64")]
-fn features() -> Vec<&'static str> {
+    #[cfg(target_arch = "aarch64")]
     let features = [
         ("NEON", std::arch::is_aarch64_feature_detected!("neon")),
         ("dot product", std::arch::is_aarch64_feature_detected!("dotprod")),
         ("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm")),
     ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let features: [(&str, bool); 0] = [];
     features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn features() -> Vec<&'static str> {
-    Vec::new()
 }
 
 /// Returns the bytes of memory that this process may use: the machine's memory, or its control group's limit if that is

@@ -172,12 +172,18 @@ impl EngineLoop {
             };
             return self.end(0, finish);
         }
-        let Some(mut sequence) = self.running.pop() else { return };
+        let Some(sequence) = self.pop_running() else { return };
+        self.stats.preemptions += 1;
+        self.queue.push_front(sequence);
+    }
+
+    /// Removes the youngest running sequence, and empties its slot.
+    pub(super) fn pop_running(&mut self) -> Option<Sequence> {
+        let mut sequence = self.running.pop()?;
         if let Some(slot) = sequence.slot.take() {
             self.empty(slot);
         }
-        self.stats.preemptions += 1;
-        self.queue.push_front(sequence);
+        Some(sequence)
     }
 
     fn out_of_memory(&self, tokens: usize) -> StepError {

@@ -102,10 +102,7 @@ impl EngineLoop {
     fn start_over(&mut self, end: Option<Finish>) {
         self.config.speculation = Speculation::Off;
         self.is_memory_full = false;
-        let Some(mut sequence) = self.running.pop() else { return };
-        if let Some(slot) = sequence.slot.take() {
-            self.empty(slot);
-        }
+        let Some(sequence) = self.pop_running() else { return };
         match end {
             Some(finish) => self.report(sequence, finish),
             None => self.queue.push_front(sequence),

@@ -98,6 +98,14 @@ impl Attend<'_> {
         self.queries.rows.columns() / self.attention.head_size
     }
 
+    /// Returns the keys of a block that a token sees, relative to the block. The end may be before the start.
+    #[inline(always)]
+    fn visible_in(&self, token: usize, block: &Range<usize>) -> Range<usize> {
+        let visible = self.visible(token);
+        let of_block = |key: usize| key.clamp(block.start, block.end) - block.start;
+        of_block(visible.start)..of_block(visible.end)
+    }
+
     /// Returns the keys that a token sees.
     fn visible(&self, token: usize) -> Range<usize> {
         let next = self.queries.first_position + token + 1;

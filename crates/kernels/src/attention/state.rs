@@ -183,9 +183,7 @@ impl Buffers {
         // The factor of a query that sees no key of this block is the exponential of 0.
         let mut distances = [0.0; LANES];
         for (at, query) in queries.clone().enumerate() {
-            let visible = attend.visible(query / group);
-            let start = visible.start.clamp(block.start, block.end) - block.start;
-            let end = visible.end.clamp(block.start, block.end) - block.start;
+            let Range { start, end } = attend.visible_in(query / group, block);
             let row = &mut self.scores[at * BLOCK..][..width];
             if start >= end {
                 continue;

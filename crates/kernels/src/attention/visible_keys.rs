@@ -49,9 +49,7 @@ pub(super) fn sum_visible<S: Simd>(
 ) {
     let (group, padded) = (attend.group(), buffers.padded);
     for (at, query) in queries.enumerate() {
-        let visible = attend.visible(query / group);
-        let start = visible.start.clamp(block.start, block.end) - block.start;
-        let end = visible.end.clamp(block.start, block.end) - block.start;
+        let Range { start, end } = attend.visible_in(query / group, block);
         let (sums, _) = buffers.part.values[query * padded..][..padded].as_chunks_mut::<LANES>();
         for (tile, sums) in sums.iter_mut().enumerate() {
             let mut total = s.mul(s.load(sums), s.splat(factors[at]));

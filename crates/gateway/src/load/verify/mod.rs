@@ -76,6 +76,14 @@ pub(crate) struct Verification {
     texts: Vec<TextSimilarity>,
 }
 
+impl Verification {
+    /// Returns the record of a check that has passed, without results.
+    fn new(cache: &DeviceCache) -> Self {
+        let (positions, texts) = (Vec::new(), Vec::new());
+        Self { edition: EDITION, key: cache.key.clone(), quarantine: None, positions, texts }
+    }
+}
+
 /// Checks a model on its device, unless a valid record exists. Returns the refusal of a quarantined device.
 ///
 /// # Errors
@@ -102,13 +110,7 @@ pub(crate) fn check(
     let reference = LoadRequest { config: config.into(), ..request.clone() };
     let variant = request.variant(name, devices.head.as_ref());
     let mut reference = sessions::open(&reference, &DeviceAssignment::cpu(), variant, Form::Graph)?.model;
-    let mut found = Verification {
-        edition: EDITION,
-        key: cache.key.clone(),
-        quarantine: None,
-        positions: Vec::new(),
-        texts: Vec::new(),
-    };
+    let mut found = Verification::new(cache);
     let texts = reference_texts(&request.package)?;
     match (model, &mut reference) {
         (Model::Decoder(device), Model::Decoder(cpu)) => {
@@ -127,9 +129,7 @@ pub(crate) fn check(
 
 /// Quarantines a device whose values were not finite while it served.
 pub(crate) fn quarantine(cache: &DeviceCache, reason: String) {
-    let (key, quarantine) = (cache.key.clone(), Some(reason));
-    let (positions, texts) = (Vec::new(), Vec::new());
-    let found = Verification { edition: EDITION, key, quarantine, positions, texts };
+    let found = Verification { quarantine: Some(reason), ..Verification::new(cache) };
     cache.store(RECORD, &found, "the check");
 }
 
