@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "bench")]
+use crate::limits::{Dots, MulAdds, Reads};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +15,6 @@ use crate::{
     },
     elementwise::{NormInput, ResidualSum, RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
-    limits::{Dots, MulAdds, Reads},
     matmul::{FourBit, MatMul, Scratch},
     packed::{PackedMatrix, WeightFormat},
     rounding::RoundRow,
@@ -332,7 +333,10 @@ impl Kernels {
         let scale = self.floats.run(RoundRow { row, out });
         after.copy_from_slice(&scale.to_ne_bytes().map(u8::cast_signed));
     }
+}
 
+#[cfg(feature = "bench")]
+impl Kernels {
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates. This measures the limit of
     /// integer products.
     pub fn run_dots(&self, rounds: usize) -> u64 {

@@ -26,6 +26,7 @@ mod formats;
 pub mod fuzzing;
 mod kernels;
 mod layer_norm;
+#[cfg(feature = "bench")]
 mod limits;
 mod math;
 mod matmul;
