@@ -7,6 +7,8 @@
 mod admission;
 mod speculation;
 mod stored_prefixes;
+#[cfg(feature = "testing")]
+mod testing;
 mod transaction;
 
 use std::collections::VecDeque;
@@ -19,7 +21,7 @@ use crate::{
     executor::{Executor, Limits, StepPlan},
     kv::Slots,
     prefix_storage::PrefixStorage,
-    request::{Finish, Request, SequenceHandle, SubmitError},
+    request::{Finish, Request, SubmitError},
     sample::Scratch,
     schedule::{
         pace::PromptPace,
@@ -27,10 +29,8 @@ use crate::{
         policy::{self, Bounds, Grant},
     },
     sequence::Sequence,
-    snapshot::{RunningSequence, Snapshot},
     speculate::{DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
-    wake::WakeSignal,
 };
 use stored_prefixes::{Offer, StoredPrefixes};
 
@@ -130,18 +130,6 @@ impl EngineLoop {
             Some(&token) => Err(SubmitError::BadToken { token, vocab: limits.vocab }),
             None => Ok(()),
         }
-    }
-
-    /// Queues a request. The queue has no limit here; [`Engine`](crate::worker::Engine) enforces it.
-    ///
-    /// # Errors
-    /// The errors of [`Self::check`].
-    pub fn submit(&mut self, request: Request) -> Result<SequenceHandle, SubmitError> {
-        Self::check(self.device.limits(), &request)?;
-        // The caller runs the steps itself, so there is no thread to wake.
-        let handle = SequenceHandle::new(WakeSignal::default());
-        self.enqueue(Sequence::new(0, request, self.device.limits().longest(), handle.clone()));
-        Ok(handle)
     }
 
     /// Queues a sequence whose request has been checked.
@@ -263,26 +251,6 @@ impl EngineLoop {
     fn report(&mut self, sequence: Sequence, finish: Finish) {
         self.finished += 1;
         sequence.finish(finish);
-    }
-
-    /// Returns a copy of the state, for checks of invariants.
-    pub fn snapshot(&self) -> Snapshot {
-        let running = |s: &Sequence| RunningSequence {
-            number: s.number,
-            slot: s.slot,
-            cached: s.cached,
-            tokens: s.tokens.len(),
-            footprint: s.footprint(),
-        };
-        Snapshot {
-            slots: self.slots.states().to_vec(),
-            running: self.running.iter().map(running).collect(),
-            queue: self.queue.iter().map(|s| s.number).collect(),
-            max_running: self.config.max_running,
-            submitted: self.submitted,
-            finished: self.finished,
-            stats: self.stats(),
-        }
     }
 
     /// Empties a slot. Returns false if that failed; the slot is then retired.

@@ -16,6 +16,7 @@ pub mod request;
 pub mod sample;
 mod schedule;
 mod sequence;
+#[cfg(feature = "testing")]
 pub mod snapshot;
 mod speculate;
 pub mod supervise;
