@@ -3,7 +3,8 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn freed_memory_is_released() {
-    use narthex_device::memory::{anonymous_rss, release_freed_memory};
+    use narthex_device::memory::release_freed_memory;
+    use narthex_testkit::memory::anonymous_rss;
 
     const BLOCK: usize = 1 << 10;
     const COUNT: usize = 64 << 10;

@@ -9,5 +9,6 @@ pub mod encoder;
 pub mod executor;
 pub mod hub;
 pub mod invariant;
+pub mod memory;
 pub mod one_thread;
 pub mod sink;
