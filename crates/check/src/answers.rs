@@ -4,7 +4,7 @@ use narthex_graph::{Element, Node, graph::MICROSOFT, infer::TensorInfo};
 use narthex_spec::DType;
 
 use crate::{
-    facts::{Answer, Compiler},
+    facts::{Compiler, OperatorSupport},
     problem::Problem,
     report::{Fix, Rule},
     rewrites::{narthex_rewrites, rewrite},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Looks up one case of an operator on a tensor. An unknown tensor is assumed to have the most common type and rank.
-pub(crate) fn ask_case(
+pub(crate) fn check_case(
     view: &View<'_>,
     node: &Node,
     case: &str,
@@ -24,22 +24,24 @@ pub(crate) fn ask_case(
     if view.facts.compiler == Compiler::OpenVino && element == Element::F64 {
         return Some(other_type(node, element));
     }
-    match view.facts.ask(&operator, case, element, rank) {
-        Answer::Takes => None,
-        Answer::TooManyAxes { most } => Some(Problem::fallback(
+    match view.facts.support(&operator, case, element, rank) {
+        OperatorSupport::Supported => None,
+        OperatorSupport::RankTooHigh { max } => Some(Problem::fallback(
             Rule::Rank,
             format!(
-                "its tensors have {rank} axes, and the compiler supports at most {most} for this operator"
+                "its tensors have {rank} axes, and the compiler supports at most {max} for this operator"
             ),
-            Fix::you("fold axes together with Reshape before it and unfold them after it"),
+            Fix::manual("fold axes together with Reshape before it and unfold them after it"),
         )),
-        Answer::OtherTypes if narthex_rewrites(view, node).is_some() => Some(refused(view, node, &operator)),
-        Answer::OtherTypes => Some(other_type(node, element)),
-        Answer::Refuses => Some(refused(view, node, &operator)),
-        Answer::Fails => Some(Problem::blocking(
+        OperatorSupport::UnsupportedType if narthex_rewrites(view, node).is_some() => {
+            Some(refused(view, node, &operator))
+        }
+        OperatorSupport::UnsupportedType => Some(other_type(node, element)),
+        OperatorSupport::Unsupported => Some(refused(view, node, &operator)),
+        OperatorSupport::CompileFails => Some(Problem::blocking(
             Rule::CompilerFails,
             "the vendor's compiler fails on the whole graph because of this operator in this form",
-            Fix::you(rewrite(node).unwrap_or("replace it with other operators")),
+            Fix::manual(rewrite(node).unwrap_or("replace it with other operators")),
         )),
     }
 }
@@ -62,7 +64,7 @@ pub(crate) fn other_type(node: &Node, element: Element) -> Problem {
         element if element == DType::Bf16 => "export the model in f16, or choose a chip with bf16 (qnn:x2-elite)".to_owned(),
         _ => format!("cast around {}, or keep it on the host", node.op),
     };
-    Problem::fallback(Rule::ElementType, why, Fix::you(fix))
+    Problem::fallback(Rule::ElementType, why, Fix::manual(fix))
 }
 
 fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
@@ -73,14 +75,14 @@ fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
         )
     } else if !node.domain.is_empty() {
         (Rule::UnsupportedOperator, "its domain is custom, and only the vendor's provider supports it")
-    } else if view.facts.knows(operator) {
+    } else if view.facts.has_operator(operator) {
         (Rule::UnsupportedOperator, "the compiler leaves this operator to another device")
     } else {
         (Rule::UnsupportedOperator, "the compiler's support for it is unknown, so it counts as refused")
     };
     let fix = match narthex_rewrites(view, node) {
-        Some(text) => Fix::narthex(text),
-        None => Fix::you(rewrite(node).unwrap_or(
+        Some(text) => Fix::automatic(text),
+        None => Fix::manual(rewrite(node).unwrap_or(
             "replace it with operators that the compiler supports, or compute it on the host and pass the result as an input",
         )),
     };

@@ -5,15 +5,15 @@
 use std::collections::BTreeSet;
 
 /// Maximum number of remaining nodes for which nodes are removed one by one.
-const MOST_SINGLE: usize = 24;
+const MAX_SINGLE_REMOVALS: usize = 24;
 
 /// Reason why the nodes at fault are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BisectionError<E> {
     /// The compiler accepts all nodes together: its failure is not deterministic, or needs other nodes of the graph.
-    Takes,
+    NotReproduced,
     /// The maximum number of attempts was reached.
-    Tries,
+    TooManyAttempts,
     /// The compiler could not be run.
     Failed(E),
 }
@@ -31,31 +31,31 @@ pub fn smallest<E>(
     mut tries: usize,
     fails: &mut dyn FnMut(&BTreeSet<usize>) -> Result<bool, E>,
 ) -> Result<BTreeSet<usize>, BisectionError<E>> {
-    let mut ask = |nodes: &BTreeSet<usize>| {
-        tries = tries.checked_sub(1).ok_or(BisectionError::Tries)?;
+    let mut fails_on = |nodes: &BTreeSet<usize>| {
+        tries = tries.checked_sub(1).ok_or(BisectionError::TooManyAttempts)?;
         fails(nodes).map_err(BisectionError::Failed)
     };
     // Invariant: the compiler accepts the run up to `low`, and fails on the run up to `high`.
     let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if ask(&(0..middle).collect())? { high = middle } else { low = middle }
+        if fails_on(&(0..middle).collect())? { high = middle } else { low = middle }
     }
     let end = high;
     // Invariant: the compiler fails on `nodes[low..end]` and accepts `nodes[high..end]`.
     let (mut low, mut high) = (0, end);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if ask(&(middle..end).collect())? { low = middle } else { high = middle }
+        if fails_on(&(middle..end).collect())? { low = middle } else { high = middle }
     }
     let mut found: BTreeSet<usize> = (low..end).collect();
-    if !ask(&found)? {
-        return Err(BisectionError::Takes);
+    if !fails_on(&found)? {
+        return Err(BisectionError::NotReproduced);
     }
-    if found.len() <= MOST_SINGLE {
+    if found.len() <= MAX_SINGLE_REMOVALS {
         for node in found.clone() {
             let without: BTreeSet<usize> = found.iter().copied().filter(|other| *other != node).collect();
-            if !without.is_empty() && ask(&without)? {
+            if !without.is_empty() && fails_on(&without)? {
                 found = without;
             }
         }
@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn asking_has_an_end() {
         let stop = |tries, answer: Result<bool, u8>| smallest(100, tries, &mut |_| answer);
-        assert_eq!(stop(3, Ok(true)), Err(BisectionError::Tries));
-        assert_eq!(stop(100, Ok(false)), Err(BisectionError::Takes));
+        assert_eq!(stop(3, Ok(true)), Err(BisectionError::TooManyAttempts));
+        assert_eq!(stop(100, Ok(false)), Err(BisectionError::NotReproduced));
         assert_eq!(stop(100, Err(7)), Err(BisectionError::Failed(7)));
     }
 }

@@ -77,7 +77,7 @@ pub struct FallbackNode {
 pub enum FaultyNodes {
     /// They were not searched for.
     #[default]
-    NotSought,
+    NotSearched,
     /// The compiler fails on these nodes together, and accepts them if any one is removed.
     Nodes {
         /// Paths of the nodes, in order.
@@ -98,18 +98,18 @@ pub struct Evidence {
     /// Folder with the provider's output, and with the graph if it is a piece of the model's graph.
     pub folder: PathBuf,
     /// Lines of the provider's log that state a cause.
-    pub words: Vec<String>,
+    pub log_lines: Vec<String>,
     /// Result of a control backend, which accepts every valid graph; `None` if there is no such backend.
     pub control: Option<ControlResult>,
     /// Command that repeats the compile, on this or another machine.
-    pub again: String,
+    pub repeat_command: String,
 }
 
 /// Result of a control backend for a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlResult {
     /// It accepts the graph.
-    Takes,
+    Accepts,
     /// It fails too.
     Fails,
 }
@@ -117,15 +117,15 @@ pub enum ControlResult {
 impl Evidence {
     /// Returns the text that follows a failure's message.
     fn text(&self) -> String {
-        let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
+        let lines = self.log_lines.iter().map(|line| format!(". Its log says: {line}"));
         let control = self.control.map(|control| match control {
-            ControlResult::Takes => {
+            ControlResult::Accepts => {
                 ". With backend_type=ir the provider accepts it, so the graph is valid and the chip's backend causes the failure"
             }
             ControlResult::Fails => ". With backend_type=ir the provider fails too, so the failure is not caused by the chip's backend",
         });
         let kept = format!(". Its log and the graph that it received are in {}", self.folder.display());
-        words.chain(control.map(str::to_owned)).chain([kept]).collect()
+        lines.chain(control.map(str::to_owned)).chain([kept]).collect()
     }
 }
 
@@ -133,18 +133,18 @@ impl Evidence {
 pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     let findings = match compiled {
         CompilerResult::Whole { nodes } => {
-            found.iter_mut().filter(|found| found.severity == Severity::Falls).for_each(overrule);
+            found.iter_mut().filter(|found| found.severity == Severity::Fallback).for_each(overrule);
             let message = format!("the vendor's compiler accepted all of {}", plural(*nodes as u64, "node"));
-            vec![Finding::new(Rule::Compiler, Severity::Notes, message)]
+            vec![Finding::new(Rule::Compiler, Severity::Note, message)]
         }
-        CompilerResult::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
+        CompilerResult::Partly { elsewhere, nodes } => fallback_findings(elsewhere, *nodes),
         CompilerResult::Failed { message, fault, evidence } => {
-            let (message, usual) = in_words(message, evidence.as_ref());
-            vec![failed(message, usual, fault, evidence.as_ref())]
+            let (message, usual) = describe_message(message, evidence.as_ref());
+            vec![failure_finding(message, usual, fault, evidence.as_ref())]
         }
         CompilerResult::Ended { how, fault, evidence } => {
-            let (message, usual) = ended(how);
-            vec![failed(message, usual, fault, evidence.as_ref())]
+            let (message, usual) = describe_end(how);
+            vec![failure_finding(message, usual, fault, evidence.as_ref())]
         }
     };
     found.splice(0..0, findings);
@@ -152,7 +152,7 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
 
 /// Turns a finding into a note, because the compiler accepted the whole graph.
 fn overrule(found: &mut Finding) {
-    found.severity = Severity::Notes;
+    found.severity = Severity::Note;
     found.message = format!(
         "the vendor's compiler accepted the graph, although the rules expected otherwise: {}",
         found.message
@@ -161,7 +161,7 @@ fn overrule(found: &mut Finding) {
 }
 
 /// Returns findings for the nodes on other devices, grouped by the compiler's reason.
-fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
+fn fallback_findings(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
     let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
     for FallbackNode { path, why } in elsewhere {
         match groups.iter_mut().find(|(other, _)| *other == why.as_deref()) {
@@ -173,15 +173,15 @@ fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         let message =
             format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
-        Finding::new(Rule::Compiler, Severity::Falls, message).at(paths)
+        Finding::new(Rule::Compiler, Severity::Fallback, message).at(paths)
     };
     groups.into_iter().map(fallback).collect()
 }
 
 /// Returns the finding for a failure: its message, its usual fix and the nodes at fault.
-fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
+fn failure_finding(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
     let (mut message, fix, places) = match fault {
-        FaultyNodes::NotSought => (message, usual, Vec::new()),
+        FaultyNodes::NotSearched => (message, usual, Vec::new()),
         FaultyNodes::NotFound { reason } => {
             (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
         }
@@ -193,24 +193,24 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
                     several.len()
                 ),
             };
-            let rewrite = || Fix::you("replace these nodes with other operators, or reorder them");
+            let rewrite = || Fix::manual("replace these nodes with other operators, or reorder them");
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
     };
     message.extend(evidence.map(Evidence::text));
-    Finding::new(Rule::CompilerFails, Severity::Refuses, message).at(places).fix(fix)
+    Finding::new(Rule::CompilerFails, Severity::Blocking, message).at(places).fix(fix)
 }
 
 /// Describes the end of a compiler's process, and the next step.
-fn ended(how: &ProcessEnd) -> (String, Fix) {
+fn describe_end(how: &ProcessEnd) -> (String, Fix) {
     match how {
         ProcessEnd::Killed => (
             "the vendor's compiler was killed on this graph, most likely because memory ran out".to_owned(),
-            Fix::you("check it on a machine with more memory, or divide the model into parts"),
+            Fix::manual("check it on a machine with more memory, or divide the model into parts"),
         ),
         ProcessEnd::Crashed(status) => (
             format!("the vendor's compiler crashed on this graph ({status})"),
-            Fix::you(
+            Fix::manual(
                 "report the crash to the vendor with this graph; `--rules-only` checks without the compiler",
             ),
         ),
@@ -218,7 +218,7 @@ fn ended(how: &ProcessEnd) -> (String, Fix) {
 }
 
 /// Describes a compiler's message with the meaning of its error number, and the next step.
-fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
+fn describe_message(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     match code_in(message).and_then(explain) {
         Some(found) => {
             let text = format!("the vendor's compiler failed with {found}");
@@ -227,11 +227,11 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
             } else {
                 found.next.to_owned()
             };
-            (text, Fix::you(next))
+            (text, Fix::manual(next))
         }
         None => {
             let text: String = message.chars().take(500).collect();
-            let fix = Fix::you(format!("follow the diagnostic steps: {}", steps(evidence)));
+            let fix = Fix::manual(format!("follow the diagnostic steps: {}", steps(evidence)));
             (format!("the vendor's compiler failed: {text}"), fix)
         }
     }
@@ -240,9 +240,9 @@ fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
 /// Lists the remaining diagnostic steps.
 fn steps(evidence: Option<&Evidence>) -> String {
     match evidence {
-        Some(Evidence { folder, again, .. }) => {
+        Some(Evidence { folder, repeat_command, .. }) => {
             format!(
-                "these steps were run on this machine; see {}. To repeat them on the device: {again}",
+                "these steps were run on this machine; see {}. To repeat them on the device: {repeat_command}",
                 folder.display()
             )
         }

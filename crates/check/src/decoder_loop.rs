@@ -30,12 +30,12 @@ pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
         message.push_str(": it reads prompts, and a graph with a past must continue them");
     }
     let fix = (has_switch || !returns_only_new_rows(view, &past, &present)).then(|| {
-        Fix::you(
+        Fix::manual(
             "an NPU needs a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
              `narthex compile MODEL --target` makes both from a checkpoint",
         )
     });
-    findings.push(Finding::new(Rule::DecoderLoop, Severity::Notes, message).at(names).fix(fix));
+    findings.push(Finding::new(Rule::DecoderLoop, Severity::Note, message).at(names).fix(fix));
     findings.extend(whole_cache(view, &past, &present));
     findings.extend(all_logits(view));
     findings
@@ -81,9 +81,9 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
             "every step outputs the whole cache ({:.1} MB), although only the keys and values of the new tokens have changed",
             out as f64 / 1e6
         );
-        let fix = Fix::you("output only the new keys and values, and let the host copy them to the cache");
+        let fix = Fix::manual("output only the new keys and values, and let the host copy them to the cache");
         let names = present.iter().map(|value| value.name.clone()).collect();
-        Finding::new(Rule::CacheTraffic, Severity::Costs, message).at(names).fix(fix)
+        Finding::new(Rule::CacheTraffic, Severity::Cost, message).at(names).fix(fix)
     })
 }
 
@@ -95,8 +95,8 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
     })?;
     let message =
         format!("{} has the logits of every position, but only those of the last one are needed", wide.name);
-    let fix = Fix::you("gather the last position before the head, or put the head into a separate graph");
-    Some(Finding::new(Rule::DecoderLoop, Severity::Costs, message).at(vec![wide.name.clone()]).fix(fix))
+    let fix = Fix::manual("gather the last position before the head, or put the head into a separate graph");
+    Some(Finding::new(Rule::DecoderLoop, Severity::Cost, message).at(vec![wide.name.clone()]).fix(fix))
 }
 
 /// Returns a finding on token tables that run on the NPU: they fill its address space, and a tied head stores them a
@@ -118,8 +118,8 @@ fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
             "the token table ({:.1} MB) would be on the NPU only to look up a few rows; with it, long contexts fail to link",
             bytes as f64 / 1e6
         );
-        let fix = Fix::you("look up tokens on the host and pass their rows as an input");
+        let fix = Fix::manual("look up tokens on the host and pass their rows as an input");
         let places = tables.iter().map(|node| node.path()).collect();
-        Finding::new(Rule::EmbeddingTable, Severity::Costs, message).at(places).fix(fix)
+        Finding::new(Rule::EmbeddingTable, Severity::Cost, message).at(places).fix(fix)
     })
 }

@@ -60,11 +60,11 @@ pub struct CheckOptions {
 /// Checks the graphs of one model.
 pub fn check(subject: &str, parts: &[OnnxFile], options: &CheckOptions) -> Report {
     let nothing = BTreeMap::new();
-    let mut report = look(subject, parts, options, &nothing);
+    let mut report = check_graphs(subject, parts, options, &nothing);
     if let Ok((fixed, changes)) = fix::fixed(parts, options)
         && !changes.is_empty()
     {
-        let after = look(subject, &fixed, options, &nothing);
+        let after = check_graphs(subject, &fixed, options, &nothing);
         report.after_fix = Some(AfterFix { verdict: after.verdict, score: after.score.total, changes });
     }
     report
@@ -100,13 +100,13 @@ impl Report {
         options: &CheckOptions,
         compiled: &BTreeMap<String, CompilerResult>,
     ) {
-        let joined = look(&self.subject, parts, options, compiled);
+        let joined = check_graphs(&self.subject, parts, options, compiled);
         *self = Self { after_fix: self.after_fix.take(), ..joined };
     }
 }
 
 /// Checks graphs, with results of a vendor's compiler for some of them.
-fn look(
+fn check_graphs(
     subject: &str,
     parts: &[OnnxFile],
     options: &CheckOptions,

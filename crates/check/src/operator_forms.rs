@@ -4,7 +4,7 @@ use narthex_graph::{Element, Node, graph::MICROSOFT};
 use narthex_spec::DType;
 
 use crate::{
-    answers::ask_case,
+    answers::check_case,
     facts::Compiler,
     problem::Problem,
     report::{Fix, Rule},
@@ -45,7 +45,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
         ("", "Resize") => outcome(resize(view, node)),
         ("", "RotaryEmbedding") => {
             let case = if node.input(3).is_some() { "positions" } else { "" };
-            outcome(ask_case(view, node, case, view.input(node, 0)))
+            outcome(check_case(view, node, case, view.input(node, 0)))
         }
         ("", "Range" | "ConstantOfShape") => outcome(Some(late_extent())),
         _ => None,
@@ -54,13 +54,13 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
 
 /// Returns the problem of an operator that the compiler does not support in this form.
 fn form(why: impl Into<String>, fix: impl Into<String>) -> Option<Problem> {
-    Some(Problem::fallback(Rule::OperatorForm, why, Fix::you(fix)))
+    Some(Problem::fallback(Rule::OperatorForm, why, Fix::manual(fix)))
 }
 
 fn late_extent() -> Problem {
     let fix =
         "compute the values on the host and pass them as an input, or fix the shapes on which it depends";
-    Problem::fallback(Rule::OperatorForm, "its extent is known only at run time", Fix::you(fix))
+    Problem::fallback(Rule::OperatorForm, "its extent is known only at run time", Fix::manual(fix))
 }
 
 /// Checks parameters that the compiler requires as constants.
@@ -71,15 +71,15 @@ fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem
             format!("its parameter {name:?} is computed at run time, and the compiler requires a constant"),
             "fix the shapes that the parameter is computed from, or compute it on the host",
         ),
-        None => ask_case(view, node, "", view.input(node, 0)),
+        None => check_case(view, node, "", view.input(node, 0)),
     }
 }
 
 fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
-    let problem = ask_case(view, node, index_case(view, node), view.input(node, 0))?;
+    let problem = check_case(view, node, index_case(view, node), view.input(node, 0))?;
     Some(match picks_elements(view, node) {
         Some(_) => {
-            let fix = Fix::narthex("replace it with Reshape to one axis and Gather");
+            let fix = Fix::automatic("replace it with Reshape to one axis and Gather");
             Problem { fix: Some(fix), ..problem }
         }
         None => problem,
@@ -140,7 +140,7 @@ fn faulty_norm() -> Problem {
         Rule::CompilerFails,
         "it ends a norm written as Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul and Mul with the weight first, on which \
          the vendor's compiler fails with error 1002 (Failed to finalize QNN graph)",
-        Fix::narthex("make the weight the second operand, or use SimplifiedLayerNormalization"),
+        Fix::automatic("make the weight the second operand, or use SimplifiedLayerNormalization"),
     )
 }
 
@@ -151,7 +151,7 @@ fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
         return None;
     }
     let case = format!("to {to}");
-    ask_case(view, node, &case, Some(from)).map(|problem| match from.element {
+    check_case(view, node, &case, Some(from)).map(|problem| match from.element {
         Some(element) => {
             Problem { why: format!("the compiler does not support a cast from {element} to {to}"), ..problem }
         }
@@ -166,7 +166,7 @@ fn gemm(view: &View<'_>, node: &Node) -> Option<Problem> {
         let why = "alpha or beta is not 1, so the compiler leaves Gemm to another device";
         return form(why, "fold alpha and beta into the weight and the bias");
     }
-    ask_case(view, node, "", view.input(node, 0))
+    check_case(view, node, "", view.input(node, 0))
 }
 
 fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
@@ -184,15 +184,15 @@ fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
     {
         let why =
             format!("its activations are {data} and its gain is {gain}, and the compiler requires one type");
-        let fix = Fix::you(format!("store the gain as {data}"));
+        let fix = Fix::manual(format!("store the gain as {data}"));
         return Some(Problem::fallback(Rule::ElementType, why, fix));
     }
-    ask_case(view, node, "", view.input(node, 0))
+    check_case(view, node, "", view.input(node, 0))
 }
 
 fn resize(view: &View<'_>, node: &Node) -> Option<Problem> {
     let mode = node.text("mode").unwrap_or("nearest");
-    ask_case(view, node, mode, view.input(node, 0))
+    check_case(view, node, mode, view.input(node, 0))
 }
 
 fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
@@ -200,7 +200,7 @@ fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
     if mask.is_some_and(|mask| mask.element.is_some_and(|element| element == DType::Bool)) {
         let why = "its mask is boolean, and the compiler supports only masks that are added to the scores";
         let fix = "convert the mask to numbers by a Where before it: 0 if a token is visible, otherwise -100";
-        return Some(Problem::fallback(Rule::BooleanMask, why, Fix::narthex(fix)));
+        return Some(Problem::fallback(Rule::BooleanMask, why, Fix::automatic(fix)));
     }
     for unwanted in ["softmax_precision", "softcap", "qk_matmul_output_mode"] {
         if node.attribute(unwanted).is_some_and(|value| !is_zero(value)) {
@@ -217,7 +217,7 @@ fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
         (false, Some(1)) => "causal",
         (false, _) => "",
     };
-    ask_case(view, node, case, view.input(node, 0))
+    check_case(view, node, case, view.input(node, 0))
 }
 
 fn is_zero(value: &narthex_graph::Attribute) -> bool {
@@ -229,7 +229,7 @@ fn group_query() -> Problem {
     Problem::fallback(
         Rule::ContribOperator,
         "QNN leaves fused attention over a cache to the CPU unless op_affinity assigns it to the NPU",
-        Fix::you(
+        Fix::manual(
             "write attention as MatMul, Add of a float mask, Softmax and MatMul with the new keys and values as outputs, as \
          `narthex compile --target` does",
         ),
@@ -268,11 +268,11 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
             "its activations have {} axes, but the compiler requires 3 for MatMulNBits",
             rank.unwrap_or(0)
         );
-        let fix = Fix::narthex("put a Reshape to [1, rows, K] before it and one back after it");
+        let fix = Fix::automatic("put a Reshape to [1, rows, K] before it and one back after it");
         return Some(Problem::fallback(Rule::MatMulNBitsRank, why, fix));
     }
     if node.input(5).is_some() {
-        let fix = Fix::narthex("add the bias with an Add after it");
+        let fix = Fix::automatic("add the bias with an Add after it");
         let why = "it has a bias, which the compiler does not support";
         return Some(Problem::fallback(Rule::OperatorForm, why, fix));
     }
@@ -281,7 +281,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
     } else {
         format!("{bits} bits")
     };
-    ask_case(view, node, &case, view.input(node, 0))
+    check_case(view, node, &case, view.input(node, 0))
 }
 
 /// Returns a problem if a weight is dequantised for an operator whose activations are not quantised.
@@ -304,7 +304,7 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     );
     let fix = "store the weight as MatMulNBits, or quantise the activations too with QuantizeLinear and \
                DequantizeLinear around them";
-    Some(Problem::fallback(Rule::WeightOnlyDequantize, why, Fix::you(fix)))
+    Some(Problem::fallback(Rule::WeightOnlyDequantize, why, Fix::manual(fix)))
 }
 
 /// Returns whether a node is part of `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back,

@@ -3,7 +3,7 @@
 use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP};
 
 use crate::{
-    answers::{ask_case, other_type},
+    answers::{check_case, other_type},
     operator_forms,
     problem::{NodePlacement, Problem},
     report::{Fix, Rule},
@@ -31,7 +31,7 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     let answer = match operator_forms::special(view, node) {
         Some(Ok(())) => None,
         Some(Err(problem)) => Some(problem),
-        None => ask(view, node),
+        None => check_plain_case(view, node),
     };
     match answer {
         Some(problem) => NodePlacement::Problem(problem),
@@ -64,7 +64,7 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     Some(NodePlacement::Problem(Problem::fallback(
         Rule::UnknownShape,
         "its shape is unknown before the graph runs, and an NPU's compiler needs every shape",
-        Fix::you(fix),
+        Fix::manual(fix),
     )))
 }
 
@@ -78,12 +78,12 @@ fn control_flow(node: &Node) -> Option<Problem> {
             _ => "export the loop's body as a separate graph, and let the host repeat it",
         };
         let why = format!("an NPU does not support {} with a body", node.op);
-        Problem::fallback(Rule::ControlFlow, why, Fix::you(fix))
+        Problem::fallback(Rule::ControlFlow, why, Fix::manual(fix))
     })
 }
 
 /// Looks up the operator's plain case.
-fn ask(view: &View<'_>, node: &Node) -> Option<Problem> {
+fn check_plain_case(view: &View<'_>, node: &Node) -> Option<Problem> {
     // The element type of `Where` is that of its branches.
-    ask_case(view, node, "", view.input(node, usize::from(node.op == "Where")))
+    check_case(view, node, "", view.input(node, usize::from(node.op == "Where")))
 }

@@ -90,7 +90,7 @@ impl<'a> PlacedGraph<'a> {
                 "the vendor's compiler accepted it, although the rules expected otherwise: {}",
                 expected.why
             );
-            (*index, Problem { rule: expected.rule, severity: Severity::Notes, why, fix: None })
+            (*index, Problem { rule: expected.rule, severity: Severity::Note, why, fix: None })
         });
         let graph = self.graph();
         standing.chain(overruled).filter_map(|(index, problem)| Some((graph.nodes.get(index)?, problem)))

@@ -29,11 +29,11 @@ pub(super) struct Problem {
 impl Problem {
     /// Returns a problem for which the node runs on another device.
     pub(super) fn fallback(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
-        Self { rule, severity: Severity::Falls, why: why.into(), fix: Some(fix) }
+        Self { rule, severity: Severity::Fallback, why: why.into(), fix: Some(fix) }
     }
 
     /// Returns a problem that prevents the whole graph from running.
     pub(super) fn blocking(rule: Rule, why: impl Into<String>, fix: Fix) -> Self {
-        Self { severity: Severity::Refuses, ..Self::fallback(rule, why, fix) }
+        Self { severity: Severity::Blocking, ..Self::fallback(rule, why, fix) }
     }
 }

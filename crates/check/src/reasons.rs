@@ -57,7 +57,7 @@ fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
     let set: String = symbols.iter().take(MOST_SYMBOLS).map(set).collect();
     Reason {
         why,
-        fix: Some(Fix::narthex(format!("fix it: narthex check {} --fix DIR{set}", view.part.name))),
+        fix: Some(Fix::automatic(format!("fix it: narthex check {} --fix DIR{set}", view.part.name))),
     }
 }
 

@@ -159,13 +159,17 @@ impl Finding {
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The model cannot run on the target.
-    Refuses,
+    #[serde(rename = "refuses")]
+    Blocking,
     /// The affected nodes run on another device.
-    Falls,
+    #[serde(rename = "falls")]
+    Fallback,
     /// The model runs, at the cost of time, memory or accuracy.
-    Costs,
+    #[serde(rename = "costs")]
+    Cost,
     /// Information without an effect on the model.
-    Notes,
+    #[serde(rename = "notes")]
+    Note,
 }
 
 /// Fix for a finding.
@@ -184,18 +188,19 @@ pub enum FixAuthor {
     /// `narthex check --fix`.
     Narthex,
     /// The user who exports the model.
-    You,
+    #[serde(rename = "you")]
+    User,
 }
 
 impl Fix {
     /// Creates a fix that `--fix` applies.
-    pub fn narthex(text: impl Into<String>) -> Self {
+    pub fn automatic(text: impl Into<String>) -> Self {
         Self { by: FixAuthor::Narthex, text: text.into() }
     }
 
     /// Creates a fix for the model's exporter.
-    pub fn you(text: impl Into<String>) -> Self {
-        Self { by: FixAuthor::You, text: text.into() }
+    pub fn manual(text: impl Into<String>) -> Self {
+        Self { by: FixAuthor::User, text: text.into() }
     }
 }
 

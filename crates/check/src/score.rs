@@ -79,7 +79,7 @@ fn pieces(view: &PlacedGraph<'_>) -> usize {
 }
 
 pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdict {
-    if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Refuses) {
+    if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Blocking) {
         return Verdict::Refused { reason: finding.message.clone() };
     }
     let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
@@ -92,7 +92,7 @@ pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdic
         return Verdict::Whole;
     }
     if npu_nodes == 0 {
-        let first = findings.iter().find(|finding| finding.severity == Severity::Falls);
+        let first = findings.iter().find(|finding| finding.severity == Severity::Fallback);
         let reason = first
             .map_or_else(|| "the NPU accepts none of its nodes".to_owned(), |first| first.message.clone());
         return Verdict::Refused { reason };

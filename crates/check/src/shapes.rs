@@ -37,14 +37,14 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
         graph_error = None;
     }
     let text = |error: GraphError| {
-        let fix = Fix::you("export the model again; ONNX Runtime refuses this file");
-        Finding::new(Rule::Malformed, Severity::Refuses, format!("the graph is malformed: {error}")).fix(fix)
+        let fix = Fix::manual("export the model again; ONNX Runtime refuses this file");
+        Finding::new(Rule::Malformed, Severity::Blocking, format!("the graph is malformed: {error}")).fix(fix)
     };
     let unread = view.graph().unread.iter().map(|what| {
         let message = format!(
             "{what} is not examined, so the nodes that depend on it are not checked and --fix writes no file"
         );
-        Finding::new(Rule::NotRead, Severity::Costs, message)
+        Finding::new(Rule::NotRead, Severity::Cost, message)
     });
     graph_error.map(text).into_iter().chain(unread).collect()
 }
@@ -79,8 +79,8 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
         Some(extent) => format!("--fix DIR --set {symbol}={extent} fixes it"),
         None => format!("--fix DIR --set {symbol}=N fixes it at N"),
     };
-    let severity = if touched.is_empty() { Severity::Notes } else { Severity::Falls };
-    Finding::new(Rule::DynamicDimension, severity, message).at(touched).fix(Fix::narthex(set))
+    let severity = if touched.is_empty() { Severity::Note } else { Severity::Fallback };
+    Finding::new(Rule::DynamicDimension, severity, message).at(touched).fix(Fix::automatic(set))
 }
 
 /// Lists the inputs that have a dimension, the first ones with their shapes.
@@ -103,8 +103,8 @@ fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
 fn more_symbols(rest: Vec<String>) -> Option<Finding> {
     (!rest.is_empty()).then(|| {
         let message = format!("{} more dimensions of the inputs are dynamic", rest.len());
-        let fix = Fix::narthex("--fix DIR --set NAME=N fixes each at N");
-        Finding::new(Rule::DynamicDimension, Severity::Falls, message).at(rest).fix(fix)
+        let fix = Fix::automatic("--fix DIR --set NAME=N fixes each at N");
+        Finding::new(Rule::DynamicDimension, Severity::Fallback, message).at(rest).fix(fix)
     })
 }
 
@@ -112,8 +112,8 @@ fn unranked(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names = view.input_names(|input| view.graph().unranked.contains(&input.name));
     (!names.is_empty()).then(|| {
         let message = format!("the file does not state the shape of {}", names.join(", "));
-        Finding::new(Rule::UnknownShape, Severity::Falls, message)
+        Finding::new(Rule::UnknownShape, Severity::Fallback, message)
             .at(names)
-            .fix(Fix::you("export the model with the shapes of its inputs"))
+            .fix(Fix::manual("export the model with the shapes of its inputs"))
     })
 }

@@ -36,9 +36,9 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut refuse = |file: &str, message: String, fix: &str| {
         findings.push(
-            Finding::new(Rule::ExternalData, Severity::Refuses, message)
+            Finding::new(Rule::ExternalData, Severity::Blocking, message)
                 .at(vec![file.to_owned()])
-                .fix(Fix::you(fix)),
+                .fix(Fix::manual(fix)),
         );
     };
     for (file, (bytes, tensors)) in needed {
@@ -76,9 +76,9 @@ fn several_files(part: &OnnxFile) -> Option<Finding> {
     (part.data_files.len() > 1).then(|| {
         let names: Vec<String> = part.data_files.keys().cloned().collect();
         let message = format!("the weights are spread over {} data files", names.len());
-        Finding::new(Rule::SeveralFiles, Severity::Notes, message)
+        Finding::new(Rule::SeveralFiles, Severity::Note, message)
             .at(names)
-            .fix(Fix::narthex("--fix DIR writes one data file"))
+            .fix(Fix::automatic("--fix DIR writes one data file"))
     })
 }
 
@@ -86,7 +86,7 @@ fn overridable(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names = view.input_names(|input| view.constants.contains_key(input.name.as_str()));
     (!names.is_empty()).then(|| {
         let message = "weights are declared as inputs too, so a caller could replace them and no compiler may fold them";
-        Finding::new(Rule::OverridableWeight, Severity::Costs, message.to_owned()).at(names).fix(Fix::narthex("remove them from the inputs"))
+        Finding::new(Rule::OverridableWeight, Severity::Cost, message.to_owned()).at(names).fix(Fix::automatic("remove them from the inputs"))
     })
 }
 
@@ -95,13 +95,15 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let Facts { part_caution, part_limit, .. } = view.facts;
     let parts = bytes.div_ceil(part_caution.max(1));
     let fix = || {
-        Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a separate graph")))
+        Some(Fix::manual(format!(
+            "split the model into {parts} parts of whole layers, each a separate graph"
+        )))
     };
     if bytes > part_limit {
         let [takes, holds] = gigabytes([bytes, part_limit]);
         let message =
             format!("its weights take {takes} GB on the NPU, and one part holds at most {holds} GB");
-        return Some(Finding::new(Rule::PartSize, Severity::Refuses, message).fix(fix()));
+        return Some(Finding::new(Rule::PartSize, Severity::Blocking, message).fix(fix()));
     }
     (bytes > part_caution).then(|| {
         let [takes, safe] = gigabytes([bytes, part_caution]);
@@ -109,7 +111,7 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             "its weights take {takes} GB on the NPU, in addition to activations and spills; parts above {safe} GB often \
              fail to load"
         );
-        Finding::new(Rule::PartSize, Severity::Costs, message).fix(fix())
+        Finding::new(Rule::PartSize, Severity::Cost, message).fix(fix())
     })
 }
 
@@ -226,8 +228,8 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             largest / 1_000_000,
             near >> 20
         );
-        let fix = Fix::you("compute fewer rows at once (a shorter sequence), or split the operator along its largest axis");
-        Finding::new(Rule::TensorSize, Severity::Notes, message).at(places).fix(fix)
+        let fix = Fix::manual("compute fewer rows at once (a shorter sequence), or split the operator along its largest axis");
+        Finding::new(Rule::TensorSize, Severity::Note, message).at(places).fix(fix)
     })
 }
 
@@ -246,7 +248,7 @@ pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Fa
         } else {
             format!("the model has {} graphs, which share no weights", parts.len())
         };
-        findings.push(Finding::new(Rule::SeveralFiles, Severity::Notes, message).at(names));
+        findings.push(Finding::new(Rule::SeveralFiles, Severity::Note, message).at(names));
     }
     let total = weights.npu_bytes();
     findings.extend(facts.sessions.and_then(|sessions| model_size(total, sessions)));
@@ -261,9 +263,9 @@ fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding
     let all = Sessions { bytes, count }.all();
     let [takes, have] = gigabytes([total, if total <= all { bytes } else { all }]);
     let (severity, then) = if total <= all {
-        (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
+        (Severity::Cost, "so it needs several and loads its largest part first".to_owned())
     } else {
-        (Severity::Refuses, format!("and a program has about {count} of them ({have} GB)"))
+        (Severity::Blocking, format!("and a program has about {count} of them ({have} GB)"))
     };
     let message = format!(
         "the model's weights take {takes} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \

@@ -51,7 +51,7 @@ fn check_graph(graph: Graph, verdict: &str, findings: &[(Rule, Severity, &str)],
     let found: Vec<_> = report
         .findings
         .iter()
-        .filter(|finding| finding.severity != Severity::Notes)
+        .filter(|finding| finding.severity != Severity::Note)
         .map(|finding| (finding.rule, finding.severity, finding.places.first().map_or("", String::as_str)))
         .collect();
     assert_eq!(found, findings, "{report}");

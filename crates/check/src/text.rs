@@ -86,10 +86,10 @@ fn write_part(f: &mut Formatter<'_>, part: &PartSummary) -> fmt::Result {
 
 fn write_finding(f: &mut Formatter<'_>, finding: &Finding, several: bool) -> fmt::Result {
     let mark = match finding.severity {
-        Severity::Refuses => "REFUSES",
-        Severity::Falls => "FALLS",
-        Severity::Costs => "costs",
-        Severity::Notes => "note",
+        Severity::Blocking => "REFUSES",
+        Severity::Fallback => "FALLS",
+        Severity::Cost => "costs",
+        Severity::Note => "note",
     };
     let part = finding
         .part

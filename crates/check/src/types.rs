@@ -36,8 +36,8 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
     (!odd.is_empty()).then(|| {
         let message =
             format!("{} is not numeric, and an NPU computes only with numeric tensors", odd.join(", "));
-        let fix = Fix::you("keep the part that processes texts or sequences on the host");
-        Finding::new(Rule::ElementType, Severity::Falls, message).at(odd).fix(fix)
+        let fix = Fix::manual("keep the part that processes texts or sequences on the host");
+        Finding::new(Rule::ElementType, Severity::Fallback, message).at(odd).fix(fix)
     })
 }
 
@@ -49,8 +49,8 @@ fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
             "{} is boolean; some operators and most NPUs support only masks that are added to the scores",
             names.join(", ")
         );
-        let fix = Fix::you("export with a float mask: 0 if a token is visible, otherwise -100");
-        Finding::new(Rule::BooleanMask, Severity::Notes, message).at(names).fix(fix)
+        let fix = Fix::manual("export with a float mask: 0 if a token is visible, otherwise -100");
+        Finding::new(Rule::BooleanMask, Severity::Note, message).at(names).fix(fix)
     })
 }
 
@@ -72,8 +72,8 @@ fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
             "scores are masked with {lowest:e}: in half precision that is minus infinity, and a row that is completely masked \
              becomes NaN"
         );
-        let fix = Fix::you("mask with a small negative number, such as -100");
-        Finding::new(Rule::MaskValue, Severity::Costs, message).at(places).fix(fix)
+        let fix = Fix::manual("mask with a small negative number, such as -100");
+        Finding::new(Rule::MaskValue, Severity::Cost, message).at(places).fix(fix)
     })
 }
 
@@ -153,8 +153,8 @@ fn quantisation(view: &PlacedGraph<'_>) -> Finding {
         let message = format!(
             "{scheme}; unquantised weights take two bytes each on the NPU, which reads all of them for every token"
         );
-        let fix = Fix::you("quantise the weights to 4 or 8 bits as MatMulNBits");
-        return Finding::new(Rule::Quantisation, Severity::Costs, message).fix(fix);
+        let fix = Fix::manual("quantise the weights to 4 or 8 bits as MatMulNBits");
+        return Finding::new(Rule::Quantisation, Severity::Cost, message).fix(fix);
     }
-    Finding::new(Rule::Quantisation, Severity::Notes, scheme)
+    Finding::new(Rule::Quantisation, Severity::Note, scheme)
 }

@@ -234,7 +234,7 @@ fn what_narthex_compiles_for_npus_runs_whole_by_its_own_rules() {
             let report = check("tiny", &files::open_files(&files).unwrap(), &options(&[]));
             assert_eq!(report.verdict, Verdict::Whole, "{scheme} {report}");
             assert!(report.score.total > 99.9, "{report}");
-            let grave = report.findings.iter().find(|finding| finding.severity < Severity::Costs);
+            let grave = report.findings.iter().find(|finding| finding.severity < Severity::Cost);
             assert!(grave.is_none(), "{report}");
             assert!(report.findings.iter().any(|finding| finding.rule == Rule::Quantisation));
             let mut decoders = report.findings.iter().filter(|finding| finding.rule == Rule::DecoderLoop);

@@ -157,7 +157,7 @@ fn written_out_norm(b: &mut Builder, x: &str) -> String {
 }
 
 fn compiled(report: &CheckReport, severity: Severity) -> Option<&Finding> {
-    let rule = if severity == Severity::Refuses { Rule::CompilerFails } else { Rule::Compiler };
+    let rule = if severity == Severity::Blocking { Rule::CompilerFails } else { Rule::Compiler };
     let own = |finding: &&Finding| finding.rule == rule && finding.severity == severity;
     report
         .report
@@ -172,10 +172,10 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     let folder = tempfile::tempdir().unwrap();
     let file = chain(folder.path(), |_, x| x.to_owned());
     let report = check(&tiny.gateway(), &file).unwrap();
-    assert!(compiled(&report, Severity::Notes).is_none(), "{}", report.report);
+    assert!(compiled(&report, Severity::Note).is_none(), "{}", report.report);
     tiny.with_qnn();
     let report = check(&tiny.gateway(), &file).unwrap();
-    let told = compiled(&report, Severity::Notes).unwrap();
+    let told = compiled(&report, Severity::Note).unwrap();
     assert_eq!(told.message, "the vendor's compiler accepted all of 12 nodes");
     assert_eq!(*report.verdict(), Verdict::Whole);
     // The rules predict that the CPU unpacks a weight that is only dequantised.
@@ -192,7 +192,7 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     // For an operator that the compiler leaves to the CPU, the report has the compiler's own words.
     let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
     let report = check(&tiny.gateway(), &file).unwrap();
-    let told = compiled(&report, Severity::Falls).unwrap();
+    let told = compiled(&report, Severity::Fallback).unwrap();
     assert_eq!(told.places, ["/alone/Erf"]);
     assert!(told.message.contains("not supported by QNN EP"), "{}", told.message);
     assert!(matches!(report.verdict(), Verdict::Partly { .. }));
@@ -223,12 +223,12 @@ fn a_compiler_that_crashes_is_a_finding() {
     // Its standard input is a pipe, which closes if this process is killed.
     let report = check(r#"test -p /dev/stdin && echo '{"whole":{"nodes":13}}' > "$3""#).unwrap();
     assert_eq!(
-        compiled(&report, Severity::Notes).unwrap().message,
+        compiled(&report, Severity::Note).unwrap().message,
         "the vendor's compiler accepted all of 13 nodes"
     );
     // The script crashes on every graph with this operator. The bisection finds the node as for an ordinary failure.
     let report = check(r#"test -n "$4" && echo > "$4/wrote.txt"; grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
-    let told = compiled(&report, Severity::Refuses).unwrap();
+    let told = compiled(&report, Severity::Blocking).unwrap();
     assert!(told.message.contains("crashed on this graph (signal: 6 (SIGABRT)"), "{}", told.message);
     assert_eq!(
         (told.part.as_deref(), told.places.as_slice()),
@@ -240,7 +240,7 @@ fn a_compiler_that_crashes_is_a_finding() {
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
     // If a process is killed from outside, the result has no finding about the nodes.
     let report = check("kill -KILL $$").unwrap();
-    let told = compiled(&report, Severity::Refuses).unwrap();
+    let told = compiled(&report, Severity::Blocking).unwrap();
     assert!(told.message.contains("memory ran out") && told.places.is_empty(), "{told:?}");
     // An ordinary exit of the program is not a failure of the compiler, and an incomplete answer is ignored.
     let error = check(r#"echo '{"whole":' > "$3"; exit 3"#).unwrap_err();
@@ -254,7 +254,7 @@ fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let file = chain(folder.path(), written_out_norm);
     let report = check(&tiny.gateway(), &file).unwrap();
-    let told = compiled(&report, Severity::Refuses).unwrap();
+    let told = compiled(&report, Severity::Blocking).unwrap();
     for words in ["1002", "the graph could not be prepared", "accepts them if any one of them is removed"] {
         assert!(told.message.contains(words), "{}", told.message);
     }

@@ -59,20 +59,20 @@ pub(super) enum Compiler {
 
 /// A compiler's answer for an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum OperatorSupport {
     /// The operator is supported.
-    Takes,
+    Supported,
     /// The operator is supported, but only for tensors of lower rank.
-    TooManyAxes {
+    RankTooHigh {
         /// Maximum supported rank.
-        most: usize,
+        max: usize,
     },
     /// The operator is supported, but not with this element type.
-    OtherTypes,
+    UnsupportedType,
     /// The operator runs on another device.
-    Refuses,
+    Unsupported,
     /// The compile of the whole graph fails.
-    Fails,
+    CompileFails,
 }
 
 impl Facts {
@@ -103,20 +103,26 @@ impl Facts {
     }
 
     /// Returns the compiler's answer for an operator, in one of the recorded cases, on a tensor of this type and rank.
-    pub(super) fn ask(&self, operator: &str, case: &str, element: Element, rank: usize) -> Answer {
+    pub(super) fn support(
+        &self,
+        operator: &str,
+        case: &str,
+        element: Element,
+        rank: usize,
+    ) -> OperatorSupport {
         match self.compiler {
-            Compiler::Htp => htp(operator, case, self.stand_in(element), rank),
+            Compiler::Htp => htp(operator, case, self.equivalent_type(element), rank),
             Compiler::OpenVino => openvino(operator),
         }
     }
 
     /// Returns whether the table has the operator.
-    pub(super) fn knows(&self, operator: &str) -> bool {
+    pub(super) fn has_operator(&self, operator: &str) -> bool {
         self.compiler == Compiler::OpenVino || HTP.contains_key(operator)
     }
 
     /// Returns half precision for bfloat16 if the target supports bfloat16: both are treated in the same way.
-    fn stand_in(&self, element: Element) -> Element {
+    fn equivalent_type(&self, element: Element) -> Element {
         if self.brain_floats && element == DType::Bf16 { DType::F16.into() } else { element }
     }
 }
@@ -128,7 +134,7 @@ type Rows = Vec<Row>;
 struct Row {
     case: &'static str,
     element: &'static str,
-    taken: Vec<usize>,
+    supported: Vec<usize>,
     refused: Vec<usize>,
     failing: Vec<usize>,
 }
@@ -140,56 +146,65 @@ static HTP: LazyLock<HashMap<&'static str, Rows>> = LazyLock::new(|| {
         let mut field = || fields.next().unwrap_or_default();
         let (operator, case, element) = (field(), field(), field());
         let mut ranks = || field().split(',').filter_map(|rank| rank.parse().ok()).collect();
-        let row = Row { case, element, taken: ranks(), refused: ranks(), failing: ranks() };
+        let row = Row { case, element, supported: ranks(), refused: ranks(), failing: ranks() };
         table.entry(operator).or_default().push(row);
     }
     table
 });
 
-fn htp(operator: &str, case: &str, element: Element, rank: usize) -> Answer {
-    let Some(rows) = HTP.get(operator) else { return Answer::Refuses };
+fn htp(operator: &str, case: &str, element: Element, rank: usize) -> OperatorSupport {
+    let Some(rows) = HTP.get(operator) else { return OperatorSupport::Unsupported };
     let name = element.to_string();
     let row = |wanted: &str| rows.iter().find(|row| row.case == case && row.element == wanted);
     let Some(own) = row(&name) else {
-        let any = rows.iter().any(|row| row.case == case && !row.taken.is_empty());
-        return if any { Answer::OtherTypes } else { Answer::Refuses };
+        let any = rows.iter().any(|row| row.case == case && !row.supported.is_empty());
+        return if any { OperatorSupport::UnsupportedType } else { OperatorSupport::Unsupported };
     };
     // Scalars are treated like vectors. Few types were recorded for every rank; the others use the results of a related
     // type.
     let rank = rank.max(1);
     let relative = row(if name == "f16" { "f32" } else { "i32" }).unwrap_or(own);
-    if own.taken.is_empty() {
-        let answer = if own.failing.is_empty() { Answer::Refuses } else { Answer::Fails };
-        let others = rows.iter().any(|row| row.case == case && !row.taken.is_empty());
-        return if answer == Answer::Refuses && others { Answer::OtherTypes } else { answer };
+    if own.supported.is_empty() {
+        let answer =
+            if own.failing.is_empty() { OperatorSupport::Unsupported } else { OperatorSupport::CompileFails };
+        let others = rows.iter().any(|row| row.case == case && !row.supported.is_empty());
+        return if answer == OperatorSupport::Unsupported && others {
+            OperatorSupport::UnsupportedType
+        } else {
+            answer
+        };
     }
     for row in [own, relative] {
-        if row.taken.contains(&rank) {
-            return Answer::Takes;
+        if row.supported.contains(&rank) {
+            return OperatorSupport::Supported;
         }
         // A failure of another type's kernel does not imply that this type fails.
         if row.failing.contains(&rank) && std::ptr::eq(row, own) {
-            return Answer::Fails;
+            return OperatorSupport::CompileFails;
         }
         if row.refused.contains(&rank) || row.failing.contains(&rank) {
-            let most = row.taken.iter().copied().max().unwrap_or(0);
-            return if rank > most { Answer::TooManyAxes { most } } else { Answer::Refuses };
+            let max = row.supported.iter().copied().max().unwrap_or(0);
+            return if rank > max {
+                OperatorSupport::RankTooHigh { max }
+            } else {
+                OperatorSupport::Unsupported
+            };
         }
     }
-    let most = own.taken.iter().chain(&relative.taken).copied().max().unwrap_or(0);
-    if rank > most.max(4) { Answer::TooManyAxes { most } } else { Answer::Takes }
+    let max = own.supported.iter().chain(&relative.supported).copied().max().unwrap_or(0);
+    if rank > max.max(4) { OperatorSupport::RankTooHigh { max } } else { OperatorSupport::Supported }
 }
 
 /// Operators that OpenVINO's provider (1.8.1, CPU device) was observed to leave to ONNX Runtime's CPU kernels.
 const OPENVINO_REFUSES: &[&str] =
     &["RMSNormalization", "Attention", "RotaryEmbedding", "com.microsoft.GroupQueryAttention"];
 
-fn openvino(operator: &str) -> Answer {
+fn openvino(operator: &str) -> OperatorSupport {
     match operator {
         // The session cannot be created.
-        "com.microsoft.RotaryEmbedding" => Answer::Fails,
-        operator if OPENVINO_REFUSES.contains(&operator) => Answer::Refuses,
-        _ => Answer::Takes,
+        "com.microsoft.RotaryEmbedding" => OperatorSupport::CompileFails,
+        operator if OPENVINO_REFUSES.contains(&operator) => OperatorSupport::Unsupported,
+        _ => OperatorSupport::Supported,
     }
 }
 
@@ -197,34 +212,34 @@ fn openvino(operator: &str) -> Answer {
 mod tests {
     use super::*;
 
-    fn check(operator: &str, case: &str, element: impl Into<Element>, rank: usize, expect: Answer) {
+    fn check(operator: &str, case: &str, element: impl Into<Element>, rank: usize, expect: OperatorSupport) {
         let facts = Facts::of(&"qnn:x-elite".parse().unwrap());
-        assert_eq!(facts.ask(operator, case, element.into(), rank), expect, "{operator} {case} {rank}");
+        assert_eq!(facts.support(operator, case, element.into(), rank), expect, "{operator} {case} {rank}");
     }
 
     #[test]
     fn the_recorded_answers_are_read() {
-        use Answer::{Fails, OtherTypes, Refuses, Takes, TooManyAxes};
-        check("Add", "", DType::F32, 4, Takes);
-        check("Add", "", DType::F16, 5, Takes);
-        check("Add", "", DType::F32, 6, TooManyAxes { most: 5 });
-        check("Sqrt", "", DType::F16, 5, TooManyAxes { most: 4 });
-        check("Relu", "", DType::I32, 3, OtherTypes);
-        check("Add", "", Element::F64, 3, OtherTypes);
-        check("Erf", "", DType::F32, 3, Refuses);
-        check("Sign", "", DType::F32, 5, Fails);
-        check("Bespoke", "", DType::F32, 3, Refuses);
-        check("Add", "", DType::Bf16, 3, OtherTypes);
-        check("com.microsoft.MatMulNBits", "4 bits", DType::F16, 3, Takes);
-        check("com.microsoft.MatMulNBits", "4 bits", DType::F16, 2, Refuses);
+        use OperatorSupport::{CompileFails, RankTooHigh, Supported, Unsupported, UnsupportedType};
+        check("Add", "", DType::F32, 4, Supported);
+        check("Add", "", DType::F16, 5, Supported);
+        check("Add", "", DType::F32, 6, RankTooHigh { max: 5 });
+        check("Sqrt", "", DType::F16, 5, RankTooHigh { max: 4 });
+        check("Relu", "", DType::I32, 3, UnsupportedType);
+        check("Add", "", Element::F64, 3, UnsupportedType);
+        check("Erf", "", DType::F32, 3, Unsupported);
+        check("Sign", "", DType::F32, 5, CompileFails);
+        check("Bespoke", "", DType::F32, 3, Unsupported);
+        check("Add", "", DType::Bf16, 3, UnsupportedType);
+        check("com.microsoft.MatMulNBits", "4 bits", DType::F16, 3, Supported);
+        check("com.microsoft.MatMulNBits", "4 bits", DType::F16, 2, Unsupported);
     }
 
     #[test]
     fn chips_with_brain_floats_take_them() {
         let facts = Facts::of(&"qnn:x2-elite".parse().unwrap());
-        assert_eq!(facts.ask("Add", "", DType::Bf16.into(), 3), Answer::Takes);
+        assert_eq!(facts.support("Add", "", DType::Bf16.into(), 3), OperatorSupport::Supported);
         let both = Facts::of(&"qnn:x-elite,x2-elite".parse().unwrap());
-        assert_eq!(both.ask("Add", "", DType::Bf16.into(), 3), Answer::OtherTypes);
+        assert_eq!(both.support("Add", "", DType::Bf16.into(), 3), OperatorSupport::UnsupportedType);
     }
 
     #[test]

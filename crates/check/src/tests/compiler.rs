@@ -7,7 +7,7 @@ fn a_compiler_has_the_last_word() {
     let whole = compiled(&cut(), CompilerResult::Whole { nodes: 3 });
     assert_eq!(whole.verdict, Verdict::Whole, "{whole}");
     assert_eq!((whole.parts[0].npu_nodes, whole.parts[0].npu_pieces), (3, 1));
-    assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Notes), "{whole}");
+    assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Note), "{whole}");
     let finding = &whole.findings[0];
     assert_eq!(
         (finding.rule, finding.message.as_str()),
@@ -20,7 +20,7 @@ fn a_compiler_has_the_last_word() {
     let left = compiled(&cut(), partly(&[("/a/MatMul", Some("Cannot get shape"))], 3));
     assert_eq!(left.verdict, Verdict::Partly { elsewhere_percent: 50.0, elsewhere_nodes: 1 }, "{left}");
     assert!(left.findings[0].message.ends_with(": Cannot get shape"), "{left}");
-    assert_eq!((left.findings[0].rule, left.findings[0].severity), (Rule::Compiler, Severity::Falls));
+    assert_eq!((left.findings[0].rule, left.findings[0].severity), (Rule::Compiler, Severity::Fallback));
     // A node that is not in the graph does not overrule the predictions for other nodes.
     let unknown = compiled(&cut(), partly(&[("/made", None)], 4));
     assert_eq!(unknown.verdict, Verdict::Partly { elsewhere_percent: 0.0, elsewhere_nodes: 2 }, "{unknown}");
@@ -56,7 +56,7 @@ fn compiler_errors_are_explained() {
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
     let report = compiled(
         &relu,
-        CompilerResult::Failed { message: message.clone(), fault: FaultyNodes::NotSought, evidence: None },
+        CompilerResult::Failed { message: message.clone(), fault: FaultyNodes::NotSearched, evidence: None },
     );
     let found = &report.findings[0];
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
@@ -64,7 +64,7 @@ fn compiler_errors_are_explained() {
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
     let report = compiled(
         &relu,
-        CompilerResult::Ended { how: ProcessEnd::Killed, fault: FaultyNodes::NotSought, evidence: None },
+        CompilerResult::Ended { how: ProcessEnd::Killed, fault: FaultyNodes::NotSearched, evidence: None },
     );
     assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
     let fault = FaultyNodes::Nodes { paths: vec!["/b".into()], fix: None };
@@ -76,11 +76,11 @@ fn compiler_errors_are_explained() {
     // After the diagnostic steps, the report states their outcome and lists no step for the user.
     let evidence = Evidence {
         folder: "/kept".into(),
-        words: vec!["graph prepare failed 13".to_owned()],
-        control: Some(ControlResult::Takes),
-        again: "narthex check /kept/graph.onnx".to_owned(),
+        log_lines: vec!["graph prepare failed 13".to_owned()],
+        control: Some(ControlResult::Accepts),
+        repeat_command: "narthex check /kept/graph.onnx".to_owned(),
     };
-    let fault = FaultyNodes::NotSought;
+    let fault = FaultyNodes::NotSearched;
     let report = compiled(&relu, CompilerResult::Failed { message, fault, evidence: Some(evidence) });
     let found = &report.findings[0];
     for words in ["graph prepare failed 13", "the chip's backend causes the failure", "are in /kept"] {

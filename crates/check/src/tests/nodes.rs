@@ -15,7 +15,7 @@ fn check_one(
     let mut subject = part(graph);
     subject.data_files.insert("w.data".into(), Some(1 << 40));
     let report = check("model.onnx", &[subject], &options("qnn:x-elite", &[]));
-    let found = report.findings.iter().find(|found| found.severity < Severity::Costs);
+    let found = report.findings.iter().find(|found| found.severity < Severity::Cost);
     assert_eq!(found.map(|found| (found.rule, found.severity)), finding, "{op} {inputs:?}\n{report}");
     if let Some(found) = found {
         assert!(found.fix.is_some(), "{found:?}");
@@ -39,7 +39,7 @@ fn nbits(k: usize, block: usize, bits: usize) -> [(&'static str, Attribute); 4] 
 #[test]
 fn operators_are_judged_by_what_the_compiler_answered() {
     use Rule::*;
-    let falls = |rule| Some((rule, Severity::Falls));
+    let falls = |rule| Some((rule, Severity::Fallback));
     let fits = |op, dtype, inputs: &[&str]| check_one((op, dtype, inputs), &[], WHOLE, None, None);
     let falls_whole = |op, dtype, inputs: &[&str], rule| {
         check_one((op, dtype, inputs), &[], REFUSED, falls(rule), None);
@@ -65,7 +65,7 @@ fn operators_are_judged_by_what_the_compiler_answered() {
     falls_whole("Relu", DType::I32, &["1 4"], ElementType);
     falls_whole("Slice", F32, &["1 4 8", "i64:1", "i64:1"], OperatorForm);
     falls_whole("SimplifiedLayerNormalization", F16, &["1 4 8", "f32:=8"], ElementType);
-    check_one(("Sign", F32, &["1 1 2 3 4"]), &[], REFUSED, Some((CompilerFails, Severity::Refuses)), None);
+    check_one(("Sign", F32, &["1 1 2 3 4"]), &[], REFUSED, Some((CompilerFails, Severity::Blocking)), None);
     check_one(
         ("Gemm", F32, &["4 8", "=8 16"]),
         &[("alpha", 0.5f32.into())],
@@ -96,7 +96,7 @@ fn operators_are_judged_by_what_the_compiler_answered() {
 fn fixable_forms_are_fixed() {
     use Rule::*;
     let check_fixed = |op, dtype, inputs: &[&str], attributes: &[(&str, Attribute)], rule| {
-        check_one((op, dtype, inputs), attributes, REFUSED, Some((rule, Severity::Falls)), Some(WHOLE));
+        check_one((op, dtype, inputs), attributes, REFUSED, Some((rule, Severity::Fallback)), Some(WHOLE));
     };
     let nbits_op = "com.microsoft/MatMulNBits";
     let (quants, scales) = ("u8:=16 2 16", "=16 2");
@@ -123,12 +123,12 @@ fn fixable_forms_are_fixed() {
     let qkv = ["1 4 8 16", "1 4 8 16", "1 4 8 16", "bool:1 1 8 8"];
     check_fixed("Attention", F16, &qkv, &[], BooleanMask);
     let picked = ["bool:4 8", "i64:=3 2"];
-    check_one(("GatherND", F32, &picked), &[], REFUSED, Some((ElementType, Severity::Falls)), Some(WHOLE));
+    check_one(("GatherND", F32, &picked), &[], REFUSED, Some((ElementType, Severity::Fallback)), Some(WHOLE));
     check_one(
         ("GatherND", F32, &["bool:4 8", "i64:=3 1"]),
         &[],
         REFUSED,
-        Some((ElementType, Severity::Falls)),
+        Some((ElementType, Severity::Fallback)),
         None,
     );
     let axes = [("perm", Attribute::Ints(vec![1, 0]))];
@@ -139,11 +139,17 @@ fn fixable_forms_are_fixed() {
         (nbits_op, F16, &grouped),
         &nbits(64, 32, 4),
         REFUSED,
-        Some((OperatorForm, Severity::Falls)),
+        Some((OperatorForm, Severity::Fallback)),
         None,
     );
     let odd = ["1 4 80", "u8:=16 3 16", "=16 3"];
-    check_one((nbits_op, F16, &odd), &nbits(80, 32, 4), REFUSED, Some((OperatorForm, Severity::Falls)), None);
+    check_one(
+        (nbits_op, F16, &odd),
+        &nbits(80, 32, 4),
+        REFUSED,
+        Some((OperatorForm, Severity::Fallback)),
+        None,
+    );
 }
 
 /// A boolean mask, a product of rank 2 and a skip norm in one graph.
@@ -217,7 +223,7 @@ fn the_norm_that_breaks_the_compiler_is_known() {
     };
     let report = judge(F32, true);
     let found = &report.findings[0];
-    assert_eq!((found.rule, found.severity), (Rule::CompilerFails, Severity::Refuses), "{report}");
+    assert_eq!((found.rule, found.severity), (Rule::CompilerFails, Severity::Blocking), "{report}");
     assert_eq!(found.places, ["/norm/weight/Mul"]);
     assert!(found.message.contains("1002"), "{}", found.message);
     assert_eq!(report.after_fix.map(|after| after.verdict), Some(Verdict::Whole));
@@ -262,10 +268,11 @@ fn types_beside_the_usual_ones_are_named() {
     let mut graph = b.finish();
     graph.inputs[0].dtype = Element::F64;
     graph.outputs[0].dtype = Element::F64;
-    check_graph(graph.clone(), REFUSED, &[(Rule::ElementType, Severity::Falls, "/a/Add")], None);
+    check_graph(graph.clone(), REFUSED, &[(Rule::ElementType, Severity::Fallback, "/a/Add")], None);
     graph.inputs[0].dtype = Element::STRING;
     graph.nodes[0].op = "Identity".into();
-    let texts = [(Rule::ElementType, Severity::Falls, "/a/Add"), (Rule::ElementType, Severity::Falls, "x")];
+    let texts =
+        [(Rule::ElementType, Severity::Fallback, "/a/Add"), (Rule::ElementType, Severity::Fallback, "x")];
     check_graph(graph, REFUSED, &texts, None);
 }
 
@@ -330,13 +337,13 @@ fn masks_at_the_end_of_the_range_are_named() {
     let lowest = b.scalar(f32::MIN);
     let y = b.op("/mask", "Where", &[&mask, &x, &lowest]);
     b.output(&y, F32, &dims("1 4"));
-    check_graph(b.finish(), WHOLE, &[(Rule::MaskValue, Severity::Costs, "/mask/Where")], None);
+    check_graph(b.finish(), WHOLE, &[(Rule::MaskValue, Severity::Cost, "/mask/Where")], None);
 }
 
 #[test]
 fn control_flow_is_named() {
     let graph = one("If", F32, &["bool:"], &[("then_branch", Attribute::Graph(Box::default()))]);
-    check_graph(graph, REFUSED, &[(Rule::ControlFlow, Severity::Falls, "/layers.0/If")], None);
+    check_graph(graph, REFUSED, &[(Rule::ControlFlow, Severity::Fallback, "/layers.0/If")], None);
 }
 
 #[test]

@@ -42,8 +42,8 @@ fn parts_that_do_not_fit_are_refused() {
     let sized = |rows| check("m", &[sized("m", rows)], &options("qnn:x-elite", &[]));
     let severity = |rows| sized(rows).findings.iter().find(|f| f.rule == Rule::PartSize).map(|f| f.severity);
     assert_eq!(severity(1 << 15), None);
-    assert_eq!(severity(1 << 16 | 64), Some(Severity::Costs));
-    assert_eq!(severity(1 << 18), Some(Severity::Refuses));
+    assert_eq!(severity(1 << 16 | 64), Some(Severity::Cost));
+    assert_eq!(severity(1 << 18), Some(Severity::Blocking));
     assert!(matches!(sized(1 << 18).verdict, Verdict::Refused { .. }));
 }
 

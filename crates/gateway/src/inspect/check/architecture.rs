@@ -24,7 +24,7 @@ pub(crate) fn check_architecture(
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
         Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
     };
-    report.findings.push(Finding::new(Rule::Architecture, Severity::Notes, described));
+    report.findings.push(Finding::new(Rule::Architecture, Severity::Note, described));
     if dry_run.token_bytes() > 0 {
         report.findings.push(cache(dry_run.token_bytes(), architecture.longest()));
     }
@@ -34,8 +34,8 @@ pub(crate) fn check_architecture(
         && !matches!(check_dry_run(subject, &small, options).verdict, Verdict::Refused { .. })
     {
         let message = "in w4 it fits the target";
-        let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
-        report.findings.push(Finding::new(Rule::PartSize, Severity::Notes, message).fix(fix));
+        let fix = Fix::manual(format!("narthex compile --scheme w4 --target {}", options.target));
+        report.findings.push(Finding::new(Rule::PartSize, Severity::Note, message).fix(fix));
     }
     report
 }
@@ -55,8 +55,8 @@ pub(crate) fn check_dry_run(subject: &str, dry_run: &DryRun, options: &CheckOpti
 
 /// Returns the report on a model that Narthex cannot compile.
 pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> Report {
-    let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
-    let refusal = Finding::new(Rule::Architecture, Severity::Refuses, reason.clone()).fix(fix);
+    let fix = Fix::manual("check an ONNX export of it instead: narthex check FILE.onnx");
+    let refusal = Finding::new(Rule::Architecture, Severity::Blocking, reason.clone()).fix(fix);
     Report {
         subject: subject.to_owned(),
         target: options.target.clone(),
@@ -75,7 +75,7 @@ fn cache(per_token: u64, longest: usize) -> Finding {
         "its cache takes {:.1} MB for 1000 tokens in half precision (longest: {longest} tokens)",
         per_token as f64 / 1e3,
     );
-    Finding::new(Rule::DecoderLoop, Severity::Notes, message)
+    Finding::new(Rule::DecoderLoop, Severity::Note, message)
 }
 
 #[cfg(test)]

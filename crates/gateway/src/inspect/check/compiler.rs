@@ -64,7 +64,7 @@ pub(super) fn add_results(
         } else {
             let message =
                 format!("the vendor's compiler was not tried on {}, which is incomplete", part.name);
-            skipped.push(Finding::new(Rule::Compiler, Severity::Notes, message));
+            skipped.push(Finding::new(Rule::Compiler, Severity::Note, message));
         }
     }
     if !results.is_empty() {
@@ -77,7 +77,7 @@ pub(super) fn add_results(
 /// Returns whether a graph is complete and its shapes are fixed, so that a trial makes sense.
 fn is_ready(report: &Report, part: &OnnxFile) -> bool {
     let is_broken = |finding: &check::Finding| {
-        finding.severity == Severity::Refuses
+        finding.severity == Severity::Blocking
             && matches!(finding.rule, Rule::Malformed | Rule::ExternalData)
             && finding.part.as_ref() == Some(&part.name)
     };
@@ -184,8 +184,12 @@ impl<'a> Compiler<'a> {
         match bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut fails) {
             Ok(nodes) => Ok(Ok(nodes)),
             Err(BisectionError::Failed(error)) => Err(error),
-            Err(BisectionError::Takes) => Ok(Err("it compiles each part of the graph separately".to_owned())),
-            Err(BisectionError::Tries) => Ok(Err(format!("the bisection ended after {MAX_TRIALS} trials"))),
+            Err(BisectionError::NotReproduced) => {
+                Ok(Err("it compiles each part of the graph separately".to_owned()))
+            }
+            Err(BisectionError::TooManyAttempts) => {
+                Ok(Err(format!("the bisection ended after {MAX_TRIALS} trials")))
+            }
         }
     }
 
@@ -208,12 +212,12 @@ impl<'a> Compiler<'a> {
         let folder = staging.commit()?;
         let graph = if piece.is_some() { folder.join(PIECE) } else { whole };
         Ok(Some(Evidence {
-            words: relevant_lines(&log),
+            log_lines: relevant_lines(&log),
             control: control.map(|result| match result {
-                CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Takes,
+                CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Accepts,
                 CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => ControlResult::Fails,
             }),
-            again: format!("narthex check {} --target {}", graph.display(), self.target),
+            repeat_command: format!("narthex check {} --target {}", graph.display(), self.target),
             folder,
         }))
     }

@@ -171,8 +171,8 @@ impl ModelCheck<'_> {
             let mut report =
                 architecture::check_architecture(&request.subject, architecture, scheme, options);
             let message = "the installed package has only the graph that CPUs and GPUs run";
-            let fix = Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target));
-            report.findings.push(Finding::new(Rule::Architecture, Severity::Notes, message).fix(fix));
+            let fix = Fix::manual(format!("narthex compile {} --target {}", manifest.name, request.target));
+            report.findings.push(Finding::new(Rule::Architecture, Severity::Note, message).fix(fix));
             return Ok(report);
         }
         let parts = files::open_files(&files).map_err(CheckError::from)?;

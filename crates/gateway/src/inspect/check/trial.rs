@@ -205,7 +205,7 @@ fn compiler_result(outcome: Result<usize, DeviceError>) -> Result<CompilerResult
             Ok(CompilerResult::Partly { elsewhere: elsewhere.collect(), nodes })
         }
         Err(DeviceError::Ort { message, .. }) => {
-            Ok(CompilerResult::Failed { message, fault: FaultyNodes::NotSought, evidence: None })
+            Ok(CompilerResult::Failed { message, fault: FaultyNodes::NotSearched, evidence: None })
         }
         Err(error) => Err(error.into()),
     }
@@ -227,7 +227,7 @@ fn process_end(status: ExitStatus) -> Result<CompilerResult, Error> {
             return Err(Error::Io { what: "the process of the vendor's compiler failed".to_owned(), source });
         }
     };
-    Ok(CompilerResult::Ended { how, fault: FaultyNodes::NotSought, evidence: None })
+    Ok(CompilerResult::Ended { how, fault: FaultyNodes::NotSearched, evidence: None })
 }
 
 /// Signal that ends a process from outside.
