@@ -94,10 +94,10 @@ pub fn code_in(message: &str) -> Option<u32> {
 }
 
 /// Maximum number of log lines in a report.
-const MOST_LINES: usize = 3;
+const MAX_LINES: usize = 3;
 
 /// Maximum number of characters of a log line in a report.
-const LONGEST_LINE: usize = 200;
+const MAX_LINE_CHARS: usize = 200;
 
 /// Returns the lines of a verbose log that state why a graph was not prepared, without repetitions.
 pub fn relevant_lines(log: &str) -> Vec<String> {
@@ -107,12 +107,12 @@ pub fn relevant_lines(log: &str) -> Vec<String> {
     for line in log.lines() {
         let lower = line.to_ascii_lowercase();
         if SIGNS.iter().any(|sign| lower.contains(sign)) {
-            let text: String = line.trim().chars().take(LONGEST_LINE).collect();
+            let text: String = line.trim().chars().take(MAX_LINE_CHARS).collect();
             if !lines.contains(&text) {
                 lines.push(text);
             }
         }
-        if lines.len() == MOST_LINES {
+        if lines.len() == MAX_LINES {
             break;
         }
     }
@@ -131,7 +131,10 @@ mod tests {
             relevant_lines(log),
             ["Error x Op 0x7 requires 0x2400000 bytes of TCM", "Error y graph prepare failed 13"]
         );
-        assert_eq!(relevant_lines(&"Could not create op\u{e9}".repeat(400))[0].chars().count(), LONGEST_LINE);
+        assert_eq!(
+            relevant_lines(&"Could not create op\u{e9}".repeat(400))[0].chars().count(),
+            MAX_LINE_CHARS
+        );
         assert!(relevant_lines("").is_empty());
     }
 

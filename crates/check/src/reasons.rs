@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Maximum number of symbolic dimensions in a reason.
-const MOST_SYMBOLS: usize = 3;
+const MAX_SYMBOLS: usize = 3;
 
 /// Reason why a node does not run on the NPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
 /// Returns the reason for nodes that depend on symbolic dimensions.
 fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
     let symbols = symbols(view.graph());
-    let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();
-    let more = if symbols.len() > MOST_SYMBOLS { " and others" } else { "" };
+    let named: Vec<String> = symbols.iter().take(MAX_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();
+    let more = if symbols.len() > MAX_SYMBOLS { " and others" } else { "" };
     let why = format!(
         "it depends on a dimension of the inputs that is dynamic ({}{more}), and an NPU's compiler needs fixed shapes",
         named.join(", ")
@@ -54,7 +54,7 @@ fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
         Some(extent) => format!(" --set {symbol}={extent}"),
         None => format!(" --set {symbol}=N"),
     };
-    let set: String = symbols.iter().take(MOST_SYMBOLS).map(set).collect();
+    let set: String = symbols.iter().take(MAX_SYMBOLS).map(set).collect();
     Reason {
         why,
         fix: Some(Fix::automatic(format!("fix it: narthex check {} --fix DIR{set}", view.part.name))),

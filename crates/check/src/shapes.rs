@@ -11,18 +11,18 @@ use super::{
 };
 
 /// Maximum number of dimensions that are examined one by one; each costs a traversal of the whole graph.
-const MOST_SYMBOLS: usize = 32;
+const MAX_SYMBOLS: usize = 32;
 
 /// Maximum number of inputs of a dimension that are listed with their shapes. A decoder has one for the keys and one
 /// for the values of each layer.
-const MOST_INPUTS: usize = 4;
+const MAX_INPUTS: usize = 4;
 
 /// Returns the findings on a graph's shapes.
 pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
     let mut findings = well_formed(view);
     let symbols = symbols(view.graph());
-    findings.extend(symbols.iter().take(MOST_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
-    findings.extend(more_symbols(symbols.into_iter().skip(MOST_SYMBOLS).collect()));
+    findings.extend(symbols.iter().take(MAX_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
+    findings.extend(more_symbols(symbols.into_iter().skip(MAX_SYMBOLS).collect()));
     findings.extend(unranked(view));
     findings
 }
@@ -88,13 +88,13 @@ fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
     let having =
         || view.graph().inputs.iter().filter(|input| input.shape.iter().any(|dim| names(dim, symbol)));
     let mut shown: Vec<String> = having()
-        .take(MOST_INPUTS)
+        .take(MAX_INPUTS)
         .map(|input| {
             let shape: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
             format!("{} [{}]", input.name, shape.join(", "))
         })
         .collect();
-    let more = having().count().saturating_sub(MOST_INPUTS);
+    let more = having().count().saturating_sub(MAX_INPUTS);
     shown.extend((more > 0).then(|| format!("{more} more inputs")));
     shown.join(", ")
 }

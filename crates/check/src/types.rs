@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Limit of chosen mask values. Scores below it are the minimum of a type, not a chosen value.
-const CHOSEN: f64 = -10_000.0;
+const MIN_CHOSEN_MASK: f64 = -10_000.0;
 
 /// Returns the findings on element types.
 pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
@@ -62,7 +62,7 @@ fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
     let mut lowest = 0.0f64;
     for constant in &view.graph().initializers {
         let Some(value) = scalar(constant) else { continue };
-        if value < CHOSEN && view.readers_of(&constant.name).any(masks) {
+        if value < MIN_CHOSEN_MASK && view.readers_of(&constant.name).any(masks) {
             places.extend(view.readers_of(&constant.name).map(|reader| reader.path()));
             lowest = lowest.min(value);
         }

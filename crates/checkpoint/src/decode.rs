@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::Encoding;
 
 /// Number of elements in a K-quant super-block.
-const SUPER: usize = 256;
+const SUPER_BLOCK: usize = 256;
 
 impl Encoding {
     /// Returns the number of elements that are encoded together; 1 for plain types.
@@ -16,7 +16,7 @@ impl Encoding {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Uint4 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => SUPER,
+            Self::Q4K | Self::Q5K | Self::Q6K => SUPER_BLOCK,
         }
     }
 
@@ -155,7 +155,7 @@ fn scale_min_pair(pair: usize, b: &[u8]) -> [(f32, f32); 2] {
     })
 }
 
-fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
+fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER_BLOCK]) {
     for (pair, (quants, y)) in b[16..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
         let [(d1, m1), (d2, m2)] = scale_min_pair(pair, b);
         for (l, &q) in quants.iter().enumerate() {
@@ -165,7 +165,7 @@ fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
     }
 }
 
-fn q5_k(b: &[u8; 176], y: &mut [f32; SUPER]) {
+fn q5_k(b: &[u8; 176], y: &mut [f32; SUPER_BLOCK]) {
     let high = &b[16..48];
     for (pair, (quants, y)) in b[48..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
         let [(d1, m1), (d2, m2)] = scale_min_pair(pair, b);
@@ -177,7 +177,7 @@ fn q5_k(b: &[u8; 176], y: &mut [f32; SUPER]) {
     }
 }
 
-fn q6_k(b: &[u8; 210], y: &mut [f32; SUPER]) {
+fn q6_k(b: &[u8; 210], y: &mut [f32; SUPER_BLOCK]) {
     let d = half_at(b, 208);
     for (half, y) in y.chunks_exact_mut(128).enumerate() {
         let low = &b[64 * half..][..64];

@@ -10,7 +10,7 @@ use console::{Term, measure_text_width};
 const SEPARATOR: &str = "· ";
 
 /// Minimum width of a terminal at which lines are wrapped.
-const NARROWEST: usize = 20;
+const MIN_WIDTH: usize = 20;
 
 /// Returns the text with the lines that are wider than the terminal broken. Text for a file or a pipe is unchanged.
 pub(crate) fn for_terminal<'a>(term: &Term, text: &'a str) -> Cow<'a, str> {
@@ -21,7 +21,7 @@ pub(crate) fn for_terminal<'a>(term: &Term, text: &'a str) -> Cow<'a, str> {
 }
 
 fn wrapped(text: &str, width: usize) -> Cow<'_, str> {
-    if width < NARROWEST || text.lines().all(|line| measure_text_width(line) <= width) {
+    if width < MIN_WIDTH || text.lines().all(|line| measure_text_width(line) <= width) {
         return Cow::Borrowed(text);
     }
     Cow::Owned(text.split('\n').map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n"))

@@ -21,10 +21,10 @@ use crate::{
 const FILE: &str = "qnn_op_trace.json";
 
 /// Maximum number of bytes of a trace that are read. The trace of a thousand nodes has less than one megabyte.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Maximum number of characters of a reason.
-const LONGEST: usize = 200;
+const MAX_REASON_CHARS: usize = 200;
 
 /// Returns the provider's reason for each node of a graph that it refuses, by the node's path. Returns no reasons if
 /// the provider writes no trace, or if the trace cannot be read.
@@ -38,7 +38,7 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
     drop(Session::open(runtime, graph, options));
     let mut bytes = Vec::new();
     let read =
-        fs::File::open(scratch.0.join(FILE)).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
+        fs::File::open(scratch.0.join(FILE)).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
     if read.is_err() { BTreeMap::new() } else { parse(&bytes) }
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
         // The rest of the text states that the node is not assigned, which is already known.
         let own = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
         let text = own.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');
-        Some((name.to_owned(), text.chars().take(LONGEST).collect()))
+        Some((name.to_owned(), text.chars().take(MAX_REASON_CHARS).collect()))
     };
     nodes.iter().filter_map(reason).filter(|(_, reason): &(_, String)| !reason.is_empty()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narthex_engine::executor::NEVER;
+use narthex_engine::executor::FORBIDDEN_LOGIT;
 use narthex_spec::{TokenId, arch::DecoderArch, manifest::Manifest};
 
 use crate::{error::DeviceError, package};
@@ -11,7 +11,7 @@ use crate::{error::DeviceError, package};
 const TOKEN_BYTES: u64 = 12;
 
 /// Maximum size of a list in bytes.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// The tokens for which a head has logits.
 pub(crate) struct VocabSubset {
@@ -33,7 +33,7 @@ impl VocabSubset {
         let none = || DeviceError::package("a list of the tokens that are kept", "none");
         let path = package::path(package, manifest.kept_tokens.as_deref().ok_or_else(none)?)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
-        let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MOST_BYTES);
+        let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MAX_BYTES);
         let bytes = narthex_mmap::read(&path, most).map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
         let found = format!("{} in {}", tokens.len(), path.display());
@@ -63,11 +63,11 @@ impl VocabSubset {
             let mut end = to + self.vocab;
             for (index, &token) in tokens.iter().enumerate().rev() {
                 let (logit, place) = (logits[from + index], to + token as usize);
-                logits[place + 1..end].fill(NEVER);
+                logits[place + 1..end].fill(FORBIDDEN_LOGIT);
                 logits[place] = logit;
                 end = place;
             }
-            logits[to..end].fill(NEVER);
+            logits[to..end].fill(FORBIDDEN_LOGIT);
         }
     }
 }
@@ -87,7 +87,8 @@ mod tests {
             for (row, logits) in logits.chunks(vocab).enumerate() {
                 for (token, &logit) in (0..).zip(logits) {
                     let place = tokens.iter().position(|&kept| kept == token);
-                    let expected = place.map_or(NEVER, |index| (row * tokens.len() + index + 1) as f32);
+                    let expected =
+                        place.map_or(FORBIDDEN_LOGIT, |index| (row * tokens.len() + index + 1) as f32);
                     assert_eq!(logit, expected, "{tokens:?} of {vocab}, row {row}, token {token}");
                 }
             }

@@ -12,7 +12,7 @@ use narthex_device::{
     placement::GraphPlacement,
     static_shapes::Form,
 };
-use narthex_engine::{encoder::Encoder, executor::NEVER};
+use narthex_engine::{encoder::Encoder, executor::FORBIDDEN_LOGIT};
 use narthex_graph::{Graph, Node};
 use narthex_spec::{
     Ep, Pass, Recipe, Scheme,
@@ -146,7 +146,7 @@ fn a_pruned_head_gives_what_the_whole_one_does_of_its_tokens_and_never_others() 
             for (found, expected) in [(fixed(&pruned), fixed(&whole)), (dynamic(&pruned), dynamic(&whole))] {
                 near(&families::given(&found), &families::given(&expected), &what);
                 for row in &found {
-                    let never = row.iter().filter(|logit| **logit == NEVER).count();
+                    let never = row.iter().filter(|logit| **logit == FORBIDDEN_LOGIT).count();
                     assert_eq!((row.len(), never), (80, 80 - kept), "{what}");
                 }
             }

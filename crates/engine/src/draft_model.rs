@@ -28,7 +28,7 @@ const PRIOR: f32 = 0.7;
 
 /// Factor by which counts of accepted and rejected tokens are multiplied in each step without a draft, so that drafts
 /// are tried again from time to time.
-const FADING: f32 = 0.998;
+const COUNT_DECAY: f32 = 0.998;
 
 /// Credit before the first draft. At the assumed times, it suffices for a prompt of 3200 tokens.
 const FIRST_CREDIT: f32 = 32.0;
@@ -124,7 +124,7 @@ impl DraftModel {
         let room = self.device.limits().longest().saturating_sub(tokens.len());
         let width = steps.width(self.acceptance.rate(PRIOR), most.min(room), self.costs.token);
         if width == 0 {
-            self.acceptance.scale(FADING);
+            self.acceptance.scale(COUNT_DECAY);
             return 0;
         }
         let behind = tokens.len() - common_prefix(&self.held, tokens);

@@ -15,7 +15,7 @@ use narthex_spec::{SlotId, TokenId};
 pub use block::{KvBlock, KvLayer, KvRows};
 pub use check::{check_read, check_truncate};
 pub use copy::KvCopy;
-pub use logits::{Logits, NEVER, Peak, RowScan, ScannedRow};
+pub use logits::{FORBIDDEN_LOGIT, Logits, Peak, RowScan, ScannedRow};
 
 /// Limits of an executor, constant for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]

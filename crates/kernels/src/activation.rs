@@ -73,13 +73,13 @@ const TAIL: [f32; 8] = [
 ];
 
 /// Magnitude from which the tail of the distribution is 0 in single precision.
-const FAR: f32 = 16.0;
+const TAIL_CUTOFF: f32 = 16.0;
 
 /// Computes `max(x, 0) - |x| * tail(|x|)`, where the tail is the probability that a normal variable exceeds `|x|`.
 #[inline(always)]
 fn gelu<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     let zero = s.splat(0.0);
-    let distance = s.min(s.splat(FAR), s.max(s.sub(zero, x), x));
+    let distance = s.min(s.splat(TAIL_CUTOFF), s.max(s.sub(zero, x), x));
     let mut sum = s.splat(TAIL[0]);
     for coefficient in &TAIL[1..] {
         sum = s.mul_add(sum, distance, s.splat(*coefficient));

@@ -1,9 +1,6 @@
 //! Elementary functions on vectors, and loops over slices.
 
-use crate::simd::{LANES, Simd};
-
-/// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
-const ROUNDER: f32 = 12_582_912.0;
+use crate::simd::{LANES, ROUNDING_CONSTANT, Simd};
 
 /// The exponential of arguments below this is 0, because the exact result would be subnormal.
 const LEAST: f32 = -87.0;
@@ -20,7 +17,7 @@ const EXP: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6
 /// Computes the exponential with an error of at most 2 units in the last place. The exponential of NaN is NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::Floats) -> S::Floats {
-    let rounder = s.splat(ROUNDER);
+    let rounder = s.splat(ROUNDING_CONSTANT);
     let clamped = s.max(s.splat(LEAST), s.min(s.splat(GREATEST), x));
     let power = s.sub(s.mul_add(clamped, s.splat(std::f32::consts::LOG2_E), rounder), rounder);
     let rest = s.mul_add(power, s.splat(-LN_2[0]), clamped);

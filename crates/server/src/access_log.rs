@@ -11,10 +11,10 @@ use axum::http::{Method, StatusCode};
 const ACCESS: &str = "narthex::access";
 
 /// Maximum number of characters of a path in a line.
-const MOST: usize = 100;
+const MAX_PATH_CHARS: usize = 100;
 
 /// Maximum number of characters of a method in a line. The longest registered one has 17 (RFC 4437).
-const MOST_OF_METHOD: usize = 20;
+const MAX_METHOD_CHARS: usize = 20;
 
 /// A request whose line is written when this is dropped.
 pub(crate) struct AccessLine {
@@ -28,8 +28,8 @@ pub(crate) struct AccessLine {
 impl AccessLine {
     /// Starts the time of a request.
     pub(crate) fn new(method: &Method, path: &str) -> Self {
-        let path: String = path.chars().take(MOST).collect();
-        let method: String = method.as_str().chars().take(MOST_OF_METHOD).collect();
+        let path: String = path.chars().take(MAX_PATH_CHARS).collect();
+        let method: String = method.as_str().chars().take(MAX_METHOD_CHARS).collect();
         Self { request: format!("{method} {path}"), began: Instant::now(), status: None, id: "-".to_owned() }
     }
 
@@ -57,6 +57,6 @@ mod tests {
     fn methods_and_paths_are_cut() {
         let long = "M".repeat(60_000);
         let line = AccessLine::new(&Method::from_bytes(long.as_bytes()).unwrap(), &long);
-        assert_eq!(line.request, format!("{} {}", &long[..MOST_OF_METHOD], &long[..MOST]));
+        assert_eq!(line.request, format!("{} {}", &long[..MAX_METHOD_CHARS], &long[..MAX_PATH_CHARS]));
     }
 }

@@ -135,13 +135,13 @@ impl Drop for Shares {
 }
 
 /// Error of a body without room.
-const NO_ROOM: &str = "all memory for request bodies is in use; try again in a moment";
+const BODY_BUDGET_FULL: &str = "all memory for request bodies is in use; try again in a moment";
 
 /// Error of a request without room for its work.
-const NO_ROOM_TO_WORK: &str = "all memory for the work of requests is in use; try again in a moment";
+const WORK_BUDGET_FULL: &str = "all memory for the work of requests is in use; try again in a moment";
 
 /// Error of an answer without room.
-const NO_ROOM_TO_ANSWER: &str =
+const ANSWER_BUDGET_FULL: &str =
     "all memory for answers is in use by answers that other clients have not read; try again in a moment";
 
 /// Error of an answer that takes more memory than the budget has.
@@ -164,11 +164,11 @@ impl BodyBudget {
     /// Creates the budgets of a server whose requests wait for a share up to this time.
     pub(crate) fn new(wait: Duration) -> Self {
         Self {
-            bodies: Pool::new(2 * SMALL_BODY_BYTES, NO_ROOM),
+            bodies: Pool::new(2 * SMALL_BODY_BYTES, BODY_BUDGET_FULL),
             incomplete: IncompleteBodies::default(),
-            values: Pool::new(SMALL_VALUES_BYTES, NO_ROOM),
-            work: Pool::new(SMALL_WORK_BYTES, NO_ROOM_TO_WORK),
-            answers: Pool::new(SMALL_ANSWER_BYTES, NO_ROOM_TO_ANSWER),
+            values: Pool::new(SMALL_VALUES_BYTES, BODY_BUDGET_FULL),
+            work: Pool::new(SMALL_WORK_BYTES, WORK_BUDGET_FULL),
+            answers: Pool::new(SMALL_ANSWER_BYTES, ANSWER_BUDGET_FULL),
             parts: Arc::new(Semaphore::new(BUDGET_BYTES[1] / UNIT)),
             freed: FreedMemory::default(),
             wait,
@@ -268,7 +268,7 @@ impl AnswerMemory {
         let more = GeneratedMemory::needed(total).saturating_sub(parts.reserved());
         if more > 0 {
             let found = self.budget.parts.clone().try_acquire_many_owned(more as u32);
-            let found = found.map_err(|_| NO_ROOM_TO_ANSWER)?;
+            let found = found.map_err(|_| ANSWER_BUDGET_FULL)?;
             match &mut parts.share {
                 Some(share) => share.merge(found),
                 None => parts.share = Some(found),
@@ -442,7 +442,7 @@ mod tests {
         first.add_generated(STREAM_BYTES / 2).unwrap();
         assert_eq!(free(), BUDGET_BYTES[1]);
         first.add_generated(100 << 20).unwrap();
-        assert_eq!(second.add_generated(100 << 20), Err(NO_ROOM_TO_ANSWER));
+        assert_eq!(second.add_generated(100 << 20), Err(ANSWER_BUDGET_FULL));
         second.add_generated(10 << 20).unwrap();
         assert_eq!(free(), BUDGET_BYTES[1] - (110 << 20) + STREAM_BYTES);
         first.remove_generated(100 << 20);

@@ -13,7 +13,7 @@ pub struct ContextFactor(u8);
 
 /// Text that is not a [`ContextFactor`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected a whole number from 2 to {}, as in 4, found {found:?}", ContextFactor::MOST)]
+#[error("expected a whole number from 2 to {}, as in 4, found {found:?}", ContextFactor::MAX)]
 pub struct BadContextFactor {
     /// The text, shortened.
     pub found: String,
@@ -21,7 +21,7 @@ pub struct BadContextFactor {
 
 impl ContextFactor {
     /// Maximum factor.
-    const MOST: u8 = 64;
+    const MAX: u8 = 64;
 
     /// Returns the number.
     pub fn get(self) -> usize {
@@ -38,7 +38,7 @@ impl FromStr for ContextFactor {
     type Err = BadContextFactor;
 
     fn from_str(text: &str) -> Result<Self, BadContextFactor> {
-        let factor = text.trim().parse().ok().filter(|factor| (2..=Self::MOST).contains(factor));
+        let factor = text.trim().parse().ok().filter(|factor| (2..=Self::MAX).contains(factor));
         factor.map(Self).ok_or_else(|| BadContextFactor { found: text.chars().take(40).collect() })
     }
 }

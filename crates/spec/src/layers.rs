@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::name::string_form;
 
 /// Maximum number of layers. A larger number is treated as a mistake.
-pub(crate) const MOST_LAYERS: usize = 1024;
+pub(crate) const MAX_LAYERS: usize = 1024;
 
 /// Maximum length of a list inside a name, in bytes.
-const LONGEST_SLUG: usize = 48;
+const MAX_SLUG: usize = 48;
 
 /// Layers of a model: at least one, without repetitions, in ascending order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub(crate) fn numbers(text: &str, separator: char) -> Option<Vec<usize>> {
     for run in text.split(separator) {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
         let run: RangeInclusive<usize> = first.trim().parse().ok()?..=last.trim().parse().ok()?;
-        if run.is_empty() || *run.end() >= MOST_LAYERS || layers.len() >= MOST_LAYERS {
+        if run.is_empty() || *run.end() >= MAX_LAYERS || layers.len() >= MAX_LAYERS {
             return None;
         }
         layers.extend(run);
@@ -86,7 +86,7 @@ pub(crate) fn runs(numbers: &[usize], step: usize) -> Vec<(usize, usize)> {
 
 /// Returns a name for a text that is too long for one: `kind` and its hash (FNV-1a, 64 bits); `None` for shorter texts.
 pub(crate) fn short(text: &str, kind: &str) -> Option<String> {
-    (text.len() > LONGEST_SLUG).then(|| format!("{kind}-{:016x}", hash(text.as_bytes())))
+    (text.len() > MAX_SLUG).then(|| format!("{kind}-{:016x}", hash(text.as_bytes())))
 }
 
 /// Returns the FNV-1a hash (64 bits).

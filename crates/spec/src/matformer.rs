@@ -9,7 +9,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    layers::{MOST_LAYERS, numbers, runs, short, written},
+    layers::{MAX_LAYERS, numbers, runs, short, written},
     name::string_form,
 };
 
@@ -70,7 +70,7 @@ fn widths(text: &str) -> Option<Vec<usize>> {
     for run in text.split('+') {
         let (width, count) = run.split_once('*').unwrap_or((run, "1"));
         let (width, count): (usize, usize) = (width.parse().ok()?, count.parse().ok()?);
-        if width == 0 || !(1..=MOST_LAYERS - widths.len()).contains(&count) {
+        if width == 0 || !(1..=MAX_LAYERS - widths.len()).contains(&count) {
             return None;
         }
         widths.extend(std::iter::repeat_n(width, count));

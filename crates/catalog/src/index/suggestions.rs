@@ -9,7 +9,7 @@ use narthex_spec::ModelName;
 const LIMIT: usize = 5;
 
 /// Maximum length in bytes of a text that counts as a mistyped name.
-const LONGEST: usize = 80;
+const MAX_NAME_BYTES: usize = 80;
 
 /// Returns the names nearest to `text`, each once. `known` has pairs of a spelling and the name that it stands for.
 /// Equally near names, and the sizes of a family, keep the order of `known`.
@@ -18,7 +18,7 @@ pub(super) fn nearest<'a>(
     known: impl Iterator<Item = (&'a str, &'a ModelName)>,
 ) -> Vec<ModelName> {
     let typed = text.trim().to_ascii_lowercase();
-    if typed.is_empty() || typed.len() > LONGEST {
+    if typed.is_empty() || typed.len() > MAX_NAME_BYTES {
         return Vec::new();
     }
     let all: Vec<(&str, &ModelName)> = known.collect();

@@ -35,7 +35,7 @@ pub struct RuntimeWheel {
 }
 
 /// Prefixes of the names of libraries that only Python uses.
-const PYTHONS_OWN: &[&str] = &["onnxruntime_pybind11_state", "libDlModelToolsPy", "DlModelToolsPy"];
+const PYTHON_ONLY_LIBRARIES: &[&str] = &["onnxruntime_pybind11_state", "libDlModelToolsPy", "DlModelToolsPy"];
 
 impl RuntimeWheel {
     /// Returns true if a member is unpacked: libraries in the folders of the library to load, and licences.
@@ -52,7 +52,7 @@ impl RuntimeWheel {
         let library = [".so", ".dll", ".dylib", ".cat"].iter().any(|ending| lower.ends_with(ending))
             || lower.contains(".so.")
             || file == "cache.json";
-        near && library && !PYTHONS_OWN.iter().any(|name| file.starts_with(name))
+        near && library && !PYTHON_ONLY_LIBRARIES.iter().any(|name| file.starts_with(name))
     }
 
     /// Returns the library's own folder, and the folder in which repaired Linux wheels have their dependencies.

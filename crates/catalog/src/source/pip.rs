@@ -47,7 +47,7 @@ const LISTS: [&str; 2] = ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"];
 /// Program that runs pip and ends it together with Narthex. Nothing is written to its standard input, a pipe that
 /// closes when Narthex ends, even if it is killed. pip and its children are a process group. Modules are not loaded
 /// from the working folder, which may be that of a downloaded model.
-const WATCH: &str = r#"
+const PIP_RUNNER: &str = r#"
 import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
@@ -146,7 +146,7 @@ impl Pip {
     fn start(&self) -> Option<Command> {
         let (program, arguments) = self.command.split_first()?;
         let mut command = Command::new(program);
-        command.args(arguments).args(["-c", WATCH]);
+        command.args(arguments).args(["-c", PIP_RUNNER]);
         for name in SECRET_VARIABLES {
             command.env_remove(name);
         }

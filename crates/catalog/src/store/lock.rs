@@ -15,10 +15,10 @@ use narthex_spec::{Progress, ProgressSink, Sha256};
 use crate::{CancelFlag, error::Error, files};
 
 /// Time after which a wait for a lock that is held only briefly is reported. A swap of folders takes milliseconds.
-const NOTED_AFTER: Duration = Duration::from_secs(2);
+const LOG_WAIT_AFTER: Duration = Duration::from_secs(2);
 
 /// Maximum wait for a lock that is held only briefly.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Time between two attempts to take a lock that is held only briefly.
 const RETRY: Duration = Duration::from_millis(10);
@@ -40,7 +40,7 @@ fn open(path: &Path) -> Result<File, Error> {
 /// Takes a lock that other processes hold only briefly. Logs a longer wait, and fails after a minute, because the holder
 /// may be stopped.
 pub(super) fn take(path: &Path) -> Result<Guard, Error> {
-    take_within(path, NOTED_AFTER, LONGEST, || {
+    take_within(path, LOG_WAIT_AFTER, MAX_WAIT, || {
         tracing::warn!(lock = %path.display(), "waiting for another Narthex process that changes the store");
     })
 }

@@ -238,7 +238,7 @@ impl<'a> Reader<'a> {
         if count > self.bytes.len().saturating_sub(self.at) {
             return Err(malformed(self.path, "an array inside the file", format!("{count} elements")));
         }
-        if let Some(most) = most_elements(key).filter(|&most| count > most) {
+        if let Some(most) = max_elements(key).filter(|&most| count > most) {
             return Err(malformed(self.path, format!("at most {most} elements of {key}"), count));
         }
         self.charge(count.saturating_mul(element))?;
@@ -289,7 +289,7 @@ impl<'a> Reader<'a> {
 
 /// Returns the maximum number of elements of the array with this key, if it has one. A longer vocabulary would be
 /// refused later, after it had been copied.
-fn most_elements(key: &str) -> Option<usize> {
+fn max_elements(key: &str) -> Option<usize> {
     match key {
         "tokenizer.ggml.merges" => Some(MAX_MERGES),
         "tokenizer.ggml.tokens" | "tokenizer.ggml.scores" | "tokenizer.ggml.token_type" => Some(MAX_TOKENS),

@@ -46,13 +46,13 @@ pub(super) enum Repetition {
 const REPEATED: usize = 2000;
 
 /// Maximum length in bytes of the part that is repeated.
-const LONGEST_REPEATED_PART: usize = 200;
+const MAX_REPEATED_PART: usize = 200;
 
 /// Returns true if the end of a text is a short part, repeated many times.
 fn repeats(text: &str) -> bool {
     let Some(start) = text.len().checked_sub(REPEATED) else { return false };
     let end = &text.as_bytes()[start..];
-    (1..=LONGEST_REPEATED_PART).any(|period| end[period..] == end[..REPEATED - period])
+    (1..=MAX_REPEATED_PART).any(|period| end[period..] == end[..REPEATED - period])
 }
 
 /// Prints the answer to a conversation while it is generated.
@@ -152,7 +152,7 @@ pub(super) fn print(
                     turn.cancel();
                     return Err(error);
                 }
-                if repetition == Repetition::Stop && text.len() - checked >= LONGEST_REPEATED_PART {
+                if repetition == Repetition::Stop && text.len() - checked >= MAX_REPEATED_PART {
                     checked = text.len();
                     if repeats(&text) {
                         turn.cancel();

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum number of characters of a result that are shown.
-const SHOWN: usize = 400;
+const MAX_SHOWN_CHARS: usize = 400;
 
 /// Question about a call.
 const QUESTION: &str = "Run this call? [y]es, [n]o, [a]lways for this tool: ";
@@ -175,7 +175,7 @@ impl Dialogue for TerminalDialogue<'_> {
         }
         let mark = if result.outcome == ToolOutcome::Done { "result" } else { "failure" };
         let text = result.text.trim_end();
-        let mut shown: String = text.chars().take(SHOWN).collect();
+        let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
         if shown.len() < text.len() {
             shown.push('…');
         }

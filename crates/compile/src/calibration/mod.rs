@@ -31,7 +31,7 @@ use segment::{Segment, segments};
 const TEXT: &str = include_str!("text.txt");
 
 /// Maximum number of calibration tokens.
-const LONGEST: usize = 1024;
+const MAX_TOKENS: usize = 1024;
 
 /// File of the probe graph. It is written next to the weights and removed after the run.
 const PROBE_FILE: &str = "probe.onnx";
@@ -167,11 +167,11 @@ impl CalibrationModel<'_> {
         RotarySet { rotation: Rotation::Global, reach }.values(self.arch, wave, 0..tokens)
     }
 
-    /// Returns the text's tokens, at most as many as the model's context and [`LONGEST`].
+    /// Returns the text's tokens, at most as many as the model's context and [`MAX_TOKENS`].
     fn tokens(&self) -> Result<Vec<TokenId>> {
         let mut tokens: Vec<TokenId> = self.checkpoint.special.bos.into_iter().collect();
         tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
-        tokens.truncate(LONGEST.min(self.arch.context));
+        tokens.truncate(MAX_TOKENS.min(self.arch.context));
         Ok(tokens)
     }
 

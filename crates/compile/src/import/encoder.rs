@@ -161,9 +161,9 @@ fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<()> {
 
 /// Describes the labels of a classifier.
 fn labels(last: Option<usize>, settings: &Settings) -> String {
-    const MOST: usize = 8;
-    let names: Vec<&str> = settings.labels.iter().take(MOST).map(String::as_str).collect();
-    let rest = if settings.labels.len() > MOST { ", …" } else { "" };
+    const MAX_LABELS: usize = 8;
+    let names: Vec<&str> = settings.labels.iter().take(MAX_LABELS).map(String::as_str).collect();
+    let rest = if settings.labels.len() > MAX_LABELS { ", …" } else { "" };
     let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
     match last.or_else(stated) {
         None => "an unknown number of labels".to_owned(),

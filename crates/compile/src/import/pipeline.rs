@@ -16,7 +16,7 @@ use super::{
 use crate::error::Result;
 
 /// Maximum number of stages.
-const MOST: usize = 64;
+const MAX_STAGES: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stage {
@@ -79,7 +79,7 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
         }
     }
     match stages.len() {
-        1..=MOST => Ok(stages),
+        1..=MAX_STAGES => Ok(stages),
         found => Err(wrong(format!("{found} stages"))),
     }
 }

@@ -106,10 +106,10 @@ fn usual(stems: &[String]) -> Option<String> {
 
 /// Formats the names of graphs for a message.
 fn listed(stems: &[String]) -> String {
-    const MOST: usize = 12;
-    let mut names: Vec<String> = stems.iter().take(MOST).map(|stem| format!("{stem}.onnx")).collect();
-    if stems.len() > MOST {
-        names.push(format!("{} more", stems.len() - MOST));
+    const MAX_LISTED: usize = 12;
+    let mut names: Vec<String> = stems.iter().take(MAX_LISTED).map(|stem| format!("{stem}.onnx")).collect();
+    if stems.len() > MAX_LISTED {
+        names.push(format!("{} more", stems.len() - MAX_LISTED));
     }
     names.join(", ")
 }

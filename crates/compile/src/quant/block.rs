@@ -36,7 +36,7 @@ const RANGES_4: [f32; 5] = [1.0, 1.05, 0.93, 0.86, 0.79];
 
 /// Constant whose addition and subtraction rounds a number of small magnitude to the nearest integer. Unlike
 /// `f32::round`, it compiles to vector instructions on every x86-64 CPU.
-const ROUNDER: f32 = 12_582_912.0;
+const ROUNDING_CONSTANT: f32 = 12_582_912.0;
 
 /// Powers of two by which a weight's columns were multiplied. Values on an evenly spaced grid (lattice) stay on one.
 #[derive(Debug, Clone)]
@@ -116,7 +116,7 @@ impl Grid {
 }
 
 fn round(x: f32) -> f32 {
-    (x + ROUNDER) - ROUNDER
+    (x + ROUNDING_CONSTANT) - ROUNDING_CONSTANT
 }
 
 /// Returns the better of two grids for a block, with its error.

@@ -15,7 +15,7 @@ use super::{Plan, Storage};
 
 /// Exponent with which a channel's size enters its divisor: 1 would equalise all channels of the input, 0 leaves them
 /// unchanged. The weight receives the inverse.
-const STRENGTH: f64 = 0.5;
+const MIGRATION_STRENGTH: f64 = 0.5;
 
 /// Maximum magnitude of an exponent. It keeps the f16 scales of blocks in the range of full precision.
 const LARGEST: f64 = 6.0;
@@ -29,7 +29,7 @@ const HEAD: &str = "head";
 const OUTLIERS: usize = 8;
 
 /// Minimum size of such a channel, as a multiple of the median.
-const OUTLYING: f32 = 3.0;
+const OUTLIER_THRESHOLD: f32 = 3.0;
 
 /// The input of one or more linear layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -197,7 +197,7 @@ fn median(mean_squares: &[f32]) -> f32 {
 
 /// Returns the largest channels if they are much larger than the median channel.
 fn outliers(mean_squares: &[f32]) -> Vec<usize> {
-    let least = median(mean_squares) * OUTLYING * OUTLYING;
+    let least = median(mean_squares) * OUTLIER_THRESHOLD * OUTLIER_THRESHOLD;
     let mut channels: Vec<usize> =
         (0..mean_squares.len()).filter(|&channel| mean_squares[channel] >= least && least > 0.0).collect();
     channels.sort_by(|&a, &b| mean_squares[b].total_cmp(&mean_squares[a]));
@@ -207,14 +207,14 @@ fn outliers(mean_squares: &[f32]) -> Vec<usize> {
 }
 
 /// Returns each channel's divisor as an exponent of two: the ratio of its size to the median size, to the power of
-/// [`STRENGTH`].
+/// [`MIGRATION_STRENGTH`].
 fn exponents(mean_squares: &[f32]) -> Vec<i8> {
     let median = median(mean_squares);
     let exponent = |&square: &f32| {
         let sizes = f64::from(square) / f64::from(median);
         // The size of a channel that is always or mostly 0 is unknown.
         if sizes > 0.0 && sizes.is_finite() {
-            (sizes.sqrt().log2() * STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
+            (sizes.sqrt().log2() * MIGRATION_STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
         } else {
             0
         }

@@ -27,7 +27,7 @@ impl Growth {
 }
 
 /// Returns the maximum capacity of `rows` rows that fits into `bytes` bytes.
-pub(super) fn most_within(limits: &Limits, bytes: usize, rows: usize) -> usize {
+pub(super) fn max_capacity(limits: &Limits, bytes: usize, rows: usize) -> usize {
     let row = KvLimits { budget: bytes / rows.max(1), ..limits.kv };
     row.tokens_alone(limits.context)
 }
@@ -78,7 +78,7 @@ pub(super) fn make_room(
         let rows = 1 + slots.iter().filter(|slot| slot.capacity > 0).count();
         return Err(StepError::OutOfMemory { rows, capacity: wanted, wanted: bytes });
     }
-    let most = most_within(limits, kv.budget - taken, 1);
+    let most = max_capacity(limits, kv.budget - taken, 1);
     let SlotUse { capacity, tokens } = slots[slot];
     resizes.push(Resize { slot, capacity: growth.capacity(limits, capacity, tokens, most) });
     Ok(resizes)
@@ -107,8 +107,8 @@ mod tests {
         check(Growth::Double, 40, 41, 64, 64);
         check(Growth::Eighth, 32, 33, 64, 36);
         check(Growth::Eighth, 48, 49, 64, 56);
-        assert_eq!(most_within(&limits(40), 40, 3), 12);
-        assert_eq!(most_within(&limits(40), 1 << 20, 3), 64);
+        assert_eq!(max_capacity(&limits(40), 40, 3), 12);
+        assert_eq!(max_capacity(&limits(40), 1 << 20, 3), 64);
     }
 
     #[test]

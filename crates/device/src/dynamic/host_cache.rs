@@ -14,14 +14,14 @@ use narthex_kernels::Kernels;
 use narthex_spec::{DType, SlotId, manifest::KvLayout};
 
 use super::{
-    growth::{Growth, most_within},
+    growth::{Growth, max_capacity},
     rows::{KvPart, KvTensor, RowShape},
 };
 use crate::memory::Buffer;
 
 /// The cache shrinks once it has touched this many times the memory that its slots need. The factor is large enough
 /// that copying is rare.
-const SLACK: usize = 4;
+const SHRINK_FACTOR: usize = 4;
 
 /// The cache of one executor.
 pub(super) struct HostKvCache {
@@ -213,7 +213,7 @@ impl HostKvCache {
         }
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let capacity = self.limits.kv.capacity_for(longest, self.limits.context);
-        if self.touched * self.capacity >= SLACK * occupied * capacity {
+        if self.touched * self.capacity >= SHRINK_FACTOR * occupied * capacity {
             // A failure leaves the cache unchanged.
             let _ = self.lay_out(occupied, capacity);
         }
@@ -230,7 +230,7 @@ impl HostKvCache {
         let lengths = wanted.clone().map(|(_, length)| length).chain(self.lengths.iter().copied());
         let longest = lengths.max().unwrap_or(0);
         if longest > self.capacity || occupied > self.rows {
-            let most = most_within(&self.limits, self.limits.kv.budget, occupied);
+            let most = max_capacity(&self.limits, self.limits.kv.budget, occupied);
             let capacity = if longest > self.capacity {
                 self.growth.capacity(&self.limits, self.capacity, longest, most)
             } else {

@@ -23,7 +23,7 @@ pub(super) enum KvCache {
 
 impl KvCache {
     /// Returns the maximum number of slots in one run.
-    pub(super) fn most_rows(&self, batch: usize) -> usize {
+    pub(super) fn max_rows(&self, batch: usize) -> usize {
         match self {
             Self::Host(_) => batch,
             Self::Device(_) => 1,

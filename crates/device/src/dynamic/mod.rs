@@ -190,7 +190,7 @@ impl DynamicExecutor {
         while at < plan.spans.len() {
             let alike =
                 |(index, span): &(usize, &Span)| is_single(span) && factors_of(at + index) == factors_of(at);
-            let most = self.cache.most_rows(self.batch);
+            let most = self.cache.max_rows(self.batch);
             let spans = plan.spans[at..].iter().take(most).enumerate();
             let group = spans.take_while(alike).count();
             if group > 0 {

@@ -99,12 +99,12 @@ pub fn cpu() -> Cpu {
 /// and the names of board and chip in the device tree. `root` is the root folder of the system.
 fn soc(root: &Path) -> Option<String> {
     /// Maximum number of names. A device tree names a board and a chip, each up to twice.
-    const MOST: usize = 8;
+    const MAX_NAMES: usize = 8;
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let machine = read("sys/devices/soc0/machine");
     let tree = read("proc/device-tree/compatible");
     let names = std::iter::once(machine.trim()).chain(tree.split('\0').map(str::trim));
-    let names: Vec<&str> = names.filter(|name| !name.is_empty()).take(MOST).collect();
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).take(MAX_NAMES).collect();
     (!names.is_empty()).then(|| names.join(", "))
 }
 
@@ -134,12 +134,12 @@ fn physical_cores() -> Option<usize> {
 /// Parses a list of numbers in the kernel's form, such as `0-3,8`.
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
     /// Maximum number of processors that Linux supports.
-    const MOST: usize = 8192;
+    const MAX_CPUS: usize = 8192;
     let mut cpus = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
-        cpus.extend((last < MOST).then_some(first..=last)?);
+        cpus.extend((last < MAX_CPUS).then_some(first..=last)?);
     }
     Some(cpus)
 }
@@ -244,10 +244,10 @@ pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
         (AcceleratorKind::Gpu, "{4d36e968-e325-11ce-bfc1-08002be10318}"),
     ];
     /// Number of registry entries that are tried for each class; their numbers may have gaps.
-    const MOST: usize = 16;
+    const MAX_ENTRIES: usize = 16;
     let mut found = drivers_at(Path::new("/"), accelerators);
     for (kind, class) in CLASSES {
-        let drivers = (0..MOST).filter_map(|index| {
+        let drivers = (0..MAX_ENTRIES).filter_map(|index| {
             let key = format!(r"SYSTEM\CurrentControlSet\Control\Class\{class}\{index:04}");
             let value = |name| registry::text(&key, name);
             Some(Driver { kind, text: format!("{} {}", value("DriverDesc")?, value("DriverVersion")?) })

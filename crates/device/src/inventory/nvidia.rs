@@ -15,17 +15,17 @@ use super::{Accelerator, AcceleratorKind};
 const PROGRAM: &str = "nvidia-smi";
 
 /// Time limit of the program. If the driver is not loaded, the program loads it first, which takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of bytes of output that are read; a card takes one line.
-const MOST_BYTES: u64 = 16 << 10;
+const MAX_BYTES: u64 = 16 << 10;
 
 /// Maximum number of characters of a card's name.
-const MOST_NAME: usize = 96;
+const MAX_NAME_CHARS: usize = 96;
 
 /// Returns the cards; empty if the program is not installed or does not answer.
 pub(crate) fn cards() -> Vec<Accelerator> {
-    parse(&ask(Command::new(PROGRAM), PATIENCE).unwrap_or_default())
+    parse(&ask(Command::new(PROGRAM), TIMEOUT).unwrap_or_default())
 }
 
 /// Returns the cards in the program's output.
@@ -43,7 +43,7 @@ fn ask(mut program: Command, patience: Duration) -> Option<Vec<u8>> {
     // A read cannot be cancelled, so it runs on a thread of its own, which may last until the process ends.
     let read = move || {
         let mut bytes = Vec::new();
-        let read = answer.take(MOST_BYTES).read_to_end(&mut bytes);
+        let read = answer.take(MAX_BYTES).read_to_end(&mut bytes);
         // After the time limit there is no receiver.
         let _ = sender.send(read.is_ok().then_some(bytes));
     };
@@ -60,7 +60,7 @@ fn card(line: &str) -> Option<Accelerator> {
         Err(_) if memory.starts_with('[') => None,
         Err(_) => return None,
     };
-    let name: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_NAME).collect();
+    let name: String = name.chars().filter(|letter| !letter.is_control()).take(MAX_NAME_CHARS).collect();
     let text = format!("{name} ({PROGRAM})");
     Some(Accelerator { kind: AcceleratorKind::Gpu, driver: "nvidia".to_owned(), text, memory })
 }
@@ -91,7 +91,7 @@ mod tests {
         check("NVIDIA GeForce RTX 4090, 24564\r", Some(("NVIDIA GeForce RTX 4090", Some(24_564 << 20))));
         check("NVIDIA GB10, [N/A]", Some(("NVIDIA GB10", None)));
         check("A, \u{1b}[2Jtwo, 1", Some(("A, [2Jtwo", Some(1 << 20))));
-        check(&format!("{}, 1", "x".repeat(500)), Some((&"x".repeat(MOST_NAME), Some(1 << 20))));
+        check(&format!("{}, 1", "x".repeat(500)), Some((&"x".repeat(MAX_NAME_CHARS), Some(1 << 20))));
         check("No devices were found", None);
         check("Make sure that the latest NVIDIA driver is installed, and running.", None);
         check("NVIDIA, -1", None);
@@ -107,10 +107,10 @@ mod tests {
             program.args(["-c", script, "nvidia-smi"]);
             program
         };
-        let said = ask(shell("echo \"$@\"; exit 9"), PATIENCE).unwrap();
+        let said = ask(shell("echo \"$@\"; exit 9"), TIMEOUT).unwrap();
         assert_eq!(said, b"--query-gpu=name,memory.total --format=csv,noheader,nounits\n");
-        assert_eq!(ask(shell("exec yes"), PATIENCE).unwrap().len() as u64, MOST_BYTES);
+        assert_eq!(ask(shell("exec yes"), TIMEOUT).unwrap().len() as u64, MAX_BYTES);
         assert_eq!(ask(shell("exec sleep 60"), Duration::from_millis(50)), None);
-        assert_eq!(ask(Command::new("no-such-program-is-installed"), PATIENCE), None);
+        assert_eq!(ask(Command::new("no-such-program-is-installed"), TIMEOUT), None);
     }
 }

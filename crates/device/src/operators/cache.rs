@@ -62,9 +62,9 @@ impl CacheElement for f16 {
 
     /// Limits numbers to the range of half precision, because an infinity would turn every later result into NaN.
     fn store(_: &Kernels, row: &mut [f32], out: &mut [Self]) {
-        const MOST: f32 = 65504.0;
+        const MAX_HALF: f32 = 65504.0;
         // Without branches, so that the compiler uses vector instructions. NaN stays NaN.
-        row.iter_mut().for_each(|x| *x = if x.is_infinite() { *x } else { x.clamp(-MOST, MOST) });
+        row.iter_mut().for_each(|x| *x = if x.is_infinite() { *x } else { x.clamp(-MAX_HALF, MAX_HALF) });
         out.convert_from_f32_slice(row);
     }
 }

@@ -19,10 +19,10 @@ use std::{
 const SPINS: u32 = 1 << 12;
 
 /// Bits of the tickets with the number of tasks that no thread has claimed.
-const UNCLAIMED: u64 = u32::MAX as u64;
+const TASK_MASK: u64 = u32::MAX as u64;
 
 /// Bits of the tickets with the number of the loop. One bit is left, so that no tickets equal [`CLOSED`].
-const LOOP: u64 = (i32::MAX as u64) << 32;
+const LOOP_MASK: u64 = (i32::MAX as u64) << 32;
 
 /// Tickets of a closed region.
 const CLOSED: u64 = u64::MAX;
@@ -90,7 +90,7 @@ impl Region {
             let mut tickets = 0;
             wait_until(|| {
                 tickets = self.tickets.0.load(Ordering::Relaxed);
-                tickets & UNCLAIMED != 0
+                tickets & TASK_MASK != 0
             });
             if tickets == CLOSED {
                 return;
@@ -103,7 +103,7 @@ impl Region {
     fn run_tasks(&self) {
         loop {
             let tickets = self.tickets.0.load(Ordering::Relaxed);
-            if tickets == CLOSED || tickets & UNCLAIMED == 0 {
+            if tickets == CLOSED || tickets & TASK_MASK == 0 {
                 return;
             }
             let claim = |left| {
@@ -114,7 +114,7 @@ impl Region {
             }
             // SAFETY: this thread has claimed a task that has not ended, so the leader does not write the tasks.
             let LoopTasks { task, run, count } = unsafe { *self.tasks.get() };
-            let index = count - (tickets & UNCLAIMED) as usize;
+            let index = count - (tickets & TASK_MASK) as usize;
             // SAFETY: the leader has published a function of the type that `run` expects, and keeps it until all tasks
             // have ended.
             if catch_unwind(AssertUnwindSafe(|| unsafe { run(task, index) })).is_err() {
@@ -137,13 +137,13 @@ impl Leader<'_> {
             (unsafe { &*task.cast::<F>() })(index);
         }
         let region = self.region;
-        if count as u64 > UNCLAIMED {
+        if count as u64 > TASK_MASK {
             return false;
         }
         region.ended.0.store(0, Ordering::Relaxed);
         // SAFETY: all tasks of earlier loops have ended and none is unclaimed, so no other thread reads the tasks.
         unsafe { *region.tasks.get() = LoopTasks { task: ptr::from_ref(task).cast(), run: run::<F>, count } };
-        let next = region.tickets.0.load(Ordering::Relaxed).wrapping_add(1 << 32) & LOOP;
+        let next = region.tickets.0.load(Ordering::Relaxed).wrapping_add(1 << 32) & LOOP_MASK;
         region.tickets.0.store(next | count as u64, Ordering::Release);
         region.run_tasks();
         wait_until(|| region.ended.0.load(Ordering::Acquire) == count);

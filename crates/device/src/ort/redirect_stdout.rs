@@ -88,7 +88,7 @@ impl RedirectedStdout {
         // Neither call can fail with open descriptors, and an error could not be reported.
         let _ = redirect(self.kept.as_fd());
         let mut bytes = Vec::new();
-        let _ = self.file.rewind().and_then(|()| self.file.take(MOST_BYTES).read_to_end(&mut bytes));
+        let _ = self.file.rewind().and_then(|()| self.file.take(MAX_BYTES).read_to_end(&mut bytes));
         let mut stderr = io::stderr().lock();
         for line in without_notice(&String::from_utf8_lossy(&bytes)) {
             let _ = writeln!(stderr, "{line}");
@@ -98,7 +98,7 @@ impl RedirectedStdout {
 
 /// Maximum number of bytes of redirected output that are passed on.
 #[cfg(target_os = "linux")]
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Replaces standard output by another file, after flushing the C library's buffers.
 #[cfg(target_os = "linux")]

@@ -4,7 +4,7 @@ use narthex_spec::TokenId;
 
 /// Logit of a token that a model never generates. It is the least finite number, so that the probability is zero and
 /// the logit counts as finite.
-pub const NEVER: f32 = f32::MIN;
+pub const FORBIDDEN_LOGIT: f32 = f32::MIN;
 
 /// Logits of one step. The rows of the spans are in the plan's order, and the rows of each span in token order.
 #[derive(Debug, Clone, Copy)]

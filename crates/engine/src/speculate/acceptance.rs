@@ -11,7 +11,7 @@ const CLASSES: usize = 5;
 const PRIOR_WEIGHT: f32 = 2.0;
 
 /// Factor by which earlier counts are multiplied at each draft.
-const MEMORY: f32 = 0.85;
+const COUNT_DECAY: f32 = 0.85;
 
 /// Counts for each class of n-gram lengths. The longer the matching n-gram, the more likely is its continuation.
 #[derive(Debug, Clone, Default)]
@@ -36,8 +36,8 @@ impl Counts {
     /// Records the number of accepted tokens of a draft of `width`. Tokens after the first rejected one are not
     /// counted.
     pub(crate) fn record(&mut self, accepted: usize, width: usize) {
-        self.accepted = self.accepted * MEMORY + accepted as f32;
-        self.rejected = self.rejected * MEMORY + f32::from(u8::from(accepted < width));
+        self.accepted = self.accepted * COUNT_DECAY + accepted as f32;
+        self.rejected = self.rejected * COUNT_DECAY + f32::from(u8::from(accepted < width));
     }
 
     /// Multiplies both counts by a factor, so that the rate moves towards the assumed one.

@@ -15,17 +15,17 @@ const PRIOR: [f32; WIDTHS.len()] = [1.25, 1.5, 2.0, 3.2];
 const MIN_GAIN: f32 = 1.1;
 
 /// Weight of a new measurement in a moving average.
-const SHARE: f32 = 0.25;
+const SMOOTHING: f32 = 0.25;
 
 /// Fraction by which the time of a width that was not selected moves towards the assumed one at each selection, so that
 /// the width is tried again from time to time.
-const DOUBT: f32 = 0.002;
+const DECAY_TO_PRIOR: f32 = 0.002;
 
 /// Returns a moving average after another measurement. Each measurement is clamped: a single slow step is noise, several
 /// are a trend.
 pub(crate) fn average(old: Option<f32>, found: f32) -> f32 {
     let old = old.unwrap_or(found);
-    old + SHARE * (found.clamp(old / 2.0, old * 2.0) - old)
+    old + SMOOTHING * (found.clamp(old / 2.0, old * 2.0) - old)
 }
 
 /// Measured times of an executor's steps with one sequence.
@@ -90,8 +90,8 @@ impl StepCosts {
             }
         }
         for (place, width) in WIDTHS.iter().enumerate().filter(|(_, width)| **width != best.1) {
-            let doubt = if *width <= most { DOUBT } else { 0.0 };
-            self.relative[place] += doubt * (PRIOR[place] - self.relative[place]);
+            let decay = if *width <= most { DECAY_TO_PRIOR } else { 0.0 };
+            self.relative[place] += decay * (PRIOR[place] - self.relative[place]);
         }
         best.1
     }

@@ -35,8 +35,9 @@ impl SupervisedEncoder {
 
     /// Reopens the encoder by `open` when its device is lost. The batch that failed with the loss runs once more.
     pub fn reopened_by(mut self, mut open: impl FnMut() -> Result<Self, String> + Send + 'static) -> Self {
-        self.encoder.open =
-            Some(Box::new(move || open()?.encoder.model.ok_or_else(|| super::reopen::GONE.to_owned())));
+        self.encoder.open = Some(Box::new(move || {
+            open()?.encoder.model.ok_or_else(|| super::reopen::DEVICE_LOST.to_owned())
+        }));
         self
     }
 

@@ -13,7 +13,7 @@ use narthex_spec::{SlotId, TokenId};
 use super::{
     monitor::{NumericsMonitor, first_non_finite},
     queue::DeviceQueue,
-    reopen::{GONE, Reopenable},
+    reopen::{DEVICE_LOST, Reopenable},
 };
 use crate::executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepError, StepPlan};
 
@@ -59,7 +59,8 @@ impl SupervisedExecutor {
 
     /// Reopens the executor by `open` when its device is lost. Its slots are then empty.
     pub fn reopened_by(mut self, mut open: impl FnMut() -> Result<Self, String> + Send + 'static) -> Self {
-        self.executor.open = Some(Box::new(move || open()?.executor.model.ok_or_else(|| GONE.to_owned())));
+        self.executor.open =
+            Some(Box::new(move || open()?.executor.model.ok_or_else(|| DEVICE_LOST.to_owned())));
         self
     }
 
@@ -128,7 +129,7 @@ impl SupervisedExecutor {
     /// that are not finite would otherwise be noticed only on the device to which they are handed over.
     fn read(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         let tokens = range.len();
-        let gone = || StepError::Device { message: GONE.to_owned() };
+        let gone = || StepError::Device { message: DEVICE_LOST.to_owned() };
         let block = {
             let _turn = self.queue.as_deref().map(DeviceQueue::wait);
             self.executor.model.as_ref().ok_or_else(gone)?.read_kv(slot, range)?

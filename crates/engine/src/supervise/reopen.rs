@@ -7,7 +7,7 @@ use crate::executor::StepError;
 pub(super) type Reopen<T> = Box<dyn FnMut() -> Result<Box<T>, String> + Send>;
 
 /// Message for a device that was lost and has not come back.
-pub(super) const GONE: &str = "it was lost earlier";
+pub(super) const DEVICE_LOST: &str = "it was lost earlier";
 
 /// A model, and the function that reopens it.
 pub(super) struct Reopenable<T: ?Sized> {
@@ -56,9 +56,9 @@ impl<T: ?Sized> Reopenable<T> {
     /// [`StepError::Lost`] if the model had to be reopened and is empty; [`StepError::Device`] if that failed.
     pub(super) fn get(&mut self) -> Result<&mut T, StepError> {
         if self.model.is_none() {
-            self.reopen(GONE)?;
-            return Err(StepError::Lost { message: GONE.to_owned() });
+            self.reopen(DEVICE_LOST)?;
+            return Err(StepError::Lost { message: DEVICE_LOST.to_owned() });
         }
-        self.model.as_deref_mut().ok_or_else(|| StepError::Lost { message: GONE.to_owned() })
+        self.model.as_deref_mut().ok_or_else(|| StepError::Lost { message: DEVICE_LOST.to_owned() })
     }
 }

@@ -23,8 +23,8 @@ use crate::{config::Config, error::Error};
 /// Record of a comparison.
 const RECORD: &str = "kv-cache.json";
 
-/// Version of the reference texts and the bounds. Comparisons of other editions are repeated.
-const EDITION: u32 = 3;
+/// Version of the reference texts and the bounds. Comparisons of other versions are repeated.
+const CHECK_VERSION: u32 = 3;
 
 /// Bounds of a cache of fewer bits: those of another device. A different rounding of keys and values changes some of the
 /// activations that are then rounded to eight bits, which alone moves the distributions of quantised models by up to
@@ -80,7 +80,7 @@ pub(crate) fn open(
     let precision = match request.config.kv_cache_dtype.precision() {
         Some(precision) => precision,
         None => {
-            let found = match cache.record(RECORD, EDITION)? {
+            let found = match cache.record(RECORD, CHECK_VERSION)? {
                 Some(known) => known,
                 None => compare(request, cache)?,
             };
@@ -116,7 +116,7 @@ fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheCompar
     };
     let i8 = with(KvPrecision::I8)?;
     let f16 = if i8.refused.is_some() { Some(with(KvPrecision::F16)?) } else { None };
-    let found = CacheComparison { edition: EDITION, key: cache.key.clone(), i8, f16 };
+    let found = CacheComparison { edition: CHECK_VERSION, key: cache.key.clone(), i8, f16 };
     cache.store(RECORD, &found, "the comparison of KV caches");
     Ok(found)
 }

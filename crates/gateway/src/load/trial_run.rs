@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Maximum number of tokens of the run.
-const LONGEST: usize = 8;
+const MAX_TOKENS: usize = 8;
 
 /// Runs the graph of a package in a folder. A graph that the CPU cannot run, because it is bound to a device or has
 /// operators of other providers, is accepted with a note. ONNX Runtime is installed if it is not; without the network,
@@ -82,7 +82,7 @@ fn is_unavailable(message: &str) -> bool {
 fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {
     let texts = reference_texts(&request.package)?;
     let Some(text) = texts.first() else { return Ok(()) };
-    let tokens = &text[..text.len().min(LONGEST)];
+    let tokens = &text[..text.len().min(MAX_TOKENS)];
     match sessions::open(request, &DeviceAssignment::cpu(), Variant::Dynamic, Form::Graph)?.model {
         Model::Decoder(mut executor) => {
             feed(&mut executor, 0, tokens)?;

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Length of a conversation, in multiples of the context, from which it is refused without rendering it.
-const LEFT_OUT: usize = 8;
+const MAX_CONTEXT_MULTIPLE: usize = 8;
 
 /// Maximum number of tokens of a conversation that is only counted, or the model's context if it is longer.
 const MAX_COUNTED: usize = 1 << 18;
@@ -228,7 +228,7 @@ fn prompt(
     check_ids(&messages)?;
     let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
     // A template may omit parts of a long history, but not most of it.
-    if fewest / LEFT_OUT >= limit {
+    if fewest / MAX_CONTEXT_MULTIPLE >= limit {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
     let continued = take_continued(&mut messages, &mut options)?;

@@ -1,13 +1,13 @@
 //! Evaluation of the small-integer arithmetic that exporters write to compute shapes.
 
 use super::{
-    MOST_INTS, NodeContext, Shape, axis_of,
+    MAX_INTS, NodeContext, Shape, axis_of,
     layout::{range_length, shape_range},
 };
 
 /// Returns the elements of a node's outputs if the operator is shape arithmetic and its inputs are known.
 pub(super) fn ints(at: &NodeContext<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
-    let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MOST_INTS).map(|v| vec![v]);
+    let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MAX_INTS).map(|v| vec![v]);
     match at.node.op.as_str() {
         "Shape" => one(shape_values(at)),
         "Size" => one(Some(vec![count(at.shape(0)?)?])),
@@ -87,13 +87,13 @@ fn filled(at: &NodeContext<'_>, shape: &Shape) -> Option<Vec<i64>> {
         _ => return None,
     };
     let count = usize::try_from(count(shape)?).ok()?;
-    (count <= MOST_INTS).then(|| vec![value; count])
+    (count <= MAX_INTS).then(|| vec![value; count])
 }
 
 fn range(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let length = range_length(at)?;
     let (start, step) = (*at.ints(0)?.first()?, *at.ints(2)?.first()?);
-    if length > MOST_INTS as u64 {
+    if length > MAX_INTS as u64 {
         return None;
     }
     (0..length as i64).map(|index| start.checked_add(index.checked_mul(step)?)).collect()
@@ -102,7 +102,7 @@ fn range(at: &NodeContext<'_>) -> Option<Vec<i64>> {
 fn expand(values: &[i64], shape: &Shape) -> Option<Vec<i64>> {
     let count = usize::try_from(count(shape)?).ok()?;
     match values {
-        [value] if count <= MOST_INTS => Some(vec![*value; count]),
+        [value] if count <= MAX_INTS => Some(vec![*value; count]),
         values if values.len() == count => Some(values.to_vec()),
         _ => None,
     }

@@ -20,7 +20,7 @@ use crate::{
 pub type Shape = Vec<Option<u64>>;
 
 /// Maximum number of integers of one tensor that are tracked: shapes, axes and indices, but not data.
-const MOST_INTS: usize = 1024;
+const MAX_INTS: usize = 1024;
 
 /// Inferred properties of a tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -152,7 +152,7 @@ impl Initializer {
     /// Returns the elements, if they are few integers inside the file.
     pub fn ints(&self) -> Option<Vec<i64>> {
         let InitializerData::Inline(bytes) = &self.data else { return None };
-        if bytes.len() > MOST_INTS * 8 || self.expected_bytes() != Some(bytes.len() as u64) {
+        if bytes.len() > MAX_INTS * 8 || self.expected_bytes() != Some(bytes.len() as u64) {
             return None;
         }
         match self.dtype.dtype()? {
@@ -244,7 +244,7 @@ fn constant_node(node: &Node) -> TensorInfo {
         Some(Attribute::Tensor(tensor)) => of_constant(tensor),
         Some(Attribute::Int(value)) => scalar(DType::I64, Some(vec![*value])),
         Some(Attribute::Float(_)) => scalar(DType::F32, None),
-        Some(Attribute::Ints(v)) => list(DType::I64, v.len(), (v.len() <= MOST_INTS).then(|| v.clone())),
+        Some(Attribute::Ints(v)) => list(DType::I64, v.len(), (v.len() <= MAX_INTS).then(|| v.clone())),
         Some(Attribute::Floats(values)) => list(DType::F32, values.len(), None),
         _ => TensorInfo { constant: true, ..TensorInfo::default() },
     }

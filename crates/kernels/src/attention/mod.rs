@@ -37,8 +37,8 @@ use crate::{
 pub(crate) const BLOCK: usize = 64;
 
 /// Maximum number of queries for which values are read directly from the cache. They fit into one panel.
-const FEW: usize = 8;
-const _: () = assert!(FEW <= MAX_ROWS && AttentionPart::KEYS.is_multiple_of(BLOCK));
+const MAX_FEW_QUERIES: usize = 8;
+const _: () = assert!(MAX_FEW_QUERIES <= MAX_ROWS && AttentionPart::KEYS.is_multiple_of(BLOCK));
 
 /// Keys that a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,8 +154,8 @@ impl Operation for Attend<'_> {
         let size = self.attention.head_size;
         let count = self.queries.rows.rows() * self.group();
         let padded = size.next_multiple_of(LANES);
-        let few = count <= FEW && padded == size;
-        buffers.reset(s, &self, padded, if few { FEW } else { S::FLOAT_ROWS });
+        let few = count <= MAX_FEW_QUERIES && padded == size;
+        buffers.reset(s, &self, padded, if few { MAX_FEW_QUERIES } else { S::FLOAT_ROWS });
         let mut is_first = true;
         for keys in self.parts() {
             self.keys = keys;

@@ -23,6 +23,9 @@ pub(crate) mod avx512;
 #[allow(unsafe_code, reason = "AMX is available as inline assembly only")]
 pub(crate) mod amx;
 
+/// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
+pub(crate) const ROUNDING_CONSTANT: f32 = 12_582_912.0;
+
 /// Number of 32-bit lanes in a vector, for registers of any width.
 pub(crate) const LANES: usize = 16;
 

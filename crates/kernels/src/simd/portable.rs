@@ -2,14 +2,11 @@
 
 use half::f16;
 
-use super::{LANES, Operation, Simd};
+use super::{LANES, Operation, ROUNDING_CONSTANT, Simd};
 
 /// Portable implementation without any instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
-
-/// A small number is rounded to the nearest integer, ties to even, if this is added and then subtracted.
-const ROUNDER: f32 = 12_582_912.0;
 
 fn zip<A: Copy, B: Copy, T>(a: &[A; 16], b: &[B; 16], f: impl Fn(A, B) -> T) -> [T; 16] {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
@@ -189,7 +186,7 @@ impl Simd for Portable {
     }
 
     fn round_to_i8(self, x: [f32; 16], out: &mut [i8; 16]) {
-        *out = x.map(|x| ((x + ROUNDER) - ROUNDER) as i8);
+        *out = x.map(|x| ((x + ROUNDING_CONSTANT) - ROUNDING_CONSTANT) as i8);
     }
 
     fn sum(self, mut x: [f32; 16]) -> f32 {

@@ -15,7 +15,7 @@ use crate::limits::Limits;
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// Share of the maximum time that a client may read nothing, as a divisor, after which its connection can be evicted.
-const STALL: u32 = 10;
+const STALL_DIVISOR: u32 = 10;
 
 /// State of a connection. Clones share it.
 #[derive(Debug, Clone)]
@@ -189,7 +189,7 @@ impl ConnectionState {
             return Some(locked.deadline);
         }
         let since = *locked.ready_since.values().chain(&locked.blocked).min()?;
-        (since.elapsed() >= write / STALL).then_some(since + write)
+        (since.elapsed() >= write / STALL_DIVISOR).then_some(since + write)
     }
 
     /// Returns the arrival of the oldest head if no active request of the connection has arrived completely. Such a

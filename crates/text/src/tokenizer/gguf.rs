@@ -52,7 +52,7 @@ pub(super) enum Fallback {
 }
 
 /// Maximum length, in characters, of a piece for which merges are derived.
-const LONGEST_PIECE: usize = 256;
+const MAX_PIECE: usize = 256;
 
 fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
     TokenizerError::BadVocabulary { expected: expected.into(), found: found.to_string() }
@@ -162,7 +162,7 @@ fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     let plain = |id: usize| vocab.types.as_ref().is_none_or(|types| types[id] == 1);
     let mut merges = Vec::new();
     for (id, token) in vocab.tokens.iter().enumerate().filter(|(id, _)| plain(*id)) {
-        for (at, _) in token.char_indices().skip(1).take(LONGEST_PIECE) {
+        for (at, _) in token.char_indices().skip(1).take(MAX_PIECE) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (by_text.get(left), by_text.get(right)) {
                 merges.push((scores[id], l, r, left, right));

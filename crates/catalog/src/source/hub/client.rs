@@ -18,7 +18,7 @@ use crate::error::HubError;
 const REDIRECTS: usize = 10;
 
 /// Time without any received byte after which a connection counts as broken.
-const SILENCE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An HTTP client for one hub.
 pub(super) struct Client {
@@ -81,8 +81,8 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .timeout_connect(Some(Duration::from_secs(15)))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
+            .timeout_recv_response(Some(IDLE_TIMEOUT))
+            .timeout_per_read(Some(IDLE_TIMEOUT))
             .tls_config(TlsConfig::builder().root_certs(root_certificates()?).build())
             .build()
             .new_agent();

@@ -20,7 +20,7 @@ use crate::{
 const FIRST: u64 = 256 << 10;
 
 /// Maximum size in bytes of a header. A vocabulary of a quarter million tokens takes about 30 MB.
-const MOST: u64 = 256 << 20;
+const MAX_HEADER_BYTES: u64 = 256 << 20;
 
 /// The index of a sharded checkpoint.
 const INDEX: &str = "model.safetensors.index.json";
@@ -108,7 +108,7 @@ impl Hub {
                 return Err(HubError::Short { name: name.to_owned(), expected: need, found }.into());
             }
             match header_length(name, &bytes).map(|more| more.min(size)) {
-                Some(more) if more > need && more <= MOST => need = more,
+                Some(more) if more > need && more <= MAX_HEADER_BYTES => need = more,
                 _ => return Ok(bytes),
             }
         }

@@ -1,7 +1,7 @@
 //! The agent of launchd, which starts at login.
 
 use super::{
-    MARK,
+    FILE_MARKER,
     definition::{ServiceDefinition, ServiceSettings, words, xml},
 };
 
@@ -36,7 +36,7 @@ fn property_list(settings: &ServiceSettings) -> String {
     let log = xml(&log);
     format!(
         r#"<?xml version="1.0" encoding="UTF-8"?>
-<!-- {MARK}; it replaces this file, and `narthex service uninstall` removes it. -->
+<!-- {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it. -->
 <!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
 <plist version="1.0">
 <dict>

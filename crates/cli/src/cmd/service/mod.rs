@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Marker that identifies files written by this command.
-const MARK: &str = "Written by `narthex service install`";
+const FILE_MARKER: &str = "Written by `narthex service install`";
 
 /// Maximum size of a service's file, in bytes.
 const FILE_LIMIT: u64 = 1 << 20;
@@ -134,7 +134,7 @@ fn check_arguments(arguments: &[String]) -> anyhow::Result<()> {
 /// A file without the mark was not written by Narthex.
 fn earlier_file(file: &Path) -> anyhow::Result<Option<String>> {
     match narthex_mmap::read(file, FILE_LIMIT).map(String::from_utf8) {
-        Ok(Ok(text)) if text.contains(MARK) => Ok(Some(text)),
+        Ok(Ok(text)) if text.contains(FILE_MARKER) => Ok(Some(text)),
         Ok(_) => bail!(
             "{} was not written by `narthex service install`; remove or rename it first",
             file.display()

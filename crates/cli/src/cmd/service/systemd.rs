@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    MARK,
+    FILE_MARKER,
     definition::{ServiceDefinition, ServiceScope, ServiceSettings, words},
 };
 
@@ -74,7 +74,7 @@ fn unit(settings: &ServiceSettings) -> String {
     let command: Vec<String> = settings.command(store).iter().map(|word| quoted(word)).collect();
     let target = if is_system { "multi-user.target" } else { "default.target" };
     let mut unit = format!(
-        "# {MARK}; it replaces this file, and `narthex service uninstall` removes it.\n\
+        "# {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it.\n\
          # Variables such as NARTHEX_API_KEY and HF_TOKEN belong in the EnvironmentFile, one NAME=VALUE in a line.\n\n\
          [Unit]\nDescription=Narthex, language models behind the OpenAI API\n"
     );

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    MARK,
+    FILE_MARKER,
     definition::{ServiceDefinition, ServiceSettings, words, xml},
 };
 
@@ -38,7 +38,7 @@ fn task(settings: &ServiceSettings) -> String {
     let (program, arguments) = (xml(program), xml(&arguments.join(" ")));
     format!(
         r#"<?xml version="1.0"?>
-<!-- {MARK}; it replaces this file, and `narthex service uninstall` removes it. -->
+<!-- {FILE_MARKER}; it replaces this file, and `narthex service uninstall` removes it. -->
 <Task version="1.3" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
   <RegistrationInfo>
     <Description>Narthex, language models behind the OpenAI API</Description>

@@ -10,7 +10,7 @@ use super::{
 use crate::operators::{DOMAIN, links::Links};
 
 /// Least magnitude of the number that is added to the scores of padding. The exponentials of such scores are 0.
-const FAR: f32 = 1e3;
+const MIN_MASK_MAGNITUDE: f32 = 1e3;
 
 /// A graph whose texts are padded.
 pub(super) struct PaddedGraph<'a> {
@@ -153,7 +153,7 @@ impl<'a> PaddedGraph<'a> {
             let product = self.links.any_producer(column).filter(|node| node.is_onnx("Mul"))?;
             let (below, _) = self
                 .operands(product)
-                .find(|&(_, far)| self.constants.float(far).is_some_and(|far| far >= FAR))?;
+                .find(|&(_, far)| self.constants.float(far).is_some_and(|far| far >= MIN_MASK_MAGNITUDE))?;
             let below = self.links.any_producer(below).filter(|node| node.is_onnx("Sub"))?;
             let one = self.constants.float(below.input(1)?)?;
             Some(one == 1.0 && self.is_mask(below.input(0)?))

@@ -35,8 +35,8 @@ fn record_name(Config { power, npu_options, .. }: &Config) -> String {
     format!("placing-{power}{options}.json")
 }
 
-/// Version of the measurement. Records of other editions are measured again.
-const EDITION: u32 = 1;
+/// Version of the measurement. Records of other versions are measured again.
+const MEASUREMENT_VERSION: u32 = 1;
 
 /// Measurements of a package, and the keys of the measured devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ fn measure_or_read(
     tracing::info!("measuring {} on {}, once", request.manifest().name, names.join(" and "));
     let begun = Instant::now();
     let outcome = measure_all(usable, open, &mut || begun.elapsed())?;
-    let record = MeasurementRecord { edition: EDITION, keys, threads, outcome: outcome.clone() };
+    let record = MeasurementRecord { edition: MEASUREMENT_VERSION, keys, threads, outcome: outcome.clone() };
     write_record(request, &record);
     Ok(outcome)
 }
@@ -172,7 +172,9 @@ fn measure_all(
 impl MeasurementRecord {
     /// Returns whether the record covers all these devices under the same keys.
     fn is_valid(&self, keys: &[CacheKey], threads: usize) -> bool {
-        self.edition == EDITION && self.threads == threads && keys.iter().all(|key| self.keys.contains(key))
+        self.edition == MEASUREMENT_VERSION
+            && self.threads == threads
+            && keys.iter().all(|key| self.keys.contains(key))
     }
 }
 

@@ -39,7 +39,7 @@ const READ_TIME: Duration = Duration::from_secs(2);
 
 /// Time after which a read is given up, even if the system has not returned from it. The engine polls a read without
 /// progress after five seconds.
-const GIVE_UP: Duration = Duration::from_secs(4);
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Maximum number of waiting reads. The engine has one at a time, so others were given up.
 const READS: usize = 4;
@@ -51,21 +51,21 @@ const CLOSE_TIME: Duration = Duration::from_secs(5);
 const SLACK: u64 = 16;
 
 /// Number of bytes that may be written to a folder before the next eviction.
-type Room = Mutex<u64>;
+type WriteBudget = Mutex<u64>;
 
-/// The rooms of the folders that storages of this process write to.
-static ROOMS: Mutex<BTreeMap<PathBuf, Weak<Room>>> = Mutex::new(BTreeMap::new());
+/// The budgets of the folders that storages of this process write to.
+static WRITE_BUDGETS: Mutex<BTreeMap<PathBuf, Weak<WriteBudget>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the room of a folder, which all models of this process share.
-fn room_of(root: &Path) -> Arc<Room> {
-    let mut rooms = ROOMS.lock();
-    rooms.retain(|_, room| room.strong_count() > 0);
-    if let Some(room) = rooms.get(root).and_then(Weak::upgrade) {
-        return room;
+/// Returns the write budget of a folder, which all models of this process share.
+fn write_budget(root: &Path) -> Arc<WriteBudget> {
+    let mut budgets = WRITE_BUDGETS.lock();
+    budgets.retain(|_, budget| budget.strong_count() > 0);
+    if let Some(budget) = budgets.get(root).and_then(Weak::upgrade) {
+        return budget;
     }
-    let room = Arc::<Room>::default();
-    rooms.insert(root.to_owned(), Arc::downgrade(&room));
-    room
+    let budget = Arc::<WriteBudget>::default();
+    budgets.insert(root.to_owned(), Arc::downgrade(&budget));
+    budget
 }
 
 /// A prefix cache in files.
@@ -83,7 +83,7 @@ struct StorageContext {
     name: ModelName,
     state: Mutex<State>,
     /// Locked during writes and evictions, because an eviction counts only complete files.
-    room: Arc<Room>,
+    budget: Arc<WriteBudget>,
     progress: StorageProgress,
 }
 
@@ -119,8 +119,8 @@ impl FileStorage {
         let created = folder.create();
         folder.check_own()?;
         let state = State { stored: folder.list()?, ..State::default() };
-        let room = room_of(folder.root());
-        let shared = Arc::new(StorageContext { folder, name, state: Mutex::new(state), room, progress });
+        let budget = write_budget(folder.root());
+        let shared = Arc::new(StorageContext { folder, name, state: Mutex::new(state), budget, progress });
         if let Err(error) = created {
             shared.close(&error);
         }
@@ -161,7 +161,7 @@ impl StorageContext {
     /// Writes blocks until the storage is dropped.
     fn write_all(&self, blocks: &Receiver<(BlockKey, KvBlock)>) {
         let slack = self.folder.limits.total / SLACK;
-        if let Err(error) = self.make_room(&mut self.room.lock(), slack) {
+        if let Err(error) = self.make_room(&mut self.budget.lock(), slack) {
             self.close(&error);
         }
         for (key, block) in blocks {
@@ -191,21 +191,21 @@ impl StorageContext {
             let reason = format!("a block takes {size} bytes of {total}; use a larger --prefix-cache-size");
             return Err(io::Error::other(reason));
         }
-        let mut room = self.room.lock();
-        if size > *room {
-            self.make_room(&mut room, size.max(total / SLACK))?;
+        let mut budget = self.budget.lock();
+        if size > *budget {
+            self.make_room(&mut budget, size.max(total / SLACK))?;
         }
         self.folder.write(&key, &bytes)?;
-        *room -= size;
+        *budget -= size;
         Ok(true)
     }
 
     /// Evicts files until there is room for `bytes`.
-    fn make_room(&self, room: &mut u64, bytes: u64) -> io::Result<()> {
+    fn make_room(&self, budget: &mut u64, bytes: u64) -> io::Result<()> {
         let used = std::mem::take(&mut self.state.lock().used);
         self.folder.touch(used);
         self.folder.evict(bytes)?;
-        *room = bytes;
+        *budget = bytes;
         let left = self.folder.list()?;
         // Blocks in the queue are added when they have been written.
         self.state.lock().stored = left;
@@ -301,7 +301,7 @@ impl PrefixRead for FileRead {
         match self.blocks.try_recv() {
             Ok(blocks) => Some(blocks),
             Err(TryRecvError::Disconnected) => Some(Vec::new()),
-            Err(TryRecvError::Empty) => (self.start.elapsed() >= GIVE_UP).then(Vec::new),
+            Err(TryRecvError::Empty) => (self.start.elapsed() >= READ_TIMEOUT).then(Vec::new),
         }
     }
 }

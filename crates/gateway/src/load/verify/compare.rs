@@ -1,6 +1,6 @@
 //! Distance of a device's results from the CPU's, and its bounds.
 
-use narthex_engine::executor::NEVER;
+use narthex_engine::executor::FORBIDDEN_LOGIT;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Maximum mean Kullback-Leibler divergence of distributions, in nats. With half precision on another device, the
@@ -85,7 +85,7 @@ pub(crate) enum KeptVocabulary {
 impl ReductionLoss {
     /// Compares two rows of logits. Returns `None` if they are not finite, or no token is kept.
     pub(crate) fn new(whole: &[f32], reduced: &[f32]) -> Option<Self> {
-        let kept = whole.iter().zip(reduced).filter(|(_, logit)| **logit != NEVER);
+        let kept = whole.iter().zip(reduced).filter(|(_, logit)| **logit != FORBIDDEN_LOGIT);
         let (expected, found): (Vec<f32>, Vec<f32>) = kept.unzip();
         if found.is_empty() {
             return None;
@@ -233,15 +233,15 @@ mod tests {
             same.agrees && same.vocabulary == KeptVocabulary::All && (same.mass - 1.0).abs() < 1e-9,
             "{same:?}"
         );
-        let pruned = ReductionLoss::new(&whole, &[NEVER, 1.0, 1.0]).unwrap();
+        let pruned = ReductionLoss::new(&whole, &[FORBIDDEN_LOGIT, 1.0, 1.0]).unwrap();
         assert!((pruned.mass - 0.5).abs() < 1e-6 && pruned.divergence.abs() < 1e-6, "{pruned:?}");
         assert!(!pruned.agrees && pruned.vocabulary == KeptVocabulary::Subset);
         // The first two tokens have 2/3 and 1/3 of the kept probability, and 1/2 each in the reduced model.
-        let other = ReductionLoss::new(&whole, &[0.0, 0.0, NEVER]).unwrap();
+        let other = ReductionLoss::new(&whole, &[0.0, 0.0, FORBIDDEN_LOGIT]).unwrap();
         let expected = 2.0 / 3.0 * (4f64 / 3.0).ln() + 1.0 / 3.0 * (2f64 / 3.0).ln();
         assert!((other.mass - 0.75).abs() < 1e-6 && (other.divergence - expected).abs() < 1e-6, "{other:?}");
         assert_eq!(ReductionLoss::new(&whole, &[f32::NAN, 0.0, 0.0]), None);
-        assert_eq!(ReductionLoss::new(&whole, &[NEVER; 3]), None);
+        assert_eq!(ReductionLoss::new(&whole, &[FORBIDDEN_LOGIT; 3]), None);
     }
 
     #[test]

@@ -37,8 +37,8 @@ use compare::{Position, TextSimilarity};
 /// Record of a check.
 const RECORD: &str = "verification.json";
 
-/// Version of the reference texts and the bounds. Checks of other editions are repeated.
-const EDITION: u32 = 3;
+/// Version of the reference texts and the bounds. Checks of other versions are repeated.
+const CHECK_VERSION: u32 = 3;
 
 /// Reference texts of several lengths: a few tokens, about thirty, and more than [`PIECE`].
 const REFERENCE_TEXTS: [&str; 3] = [
@@ -54,7 +54,7 @@ const REFERENCE_TEXTS: [&str; 3] = [
 const STEPS: usize = 3;
 
 /// Maximum length of a prompt in tokens, apart from those that fill an encoder's longer buckets.
-const LONGEST: usize = 72;
+const MAX_PROMPT: usize = 72;
 
 /// Maximum number of prompt tokens in one call, so that on every device the rest of a longer prompt is read with past
 /// tokens in the KV cache.
@@ -80,7 +80,7 @@ impl Verification {
     /// Returns the record of a check that has passed, without results.
     fn new(cache: &DeviceCache) -> Self {
         let (positions, texts) = (Vec::new(), Vec::new());
-        Self { edition: EDITION, key: cache.key.clone(), quarantine: None, positions, texts }
+        Self { edition: CHECK_VERSION, key: cache.key.clone(), quarantine: None, positions, texts }
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn check(
     model: &mut Model,
 ) -> Result<Option<Refusal>, Error> {
     let name = devices.main.name;
-    if let Some(record) = cache.record::<Verification>(RECORD, EDITION)? {
+    if let Some(record) = cache.record::<Verification>(RECORD, CHECK_VERSION)? {
         return Ok(record.quarantine.map(|reason| refusal(name, &reason)));
     }
     let manifest = request.manifest();
@@ -147,7 +147,7 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
 /// Returns the reference texts in the model's tokens, with one more for each of an encoder's buckets that none of them
 /// uses, and for each of a decoder's contexts that none of them reaches.
 pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Error> {
-    let longest = LONGEST.min(package.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
+    let longest = MAX_PROMPT.min(package.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
     let mut texts = Vec::with_capacity(REFERENCE_TEXTS.len());
     for text in REFERENCE_TEXTS {
         let tokens = package.tokenizer.encode(text, Specials::AsText)?;

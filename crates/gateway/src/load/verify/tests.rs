@@ -138,7 +138,7 @@ fn a_record_is_valid_until_the_key_changes() {
         settings: std::collections::BTreeMap::new(),
     };
     let cache = DeviceCache { folder, key };
-    let record = |cache: &DeviceCache| cache.record::<Verification>(RECORD, EDITION).unwrap();
+    let record = |cache: &DeviceCache| cache.record::<Verification>(RECORD, CHECK_VERSION).unwrap();
     assert!(record(&cache).is_none());
     quarantine(&cache, "it returned logits that are not finite".into());
     let found = record(&cache).unwrap();
