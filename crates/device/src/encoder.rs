@@ -53,7 +53,7 @@ pub struct DynamicEncoder {
     /// Index of each text's first row and the number of rows, if the graph packs texts.
     offsets: Vec<i32>,
     /// Indices of the requested rows among the batch's rows.
-    asked: Vec<i64>,
+    requested: Vec<i64>,
     binding: Binding,
     // Declared after the binding, so that it is dropped after it: the binding belongs to it.
     session: Session,
@@ -66,7 +66,7 @@ struct EncoderNames {
     /// Input for position rows, or for segments.
     second: Option<CString>,
     mask: CString,
-    asked: Option<CString>,
+    requested: Option<CString>,
     output: CString,
 }
 
@@ -86,7 +86,7 @@ impl DynamicEncoder {
         options: &EncoderOptions<'_>,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
-        let EncoderParts { entry, gives: (rows, width), feed, names } =
+        let EncoderParts { entry, output_rows: (rows, width), feed, names } =
             EncoderParts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let row_inputs = names.row_inputs();
@@ -106,7 +106,7 @@ impl DynamicEncoder {
             names,
             mask: Vec::new(),
             offsets: Vec::new(),
-            asked: Vec::new(),
+            requested: Vec::new(),
             binding: Binding::new(&session).map_err(DeviceError::binding)?,
             session,
         })
@@ -131,14 +131,14 @@ impl DynamicEncoder {
         self.mask.clear();
         self.mask.resize(texts.len() * longest, 0);
         self.offsets.clear();
-        self.asked.clear();
+        self.requested.clear();
         let mut next = 0;
         for (index, text) in texts.iter().enumerate() {
             let (padded, length) = (index * longest, text.tokens.len());
             let first = if packs { next } else { padded };
             self.mask[padded..padded + length].fill(1);
-            (0..length).for_each(|place| self.feed.write(first + place, text, place));
-            self.asked.extend(text.asked.iter().map(|&place| (first + place) as i64));
+            (0..length).for_each(|position| self.feed.write(first + position, text, position));
+            self.requested.extend(text.requested.iter().map(|&position| (first + position) as i64));
             self.offsets.push(next as i32);
             next += length;
         }
@@ -155,7 +155,7 @@ impl EncoderNames {
 
     /// Returns the inputs of a graph that reads rows.
     fn padded<'a>(&'a self, rows: &'a [&'a str]) -> PaddedInputs<'a> {
-        PaddedInputs { rows, mask: text(&self.mask), asked: self.asked.as_deref().map(text) }
+        PaddedInputs { rows, mask: text(&self.mask), requested: self.requested.as_deref().map(text) }
     }
 }
 
@@ -165,7 +165,7 @@ fn text(name: &CStr) -> &str {
 }
 
 /// Returns the kind of an encoder's rows, and their width.
-pub(crate) fn gives(arch: &EncoderArch) -> (Rows, usize) {
+pub(crate) fn output_rows(arch: &EncoderArch) -> (Rows, usize) {
     rows_of(&arch.head, arch.hidden, arch.vocab)
 }
 
@@ -175,7 +175,7 @@ fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
         EncoderHead::Embedding { .. } => (Rows::Text, hidden),
         EncoderHead::Score { labels, .. } => (Rows::Text, labels),
         EncoderHead::Spans {} => (Rows::Tokens, 2),
-        EncoderHead::MaskedLm { .. } => (Rows::Asked, vocab),
+        EncoderHead::MaskedLm { .. } => (Rows::Requested, vocab),
     }
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
 /// Parts of an encoder's package other than the graph.
 pub(crate) struct EncoderParts<'a> {
     entry: &'a GraphEntry,
-    gives: (Rows, usize),
+    output_rows: (Rows, usize),
     pub(crate) feed: EncoderInput,
     names: EncoderNames,
 }
@@ -201,8 +201,8 @@ impl<'a> EncoderParts<'a> {
     /// Reads and checks the parts.
     pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
         let feed = EncoderInput::open(package, manifest)?;
-        let (head, gives) = match &manifest.architecture {
-            Structure::Encoder(arch) => (&arch.head, gives(arch)),
+        let (head, output_rows) = match &manifest.architecture {
+            Structure::Encoder(arch) => (&arch.head, output_rows(arch)),
             Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
                 (head, rows_of(head, *width, *vocab))
             }
@@ -223,10 +223,10 @@ impl<'a> EncoderParts<'a> {
             first: package::input(entry, first)?,
             second,
             mask: package::input(entry, Slot::PaddingMask)?,
-            asked: only(matches!(head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
+            requested: only(matches!(head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
             output: package::output(entry, output_slot(head))?,
         };
-        Ok(Self { entry, gives, feed, names })
+        Ok(Self { entry, output_rows, feed, names })
     }
 }
 
@@ -293,24 +293,24 @@ impl EncoderTables {
     }
 
     /// Returns the number of elements of a position row that is a separate input of the graph; 0 without such an input.
-    pub(crate) fn apart(&self) -> usize {
+    pub(crate) fn position_elements(&self) -> usize {
         if self.factored.is_some() { self.hidden } else { 0 }
     }
 
-    /// Writes the graph's inputs for the token at a place: [`Self::input`] and [`Self::apart`] elements.
-    pub(crate) fn read(&self, text: &Text<'_>, place: usize, embeds: &mut [f32], apart: &mut [f32]) {
+    /// Writes the graph's inputs for the token at a position: [`Self::input`] and [`Self::position_elements`] elements.
+    pub(crate) fn read(&self, text: &Text<'_>, position: usize, embeds: &mut [f32], apart: &mut [f32]) {
         // A model with one segment also uses it for a pair's second text.
-        let segment = usize::from(place >= text.second).min(self.positions.len() - 1);
-        let position = &self.positions[segment][place * self.hidden..][..self.hidden];
+        let segment = usize::from(position >= text.second).min(self.positions.len() - 1);
+        let row = &self.positions[segment][position * self.hidden..][..self.hidden];
         let Some(factored) = self.factored else {
-            embeds.copy_from_slice(position);
-            self.token.add_row(text.tokens[place] as usize, embeds);
+            embeds.copy_from_slice(row);
+            self.token.add_row(text.tokens[position] as usize, embeds);
             return;
         };
-        apart.copy_from_slice(position);
-        let places = [place.checked_add(1), Some(place), place.checked_sub(1)];
-        let places = if factored.trigram { &places[..] } else { &places[1..2] };
-        for (at, out) in places.iter().zip(embeds.chunks_exact_mut(factored.width)) {
+        apart.copy_from_slice(row);
+        let positions = [position.checked_add(1), Some(position), position.checked_sub(1)];
+        let positions = if factored.trigram { &positions[..] } else { &positions[1..2] };
+        for (at, out) in positions.iter().zip(embeds.chunks_exact_mut(factored.width)) {
             match at.and_then(|at| text.tokens.get(at)) {
                 Some(&token) => self.token.read_row(token as usize, out),
                 // Before and after a text, the elements are zeros.
@@ -336,9 +336,9 @@ pub(crate) fn check_texts(
         return bad(format!("{} texts have {tokens} tokens; the limit of a batch is {most}", texts.len()));
     }
     for text in texts {
-        if let Some(place) = text.asked.iter().find(|&&place| place >= text.tokens.len()) {
+        if let Some(position) = text.requested.iter().find(|&&position| position >= text.tokens.len()) {
             return bad(format!(
-                "the row of token {place} is requested for a text of {} tokens",
+                "the row of token {position} is requested for a text of {} tokens",
                 text.tokens.len()
             ));
         }
@@ -357,19 +357,19 @@ impl Encoder for DynamicEncoder {
     fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let longest = check_texts(&self.limits, self.feed.vocab(), texts)?;
         let (rows, width) = (self.limits.rows, self.limits.width);
-        if rows == Rows::Asked && texts.iter().all(|text| text.asked.is_empty()) {
+        if rows == Rows::Requested && texts.iter().all(|text| text.requested.is_empty()) {
             return Ok(EncoderOutput { data: Vec::new(), width });
         }
         let [batch, sequence] = self.fill(texts, longest);
         let (count, longest) = (texts.len() as i64, longest as i64);
-        let (asked, offsets) = (self.asked.len() as i64, self.offsets.len() as i64);
+        let (requested, offsets) = (self.requested.len() as i64, self.offsets.len() as i64);
         let shape = match rows {
             Rows::Text => vec![count, width as i64],
             Rows::Tokens => vec![batch, sequence, width as i64],
-            Rows::Asked => vec![asked, width as i64],
+            Rows::Requested => vec![requested, width as i64],
         };
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
-        let EncoderNames { mask, asked: rows_asked, output, .. } = &self.names;
+        let EncoderNames { mask, requested: rows_requested, output, .. } = &self.names;
         // SAFETY: every tensor is bound again for each run and outlives the run.
         unsafe {
             self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;
@@ -379,8 +379,8 @@ impl Encoder for DynamicEncoder {
                 let offsets = Tensor::new(&mut self.offsets, DType::I32, &shape);
                 self.binding.input(ROW_OFFSETS, offsets)?;
             }
-            if let Some(name) = rows_asked {
-                self.binding.input(name, Tensor::new(&mut self.asked, DType::I64, &[asked]))?;
+            if let Some(name) = rows_requested {
+                self.binding.input(name, Tensor::new(&mut self.requested, DType::I64, &[requested]))?;
             }
             self.binding.output(output, Tensor::new(&mut data, DType::F32, &shape))?;
         }

@@ -16,7 +16,7 @@ use narthex_graph::{Graph, Node, onnx::files::MAX_FILE_BYTES};
 use crate::{
     ep::Device,
     error::{DeviceError, RefusedNode},
-    ort::{Context, Session, SessionOptions, Sharing, Writes},
+    ort::{Context, Diagnostics, Session, SessionOptions, SharedWeights},
     placement::Placement,
     runtime::{LogRecording, Runtime},
     trace,
@@ -46,7 +46,7 @@ pub enum FallbackPolicy {
     /// The graph is refused.
     Refused,
     /// The CPU runs nodes that only convert the graph's inputs or outputs. If there are others, the graph is refused.
-    Edges,
+    Conversions,
     /// The CPU runs all of them. The caller decides whether enough nodes remain on the device.
     OnCpu,
 }
@@ -71,14 +71,14 @@ pub fn precompile(
     let mut open = Vec::with_capacity(jobs.len());
     for (index, job) in jobs.iter().enumerate() {
         let sharing = match weights {
-            Weights::Separate => Sharing::Alone,
-            Weights::Shared if index + 1 < jobs.len() => Sharing::More,
-            Weights::Shared => Sharing::Last,
+            Weights::Separate => SharedWeights::None,
+            Weights::Shared if index + 1 < jobs.len() => SharedWeights::MoreFollow,
+            Weights::Shared => SharedWeights::Last,
         };
         let context = Context::Written { path: job.context, sharing };
         let options = SessionOptions { context, ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
-        whole(runtime, job.graph, device, session.placement(), fallback)?;
+        check_placement(runtime, job.graph, device, session.placement(), fallback)?;
         open.push(session);
         if done(index + 1).is_break() {
             return Err(DeviceError::Cancelled);
@@ -94,7 +94,7 @@ pub fn precompile(
 /// The errors of [`precompile`].
 pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize, DeviceError> {
     let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
-    whole(runtime, graph, device, session.placement(), FallbackPolicy::Refused)?;
+    check_placement(runtime, graph, device, session.placement(), FallbackPolicy::Refused)?;
     Ok(session.placement().nodes.len())
 }
 
@@ -109,7 +109,8 @@ pub const LOG: &str = "log.txt";
 /// Returns an error if the log cannot be written.
 pub fn record(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let _log = LogRecording::to(&folder.join(LOG))?;
-    let options = SessionOptions { writes: Writes::Everything(folder), ..SessionOptions::on(device, 1) };
+    let options =
+        SessionOptions { diagnostics: Diagnostics::Everything(folder), ..SessionOptions::on(device, 1) };
     // The outcome is already known.
     drop(Session::open(runtime, graph, options));
     Ok(())
@@ -123,8 +124,8 @@ pub fn control(
     graph: &Path,
     folder: &Path,
 ) -> Option<Result<usize, DeviceError>> {
-    let device = device.control()?;
-    let options = SessionOptions { writes: Writes::Form(folder), ..SessionOptions::on(&device, 1) };
+    let device = device.control_backend()?;
+    let options = SessionOptions { diagnostics: Diagnostics::Form(folder), ..SessionOptions::on(&device, 1) };
     Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
 }
 
@@ -136,7 +137,7 @@ pub fn control(
 /// # Errors
 /// Returns an error if the process cannot change its working directory.
 pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
-    let Some(saver) = device.saver() else { return Ok(()) };
+    let Some(saver) = device.saver_backend() else { return Ok(()) };
     let (graph, before) = (path::absolute(graph)?, env::current_dir()?);
     env::set_current_dir(folder)?;
     drop(Session::open(runtime, &graph, SessionOptions::on(&saver, 1)));
@@ -145,7 +146,7 @@ pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> 
 
 /// Checks that a placement is on its device, except for the nodes that `fallback` permits elsewhere. The error has the
 /// provider's reason for each refused node, if it gives one.
-pub(crate) fn whole(
+pub(crate) fn check_placement(
     runtime: &Runtime,
     graph: &Path,
     device: &Device,
@@ -157,9 +158,11 @@ pub(crate) fn whole(
     let granted = left.peek().is_none()
         || match fallback {
             FallbackPolicy::Refused => false,
-            FallbackPolicy::Edges => {
+            FallbackPolicy::Conversions => {
                 let edges = read(graph).map(|graph| edges(&graph)).unwrap_or_default();
-                left.all(|node| CONVERSIONS.contains(&node.op.as_str()) && is_of(&node.name, &edges))
+                left.all(|node| {
+                    CONVERSIONS.contains(&node.op.as_str()) && is_derived_from(&node.name, &edges)
+                })
             }
             FallbackPolicy::OnCpu => true,
         };
@@ -214,7 +217,7 @@ fn edges(graph: &Graph) -> BTreeSet<String> {
 
 /// Returns whether a node is one of these, or was derived from one by ONNX Runtime, which appends to its name
 /// (`…/duplicated`).
-fn is_of(name: &str, paths: &BTreeSet<String>) -> bool {
+fn is_derived_from(name: &str, paths: &BTreeSet<String>) -> bool {
     paths
         .iter()
         .filter_map(|path| name.strip_prefix(path))
@@ -244,7 +247,10 @@ mod tests {
         let expected = ["/in/DequantizeLinear", "/in/QuantizeLinear", "/out/Cast", "/out/QuantizeLinear"];
         let edges = edges(&b.finish());
         assert_eq!(edges, expected.map(str::to_owned).into());
-        assert!(is_of("/out/Cast", &edges) && is_of("/in/DequantizeLinear/duplicated", &edges));
-        assert!(!is_of("/mid/Cast", &edges) && !is_of("/out/Cast_1", &edges));
+        assert!(
+            is_derived_from("/out/Cast", &edges)
+                && is_derived_from("/in/DequantizeLinear/duplicated", &edges)
+        );
+        assert!(!is_derived_from("/mid/Cast", &edges) && !is_derived_from("/out/Cast_1", &edges));
     }
 }

@@ -160,11 +160,11 @@ impl Runtime {
         }
     }
 
-    /// Returns ONNX Runtime's device that matches `meant`.
-    pub(crate) fn device(&self, meant: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
+    /// Returns ONNX Runtime's device that matches `device`.
+    pub(crate) fn device(&self, device: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
         let offers = self.devices();
-        let none = DeviceError::NoDevice { device: meant.name().describe() };
-        let index = meant.choose(&offers).ok_or(none.clone())?;
+        let none = DeviceError::NoDevice { device: device.name().describe() };
+        let index = device.choose(&offers).ok_or(none.clone())?;
         self.environment.devices().nth(index).ok_or(none)
     }
 

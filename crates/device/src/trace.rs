@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     ep::Device,
-    ort::{Session, SessionOptions, Writes},
+    ort::{Diagnostics, Session, SessionOptions},
     runtime::Runtime,
 };
 
@@ -30,10 +30,11 @@ const MAX_REASON_CHARS: usize = 200;
 /// the provider writes no trace, or if the trace cannot be read.
 pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTreeMap<String, String> {
     let Some(scratch) = ScratchFolder::new() else { return BTreeMap::new() };
-    if device.trace_to(&scratch.0).is_empty() {
+    if device.trace_options(&scratch.0).is_empty() {
         return BTreeMap::new();
     }
-    let options = SessionOptions { writes: Writes::Trace(&scratch.0), ..SessionOptions::on(device, 1) };
+    let options =
+        SessionOptions { diagnostics: Diagnostics::Trace(&scratch.0), ..SessionOptions::on(device, 1) };
     // The outcome is already known; only the trace is needed.
     drop(Session::open(runtime, graph, options));
     let mut bytes = Vec::new();

@@ -182,7 +182,7 @@ fn a_second_segment_changes_rows_of_models_with_segments() {
 fn rows_that_are_not_there_cannot_be_asked_for() {
     let golden = Golden::read("bert");
     let mut encoder = dynamic(&package(&golden, Head::Masked, Scheme::F32));
-    let error = encoder.run(&[Text { asked: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
+    let error = encoder.run(&[Text { requested: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
     assert!(error.contains("the row of token 2 is requested for a text of 2 tokens"), "{error}");
     assert!(encoder.run(&[Text::of(&[5, 6])]).unwrap().data.is_empty());
 }

@@ -193,7 +193,7 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
             DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options).unwrap();
         let batch: Vec<Text<'_>> = texts
             .iter()
-            .map(|(text, second)| Text { tokens: &text.tokens, second: *second, asked: &[] })
+            .map(|(text, second)| Text { tokens: &text.tokens, second: *second, requested: &[] })
             .collect();
         let found = encoder.run(&batch).unwrap();
         for ((text, _), vector) in texts.iter().zip(found.data.chunks(found.width)) {
@@ -220,7 +220,7 @@ fn heads_give_the_rows_of_the_model_that_was_exported() {
         let (texts, rows) = encoders::Golden::read(family).texts(head);
         let texts: Vec<Text<'_>> = texts
             .iter()
-            .map(|text| Text { tokens: &text.tokens, second: text.second, asked: &text.asked })
+            .map(|text| Text { tokens: &text.tokens, second: text.second, requested: &text.requested })
             .collect();
         let found = encoder.run(&texts).unwrap().data;
         let distance = relative(&found, &rows.concat());

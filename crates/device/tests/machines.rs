@@ -87,7 +87,7 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
         accelerators: listed.iter().map(accelerator).collect(),
         drivers: registered.iter().map(driver).collect(),
         libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
-        elsewhere: BTreeMap::new(),
+        unloadable: BTreeMap::new(),
     }
 }
 

@@ -47,7 +47,7 @@ pub enum Rows {
     /// One row for each token: scores of an answer that starts and ends at that token.
     Tokens,
     /// One row for each requested token ([`Text::asked`]): logits over the vocabulary.
-    Asked,
+    Requested,
 }
 
 impl Rows {
@@ -56,7 +56,7 @@ impl Rows {
         match self {
             Self::Text => 1,
             Self::Tokens => text.tokens.len(),
-            Self::Asked => text.asked.len(),
+            Self::Requested => text.requested.len(),
         }
     }
 }
@@ -68,14 +68,14 @@ pub struct Text<'a> {
     pub tokens: &'a [TokenId],
     /// Index of the second segment's first token; the number of tokens if there is one segment.
     pub second: usize,
-    /// Indices of the tokens whose rows are requested; used only by models with [`Rows::Asked`].
-    pub asked: &'a [usize],
+    /// Indices of the tokens whose rows are requested; used only by models with [`Rows::Requested`].
+    pub requested: &'a [usize],
 }
 
 impl<'a> Text<'a> {
     /// Returns a text of one segment without requested tokens.
     pub fn of(tokens: &'a [TokenId]) -> Self {
-        Self { tokens, second: tokens.len(), asked: &[] }
+        Self { tokens, second: tokens.len(), requested: &[] }
     }
 }
 

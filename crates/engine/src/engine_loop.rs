@@ -32,7 +32,7 @@ use crate::{
     speculate::{DraftSource, MAX_WIDTH, StepCosts},
     supervise::SupervisedExecutor,
 };
-use stored_prefixes::{Offer, StoredPrefixes};
+use stored_prefixes::{OfferOutcome, StoredPrefixes};
 
 /// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,10 +198,10 @@ impl EngineLoop {
         }
         let offer = self.offer_block();
         match (self.running.is_empty() && self.queue.is_empty(), offer) {
-            (true, Offer::Nothing) => Work::Idle,
-            (true, Offer::QueueFull) => Work::Waiting,
+            (true, OfferOutcome::Nothing) => Work::Idle,
+            (true, OfferOutcome::QueueFull) => Work::Waiting,
             (false, _) if self.is_only_reading() => Work::Waiting,
-            (true, Offer::Queued) | (false, _) => Work::Busy,
+            (true, OfferOutcome::Queued) | (false, _) => Work::Busy,
         }
     }
 

@@ -21,6 +21,13 @@ use crate::{
 /// of a long prompt would take gigabytes.
 const ALL_ROWS_CHUNK: usize = 32;
 
+/// Numbers of draft tokens of a sequence.
+#[derive(Default)]
+struct DraftCounts {
+    accepted: usize,
+    rejected: usize,
+}
+
 /// A sequence in the engine. It reports its end to its sink exactly once, even if it is dropped.
 pub(crate) struct Sequence {
     /// Order of submission.
@@ -34,7 +41,7 @@ pub(crate) struct Sequence {
     /// Number of prompt tokens.
     prompt: usize,
     /// Maximum number of tokens of prompt and answer together.
-    room: usize,
+    max_length: usize,
     stop: Vec<TokenId>,
     sampler: Sampler,
     constraint: Option<ActiveConstraint>,
@@ -51,8 +58,7 @@ pub(crate) struct Sequence {
     pub(crate) can_draft: bool,
     /// Acceptance of its drafts so far.
     pub(crate) acceptance: Acceptance,
-    /// Numbers of accepted and of rejected draft tokens.
-    drafted: [usize; 2],
+    drafted: DraftCounts,
     handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
     /// True after the sink has panicked.
@@ -63,18 +69,18 @@ impl Sequence {
     /// Creates a sequence of at most `longest` tokens, for a prompt that has fewer, with the handle that cancels it.
     pub(crate) fn new(number: u64, request: Request, longest: usize, handle: SequenceHandle) -> Self {
         let prompt = request.prompt.len();
-        let room = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
+        let max_length = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
         let mut tokens = request.prompt;
         // Reserved now, because steps must not allocate.
-        tokens.reserve_exact(room - prompt);
+        tokens.reserve_exact(max_length - prompt);
         Self {
             number,
             prompt,
             cached: 0,
             slot: None,
-            room,
+            max_length,
             stop: request.stop,
-            sampler: Sampler::new(request.sampling, &tokens, room - prompt),
+            sampler: Sampler::new(request.sampling, &tokens, max_length - prompt),
             constraint: request.constraint.map(ActiveConstraint::new),
             tokens,
             logprobs: request.logprobs,
@@ -84,7 +90,7 @@ impl Sequence {
             stopped: 0,
             can_draft: request.speculation == Speculation::Auto,
             acceptance: Acceptance::default(),
-            drafted: [0; 2],
+            drafted: DraftCounts::default(),
             handle,
             sink: Some(request.sink),
             sink_panicked: false,
@@ -98,18 +104,18 @@ impl Sequence {
 
     /// Returns the number of tokens that could run in one step.
     pub(crate) fn demand(&self) -> usize {
-        if self.wants_prompt() { self.pending().min(ALL_ROWS_CHUNK) } else { self.pending() }
+        if self.has_unreported_prompt() { self.pending().min(ALL_ROWS_CHUNK) } else { self.pending() }
     }
 
     /// Returns the number of tokens for which the slot needs memory: the present tokens, and the next one unless it is
     /// the last, which never runs.
     pub(crate) fn footprint(&self) -> usize {
-        (self.tokens.len() + 1).min(self.room.saturating_sub(1)).max(self.tokens.len())
+        (self.tokens.len() + 1).min(self.max_length.saturating_sub(1)).max(self.tokens.len())
     }
 
     /// Returns the rows of logits needed for a span that ends before token `end`.
     pub(crate) fn wanted(&self, end: usize) -> LogitRows {
-        if self.wants_prompt() {
+        if self.has_unreported_prompt() {
             LogitRows::All
         } else if end == self.tokens.len() {
             LogitRows::Last
@@ -123,12 +129,12 @@ impl Sequence {
     }
 
     /// Returns true if prompt tokens remain to be reported.
-    pub(crate) fn wants_prompt(&self) -> bool {
+    pub(crate) fn has_unreported_prompt(&self) -> bool {
         self.logprobs.is_some_and(|wanted| wanted.prompt) && self.reported < self.prompt
     }
 
     /// Returns the number of generated tokens.
-    pub(crate) fn answered(&self) -> usize {
+    pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
@@ -153,7 +159,7 @@ impl Sequence {
     pub(crate) fn commit(&mut self, ran: usize, logits: Logits<'_>, scratch: &mut Scratch) -> Option<Finish> {
         let at = self.cached;
         self.cached += ran;
-        if self.wants_prompt() {
+        if self.has_unreported_prompt() {
             if (0..logits.rows()).any(|row| logits.scanned_row(row).scan.non_finite().is_some()) {
                 return Some(not_finite());
             }
@@ -175,8 +181,8 @@ impl Sequence {
     /// Returns the maximum length of a draft after the last token: all of it may be accepted, and one more token is
     /// sampled after it.
     pub(crate) fn draft_room(&self) -> usize {
-        let can_draft = self.can_draft && self.answered() > 0 && self.pending() == 1;
-        if can_draft { (self.room - self.tokens.len()).saturating_sub(1) } else { 0 }
+        let can_draft = self.can_draft && self.generated() > 0 && self.pending() == 1;
+        if can_draft { (self.max_length - self.tokens.len()).saturating_sub(1) } else { 0 }
     }
 
     /// Records that the last token and a draft after it ran. Samples tokens from their rows of logits until one differs
@@ -201,8 +207,8 @@ impl Sequence {
             }
         };
         self.cached = start + accepted;
-        self.drafted[0] += accepted;
-        self.drafted[1] += draft.len() - accepted;
+        self.drafted.accepted += accepted;
+        self.drafted.rejected += draft.len() - accepted;
         (accepted, end)
     }
 
@@ -239,11 +245,11 @@ impl Sequence {
     /// Selects and reports the next token, which is forced or sampled. Ends the sequence if it has reached its maximum
     /// length.
     fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
-        if self.tokens.len() >= self.room {
+        if self.tokens.len() >= self.max_length {
             return Some(Finish::Length);
         }
         // Later forced tokens were taken with the token before them, unless each needs its row of logits.
-        if (self.answered() == 0 || self.logprobs.is_some()) && self.find_forced(scratch) {
+        if (self.generated() == 0 || self.logprobs.is_some()) && self.find_forced(scratch) {
             return self.take_forced(row, scratch);
         }
         let allowed = match self.constraint.as_mut().map_or(Ok(None), ActiveConstraint::allowed) {
@@ -303,7 +309,7 @@ impl Sequence {
         match self.notify(|sink| sink.token(event)) {
             ControlFlow::Break(()) => Some(Finish::Cancelled),
             ControlFlow::Continue(()) if progress == Progress::Complete => Some(Finish::Stop),
-            ControlFlow::Continue(()) if self.tokens.len() >= self.room => Some(Finish::Length),
+            ControlFlow::Continue(()) if self.tokens.len() >= self.max_length => Some(Finish::Length),
             ControlFlow::Continue(()) => None,
         }
     }
@@ -332,9 +338,9 @@ impl Sequence {
         let usage = Usage {
             prompt_tokens: self.prompt,
             cached_tokens: self.reused.unwrap_or(0),
-            completion_tokens: self.answered() + self.stopped,
-            accepted_tokens: self.drafted[0],
-            rejected_tokens: self.drafted[1],
+            completion_tokens: self.generated() + self.stopped,
+            accepted_tokens: self.drafted.accepted,
+            rejected_tokens: self.drafted.rejected,
         };
         let finish = if self.sink_panicked {
             let message = "the receiver of its tokens panicked; please report this".to_owned();
@@ -432,6 +438,6 @@ mod tests {
         assert_eq!(s.commit(2, Logits::new(&logits, 2), &mut scratch), None);
         assert_eq!((&s.tokens[..], s.pending()), (&[0, 0, 0, 1][..], 1));
         assert_eq!(s.commit(1, Logits::new(&logits, 2), &mut scratch), Some(Finish::Length));
-        assert_eq!(s.answered(), 2);
+        assert_eq!(s.generated(), 2);
     }
 }

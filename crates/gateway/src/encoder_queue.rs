@@ -30,18 +30,18 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct EncoderInput {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) second: usize,
-    pub(crate) asked: Vec<usize>,
+    pub(crate) requested: Vec<usize>,
 }
 
 impl EncoderInput {
     fn text(&self) -> Text<'_> {
-        Text { tokens: &self.tokens, second: self.second, asked: &self.asked }
+        Text { tokens: &self.tokens, second: self.second, requested: &self.requested }
     }
 }
 
 impl From<Vec<TokenId>> for EncoderInput {
     fn from(tokens: Vec<TokenId>) -> Self {
-        Self { second: tokens.len(), tokens, asked: Vec::new() }
+        Self { second: tokens.len(), tokens, requested: Vec::new() }
     }
 }
 
@@ -334,11 +334,11 @@ mod tests {
     #[test]
     fn rows_come_back_in_the_order_of_the_texts() {
         let text = |n: u32| EncoderInput {
-            asked: vec![0; n as usize % 3],
+            requested: vec![0; n as usize % 3],
             ..vec![n; (n as usize * 7) % 23 + 1].into()
         };
         let texts: Vec<EncoderInput> = (1..40).map(text).collect();
-        for rows in [Rows::Text, Rows::Tokens, Rows::Asked] {
+        for rows in [Rows::Text, Rows::Tokens, Rows::Requested] {
             let row =
                 |t: &EncoderInput| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
             let expected: Vec<Vec<f32>> = texts.iter().map(row).collect();

@@ -101,7 +101,7 @@ mod tests {
         Snapshot {
             slots: vec![
                 SlotState::Held { length: 4, reserved: 6 },
-                SlotState::Idle { tokens: vec![1, 2], released: 3, age: 0, prompt_end: None },
+                SlotState::Idle { tokens: vec![1, 2], released: 3, inflation: 0, prompt_end: None },
                 SlotState::Held { length: 0, reserved: 2 },
             ],
             running: vec![running(2, 0, 4), running(5, 2, 0)],

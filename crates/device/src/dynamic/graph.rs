@@ -139,7 +139,7 @@ impl BoundGraph {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
         let width = extent(self.width);
-        if names.gives == CacheOutput::New {
+        if names.cache_output == CacheOutput::New {
             self.new_kv.resize_with(names.cache.len(), Default::default);
         }
         let b = &mut self.binding;

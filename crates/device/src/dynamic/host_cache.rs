@@ -215,7 +215,7 @@ impl HostKvCache {
         let capacity = self.limits.kv.capacity_for(longest, self.limits.context);
         if self.touched * self.capacity >= SHRINK_FACTOR * occupied * capacity {
             // A failure leaves the cache unchanged.
-            let _ = self.lay_out(occupied, capacity);
+            let _ = self.relocate(occupied, capacity);
         }
     }
 
@@ -236,7 +236,7 @@ impl HostKvCache {
             } else {
                 self.capacity.min(most).max(self.limits.kv.capacity_for(longest, self.limits.context))
             };
-            self.lay_out(occupied, capacity)?;
+            self.relocate(occupied, capacity)?;
         }
         for (slot, _) in wanted {
             if self.row_of[slot.index()].is_none() {
@@ -250,7 +250,7 @@ impl HostKvCache {
 
     /// Moves the rows in use to new buffers for `occupied` slots. If the budget allows, the buffers have spare rows,
     /// since untouched rows take no memory. An error leaves the cache unchanged.
-    fn lay_out(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
+    fn relocate(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
         let kv = self.limits.kv;
         let error = StepError::OutOfMemory { rows: occupied, capacity, wanted: kv.bytes(occupied, capacity) };
         if kv.bytes(occupied, capacity) > kv.budget {

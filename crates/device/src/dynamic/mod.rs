@@ -124,11 +124,12 @@ impl DynamicExecutor {
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // If a graph returns only new keys and values, the host writes them to the cache.
-            Some(memory) if names.gives == CacheOutput::Present => {
+            Some(memory) if names.cache_output == CacheOutput::Present => {
                 KvCache::Device(DeviceKvCache::new(&kv, &limits, memory))
             }
             _ => {
-                let growth = if names.gives == CacheOutput::New { Growth::Eighth } else { Growth::Double };
+                let growth =
+                    if names.cache_output == CacheOutput::New { Growth::Eighth } else { Growth::Double };
                 KvCache::Host(HostKvCache::new(&kv, &limits, growth))
             }
         };

@@ -26,7 +26,7 @@ pub(super) struct DecoderNames {
     /// Names for the keys and values of each entry of the cache.
     pub(super) cache: Vec<[CacheNames; 2]>,
     /// Form in which the graph returns keys and values.
-    pub(super) gives: CacheOutput,
+    pub(super) cache_output: CacheOutput,
     /// The graph accepts only one row at a time.
     pub(super) one_row: bool,
 }
@@ -78,7 +78,7 @@ impl DecoderNames {
             DecoderInput::Rows { .. } => Slot::Embeds,
             DecoderInput::Tokens { .. } => Slot::Tokens,
         };
-        let gives = CacheOutput::of(entry);
+        let cache_output = CacheOutput::of(entry);
         let cache = (0..entry.kv.len())
             .map(|layer| {
                 let held = |past, present| {
@@ -88,8 +88,8 @@ impl DecoderNames {
                     })
                 };
                 Ok([
-                    held(Slot::PastKey { layer }, gives.key(layer))?,
-                    held(Slot::PastValue { layer }, gives.value(layer))?,
+                    held(Slot::PastKey { layer }, cache_output.key(layer))?,
+                    held(Slot::PastValue { layer }, cache_output.value(layer))?,
                 ])
             })
             .collect::<Result<_, DeviceError>>()?;
@@ -105,8 +105,8 @@ impl DecoderNames {
                 None => None,
             },
             cache,
-            gives,
-            one_row: gives == CacheOutput::New || declares_one_row(entry),
+            cache_output,
+            one_row: cache_output == CacheOutput::New || declares_one_row(entry),
         })
     }
 }

@@ -63,7 +63,7 @@ impl EncoderInput {
         match self {
             Self::Rows { tables, embeds, positions } => {
                 zeros(embeds, rows * tables.input);
-                zeros(positions, rows * tables.apart());
+                zeros(positions, rows * tables.position_elements());
             }
             Self::Tokens { tokens, segments, .. } => {
                 zeros(tokens, rows);
@@ -76,7 +76,7 @@ impl EncoderInput {
     pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
         match self {
             Self::Rows { tables, embeds, positions } => {
-                let (width, apart) = (tables.input, tables.apart());
+                let (width, apart) = (tables.input, tables.position_elements());
                 let embeds = &mut embeds[at * width..][..width];
                 tables.read(text, index, embeds, &mut positions[at * apart..][..apart]);
             }
@@ -103,7 +103,7 @@ impl EncoderInput {
                 Self::Rows { tables, embeds, positions } => {
                     let shape = [batch, sequence, tables.input as i64];
                     binding.input(&names.first, Tensor::new(embeds, DType::F32, &shape))?;
-                    let shape = [batch, sequence, tables.apart() as i64];
+                    let shape = [batch, sequence, tables.position_elements() as i64];
                     names
                         .second
                         .iter()

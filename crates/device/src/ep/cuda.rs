@@ -33,7 +33,7 @@ pub(super) fn beside(core: &Path) -> PathBuf {
 /// Returns this machine's NVIDIA GPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     facts.require(facts.is_x86_64_pc(), "the cuda runtime is available for Linux and Windows on x86-64")?;
-    facts.driven(GPU.name, &[DRIVER], None)?;
+    facts.require_driver(GPU.name, &[DRIVER], None)?;
     facts.library_of(Ep::Cuda, &GPU)?;
     Ok(Device::Cuda)
 }

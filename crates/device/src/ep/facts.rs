@@ -27,7 +27,7 @@ pub struct Facts {
     /// Installed libraries of providers.
     pub libraries: BTreeMap<Ep, PathBuf>,
     /// Installed providers that cannot be loaded into this process's ONNX Runtime, each with the reason.
-    pub elsewhere: BTreeMap<Ep, Refusal>,
+    pub unloadable: BTreeMap<Ep, Refusal>,
 }
 
 impl Facts {
@@ -45,14 +45,14 @@ impl Facts {
             drivers: inventory::drivers(&accelerators),
             accelerators,
             libraries,
-            elsewhere: BTreeMap::new(),
+            unloadable: BTreeMap::new(),
         }
     }
 
     /// Returns the installed library of a provider, or a refusal with the command that installs it or the way to load
     /// it.
     pub(super) fn library(&self, ep: Ep) -> Result<PathBuf, Refusal> {
-        if let Some(refusal) = self.elsewhere.get(&ep) {
+        if let Some(refusal) = self.unloadable.get(&ep) {
             return Err(refusal.clone());
         }
         self.libraries.get(&ep).cloned().ok_or_else(|| Refusal {
@@ -65,7 +65,7 @@ impl Facts {
     /// Returns the library as [`Self::library`], for a device whose driver only Linux lists. If nothing else indicates
     /// the device either, the machine may lack the runtime or the device itself, and the device counts as absent.
     pub(super) fn library_of(&self, ep: Ep, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
-        self.library(ep).map_err(|refusal| self.unseen(refusal, what))
+        self.library(ep).map_err(|refusal| self.absent_without_signs(refusal, what))
     }
 
     /// Returns the path of AMD's provider library, which the user has to set.
@@ -78,12 +78,12 @@ impl Facts {
                     "install AMD's Ryzen AI software and set {VITISAI_LIBRARY} to its VitisAI provider library"
                 )),
             };
-            self.unseen(refusal, what)
+            self.absent_without_signs(refusal, what)
         })
     }
 
-    fn unseen(&self, refusal: Refusal, what: &DeviceSignature) -> Refusal {
-        if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.shows(what) {
+    fn absent_without_signs(&self, refusal: Refusal, what: &DeviceSignature) -> Refusal {
+        if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.has_signs_of(what) {
             return refusal;
         }
         let reason = format!("{}, so it is unknown whether there is an {}", refusal.reason, what.name);
@@ -91,7 +91,7 @@ impl Facts {
     }
 
     /// Returns true if the processor's name implies a device, or the system has a driver for it.
-    fn shows(&self, what: &DeviceSignature) -> bool {
+    fn has_signs_of(&self, what: &DeviceSignature) -> bool {
         let named = |text: &str, names: &[&str]| {
             let text = text.to_ascii_lowercase();
             names.iter().any(|name| text.contains(name))
@@ -103,7 +103,12 @@ impl Facts {
     /// Refuses a machine on which none of these drivers is loaded. Only Linux lists loaded drivers. On other systems a
     /// device is known only once its provider is loaded, so a machine is refused only if its processor is from a vendor
     /// other than `of`.
-    pub(super) fn driven(&self, what: &str, drivers: &[&str], of: Option<Vendor>) -> Result<(), Refusal> {
+    pub(super) fn require_driver(
+        &self,
+        what: &str,
+        drivers: &[&str],
+        of: Option<Vendor>,
+    ) -> Result<(), Refusal> {
         if self.os == "linux" {
             let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));
             let names = drivers.join(" or ");

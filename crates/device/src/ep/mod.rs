@@ -176,42 +176,42 @@ impl Device {
 
     /// Returns the options with which the provider writes the refused nodes and its reasons to `folder`;
     /// empty for a provider without such a trace.
-    pub(crate) fn trace_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+    pub(crate) fn trace_options(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
-            Self::Qnn(_) => qnn::trace_to(folder),
+            Self::Qnn(_) => qnn::trace_options(folder),
             _ => Vec::new(),
         }
     }
 
-    /// Returns additional options for the trace of [`Device::trace_to`], and for each form that the graph has on its
+    /// Returns additional options for the trace of [`Device::trace_options`], and for each form that the graph has on its
     /// way to the provider's compiler.
-    pub(crate) fn write_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+    pub(crate) fn diagnostic_options(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
-            Self::Qnn(_) => qnn::write_to(folder),
+            Self::Qnn(_) => qnn::diagnostic_options(folder),
             _ => Vec::new(),
         }
     }
 
     /// Returns the options with which a [control](Self::control) writes its form of the graph to `folder`.
-    pub(crate) fn form_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+    pub(crate) fn control_options(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
-            Self::Qnn(_) => qnn::form_to(folder),
+            Self::Qnn(_) => qnn::control_options(folder),
             _ => Vec::new(),
         }
     }
 
     /// Returns the provider's backend that accepts every valid graph and runs none, if it has one.
-    pub(crate) fn control(&self) -> Option<Self> {
+    pub(crate) fn control_backend(&self) -> Option<Self> {
         match self {
-            Self::Qnn(options) => options.control().map(Self::Qnn),
+            Self::Qnn(options) => options.control_backend().map(Self::Qnn),
             _ => None,
         }
     }
 
     /// Returns the provider's backend that records each call and runs nothing, if it has one.
-    pub(crate) fn saver(&self) -> Option<Self> {
+    pub(crate) fn saver_backend(&self) -> Option<Self> {
         match self {
-            Self::Qnn(options) => options.saver().map(Self::Qnn),
+            Self::Qnn(options) => options.saver_backend().map(Self::Qnn),
             _ => None,
         }
     }
@@ -285,7 +285,7 @@ pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSo
 
 /// Returns true if the ONNX Runtime at `core` includes a provider that works in no other one, judging by the files in
 /// its folder.
-pub fn comes_with(ep: Ep, core: &Path) -> bool {
+pub fn bundles_provider(ep: Ep, core: &Path) -> bool {
     match ep {
         Ep::Cuda => cuda::beside(core).is_file(),
         Ep::DirectMl => core.with_file_name(directml::SYSTEM).is_file(),
@@ -295,7 +295,7 @@ pub fn comes_with(ep: Ep, core: &Path) -> bool {
 
 /// Returns true if a provider's error message states that its device was lost, so that reopening the model may help.
 /// Used for errors without a code in ONNX Runtime. Messages do not name their provider, so all tables are searched.
-pub fn is_loss(message: &str) -> bool {
+pub fn is_device_loss(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let tables = [qnn::LOSSES, directml::LOSSES, openvino::LOSSES, webgpu::LOSSES];
     tables.into_iter().flatten().any(|words| message.contains(words))
@@ -324,7 +324,7 @@ mod tests {
             "ZE_RESULT_ERROR_DEVICE_LOST",
             "A valid external Instance reference no longer exists: Device is lost.",
         ] {
-            assert!(is_loss(message), "{message}");
+            assert!(is_device_loss(message), "{message}");
         }
         for message in [
             "Error code: 1002",
@@ -332,7 +332,7 @@ mod tests {
             "SSR recovery succeeded.",
             "out of memory",
         ] {
-            assert!(!is_loss(message), "{message}");
+            assert!(!is_device_loss(message), "{message}");
         }
     }
 

@@ -88,11 +88,11 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
     facts.require(facts.is_x86_64_pc(), "OpenVINO's plugin is available for Linux and Windows on x86-64")?;
     match device {
         OpenVinoDevice::Npu => {
-            facts.driven(NPU.name, &[NPU_DRIVER], Some(Vendor::Intel))?;
+            facts.require_driver(NPU.name, &[NPU_DRIVER], Some(Vendor::Intel))?;
             facts.library_of(Ep::OpenVino, &NPU)?;
         }
         OpenVinoDevice::Gpu => {
-            facts.driven(GPU.name, &GPU_DRIVERS, None)?;
+            facts.require_driver(GPU.name, &GPU_DRIVERS, None)?;
             facts.library_of(Ep::OpenVino, &GPU)?;
         }
         // The plugin offers only Intel's hardware, though OpenVINO itself runs on any x86-64 processor.

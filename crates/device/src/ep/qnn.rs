@@ -59,12 +59,12 @@ impl QnnOptions {
     }
 
     /// Returns options with the backend that writes graphs in QNN's own form, if its library is in the same folder.
-    pub(super) fn control(&self) -> Option<Self> {
+    pub(super) fn control_backend(&self) -> Option<Self> {
         self.with_backend(if cfg!(windows) { "QnnIr.dll" } else { "libQnnIr.so" })
     }
 
     /// Returns options with the backend that records the calls that it receives, if its library is in the same folder.
-    pub(super) fn saver(&self) -> Option<Self> {
+    pub(super) fn saver_backend(&self) -> Option<Self> {
         self.with_backend(if cfg!(windows) { "QnnSaver.dll" } else { "libQnnSaver.so" })
     }
 
@@ -105,23 +105,23 @@ impl QnnOptions {
 }
 
 /// Returns the options for a trace of every node, `qnn_op_trace.json`.
-pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
+pub(super) fn trace_options(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
 }
 
 /// Returns the options by which the control writes its form of a graph to `folder`. Without them, it writes to the
 /// current folder.
-pub(super) fn form_to(folder: &Path) -> Vec<(&'static str, String)> {
+pub(super) fn control_options(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("dump_qnn_ir_dlc", "1".to_owned()), ("dump_qnn_ir_dlc_dir", folder)]
 }
 
 /// Returns the options for a trace, for the graph as the provider receives it, and for the graph that the provider
 /// composes for its backend. The last is written before the backend's compiler receives it.
-pub(super) fn write_to(folder: &Path) -> Vec<(&'static str, String)> {
+pub(super) fn diagnostic_options(folder: &Path) -> Vec<(&'static str, String)> {
     let folder_text = folder.to_string_lossy().into_owned();
-    let mut entries = trace_to(folder);
+    let mut entries = trace_options(folder);
     for (switch, place) in [
         ("dump_qnn_ep_input_graph", "dump_qnn_ep_input_graph_dir"),
         ("dump_json_qnn_graph", "json_qnn_graph_dir"),

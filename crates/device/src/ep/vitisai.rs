@@ -56,7 +56,7 @@ fn config_beside(library: &Path) -> Option<PathBuf> {
 /// Returns this machine's NPU.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     facts.require(facts.is_x86_64_pc(), "AMD XDNA NPUs are part of Ryzen AI processors")?;
-    facts.driven(NPU.name, &[DRIVER], Some(Vendor::Amd))?;
+    facts.require_driver(NPU.name, &[DRIVER], Some(Vendor::Amd))?;
     let library = facts.vitisai_library(&NPU)?;
     let config = config_beside(&library);
     Ok(Device::VitisAi(VitisAiOptions { config, ..VitisAiOptions::default() }))

@@ -10,5 +10,5 @@ mod value;
 pub(crate) use binding::Binding;
 pub(crate) use device_memory::{DeviceMemory, DeviceTensor};
 pub use session::CpuOperators;
-pub(crate) use session::{Context, Session, SessionOptions, Sharing, Writes};
+pub(crate) use session::{Context, Diagnostics, Session, SessionOptions, SharedWeights};
 pub(crate) use value::Tensor;

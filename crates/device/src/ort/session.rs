@@ -41,7 +41,7 @@ pub(crate) struct SessionOptions<'a> {
     /// Use of the provider's compiled form of the graph.
     pub(crate) context: Context<'a>,
     /// Diagnostic files that the provider writes.
-    pub(crate) writes: Writes<'a>,
+    pub(crate) diagnostics: Diagnostics<'a>,
     /// Implementation of operators on the CPU.
     pub(crate) operators: CpuOperators,
     /// Precision of the KV cache of attention that operators of Narthex compute.
@@ -63,12 +63,12 @@ pub enum CpuOperators {
 
 /// Diagnostic files that a provider writes about the graph that it compiles.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Writes<'a> {
+pub(crate) enum Diagnostics<'a> {
     /// No files.
     Nothing,
     /// The nodes that it accepts and refuses, in this folder.
     Trace(&'a Path),
-    /// The graph in the provider's own form, in this folder; for a [control](Device::control).
+    /// The graph in the provider's own form, in this folder; for a [control](Device::control_backend).
     Form(&'a Path),
     /// Everything that it can write, in this folder, and all lines of its log.
     Everything(&'a Path),
@@ -86,7 +86,7 @@ impl<'a> SessionOptions<'a> {
             threads,
             device,
             context: Context::Own,
-            writes: Writes::Nothing,
+            diagnostics: Diagnostics::Nothing,
             operators: CpuOperators::Narthex,
             kv_precision: KvPrecision::F32,
             packed_weights: None,
@@ -107,17 +107,17 @@ pub(crate) enum Context<'a> {
         /// The ONNX file of the context; the binary is next to it.
         path: &'a Path,
         /// Sharing of the binary.
-        sharing: Sharing,
+        sharing: SharedWeights,
     },
 }
 
-/// Sharing of one binary by several graphs.
+/// Sharing of the weights in one binary by several graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
+pub(crate) enum SharedWeights {
     /// The graph has a binary of its own.
-    Alone,
+    None,
     /// The graph shares a binary, and more graphs follow.
-    More,
+    MoreFollow,
     /// The graph is the last of those that share a binary.
     Last,
 }
@@ -141,10 +141,10 @@ impl Context<'_> {
             ("ep.context_embed_mode", "0".to_owned()),
             ("ep.context_file_path", path.to_string_lossy().into_owned()),
         ];
-        if sharing != Sharing::Alone {
+        if sharing != SharedWeights::None {
             entries.push((SHARE, "1".to_owned()));
         }
-        if sharing == Sharing::Last {
+        if sharing == SharedWeights::Last {
             entries.push(("ep.stop_share_ep_contexts", "1".to_owned()));
         }
         entries
@@ -152,18 +152,18 @@ impl Context<'_> {
 }
 
 /// Binds a session of a graph to a device.
-fn on(
+fn with_device(
     builder: SessionBuilder,
     runtime: &Runtime,
     model: &Path,
     options: &SessionOptions<'_>,
 ) -> Result<SessionBuilder, DeviceError> {
     let (what, device) = ("choose the device", options.device);
-    let writes = match options.writes {
-        Writes::Nothing => Vec::new(),
-        Writes::Trace(folder) => device.trace_to(folder),
-        Writes::Form(folder) => device.form_to(folder),
-        Writes::Everything(folder) => device.write_to(folder),
+    let diagnostics = match options.diagnostics {
+        Diagnostics::Nothing => Vec::new(),
+        Diagnostics::Trace(folder) => device.trace_options(folder),
+        Diagnostics::Form(folder) => device.control_options(folder),
+        Diagnostics::Everything(folder) => device.diagnostic_options(folder),
     };
     let name = device.ep().ort_name();
     match runtime.device(device) {
@@ -172,21 +172,21 @@ fn on(
         Ok(offered) => {
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
-                device.options_for(model).into_iter().chain(writes).map(prefixed).collect();
+                device.options_for(model).into_iter().chain(diagnostics).map(prefixed).collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
             // DirectML requires that memory patterns are disabled.
             let pattern = device.ep() != Ep::DirectMl;
             builder.with_memory_pattern(pattern).map_err(failed(what))
         }
         Err(_) if device.may_lack_device() && runtime.has(device.ep()) => {
-            by_name(builder, name, device.options_for(model))
+            with_provider_by_name(builder, name, device.options_for(model))
         }
         Err(none) => Err(none),
     }
 }
 
 /// Binds a session to a provider that is part of ONNX Runtime and offers no device.
-fn by_name(
+fn with_provider_by_name(
     mut builder: SessionBuilder,
     name: &'static str,
     options: Vec<(&'static str, String)>,
@@ -252,7 +252,7 @@ impl Session {
     ) -> Result<Self, DeviceError> {
         let builder =
             ort::session::Session::builder(runtime.environment()).map_err(failed("create a session"))?;
-        let mut builder = on(builder, runtime, model, &options)?
+        let mut builder = with_device(builder, runtime, model, &options)?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
             .with_inter_threads(1)
@@ -264,7 +264,7 @@ impl Session {
         for (key, value) in options.context.entries() {
             builder = builder.with_config_entry(key, value).map_err(failed("request a compiled graph"))?;
         }
-        if let Writes::Everything(_) = options.writes {
+        if let Diagnostics::Everything(_) = options.diagnostics {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log level"))?;
         }
         let _redirect = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
@@ -370,8 +370,8 @@ mod tests {
         let written = |sharing| Context::Written { path: Path::new("g.onnx"), sharing };
         check(Context::Own, &[]);
         check(Context::Shared, &[share]);
-        check(written(Sharing::Alone), &made);
-        check(written(Sharing::More), &[&made[..], &[share]].concat());
-        check(written(Sharing::Last), &[&made[..], &[share, stop]].concat());
+        check(written(SharedWeights::None), &made);
+        check(written(SharedWeights::MoreFollow), &[&made[..], &[share]].concat());
+        check(written(SharedWeights::Last), &[&made[..], &[share, stop]].concat());
     }
 }

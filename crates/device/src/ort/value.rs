@@ -47,7 +47,7 @@ pub(super) fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), Step
     // SAFETY: the C API has just returned the status; `ort` takes ownership of it and releases it.
     unsafe { ort::Error::result_from_status(status) }.map_err(|error| {
         let message = format!("{what}: {}", error.message());
-        let lost = error.code() == ErrorCode::DeviceReset || ep::is_loss(&message);
+        let lost = error.code() == ErrorCode::DeviceReset || ep::is_device_loss(&message);
         if lost { StepError::Lost { message } } else { StepError::Device { message } }
     })
 }

@@ -15,7 +15,7 @@ use narthex_spec::{
 
 use super::{GraphLoad, HIDDEN, graph::StaticGraph, open};
 use crate::{
-    encoder::{EncoderTables, check_texts, gives, output_slot},
+    encoder::{EncoderTables, check_texts, output_rows, output_slot},
     error::DeviceError,
     placement::GraphPlacement,
     runtime::Runtime,
@@ -66,8 +66,8 @@ impl StaticEncoder {
         let longest = buckets.last().map(|(length, _)| *length);
         let longest = longest.ok_or_else(|| DeviceError::package("an encoder in fixed graphs", "none"))?;
         let max_length = longest.min(manifest.max_length);
-        let (rows, width) = gives(arch);
-        if rows == Rows::Asked && head.is_none() {
+        let (rows, width) = output_rows(arch);
+        if rows == Rows::Requested && head.is_none() {
             return Err(DeviceError::package("a head in a fixed graph", "none"));
         }
         let limits = EncoderLimits {
@@ -82,8 +82,8 @@ impl StaticEncoder {
             EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),
             _ => (Pooling::Cls, false),
         };
-        let (row, apart) = (vec![0.0; tables.input], vec![0.0; tables.apart()]);
-        let output = if rows == Rows::Asked { Slot::Hidden } else { output_slot(&arch.head) };
+        let (row, apart) = (vec![0.0; tables.input], vec![0.0; tables.position_elements()]);
+        let output = if rows == Rows::Requested { Slot::Hidden } else { output_slot(&arch.head) };
         Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
 
@@ -101,10 +101,10 @@ impl StaticEncoder {
         let (width, apart) = (self.row.len(), self.apart.len());
         graph.input(Slot::Embeds)[count * width..].fill(f16::ZERO);
         graph.input(Slot::PositionEmbeds).fill(f16::ZERO);
-        for place in 0..count {
-            self.tables.read(text, place, &mut self.row, &mut self.apart);
-            round(&self.row, &mut graph.input(Slot::Embeds)[place * width..]);
-            round(&self.apart, &mut graph.input(Slot::PositionEmbeds)[place * apart..]);
+        for position in 0..count {
+            self.tables.read(text, position, &mut self.row, &mut self.apart);
+            round(&self.row, &mut graph.input(Slot::Embeds)[position * width..]);
+            round(&self.apart, &mut graph.input(Slot::PositionEmbeds)[position * apart..]);
         }
         let mask = graph.input(Slot::Mask { window: None });
         mask[..count].fill(f16::ZERO);
@@ -124,11 +124,11 @@ impl StaticEncoder {
         let found = graph.output(self.output);
         let from = out.len();
         match (self.limits.rows, &mut self.head) {
-            (Rows::Asked, Some(head)) => {
-                for &place in text.asked {
+            (Rows::Requested, Some(head)) => {
+                for &position in text.requested {
                     let row = head.input(Slot::Hidden);
                     let hidden = row.len();
-                    row.copy_from_slice(&found[place * hidden..][..hidden]);
+                    row.copy_from_slice(&found[position * hidden..][..hidden]);
                     head.run()?;
                     out.extend(head.output(Slot::Logits).iter().map(|value| value.to_f32()));
                 }

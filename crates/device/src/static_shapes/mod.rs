@@ -92,7 +92,7 @@ fn open(
     let options = SessionOptions { context, ..SessionOptions::on(load.device, threads) };
     let session = Session::open(runtime, &path, options)?;
     session.check_names(entry)?;
-    precompile::whole(runtime, &path, load.device, session.placement(), load.fallback)?;
+    precompile::check_placement(runtime, &path, load.device, session.placement(), load.fallback)?;
     Ok(session)
 }
 

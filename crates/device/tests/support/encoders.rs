@@ -62,7 +62,7 @@ pub(crate) struct Input {
     /// Index of the second segment's first token.
     pub(crate) second: usize,
     /// Indices of the masked tokens.
-    pub(crate) asked: Vec<usize>,
+    pub(crate) requested: Vec<usize>,
 }
 
 /// A family's checkpoint and the reference's results.
@@ -154,8 +154,8 @@ impl Golden {
             let tokens: Vec<TokenId> = whole(&case["ids"]).map(|id| id as TokenId).collect();
             let types: Vec<usize> = case.get("types").map(|types| whole(types).collect()).unwrap_or_default();
             let second = types.iter().position(|segment| *segment == 1).unwrap_or(tokens.len());
-            let asked = case.get("places").map(|places| whole(places).collect()).unwrap_or_default();
-            Input { tokens, second, asked }
+            let requested = case.get("places").map(|places| whole(places).collect()).unwrap_or_default();
+            Input { tokens, second, requested }
         };
         if let Some((name, _)) = head.pooling() {
             return (list("texts").map(input).collect(), self.pooled(name));

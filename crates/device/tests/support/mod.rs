@@ -45,7 +45,7 @@ pub(crate) fn texts(inputs: &[encoders::Input]) -> Vec<Text<'_>> {
 }
 
 fn text(input: &encoders::Input) -> Text<'_> {
-    Text { tokens: &input.tokens, second: input.second, asked: &input.asked }
+    Text { tokens: &input.tokens, second: input.second, requested: &input.requested }
 }
 
 /// Returns the path of ONNX Runtime's library, located in the same way as by the product.

@@ -17,7 +17,7 @@ impl EngineLoop {
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.config.max_running && !self.is_memory_full && !self.is_dead() {
             let Some(sequence) = self.queue.front() else { return };
-            let reuse = if sequence.wants_prompt() { Reuse::Nothing } else { Reuse::Prefix };
+            let reuse = if sequence.has_unreported_prompt() { Reuse::Nothing } else { Reuse::Prefix };
             let footprint = sequence.footprint();
             let contents = self.contents();
             if reuse == Reuse::Prefix && self.is_prefix_coming(&sequence.tokens, &contents) {
@@ -56,24 +56,24 @@ impl EngineLoop {
 
     /// Assigns a slot to the first waiting sequence, unless the slot had to be retired or the device was lost.
     fn start_first(&mut self, choice: SlotChoice, footprint: usize) {
-        let SlotChoice { slot, reused, copied, worth } = choice;
+        let SlotChoice { slot, reused, copied, value } = choice;
         let prompt_end = match copied {
             Some(prefix) => self.copy_prompt_end(prefix),
             None => self.slots.take_prompt_end(slot),
         };
-        self.slots.evict(worth);
+        self.slots.evict(value);
         let held = self.rewind(slot, reused);
         let copied = held.and_then(|held| self.copy_prefix(slot, held, copied));
         let Some(length) = copied.and_then(|length| self.restore_first(slot, length)) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
         self.slots.hold(slot, length, footprint);
         self.stats.cached_tokens += sequence.start(slot, length) as u64;
-        let before = sequence.answered();
+        let before = sequence.generated();
         let end = match prompt_end {
             Some(prompt_end) if sequence.pending() == 0 => sequence.resume(prompt_end, &mut self.scratch),
             _ => None,
         };
-        self.stats.generated_tokens += (sequence.answered() - before) as u64;
+        self.stats.generated_tokens += (sequence.generated() - before) as u64;
         self.running.push(sequence);
         if let Some(finish) = end {
             self.end(self.running.len() - 1, finish);
@@ -137,10 +137,10 @@ impl EngineLoop {
         Some(choice)
     }
 
-    /// Empties the idle slot with the lowest worth, except those in `except`. Returns false if no slot qualifies.
+    /// Empties the idle slot with the lowest value, except those in `except`. Returns false if no slot qualifies.
     pub(super) fn evict_least(&mut self, except: &[SlotId]) -> bool {
-        let Some((slot, worth)) = self.slots.least_idle(except, &self.contents()) else { return false };
-        self.slots.evict(worth);
+        let Some((slot, value)) = self.slots.least_idle(except, &self.contents()) else { return false };
+        self.slots.evict(value);
         self.empty(slot);
         true
     }
@@ -166,7 +166,7 @@ impl EngineLoop {
     /// limit.
     pub(super) fn preempt_youngest(&mut self) {
         if self.running.len() == 1 {
-            let finish = match self.running[0].answered() {
+            let finish = match self.running[0].generated() {
                 0 => Finish::Failed(self.out_of_memory(self.running[0].footprint())),
                 _ => Finish::Length,
             };

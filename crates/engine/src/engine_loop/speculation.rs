@@ -74,7 +74,7 @@ impl EngineLoop {
         let (Some(sequence), Some(span)) = (self.running.first_mut(), self.plan.spans.first()) else {
             return;
         };
-        let (slot, answered) = (span.slot, sequence.answered());
+        let (slot, generated) = (span.slot, sequence.generated());
         let draft = &self.draft[1..];
         let (accepted, end) = sequence.verify(draft, self.device.logits(), &mut self.scratch);
         match (self.draft_source, &mut self.draft_model) {
@@ -87,7 +87,7 @@ impl EngineLoop {
         let cached = sequence.cached;
         self.stats.accepted_tokens += accepted as u64;
         self.stats.rejected_tokens += (draft.len() - accepted) as u64;
-        self.stats.generated_tokens += (sequence.answered() - answered) as u64;
+        self.stats.generated_tokens += (sequence.generated() - generated) as u64;
         self.slots.grow(slot, cached);
         if accepted < draft.len() && self.device.truncate(slot, cached).is_err() {
             return self.start_over(end);

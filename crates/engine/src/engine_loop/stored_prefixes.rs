@@ -18,7 +18,7 @@ const MAX_PASSED: usize = 1024;
 
 /// Outcome of an offer to the storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Offer {
+pub(super) enum OfferOutcome {
     /// No complete block is missing in the storage.
     Nothing,
     /// A block was queued, or there may be more to offer.
@@ -128,7 +128,7 @@ impl StoredPrefixes {
         &mut self,
         contents: &[SlotContent<'_>],
         is_portable: impl Fn(SlotId) -> bool,
-    ) -> Result<(SlotId, usize, BlockKey), Offer> {
+    ) -> Result<(SlotId, usize, BlockKey), OfferOutcome> {
         let mut passed = 0;
         let slots = contents.iter().enumerate();
         for (index, content) in slots.filter(|(index, _)| is_portable(SlotId(*index as u32))) {
@@ -140,17 +140,17 @@ impl StoredPrefixes {
                         passed += 1;
                         self.cursors[index] = Cursor { blocks: blocks + 1, last: Some(key) };
                     }
-                    BlockState::Stored => return Err(Offer::Queued),
+                    BlockState::Stored => return Err(OfferOutcome::Queued),
                     BlockState::Missing => return Ok((SlotId(index as u32), blocks * BLOCK_TOKENS, key)),
-                    BlockState::QueueFull => return Err(Offer::QueueFull),
+                    BlockState::QueueFull => return Err(OfferOutcome::QueueFull),
                     BlockState::Closed => {
                         self.is_closed = true;
-                        return Err(Offer::Nothing);
+                        return Err(OfferOutcome::Nothing);
                     }
                 }
             }
         }
-        Err(Offer::Nothing)
+        Err(OfferOutcome::Nothing)
     }
 }
 
@@ -223,18 +223,18 @@ impl EngineLoop {
     }
 
     /// Offers one block to the storage.
-    pub(super) fn offer_block(&mut self) -> Offer {
-        let Some(mut stored) = self.stored.take() else { return Offer::Nothing };
+    pub(super) fn offer_block(&mut self) -> OfferOutcome {
+        let Some(mut stored) = self.stored.take() else { return OfferOutcome::Nothing };
         // The sequence of a look-up may have been cancelled.
         if self.queue.is_empty() {
             stored.lookup = None;
         }
-        let offer = if stored.is_closed { Offer::Nothing } else { self.offer_to(&mut stored) };
+        let offer = if stored.is_closed { OfferOutcome::Nothing } else { self.offer_to(&mut stored) };
         self.stored = Some(stored);
         offer
     }
 
-    fn offer_to(&self, stored: &mut StoredPrefixes) -> Offer {
+    fn offer_to(&self, stored: &mut StoredPrefixes) -> OfferOutcome {
         let (slot, start, key) = match stored.missing(&self.contents(), |slot| self.device.is_portable(slot))
         {
             Ok(missing) => missing,
@@ -245,11 +245,11 @@ impl EngineLoop {
             // The executor hands nothing over, or has failed.
             Err(_) => {
                 stored.is_closed = true;
-                return Offer::Nothing;
+                return OfferOutcome::Nothing;
             }
         }
         stored.cursors[slot.index()] = Cursor { blocks: start / BLOCK_TOKENS + 1, last: Some(key) };
-        Offer::Queued
+        OfferOutcome::Queued
     }
 
     /// Ends a wait in which the storage has made no progress: if its queue is full, nothing more is written. A read ends
@@ -262,6 +262,6 @@ impl EngineLoop {
 
     /// Offers blocks to the storage until none is missing or its queue is full.
     pub(crate) fn offer_all(&mut self) {
-        while !self.is_dead() && self.offer_block() == Offer::Queued {}
+        while !self.is_dead() && self.offer_block() == OfferOutcome::Queued {}
     }
 }

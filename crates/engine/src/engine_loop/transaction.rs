@@ -31,12 +31,12 @@ impl EngineLoop {
         let mut row = 0;
         for (span, grant) in self.plan.spans.iter().zip(&self.grants) {
             let sequence = &mut self.running[grant.index];
-            let (answered, rows) = (sequence.answered(), span.logits.rows(span.tokens.len()));
+            let (generated, rows) = (sequence.generated(), span.logits.rows(span.tokens.len()));
             let end = sequence.commit(span.tokens.len(), logits.part(row, rows), &mut self.scratch);
             row += rows;
             self.slots.grow(span.slot, sequence.cached);
             self.stats.prompt_tokens += sequence.prompt_tokens_since(span.at) as u64;
-            self.stats.generated_tokens += (sequence.answered() - answered) as u64;
+            self.stats.generated_tokens += (sequence.generated() - generated) as u64;
             ended.extend(end.map(|finish| (grant.index, finish)));
         }
         // The youngest sequence is removed first, so that the indices of the others stay valid.

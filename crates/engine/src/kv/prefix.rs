@@ -1,9 +1,9 @@
 //! Prefix caching: slots keep their tokens, so a prefix that a prompt shares with a slot need not run again. A prompt
 //! either takes over the idle slot with the prefix, or gets a copy of it in another slot.
 //!
-//! A slot that is taken over loses its remaining tokens. Their worth is the number of tokens to run again, minus an
-//! amount that grows with the slot's age. This is GreedyDual (Young 1994): every eviction lowers the worth of all older
-//! contents by the worth of the evicted contents.
+//! A slot that is taken over loses its remaining tokens. Their value is the number of tokens to run again, minus an
+//! amount that grows with the slot's age. This is GreedyDual (Young 1994): every eviction lowers the value of all older
+//! contents by the value of the evicted contents.
 
 use std::cmp::Reverse;
 
@@ -24,7 +24,7 @@ pub struct SlotChoice {
     /// A longer prefix to copy from another slot.
     pub copied: Option<Prefix>,
     /// Number of tokens that the slot loses and that would have to run again, minus the deduction for its age.
-    pub worth: u64,
+    pub value: u64,
 }
 
 /// First tokens of a slot.
@@ -91,7 +91,7 @@ impl Slots {
     }
 
     /// Returns the idle slot that costs a prompt the fewest tokens. The cost is the number of tokens that must run now,
-    /// plus the worth of the tokens that the slot loses. If several costs are equal, a slot without a copy is
+    /// plus the value of the tokens that the slot loses. If several costs are equal, a slot without a copy is
     /// preferred, then an empty slot, then the slot that has been idle longest.
     pub fn choose(
         &self,
@@ -108,34 +108,34 @@ impl Slots {
             };
             let copied = longest.filter(|prefix| prefix.slot != slot && prefix.length >= own + MIN_COPY);
             let kept = if reuse == Reuse::Prefix { common_prefix(tokens, prompt) } else { 0 };
-            let choice = SlotChoice { slot, reused: own, copied, worth: self.worth(slot, kept, contents) };
+            let choice = SlotChoice { slot, reused: own, copied, value: self.value(slot, kept, contents) };
             let run = prompt.len() - copied.map_or(own, |prefix| prefix.length);
-            let cost = run as u64 + choice.worth;
+            let cost = run as u64 + choice.value;
             Some(((cost, copied.is_some(), !tokens.is_empty(), *released, slot), choice))
         });
         choices.min_by_key(|(cost, _)| *cost).map(|(_, choice)| choice)
     }
 
-    /// Returns the non-empty idle slot with the lowest worth, and that worth. Slots in `except` are not considered.
+    /// Returns the non-empty idle slot with the lowest value, and that value. Slots in `except` are not considered.
     pub fn least_idle(&self, except: &[SlotId], contents: &[SlotContent<'_>]) -> Option<(SlotId, u64)> {
         let idle = self.ids().filter_map(|(slot, state)| match state {
             SlotState::Idle { tokens, released, .. } if !tokens.is_empty() && !except.contains(&slot) => {
-                Some((self.worth(slot, 0, contents), *released, slot))
+                Some((self.value(slot, 0, contents), *released, slot))
             }
             _ => None,
         });
-        idle.min().map(|(worth, _, slot)| (slot, worth))
+        idle.min().map(|(value, _, slot)| (slot, value))
     }
 
-    /// Returns the worth of the tokens in an idle slot after its first `kept` tokens: their number, without those that
+    /// Returns the value of the tokens in an idle slot after its first `kept` tokens: their number, without those that
     /// are also in another slot, minus the deduction for the slot's age.
-    fn worth(&self, slot: SlotId, kept: usize, contents: &[SlotContent<'_>]) -> u64 {
-        let SlotState::Idle { age, .. } = self.state(slot) else { return 0 };
+    fn value(&self, slot: SlotId, kept: usize, contents: &[SlotContent<'_>]) -> u64 {
+        let SlotState::Idle { inflation, .. } = self.state(slot) else { return 0 };
         let own = contents[slot.index()].tokens;
         let others = contents.iter().enumerate().filter(|(other, _)| *other != slot.index());
         let elsewhere = others.map(|(_, other)| common_prefix(own, other.tokens)).max().unwrap_or(0);
         let lost = own.len().saturating_sub(elsewhere.max(kept)) as u64;
-        (age + lost).saturating_sub(self.age())
+        (inflation + lost).saturating_sub(self.inflation())
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
         for agent in 2.. {
             let own = prompt(0, agent, 100);
             let choice = choose(&s, &own, Reuse::Prefix).unwrap();
-            s.evict(choice.worth);
+            s.evict(choice.value);
             if choice.slot == SlotId(0) {
                 break;
             }

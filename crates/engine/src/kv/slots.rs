@@ -25,8 +25,8 @@ pub enum SlotState {
         tokens: Vec<TokenId>,
         /// Number of the step in which it was released.
         released: u64,
-        /// Worth of all evictions before its release.
-        age: u64,
+        /// Value of all evictions before its release.
+        inflation: u64,
         /// Logits at the end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
     },
@@ -45,7 +45,7 @@ pub enum SlotState {
 }
 
 impl SlotState {
-    const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, age: 0, prompt_end: None };
+    const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, inflation: 0, prompt_end: None };
 
     /// Returns the number of tokens in the cache.
     pub fn length(&self) -> usize {
@@ -75,14 +75,14 @@ pub struct Slots {
     states: Vec<SlotState>,
     kv: KvLimits,
     context: usize,
-    age: u64,
+    inflation: u64,
 }
 
 impl Slots {
     /// Creates empty slots.
     pub fn new(limits: &Limits) -> Self {
         let states = vec![SlotState::EMPTY; limits.slots];
-        Self { states, kv: limits.kv, context: limits.context, age: 0 }
+        Self { states, kv: limits.kv, context: limits.context, inflation: 0 }
     }
 
     /// Returns the state of every slot.
@@ -119,14 +119,14 @@ impl Slots {
         self.kv.bytes(rows, self.kv.capacity_for(longest, self.context))
     }
 
-    /// Returns the worth of all evictions so far.
-    pub(super) fn age(&self) -> u64 {
-        self.age
+    /// Returns the value of all evictions so far.
+    pub(super) fn inflation(&self) -> u64 {
+        self.inflation
     }
 
-    /// Records an eviction of tokens of this worth.
-    pub fn evict(&mut self, worth: u64) {
-        self.age = self.age.saturating_add(worth);
+    /// Records an eviction of tokens of this value.
+    pub fn evict(&mut self, value: u64) {
+        self.inflation = self.inflation.saturating_add(value);
     }
 
     /// Returns true if an idle slot has tokens.
@@ -155,7 +155,8 @@ impl Slots {
 
     /// Makes a slot idle. It keeps its tokens, and the logits at the end of the prompt.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
-        self.states[slot.index()] = SlotState::Idle { tokens, released: now, age: self.age, prompt_end };
+        self.states[slot.index()] =
+            SlotState::Idle { tokens, released: now, inflation: self.inflation, prompt_end };
     }
 
     /// Empties every slot, including retired ones, after the device has lost its memory.

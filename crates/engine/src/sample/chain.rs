@@ -58,7 +58,7 @@ struct Candidate {
 
 impl Candidate {
     /// Orders by descending weight, then by ascending token number.
-    fn likelier(&self, other: &Self) -> std::cmp::Ordering {
+    fn by_probability(&self, other: &Self) -> std::cmp::Ordering {
         other.weight.total_cmp(&self.weight).then(self.token.cmp(&other.token))
     }
 }
@@ -140,7 +140,7 @@ impl Sampler {
         candidates.clear();
         candidates.extend(weights.zip(0..).map(|(weight, token)| Candidate { weight, token }));
         if s.top_k > 0 && s.top_k < candidates.len() {
-            candidates.select_nth_unstable_by(s.top_k - 1, Candidate::likelier);
+            candidates.select_nth_unstable_by(s.top_k - 1, Candidate::by_probability);
             candidates.truncate(s.top_k);
         }
         if s.typical_p < 1.0 {
@@ -193,9 +193,9 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
     let mut sorted = FIRST_NUCLEUS.min(candidates.len());
     loop {
         if sorted < candidates.len() {
-            candidates.select_nth_unstable_by(sorted, Candidate::likelier);
+            candidates.select_nth_unstable_by(sorted, Candidate::by_probability);
         }
-        candidates[..sorted].sort_unstable_by(Candidate::likelier);
+        candidates[..sorted].sort_unstable_by(Candidate::by_probability);
         let mut sum = 0.0;
         let reached = candidates[..sorted].iter().position(|candidate| {
             sum += f64::from(candidate.weight);
@@ -217,7 +217,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f64) {
     let information = |candidate: &Candidate| -(f64::from(candidate.weight) / total).ln();
     let entropy: f64 = candidates.iter().map(|one| f64::from(one.weight) / total * information(one)).sum();
     let distance = |candidate: &Candidate| (information(candidate) - entropy).abs();
-    candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(a.likelier(b)));
+    candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(a.by_probability(b)));
     let mut sum = 0.0;
     let reached = candidates.iter().position(|candidate| {
         sum += f64::from(candidate.weight);

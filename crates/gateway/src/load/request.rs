@@ -57,7 +57,7 @@ impl LoadRequest<'_> {
         if npu == NpuPolicy::Require && npu_share < NPU_SHARE {
             FallbackPolicy::OnCpu
         } else {
-            FallbackPolicy::Edges
+            FallbackPolicy::Conversions
         }
     }
 

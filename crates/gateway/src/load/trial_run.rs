@@ -88,7 +88,7 @@ fn run_once(request: &LoadRequest<'_>) -> Result<(), Error> {
             feed(&mut executor, 0, tokens)?;
         }
         Model::Encoder(mut encoder) => {
-            encoder.run(&[Text { asked: &[0], ..Text::of(tokens) }])?;
+            encoder.run(&[Text { requested: &[0], ..Text::of(tokens) }])?;
         }
     }
     Ok(())

@@ -61,7 +61,7 @@ impl ReadyModel {
             let inputs = batch.iter().map(|window| EncoderInput {
                 tokens: window.tokens.clone(),
                 second: window.segment,
-                asked: Vec::new(),
+                requested: Vec::new(),
             });
             let rows = queued.run(inputs.collect())?;
             for (window, rows) in batch.iter().zip(rows) {

@@ -102,7 +102,7 @@ impl<'a> MaskedModel<'a> {
             let message = format!("it has {found} tokens, but this model allows at most {limit}; shorten it");
             return Err(Error::invalid("text", message));
         }
-        let input = EncoderInput { second: found, tokens: tokens.to_vec(), asked: indices };
+        let input = EncoderInput { second: found, tokens: tokens.to_vec(), requested: indices };
         Ok(self.queued.run(vec![input])?.into_iter().flatten().collect())
     }
 

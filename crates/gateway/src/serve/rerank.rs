@@ -110,7 +110,7 @@ fn encode_pair(
         }
         pair = pair.part(0..room);
     }
-    Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, asked: Vec::new() })
+    Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, requested: Vec::new() })
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub(crate) struct PaddedInputs<'a> {
     /// Input with 1 for each token and 0 for padding, `[batch, sequence]`.
     pub(crate) mask: &'a str,
     /// Input with the indices of rows whose results are requested, `[rows]`.
-    pub(crate) asked: Option<&'a str>,
+    pub(crate) requested: Option<&'a str>,
 }
 
 /// Changes a graph to packed texts. Indices of requested rows, and rows that the graph returns for each token, then
@@ -93,7 +93,7 @@ struct PackedRows<'a> {
     flat: HashSet<&'a str>,
     /// Ranks of constants, and of conversions of constants.
     fixed: HashMap<&'a str, usize>,
-    asked: Option<&'a str>,
+    requested: Option<&'a str>,
 }
 
 impl<'a> PackedRows<'a> {
@@ -103,7 +103,7 @@ impl<'a> PackedRows<'a> {
         let names = graph.initializers.iter().map(|constant| constant.name.as_str());
         let fixed = names.filter_map(|name| Some((name, constants.rank(name)?))).collect();
         let rows = inputs.rows.iter().copied().collect();
-        let mut packed = Self { rows, flat: HashSet::new(), fixed, asked: inputs.asked };
+        let mut packed = Self { rows, flat: HashSet::new(), fixed, requested: inputs.requested };
         for node in &graph.nodes {
             packed.follow(node)?;
         }
@@ -124,8 +124,8 @@ impl<'a> PackedRows<'a> {
         if reads_flat > 0 {
             let gathers = node.is_onnx("Gather") && node.int("axis").unwrap_or(0) == 0;
             let requested = node.input(0).is_some_and(|name| self.flat.contains(name))
-                && self.asked.is_some()
-                && node.input(1) == self.asked;
+                && self.requested.is_some()
+                && node.input(1) == self.requested;
             return if gathers && requested && reads_flat == 1 && reads == 0 { Ok(()) } else { refused() };
         }
         if reads == 0 && !needs_rows {
@@ -138,7 +138,7 @@ impl<'a> PackedRows<'a> {
             return Ok(());
         }
         // Requested rows are selected from rows without the axis of texts.
-        if node.is_onnx("Reshape") && reads == 1 && self.asked.is_some() && self.is_row(node, 0) {
+        if node.is_onnx("Reshape") && reads == 1 && self.requested.is_some() && self.is_row(node, 0) {
             self.flat.extend(outputs());
             return Ok(());
         }
@@ -259,7 +259,8 @@ mod tests {
 
     use super::*;
 
-    const INPUTS: PaddedInputs<'_> = PaddedInputs { rows: &["x"], mask: "mask", asked: Some("asked") };
+    const INPUTS: PaddedInputs<'_> =
+        PaddedInputs { rows: &["x"], mask: "mask", requested: Some("requested") };
 
     /// Nodes of one layer of attention with two heads of four elements, and a norm. Each is written as
     /// `Operator inputs > output`.
@@ -304,7 +305,7 @@ mod tests {
             "Cast" => Some(("to", Attribute::Int(1))),
             "Transpose" => Some(("perm", Attribute::from(perm))),
             "ReduceSum" => Some(("keepdims", Attribute::Int(0))),
-            "Gather" if made == "y" && !read.ends_with("asked") => Some(("axis", Attribute::Int(1))),
+            "Gather" if made == "y" && !read.ends_with("requested") => Some(("axis", Attribute::Int(1))),
             LINEAR => Some((WEIGHTS, Attribute::Int(0))),
             _ => None,
         };
@@ -322,7 +323,7 @@ mod tests {
         let mut b = Builder::new("g", &[("", 21)]);
         b.input("x", DType::F32, &["batch".into(), "sequence".into(), 8_usize.into()]);
         b.input("mask", DType::I32, &["batch".into(), "sequence".into()]);
-        b.input("asked", DType::I64, &["rows".into()]);
+        b.input("requested", DType::I64, &["rows".into()]);
         b.output("y", DType::F32, &["batch".into(), 8_usize.into()]);
         let mut graph = b.finish();
         let mut constant = |name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>| {
@@ -381,7 +382,7 @@ mod tests {
         assert!(graph.initializers.iter().all(|constant| ["w", "gain"].contains(&constant.name.as_str())));
         let (_, ops) = packed(&[&LAYER[..], &["Gather attended first > y"]].concat())?;
         assert_eq!(ops.last().map(String::as_str), Some(POOL_ROWS));
-        let rows = ["Reshape attended all > rows", "Gather rows asked > y"];
+        let rows = ["Reshape attended all > rows", "Gather rows requested > y"];
         let (_, ops) = packed(&[&LAYER[..], &rows].concat())?;
         assert_eq!(ops[3..], [attention, "Reshape", "Gather"]);
         let (graph, _) = packed(&[&LAYER[..], &["Add attended gain > y"]].concat())?;
@@ -426,7 +427,7 @@ mod tests {
         check("LayerNormalization attended gain > n", &["Add attended w > n"], row);
         check("ReduceSum m.column axes1 > count", &["ReduceSum m.column axes2 > count"], row);
         check("Div sum count > y", &["Div sum count > y", "ReduceSum n axes1 > other"], row);
-        check("Div sum count > y", &["Div sum count > y", "Gather n asked > other"], row);
+        check("Div sum count > y", &["Div sum count > y", "Gather n requested > other"], row);
         // Attention over something that is not packed.
         check("MatMul x w > q", &["MatMul w w > q"], row);
     }

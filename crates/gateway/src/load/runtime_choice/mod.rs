@@ -79,7 +79,7 @@ impl RuntimeChoice {
                 cancel.check()?;
                 let (reason, fix) = (error.to_string(), error.hint());
                 self.facts.libraries.remove(&ep);
-                self.facts.elsewhere.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
+                self.facts.unloadable.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
             }
         }
         Ok(())
@@ -126,7 +126,7 @@ impl RuntimeLibrary {
     fn restrict(&self, mut machine: Facts) -> Facts {
         for ep in own_runtimes() {
             let included = match self {
-                Self::File(file) => ep::comes_with(ep, file).then(|| file.clone()),
+                Self::File(file) => ep::bundles_provider(ep, file).then(|| file.clone()),
                 Self::Installed(own) if ep == *own => machine.libraries.get(&ep).cloned(),
                 Self::Installed(_) => None,
             };
@@ -135,7 +135,7 @@ impl RuntimeLibrary {
                 Some(file) => drop(machine.libraries.insert(ep, file)),
                 None if installed.is_some() => {
                     let needs = "it needs a separate ONNX Runtime".to_owned();
-                    machine.elsewhere.insert(ep, self.refusal(ep, needs));
+                    machine.unloadable.insert(ep, self.refusal(ep, needs));
                 }
                 None => {}
             }
@@ -145,7 +145,7 @@ impl RuntimeLibrary {
             for ep in Ep::ALL.into_iter().filter(|ep| ep.library() == ProviderLibrary::Plugin) {
                 if machine.libraries.remove(&ep).is_some() {
                     let needs = format!("its plugin needs ONNX Runtime {plugins}");
-                    machine.elsewhere.insert(ep, self.refusal(ep, needs));
+                    machine.unloadable.insert(ep, self.refusal(ep, needs));
                 }
             }
         }

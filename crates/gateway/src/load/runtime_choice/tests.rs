@@ -146,10 +146,10 @@ fn runtimes_of_the_store_are_found_with_their_libraries() {
     for (ep, library) in made.into_iter().filter(|(ep, _)| *ep != Ep::Cpu) {
         match (ep, library) {
             (Ep::Cuda | Ep::DirectMl, Some(_)) => {
-                assert!(facts.elsewhere.contains_key(&ep) && !facts.libraries.contains_key(&ep));
+                assert!(facts.unloadable.contains_key(&ep) && !facts.libraries.contains_key(&ep));
             }
             (_, Some(library)) => assert_eq!(facts.libraries.get(&ep), Some(&library)),
-            (_, None) => assert!(!facts.elsewhere.contains_key(&ep)),
+            (_, None) => assert!(!facts.unloadable.contains_key(&ep)),
         }
     }
 }
@@ -200,7 +200,7 @@ fn a_provider_whose_library_is_damaged_is_refused() {
     let mut choice = RuntimeChoice { library: RuntimeLibrary::File(home.path().join("core")), facts };
     choice.verify(library, &Quiet, &Cancel::new()).unwrap();
     assert!(choice.facts.libraries.is_empty());
-    let refusal = &choice.facts.elsewhere[&Ep::Cuda];
+    let refusal = &choice.facts.unloadable[&Ep::Cuda];
     assert!(refusal.reason.contains("is damaged: expected SHA-256 "), "{}", refusal.reason);
     assert!(
         refusal.fix.as_ref().is_some_and(|fix| fix.contains("narthex runtime install cuda")),

@@ -295,7 +295,7 @@ pub(crate) fn compare_encoders(
         cancel.check()?;
         let tokens = &tokens[..tokens.len().min(longest)];
         // A masked language model returns a row for the token in the middle.
-        let text_run = [Text { asked: &[tokens.len() / 2], ..Text::of(tokens) }];
+        let text_run = [Text { requested: &[tokens.len() / 2], ..Text::of(tokens) }];
         let (expected, found) = (cpu.run(&text_run)?, device.run(&text_run)?);
         let (expected, found) = (compare::to_vector(expected.data), compare::to_vector(found.data));
         Ok(TextSimilarity { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })
