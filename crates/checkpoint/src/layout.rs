@@ -105,7 +105,9 @@ impl Layout {
             weight = whole(weight, &gains)?;
         }
         weight = match self.layer(&weight.name) {
-            Some(layer) if is_rotated(&weight.name) => self.in_halves(weight, layer.attention.head_size)?,
+            Some(layer) if is_rotated(&weight.name) => {
+                self.to_half_split(weight, layer.attention.head_size)?
+            }
             _ => weight,
         };
         let factor = self.scale_of(&weight.name);
@@ -163,7 +165,7 @@ impl Layout {
     }
 
     /// Reorders the elements of each head in a weight of q or k to the canonical order.
-    fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>> {
+    fn to_half_split<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>> {
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) {
             return Ok(weight);
         }

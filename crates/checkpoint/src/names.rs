@@ -23,7 +23,7 @@ pub(super) struct NameTable {
     /// name and the file's name.
     pub(super) stacks: &'static [(&'static str, &'static str)],
     /// Modules of the file that are weights themselves: their names have no suffix such as `.weight`.
-    pub(super) leafless: &'static [&'static str],
+    pub(super) without_suffix: &'static [&'static str],
     /// Suffix of the modules whose weight and bias are called gamma and beta in old files, as in TensorFlow.
     pub(super) gamma_and_beta: Option<&'static str>,
 }
@@ -82,7 +82,7 @@ impl NameTable {
         inner: &[],
         parts: &[],
         stacks: &[],
-        leafless: &[],
+        without_suffix: &[],
         gamma_and_beta: None,
     };
 
@@ -103,7 +103,7 @@ impl NameTable {
             },
         };
         let Some(path) = path else { return Vec::new() };
-        let bare = self.leafless.iter().any(|module| path.ends_with(module));
+        let bare = self.without_suffix.iter().any(|module| path.ends_with(module));
         let name = if bare { path.clone() } else { format!("{path}.{leaf}") };
         let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
         if module == "head" {

@@ -51,7 +51,7 @@ pub enum SliceError {
     #[error(
         "expected the dropped layers in one setting, found them in two: the MatFormer size also has a list; add them to it, as in skip=3+7"
     )]
-    Twofold,
+    DroppedTwice,
     /// The number of inner widths is wrong.
     #[error(
         "expected one inner width, or one for each of the {expected} layers that are kept, found {found}"
@@ -222,7 +222,7 @@ impl Checkpoint {
         let dropped = recipe.drop_layers.as_ref().map(LayerList::layers);
         let slice = match (&mut self.architecture, &recipe.matformer, dropped) {
             (_, None, None) => return Ok(self),
-            (_, Some(_), Some(_)) => return Err(SliceError::Twofold),
+            (_, Some(_), Some(_)) => return Err(SliceError::DroppedTwice),
             (Architecture::Decoder(arch), Some(size), _) => Slice::sized(arch, size)?.cut(arch),
             (Architecture::Decoder(arch), _, Some(dropped)) => Slice::without(arch, dropped)?.cut(arch),
             (Architecture::Encoder(arch), _, Some(dropped)) => {

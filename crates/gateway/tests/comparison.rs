@@ -25,13 +25,13 @@ fn a_device_that_cannot_be_used_is_a_row_with_its_reason() {
     let places: Vec<String> = found.contenders.iter().map(|c| c.place.to_string()).collect();
     assert_eq!(places, ["qnn", "cpu", "prefill=cpu,decode=qnn"]);
     let [qnn, cpu, split] = [0, 1, 2].map(|index| &found.contenders[index].outcome);
-    let Outcome::Ran(figures) = cpu else { panic!("{cpu:?}") };
+    let Outcome::Measured(figures) = cpu else { panic!("{cpu:?}") };
     assert!(figures.first_token_ms.min > 0.0 && figures.load_ms > 0.0, "{figures:?}");
     assert_eq!(figures.to_cpu.unwrap().decode.max, 1.0);
     assert!(figures.placement.lines.iter().all(|line| line.compute_share == 1.0), "{figures:?}");
     let reason = |outcome: &Outcome| match outcome {
         Outcome::Refused { reason, .. } => reason.clone(),
-        Outcome::Ran(figures) => panic!("{figures:?}"),
+        Outcome::Measured(figures) => panic!("{figures:?}"),
     };
     assert!(reason(qnn).contains("Snapdragon"), "{qnn:?}");
     assert!(reason(split).starts_with("qnn: "), "{split:?}");

@@ -47,7 +47,7 @@ pub(crate) struct Body<T> {
     /// Parameters without effect on the answer.
     pub(crate) ignored: IgnoredParameters,
     /// Memory that is reserved for the request.
-    pub(crate) held: Reservation,
+    pub(crate) reservation: Reservation,
 }
 
 impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
@@ -96,7 +96,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
                 jobs.run_reader(BodySize::of(bytes.len()), move || read(&bytes)).await?
             }
         };
-        Ok(Self { request, ignored, held: reservation })
+        Ok(Self { request, ignored, reservation })
     }
 }
 

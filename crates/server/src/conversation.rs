@@ -73,7 +73,7 @@ pub(crate) struct Conversation {
     pub(crate) request: ChatRequest,
     pub(crate) is_streamed: bool,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
-    pub(crate) of_reasoning: Vec<&'static str>,
+    pub(crate) reasoning_parameters: Vec<&'static str>,
 }
 
 /// Form of the answers in a protocol.
@@ -94,15 +94,15 @@ pub(crate) async fn answer(
     body: Body<Conversation>,
     form: impl AnswerForm,
 ) -> Result<Response, ApiError> {
-    let Body { request: conversation, mut ignored, held } = body;
-    let Conversation { model, request, is_streamed, of_reasoning } = conversation;
+    let Body { request: conversation, mut ignored, reservation } = body;
+    let Conversation { model, request, is_streamed, reasoning_parameters } = conversation;
     let n = request.options.n;
     let call = move |model: &ReadyModel, sink| model.chat(stable(request), sink);
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(app, &model, held, more_answers, call).await?;
-    ignore_reasoning(app, &events, of_reasoning, &mut ignored)?;
+    let events = events::start(app, &model, reservation, more_answers, call).await?;
+    ignore_reasoning(app, &events, reasoning_parameters, &mut ignored)?;
     let omitted = events.omitted_messages();
-    let mut response = whole_or_streamed(app, events, form, Delivery { n, is_streamed }).await?;
+    let mut response = whole_or_streamed(app, events, form, ResponseMode { n, is_streamed }).await?;
     if omitted > 0 {
         response.headers_mut().insert(OMITTED, omitted.into());
     }
@@ -126,21 +126,21 @@ pub(crate) async fn count_tokens(
 pub(crate) fn ignore_reasoning(
     app: &App,
     events: &Events,
-    of_reasoning: Vec<&'static str>,
+    reasoning_parameters: Vec<&'static str>,
     ignored: &mut IgnoredParameters,
 ) -> Result<(), ApiError> {
     if events.reasons() {
         return Ok(());
     }
-    if let Some(name) = of_reasoning.first().filter(|_| app.shared.options.strict_parameters) {
+    if let Some(name) = reasoning_parameters.first().filter(|_| app.shared.options.strict_parameters) {
         return Err(ApiError::unsupported(name));
     }
-    ignored.extend(of_reasoning);
+    ignored.extend(reasoning_parameters);
     Ok(())
 }
 
 /// Number of choices of an answer, and whether it is streamed.
-pub(crate) struct Delivery {
+pub(crate) struct ResponseMode {
     pub(crate) n: usize,
     pub(crate) is_streamed: bool,
 }
@@ -150,13 +150,13 @@ pub(crate) async fn whole_or_streamed(
     app: &App,
     events: Events,
     form: impl AnswerForm,
-    delivery: Delivery,
+    mode: ResponseMode,
 ) -> Result<Response, ApiError> {
-    if delivery.is_streamed {
+    if mode.is_streamed {
         return Ok(form.streamed(events, app.meter.metrics.clone()));
     }
     let ran_on = events.ran_on();
-    let reply = collect(events, delivery.n).await?;
+    let reply = collect(events, mode.n).await?;
     Ok(with_device_headers(&ran_on, Json(form.whole(reply))))
 }
 

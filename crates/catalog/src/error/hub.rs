@@ -137,7 +137,7 @@ pub enum HubError {
         repo: String,
     },
     /// The repository has weights, but not those that were named.
-    #[error("{repo} has no {}; its weights are {}", some(wanted), some(names))]
+    #[error("{repo} has no {}; its weights are {}", listed(wanted), listed(names))]
     NoSuchWeights {
         /// The repository.
         repo: String,
@@ -147,7 +147,7 @@ pub enum HubError {
         names: Vec<String>,
     },
     /// The repository has several GGUF files.
-    #[error("{repo} has {} GGUF files: {}", names.len(), some(names))]
+    #[error("{repo} has {} GGUF files: {}", names.len(), listed(names))]
     ManyGguf {
         /// The repository.
         repo: String,
@@ -170,7 +170,7 @@ pub enum HubError {
     },
 }
 
-fn some(names: &[String]) -> String {
+fn listed(names: &[String]) -> String {
     let shown: Vec<&str> = names.iter().take(12).map(String::as_str).collect();
     let more = if names.len() > shown.len() { ", …" } else { "" };
     format!("{}{more}", shown.join(", "))
@@ -243,7 +243,7 @@ impl HubError {
     }
 
     /// Returns true if another attempt may succeed.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
             Self::WrongHash { resumed, .. } => *resumed,

@@ -39,7 +39,7 @@ const PYTHON_ONLY_LIBRARIES: &[&str] = &["onnxruntime_pybind11_state", "libDlMod
 
 impl RuntimeWheel {
     /// Returns true if a member is unpacked: libraries in the folders of the library to load, and licences.
-    pub(super) fn takes(&self, member: &str) -> bool {
+    pub(super) fn is_unpacked(&self, member: &str) -> bool {
         let file = member.rsplit('/').next().unwrap_or(member);
         let lower = file.to_ascii_lowercase();
         if ["license", "thirdpartynotices", "privacy"].iter().any(|word| lower.starts_with(word)) {

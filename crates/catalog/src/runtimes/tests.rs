@@ -16,7 +16,7 @@ fn every_pin_is_sound() {
         let text = format!("{} on {}", package.ep, pin.platform);
         assert!(seen.insert((package.ep, pin.platform)), "{text} occurs twice");
         assert!(pin.bytes > 1_000_000, "{text}");
-        assert!(pin.takes(&pin.library), "{text} unpacks its own library");
+        assert!(pin.is_unpacked(&pin.library), "{text} unpacks its own library");
         let system = match pin.platform {
             Platform::LinuxX64 | Platform::LinuxArm64 => "manylinux",
             Platform::WindowsX64 | Platform::WindowsArm64 => "win",
@@ -72,7 +72,7 @@ fn a_provider_has_a_runtime_unless_its_library_is_external() {
 #[test]
 fn libraries_and_licences_are_unpacked_and_pythons_own_are_not() {
     let check = |kind: Ep, platform: Platform, member: &str, expect: bool| {
-        assert_eq!(pinned_for(kind, platform).unwrap().wheel.takes(member), expect, "{member}");
+        assert_eq!(pinned_for(kind, platform).unwrap().wheel.is_unpacked(member), expect, "{member}");
     };
     use Ep::*;
     use Platform::*;

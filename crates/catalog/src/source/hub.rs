@@ -192,7 +192,7 @@ impl Hub {
         };
         let names =
             glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
-        let lent = self.tokenizer(source, &names, &repo.snapshot(&listing.sha), cancel)?;
+        let tokenizer_files = self.tokenizer(source, &names, &repo.snapshot(&listing.sha), cancel)?;
         let title = format!("Downloading {}", source.repo);
         let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
         let mut before = 0;
@@ -204,7 +204,7 @@ impl Hub {
         }
         repo.write_ref(&source.revision, &listing.sha)?;
         let license = listing.license();
-        let names = names.into_iter().chain(lent).collect();
+        let names = names.into_iter().chain(tokenizer_files).collect();
         self.describe(&repo, listing.sha, names, license, cancel)
     }
 
@@ -220,20 +220,21 @@ impl Hub {
         if glob::has_tokenizer(names) {
             return Ok(Vec::new());
         }
-        let Some(TokenizerFiles { repo, files: lent }) = &source.tokenizer else {
+        let Some(TokenizerFiles { repo, files: tokenizer_files }) = &source.tokenizer else {
             return Err(HubError::NoTokenizer { repo: source.repo.clone() }.into());
         };
-        let lender = HubSource { repo: repo.clone(), revision: index::main_branch(), ..source.clone() };
-        let commit = self.listing(&lender, cancel)?.sha;
+        let tokenizer_source =
+            HubSource { repo: repo.clone(), revision: index::main_branch(), ..source.clone() };
+        let commit = self.listing(&tokenizer_source, cancel)?.sha;
         let cache = RepoCache::new(&self.options.cache, repo);
         fs::create_dir_all(snapshot).map_err(Error::io("create", snapshot))?;
-        for name in lent {
+        for name in tokenizer_files {
             self.download_file(&cache, &commit, name, cancel)?;
             let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
             let bytes = narthex_mmap::read(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
             files::replace(&to, |new| files::write_durably(new, &bytes))?;
         }
-        Ok(lent.clone())
+        Ok(tokenizer_files.clone())
     }
 
     /// Downloads a repository's settings into the cache and returns their folder. Weights, tokenizers and other large
@@ -304,7 +305,7 @@ impl Hub {
             match self.client.get_small(&source.repo, &url, LISTING_LIMIT) {
                 Ok(bytes) => return parse_listing(&source.repo, &bytes).map_err(Error::from),
                 Err(error @ HubError::Unreachable { .. }) => return Err(error.into()),
-                Err(error) if attempt < transfer::ATTEMPTS && error.is_passing() => {
+                Err(error) if attempt < transfer::ATTEMPTS && error.is_transient() => {
                     transfer::pause(error.retry_after().unwrap_or(wait), cancel)?;
                     wait *= 2;
                 }

@@ -22,7 +22,7 @@ pub(crate) enum LocalKind {
     Wheel,
 }
 
-pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
+pub(crate) fn classify(path: &Path) -> Result<LocalKind, Error> {
     let unfit = |found| Error::NotACheckpoint { path: path.to_path_buf(), found };
     if path.is_dir() {
         let has_weights = files_of(path)?.iter().any(|(name, _)| glob::is_weights(name));
@@ -62,14 +62,14 @@ pub(crate) fn name(path: &Path) -> Result<LocalName, Error> {
     let Sha256(digest) = files::digest(identity.as_bytes());
     let version: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let stem = if absolute.is_dir() { absolute.file_name() } else { absolute.file_stem() };
-    let stem = safe(&stem.unwrap_or_default().to_string_lossy());
+    let stem = safe_name(&stem.unwrap_or_default().to_string_lossy());
     let exact = format!("local/{stem}-{version}").parse()?;
     Ok(LocalName { short: format!("local/{stem}").parse()?, exact, version })
 }
 
 /// Returns a name with only ASCII letters in lower case, digits, `_` and `.`, at most 80 characters; each run of others
 /// becomes one `-`.
-pub(crate) fn safe(name: &str) -> String {
+pub(crate) fn safe_name(name: &str) -> String {
     let mut safe = String::new();
     for c in name.to_lowercase().chars().take(80) {
         let c = if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '-' };
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn names_are_made_safe() {
-        let check = |name: &str, expect: &str| assert_eq!(safe(name), expect);
+        let check = |name: &str, expect: &str| assert_eq!(safe_name(name), expect);
         check("SmolLM2-135M-Instruct.Q4_1", "smollm2-135m-instruct.q4_1");
         check("Mein Modell (1)", "mein-modell-1-");
         check("..", "model");
@@ -160,7 +160,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let check = |name: &str, expect: Result<LocalKind, &str>| {
             let path = folder.path().join(name);
-            match (look(&path), expect) {
+            match (classify(&path), expect) {
                 (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{name}"),
                 (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
                 other => panic!("{name}: {other:?}"),

@@ -178,7 +178,7 @@ impl Pip {
             ControlFlow::Continue(())
         };
         let Some(status) = child.wait(cancel, report)? else { return Err(Error::Cancelled) };
-        let stderr = child.last_words();
+        let stderr = child.error_output();
         if !status.success() {
             if stderr.contains(FULL) {
                 return Err(Error::io("write to", folder)(io::Error::new(io::ErrorKind::StorageFull, FULL)));
@@ -252,9 +252,12 @@ impl PipProcess {
         }
     }
 
-    fn last_words(&mut self) -> String {
+    fn error_output(&mut self) -> String {
         let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        redact_addresses(last_words(&String::from_utf8_lossy(&bytes)), &addresses(&|name| env::var_os(name)))
+        redact_addresses(
+            error_output(&String::from_utf8_lossy(&bytes)),
+            &addresses(&|name| env::var_os(name)),
+        )
     }
 
     fn kill(&mut self) {
@@ -277,7 +280,7 @@ impl Drop for PipProcess {
 
 /// Returns the lines of stderr with the cause of a failure: the last line of a traceback, or else the lines starting
 /// with pip's first error, or else all.
-fn last_words(stderr: &str) -> &str {
+fn error_output(stderr: &str) -> &str {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {
         Some(_) => stderr.lines().last().unwrap_or_default(),
@@ -335,7 +338,7 @@ mod tests {
 
     #[test]
     fn of_a_traceback_the_last_line_stays() {
-        let check = |stderr: &str, expect: &str| assert_eq!(last_words(stderr), expect);
+        let check = |stderr: &str, expect: &str| assert_eq!(error_output(stderr), expect);
         check(
             "WARNING: x\nERROR: no such version\nERROR: none found\n",
             "ERROR: no such version\nERROR: none found",

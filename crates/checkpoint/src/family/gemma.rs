@@ -111,22 +111,22 @@ pub(super) fn shared(
     }
     keys.apply_attention_bias(&mut arch);
     let pattern = own.sliding_window_pattern.unwrap_or(pattern);
-    let types = keys.layer_types.clone().unwrap_or_else(|| every(pattern, arch.layers.len()));
+    let types = keys.layer_types.clone().unwrap_or_else(|| layer_types(pattern, arch.layers.len()));
     keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
     for (layer, kind) in arch.layers.iter_mut().zip(&types) {
         layer.attention.rotation =
             if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
     }
-    Ok((own, sandwiched(arch)))
+    Ok((own, with_sandwich_norms(arch)))
 }
 
 /// Returns the layer types: every `pattern`-th layer has full attention, all others a sliding window.
-pub(super) fn every(pattern: usize, layers: usize) -> Vec<LayerType> {
+pub(super) fn layer_types(pattern: usize, layers: usize) -> Vec<LayerType> {
     let full = |layer: usize| pattern > 0 && layer.is_multiple_of(pattern);
     (1..=layers).map(|layer| if full(layer) { LayerType::Full } else { LayerType::Sliding }).collect()
 }
 
-pub(super) fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
+pub(super) fn with_sandwich_norms(mut arch: DecoderArch) -> DecoderArch {
     arch.embed_scale = Some((arch.hidden as f32).sqrt());
     arch.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sandwich);
     arch
@@ -139,7 +139,7 @@ struct SoftCaps {
 }
 
 /// Applies the differences of Gemma 2 from Gemma 3.
-fn second(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
+fn as_gemma2(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
     let SoftCaps { scores, logits } = caps;
     arch.family = Family::Gemma2;
     arch.logit_cap = logits;
@@ -151,7 +151,7 @@ fn second(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
 }
 
 /// Applies the differences of Gemma 3 from Gemma 2.
-fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
+fn as_gemma3(mut arch: DecoderArch, local: Rope) -> DecoderArch {
     arch.family = Family::Gemma3;
     arch.local_rope = Some(local);
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);
@@ -159,7 +159,7 @@ fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
 }
 
 /// Wraps a decoder whose file stores the gains of norms minus one.
-fn counted_from_one(arch: DecoderArch) -> Decoder {
+fn with_gains_minus_one(arch: DecoderArch) -> Decoder {
     let mut decoder = Decoder::from(arch);
     decoder.layout.gains = NormGains::MinusOne;
     decoder
@@ -172,7 +172,7 @@ fn hf2(config: &Config) -> Result<Decoder> {
         scores: own.attn_logit_softcapping.unwrap_or(Some(50.0)),
         logits: own.final_logit_softcapping.unwrap_or(Some(30.0)),
     };
-    Ok(counted_from_one(second(arch, caps)))
+    Ok(with_gains_minus_one(as_gemma2(arch, caps)))
 }
 
 fn hf3(config: &Config) -> Result<Decoder> {
@@ -189,7 +189,7 @@ fn hf3(config: &Config) -> Result<Decoder> {
     if caps != (None, None) {
         return Err(unsupported("softcapping of Gemma 3", "null", format!("{caps:?}")));
     }
-    Ok(counted_from_one(third(arch, local)))
+    Ok(with_gains_minus_one(as_gemma3(arch, local)))
 }
 
 /// Returns RoPE for the layers with a sliding window and writes RoPE for the other layers into `arch`. `theta` is the
@@ -225,7 +225,7 @@ pub(super) const GEMMA: Defaults =
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) -> Result<DecoderArch> {
     let mut arch = keys.decoder(tensors)?;
     let (hidden, layers) = (arch.hidden, arch.layers.len());
-    for (layer, kind) in arch.layers.iter_mut().zip(every(pattern, layers)) {
+    for (layer, kind) in arch.layers.iter_mut().zip(layer_types(pattern, layers)) {
         let attention = &mut layer.attention;
         layer.mlp.activation = Activation::GeluTanh;
         let width = if layers == largest { hidden / attention.heads.max(1) } else { attention.head_size };
@@ -236,7 +236,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) 
             attention.rotation = Rotation::Local;
         }
     }
-    Ok(sandwiched(arch))
+    Ok(with_sandwich_norms(arch))
 }
 
 fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
@@ -248,14 +248,14 @@ fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
         scores: cap("attn_logit_softcapping", 50.0)?,
         logits: cap("final_logit_softcapping", 30.0)?,
     };
-    Ok(second(arch, caps).into())
+    Ok(as_gemma2(arch, caps).into())
 }
 
 fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = gguf(keys, tensors, PATTERN[1], 62)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
-    Ok(third(arch, Rope { theta, dims, scaling: RopeScaling::None }).into())
+    Ok(as_gemma3(arch, Rope { theta, dims, scaling: RopeScaling::None }).into())
 }
 
 #[cfg(test)]

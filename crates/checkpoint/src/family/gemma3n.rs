@@ -48,7 +48,7 @@ pub(super) const HF: HfFamily = HfFamily {
             ("per_layer.proj", "per_layer_projection"),
             ("per_layer.norm", "post_per_layer_input_norm"),
         ],
-        leafless: &["altup.correct_output_scale"],
+        without_suffix: &["altup.correct_output_scale"],
         ..gemma::HF_NAMES
     },
     read: HfReader::Decoder(hf),
@@ -151,13 +151,13 @@ fn hf(config: &Config) -> Result<Decoder> {
         layer.mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
     }
     share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
-    Ok(third_n(arch).into())
+    Ok(as_gemma3n(arch).into())
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
-    let mut arch = gemma::sandwiched(keys.decoder(tensors)?);
+    let mut arch = gemma::with_sandwich_norms(keys.decoder(tensors)?);
     let count = arch.layers.len();
-    let kinds = gemma::every(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);
+    let kinds = gemma::layer_types(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);
     let local: Vec<bool> = match keys.ints("attention.sliding_window_pattern")? {
         Some(stated) if stated.len() == count => stated.iter().map(|&local| local != 0).collect(),
         Some(stated) => {
@@ -196,11 +196,11 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     arch.per_layer = Some(PerLayer { vocab: rows(tensors, "per_layer.embed.weight")?, width });
     let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(count.saturating_sub(20));
     share(keys.path(), &mut arch, shared)?;
-    Ok(third_n(arch).into())
+    Ok(as_gemma3n(arch).into())
 }
 
 /// Applies the differences of Gemma 3n from Gemma 3, in either format.
-fn third_n(mut arch: DecoderArch) -> DecoderArch {
+fn as_gemma3n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
     for layer in &mut arch.layers {
         layer.attention.qk_norm = QkNorm::Rms;

@@ -48,18 +48,18 @@ pub(super) const GGUF: GgufFamily =
 /// Keys of the multipliers in `config.json`.
 #[derive(Debug, Clone, Copy, Deserialize)]
 struct Multipliers {
-    #[serde(default = "one", rename = "embedding_multiplier")]
+    #[serde(default = "default_multiplier", rename = "embedding_multiplier")]
     embedding: f64,
-    #[serde(default = "one", rename = "residual_multiplier")]
+    #[serde(default = "default_multiplier", rename = "residual_multiplier")]
     residual: f64,
-    #[serde(default = "one", rename = "attention_multiplier")]
+    #[serde(default = "default_multiplier", rename = "attention_multiplier")]
     attention: f64,
     /// Divisor of the logits.
-    #[serde(default = "one", rename = "logits_scaling")]
+    #[serde(default = "default_multiplier", rename = "logits_scaling")]
     logits: f64,
 }
 
-fn one() -> f64 {
+fn default_multiplier() -> f64 {
     1.0
 }
 

@@ -53,34 +53,34 @@ const HF_NAMES: NameTable = NameTable {
 /// Keys that BERT does not have, with the class's defaults.
 #[derive(Debug, Deserialize)]
 struct MobileBertKeys {
-    #[serde(default = "narrow")]
+    #[serde(default = "default_width")]
     embedding_size: usize,
-    #[serde(default = "narrow")]
+    #[serde(default = "default_width")]
     intra_bottleneck_size: usize,
-    #[serde(default = "four")]
+    #[serde(default = "default_num_feedforward_networks")]
     num_feedforward_networks: usize,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     trigram_input: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     use_bottleneck: bool,
     #[serde(default)]
     use_bottleneck_attention: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     key_query_shared_bottleneck: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     classifier_activation: bool,
     normalization_type: Option<String>,
 }
 
-fn narrow() -> usize {
+fn default_width() -> usize {
     128
 }
 
-fn four() -> usize {
+fn default_num_feedforward_networks() -> usize {
     4
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

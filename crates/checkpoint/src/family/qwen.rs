@@ -71,11 +71,11 @@ fn hf3(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 32_768, kv_heads: Some(32), head_size: Some(128), ..Defaults::LLAMA };
     let (keys, mut arch) = shared(config, defaults)?;
     keys.apply_attention_bias(&mut arch);
-    Ok(third(arch).into())
+    Ok(as_qwen3(arch).into())
 }
 
 /// Applies the differences of Qwen3 from Qwen2.
-fn third(mut arch: DecoderArch) -> DecoderArch {
+fn as_qwen3(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Qwen3;
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);
     arch
@@ -88,5 +88,5 @@ fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
 }
 
 fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
-    Ok(third(keys.decoder(tensors)?).into())
+    Ok(as_qwen3(keys.decoder(tensors)?).into())
 }

@@ -52,7 +52,7 @@ fn hf(config: &Config) -> Result<Decoder> {
     let interval = own.no_rope_layer_interval.unwrap_or(INTERVAL);
     let rotated = match own.no_rope_layers {
         Some(rotated) => rotated.iter().map(|&rotated| rotated != 0).collect(),
-        None => every(interval, arch.layers.len()),
+        None => rotated_layers(interval, arch.layers.len()),
     };
     if rotated.len() < arch.layers.len() {
         let expected = format!("no_rope_layers for {} layers", arch.layers.len());
@@ -70,12 +70,12 @@ fn hf(config: &Config) -> Result<Decoder> {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
     // The format has no key for the interval; llama.cpp assumes every fourth layer.
-    let rotated = every(INTERVAL, arch.layers.len());
+    let rotated = rotated_layers(INTERVAL, arch.layers.len());
     Ok(Decoder::from(without_positions(arch, &rotated)).with_interleaved_rope())
 }
 
 /// Returns for each layer whether RoPE rotates it; every `interval`-th layer is not rotated.
-fn every(interval: usize, layers: usize) -> Vec<bool> {
+fn rotated_layers(interval: usize, layers: usize) -> Vec<bool> {
     (1..=layers).map(|layer| interval == 0 || !layer.is_multiple_of(interval)).collect()
 }
 

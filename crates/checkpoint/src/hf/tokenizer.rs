@@ -99,8 +99,8 @@ struct PostProcessor {
 struct Step {
     #[serde(rename = "type")]
     kind: Option<String>,
-    single: Option<First<Piece>>,
-    processors: Option<First<PostProcessor>>,
+    single: Option<FirstMatch<Piece>>,
+    processors: Option<FirstMatch<PostProcessor>>,
 }
 
 impl From<Step> for PostProcessor {
@@ -129,49 +129,49 @@ struct SpecialPiece {
 }
 
 /// Element of a list that is read only up to the first element with a result.
-trait Candidate {
+trait ListResult {
     /// Returns true if the element is the result of its list.
     fn is_result(&self) -> bool;
 }
 
-impl Candidate for Piece {
+impl ListResult for Piece {
     fn is_result(&self) -> bool {
         true
     }
 }
 
-impl Candidate for PostProcessor {
+impl ListResult for PostProcessor {
     fn is_result(&self) -> bool {
         self.first_special.is_some()
     }
 }
 
 /// First element of a list with a result.
-struct First<T>(Option<T>);
+struct FirstMatch<T>(Option<T>);
 
-impl<'de, T: Candidate + Deserialize<'de>> Deserialize<'de> for First<T> {
+impl<'de, T: ListResult + Deserialize<'de>> Deserialize<'de> for FirstMatch<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_seq(FirstVisitor(PhantomData))
+        deserializer.deserialize_seq(FirstMatchVisitor(PhantomData))
     }
 }
 
-struct FirstVisitor<T>(PhantomData<T>);
+struct FirstMatchVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Candidate + Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
-    type Value = First<T>;
+impl<'de, T: ListResult + Deserialize<'de>> Visitor<'de> for FirstMatchVisitor<T> {
+    type Value = FirstMatch<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<First<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<FirstMatch<T>, A::Error> {
         let mut first = None;
         while first.is_none() {
-            let Some(element) = list.next_element::<T>()? else { return Ok(First(None)) };
+            let Some(element) = list.next_element::<T>()? else { return Ok(FirstMatch(None)) };
             first = Some(element).filter(T::is_result);
         }
         while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(First(first))
+        Ok(FirstMatch(first))
     }
 }
 

@@ -5,7 +5,7 @@ mod plot;
 
 use std::fmt::{Display, Write};
 
-use narthex_gateway::bench::{Comparison, Contender, Figures, Outcome, Spread};
+use narthex_gateway::bench::{ComparedDevice, Comparison, Figures, Outcome, Spread};
 
 use crate::render::bytes;
 use plot::Bar;
@@ -77,10 +77,10 @@ fn method(report: &Comparison) -> String {
     format!("<p>{}</p>\n", escape(&text))
 }
 
-/// Returns the contenders that ran.
+/// Returns the devices that ran.
 fn ran(report: &Comparison) -> impl Iterator<Item = (String, &Figures)> {
-    report.contenders.iter().filter_map(|Contender { place, outcome }| match outcome {
-        Outcome::Ran(figures) => Some((place.to_string(), figures.as_ref())),
+    report.contenders.iter().filter_map(|ComparedDevice { place, outcome }| match outcome {
+        Outcome::Measured(figures) => Some((place.to_string(), figures.as_ref())),
         Outcome::Refused { .. } => None,
     })
 }
@@ -95,8 +95,8 @@ fn plotted(title: &str, of: fn(&Figures) -> Option<Spread>, report: &Comparison)
 }
 
 fn figures(report: &Comparison) -> Vec<Vec<String>> {
-    let row = |Contender { place, outcome }: &Contender| match outcome {
-        Outcome::Ran(figures) => {
+    let row = |ComparedDevice { place, outcome }: &ComparedDevice| match outcome {
+        Outcome::Measured(figures) => {
             let ratio = |spread: Option<Spread>| spread.map_or_else(|| "–".to_owned(), ranged);
             vec![
                 place.to_string(),

@@ -55,9 +55,9 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
 
 /// Returns invented figures of a machine with an NPU.
 pub(crate) fn comparison() -> Comparison {
-    let ran = |place: &str, factor: f64, placement, known: bool| Contender {
+    let ran = |place: &str, factor: f64, placement, known: bool| ComparedDevice {
         place: place.parse().unwrap(),
-        outcome: Outcome::Ran(Box::new(Figures {
+        outcome: Outcome::Measured(Box::new(Figures {
             first_token_ms: near(640.0 / factor),
             prefill_tokens_per_second: near(400.0 * factor),
             decode_tokens_per_second: near(if known { 100.0 } else { 95.0 }),
@@ -98,7 +98,7 @@ pub(crate) fn comparison() -> Comparison {
                 placement(DeviceName::Qnn, Some(DeviceName::Cpu), 0.75),
                 false,
             ),
-            Contender { place: "openvino".parse().unwrap(), outcome: refused },
+            ComparedDevice { place: "openvino".parse().unwrap(), outcome: refused },
         ],
     }
 }

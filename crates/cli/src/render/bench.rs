@@ -1,7 +1,7 @@
 //! Benchmarks and comparisons of devices.
 
 use comfy_table::Cell;
-use narthex_gateway::bench::{BenchReport, Comparison, Contender, Figures, Outcome, Spread};
+use narthex_gateway::bench::{BenchReport, ComparedDevice, Comparison, Figures, Outcome, Spread};
 
 use super::{bytes, right, table};
 
@@ -57,9 +57,9 @@ pub(crate) fn comparison(report: &Comparison) -> String {
         "JOULES",
     ]);
     let mut refused = String::new();
-    for Contender { place, outcome } in &report.contenders {
+    for ComparedDevice { place, outcome } in &report.contenders {
         match outcome {
-            Outcome::Ran(figures) => {
+            Outcome::Measured(figures) => {
                 table.add_row([Cell::new(place)].into_iter().chain(figure_cells(figures)));
             }
             Outcome::Refused { reason, fix } => {

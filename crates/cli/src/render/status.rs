@@ -102,7 +102,7 @@ mod tests {
 
     /// Returns a model that runs on `prefill=qnn,decode=cpu`, with its placement.
     fn running() -> (ModelStatus, PlacementReport) {
-        let Outcome::Ran(figures) = made_up().contenders.remove(1).outcome else { panic!("it ran") };
+        let Outcome::Measured(figures) = made_up().contenders.remove(1).outcome else { panic!("it ran") };
         let status = ModelStatus {
             name: "tiny".parse().unwrap(),
             kind: Some(ModelKind::Chat),

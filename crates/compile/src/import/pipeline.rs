@@ -42,15 +42,15 @@ enum RunPhase {
 #[derive(Deserialize)]
 struct StageConfig {
     filename: String,
-    #[serde(default = "yes")]
+    #[serde(default = "default_run")]
     run_on_prompt: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_run")]
     run_on_token_gen: bool,
     #[serde(default)]
     output_names_forwarder: BTreeMap<String, String>,
 }
 
-fn yes() -> bool {
+fn default_run() -> bool {
     true
 }
 

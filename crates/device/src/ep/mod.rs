@@ -183,8 +183,8 @@ impl Device {
         }
     }
 
-    /// Returns additional options for the trace of [`Device::trace_options`], and for each form that the graph has on its
-    /// way to the provider's compiler.
+    /// Returns additional options for the trace of [`Device::trace_options`], and for each form that the graph has on
+    /// its way to the provider's compiler.
     pub(crate) fn diagnostic_options(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::diagnostic_options(folder),

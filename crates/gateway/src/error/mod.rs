@@ -273,7 +273,7 @@ impl Error {
     }
 
     /// Returns the entry of a device that failed with this error.
-    pub(crate) fn passed_over(&self, device: DeviceName) -> DeviceRefusal {
+    pub(crate) fn to_refusal(&self, device: DeviceName) -> DeviceRefusal {
         let fallback = match self {
             Self::NotWhole { fallback, .. } => fallback.clone(),
             _ => FallbackNodes::default(),

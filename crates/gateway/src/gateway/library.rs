@@ -150,7 +150,7 @@ impl Gateway {
     /// [`Error::ModelNotAllowed`], [`Error::NotInstalled`] for a download that the caller may not start, and
     /// [`Error::TooManyBuilds`] if other requests take all permits.
     pub fn request_pull(&self, model: &str) -> Result<RequestedPull, Error> {
-        let RequestedModel { id, key } = self.obtainable(model)?;
+        let RequestedModel { id, key } = self.resolve_obtainable(model)?;
         let is_installed = self.library.store.package(&key.name, key.scheme).is_some();
         let permit = if is_installed { None } else { Some(self.builds.take()?) };
         Ok(RequestedPull { gateway: self.clone(), key, id, _permit: permit })

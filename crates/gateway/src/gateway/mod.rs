@@ -139,7 +139,7 @@ impl Gateway {
         request: ChatRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
-        self.ready(model)?.chat(request, sink)
+        self.load_and_wait(model)?.chat(request, sink)
     }
 
     /// Starts a text completion. Returns once it is queued.
@@ -149,27 +149,27 @@ impl Gateway {
         request: CompletionRequest,
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
-        self.ready(model)?.complete(request, sink)
+        self.load_and_wait(model)?.complete(request, sink)
     }
 
     /// Embeds texts. Ends with [`Error::Cancelled`] once `cancel` is set, as the following methods do.
     pub fn embed(&self, model: &str, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
-        self.ready(model)?.embed(request, cancel)
+        self.load_and_wait(model)?.embed(request, cancel)
     }
 
     /// Sorts documents by relevance to a query.
     pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
-        self.ready(model)?.rerank(request, cancel)
+        self.load_and_wait(model)?.rerank(request, cancel)
     }
 
     /// Finds the spans of a text that answer a question.
     pub fn answer(&self, model: &str, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
-        self.ready(model)?.answer(request, cancel)
+        self.load_and_wait(model)?.answer(request, cancel)
     }
 
     /// Predicts the masked tokens of a text.
     pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-        self.ready(model)?.fill(request, cancel)
+        self.load_and_wait(model)?.fill(request, cancel)
     }
 
     /// Generates tokens with a masked language model by mask-predict (arXiv:1904.09324).
@@ -179,7 +179,7 @@ impl Gateway {
         request: &RefineRequest,
         cancel: &Cancel,
     ) -> Result<MaskPredictOutput, Error> {
-        self.ready(model)?.refine(request, cancel)
+        self.load_and_wait(model)?.refine(request, cancel)
     }
 
     /// Fetches, compiles and loads a model of any size. Requests then use the name in its status.
@@ -220,7 +220,7 @@ impl Gateway {
     /// # Errors
     /// [`Error::TooManyBuilds`] for a model that must be built while other requests take all permits for builds.
     pub fn start_load(&self, model: &str) -> Result<LoadStart, Error> {
-        let RequestedModel { id, key } = self.requested(model)?;
+        let RequestedModel { id, key } = self.resolve(model)?;
         let mut right = BuildRight::Request(self.builds.clone());
         let admit = || {
             if self.library.store.package(&key.name, key.scheme).is_none() {
@@ -241,7 +241,7 @@ impl Gateway {
     }
 
     /// Returns the model in memory, and loads it first within the configured wait.
-    pub(crate) fn ready(&self, model: &str) -> Result<ReadyModel, Error> {
+    pub(crate) fn load_and_wait(&self, model: &str) -> Result<ReadyModel, Error> {
         let deadline = Instant::now() + self.library.config.load_wait;
         match self.start_load(model)? {
             LoadStart::Ready(model) => Ok(model),
@@ -250,7 +250,7 @@ impl Gateway {
     }
 
     /// Returns the model that a request names and may use.
-    fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
+    fn resolve(&self, model: &str) -> Result<RequestedModel, Error> {
         if self.closing.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
@@ -265,7 +265,7 @@ impl Gateway {
     }
 
     /// Returns a model that the caller may use and that is installed or may be fetched.
-    fn obtainable(&self, model: &str) -> Result<RequestedModel, Error> {
+    fn resolve_obtainable(&self, model: &str) -> Result<RequestedModel, Error> {
         let requested = self.library.requested(model)?;
         self.rights.check(&requested.key.name)?;
         package_build::check_obtainable(&self.library, &requested.key, self.request_limit())?;

@@ -24,7 +24,7 @@ impl Gateway {
 
     /// Removes a model that a request names from memory. Requests that already use it continue with it.
     pub fn unload(&self, model: &str) -> Result<(), Error> {
-        let RequestedModel { key, .. } = self.requested(model)?;
+        let RequestedModel { key, .. } = self.resolve(model)?;
         self.models.evict(&key);
         Ok(())
     }

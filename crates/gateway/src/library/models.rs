@@ -87,8 +87,8 @@ impl Library {
     /// Returns the format of tool calls that the settings choose for a model.
     pub(crate) fn tool_format(&self, name: &ModelName) -> Option<ToolFormat> {
         let Config { tool_format, tool_formats, .. } = &*self.config;
-        let is_meant = |model: &str| self.named(model).is_ok_and(|named| named.key.name == *name);
-        let own = tool_formats.iter().find(|(model, _)| is_meant(model));
+        let matches_name = |model: &str| self.named(model).is_ok_and(|named| named.key.name == *name);
+        let own = tool_formats.iter().find(|(model, _)| matches_name(model));
         own.map(|(_, format)| *format).or(*tool_format)
     }
 

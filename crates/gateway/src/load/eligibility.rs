@@ -41,7 +41,7 @@ pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Optio
 }
 
 /// Returns the entry of a refused device.
-pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal) -> DeviceRefusal {
+pub(crate) fn device_refusal(config: &Config, device: DeviceName, refusal: Refusal) -> DeviceRefusal {
     let Refusal { cause, reason, fix } = refusal;
     // An absent device is worth a warning only if the user named it.
     let Config { place, providers, .. } = config;
@@ -101,13 +101,13 @@ pub(crate) fn check_required_npu(config: &Config, key: &PackageKey, facts: &Fact
         return Ok(());
     }
     let order = config.providers.devices();
-    let alone = refusals(config, key, order, |name| refusal(config, name, facts));
-    if alone.len() < order.len() {
+    let refused_alone = refusals(config, key, order, |name| refusal(config, name, facts));
+    if refused_alone.len() < order.len() {
         return Ok(());
     }
     let mut passed_over = refused;
     let listed: Vec<DeviceName> = passed_over.iter().map(|passed| passed.device).collect();
-    passed_over.extend(alone.into_iter().filter(|passed| !listed.contains(&passed.device)));
+    passed_over.extend(refused_alone.into_iter().filter(|passed| !listed.contains(&passed.device)));
     Err(Error::NoDevice { name: key.name.clone(), policy: config.npu, passed_over })
 }
 
@@ -119,7 +119,7 @@ fn refusals(
     refusal: impl Fn(DeviceName) -> Option<Refusal>,
 ) -> Vec<DeviceRefusal> {
     let of = |name| refusal(name).or_else(|| check_scheme(name, &key.name, key.scheme).err());
-    devices.iter().filter_map(|&name| Some(passed_over(config, name, of(name)?))).collect()
+    devices.iter().filter_map(|&name| Some(device_refusal(config, name, of(name)?))).collect()
 }
 
 /// Refuses a device when the package is bound to another provider.
@@ -144,11 +144,13 @@ pub(crate) fn check_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) 
     if name.supports(scheme) {
         return Ok(());
     }
-    let whole = Scheme::F16;
-    let reason = format!("it does not support block-quantised weights such as {scheme}; it needs {whole}");
+    let suggested = Scheme::F16;
+    let reason =
+        format!("it does not support block-quantised weights such as {scheme}; it needs {suggested}");
     let context = FixedShapes::USUAL_CONTEXT;
-    let fix =
-        format!("narthex compile {model} --scheme {whole} --context {context}, then request {model}@{whole}");
+    let fix = format!(
+        "narthex compile {model} --scheme {suggested} --context {context}, then request {model}@{suggested}"
+    );
     Err(Refusal { cause: Cause::Refused, reason, fix: Some(fix) })
 }
 

@@ -226,7 +226,7 @@ fn prompt(
         ));
     };
     check_ids(&messages)?;
-    let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
+    let fewest: usize = messages.iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
     // A template may omit parts of a long history, but not most of it.
     if fewest / MAX_CONTEXT_MULTIPLE >= limit {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
@@ -322,7 +322,7 @@ fn tokenize(
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
     let tokenizer = &model.package.tokenizer;
-    let fewest = tokenizer.fewest_tokens(text);
+    let fewest = tokenizer.min_tokens(text);
     if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }

@@ -98,7 +98,7 @@ impl Tokenization<'_> {
         if let Prompt::Text(text) = input
             && overlong == InputOverflow::Refuse
         {
-            let fewest = tokenizer.fewest_tokens(text);
+            let fewest = tokenizer.min_tokens(text);
             if fewest > limit {
                 return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(fewest), limit });
             }

@@ -110,7 +110,7 @@ impl Access {
         let is_local = *exposure == Exposure::Local;
         let policy = match options.authentication {
             Authentication::Off => KeyPolicy::Never,
-            Authentication::Standard if is_local => KeyPolicy::IfAny,
+            Authentication::Standard if is_local => KeyPolicy::IfConfigured,
             Authentication::Standard => KeyPolicy::Always,
         };
         // Other machines are never administrators without a key.

@@ -33,10 +33,11 @@ impl FromBody for ParsedMessages {
         let ConversationBody { own, shared } =
             ConversationBody::<MessagesBody>::read(bytes, &[FIELDS], hints::OF_MESSAGES, ignored)?;
         let (model, is_streamed) = (own.model.clone(), own.stream == Some(true));
-        let of_reasoning = own.of_reasoning().into_iter().chain(shared.reasoning.given()).collect();
+        let reasoning_parameters =
+            own.reasoning_parameters().into_iter().chain(shared.reasoning.given()).collect();
         let mut request = own.into_request(shared, ignored)?;
         conversation::continue_last(&mut request);
-        Ok(Self(Conversation { model, is_streamed, request, of_reasoning }))
+        Ok(Self(Conversation { model, is_streamed, request, reasoning_parameters }))
     }
 }
 
@@ -65,10 +66,10 @@ impl AnswerForm for MessageForm {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedMessages>) -> Result<Response, ApiError> {
-    let Body { request: ParsedMessages(conversation), ignored, held } = body;
+    let Body { request: ParsedMessages(conversation), ignored, reservation } = body;
     let stops = conversation.request.options.stop.clone();
     let form = MessageForm { model: conversation.model.clone(), stops };
-    conversation::answer(&app, Body { request: conversation, ignored, held }, form).await
+    conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
 }
 
 /// Number of tokens of a conversation.
@@ -82,7 +83,7 @@ pub(crate) async fn count_tokens(
     app: App,
     body: Body<ParsedMessages>,
 ) -> Result<Json<InputTokenCount>, ApiError> {
-    let Body { request: ParsedMessages(Conversation { model, request, .. }), held, .. } = body;
-    let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
+    let Body { request: ParsedMessages(Conversation { model, request, .. }), reservation, .. } = body;
+    let input_tokens = conversation::count_tokens(&app, &model, request, reservation).await?;
     Ok(Json(InputTokenCount { input_tokens }))
 }

@@ -178,8 +178,8 @@ impl WireTurn {
 
 /// Returns the result of a call that failed. Templates have no place for this fact other than the text.
 fn error_text(content: String) -> String {
-    let says_so = ["error", "Error", "ERROR"].iter().any(|word| content.contains(word));
-    if says_so { content } else { format!("Error: {content}") }
+    let mentions_error = ["error", "Error", "ERROR"].iter().any(|word| content.contains(word));
+    if mentions_error { content } else { format!("Error: {content}") }
 }
 
 /// Types of tools that run on Anthropic's servers; versions have a date after them. They are ignored, as if the model
@@ -188,7 +188,7 @@ const HOSTED_TOOLS: [&str; 4] = ["web_search", "web_fetch", "code_execution", "t
 
 impl MessagesBody {
     /// Returns the names of the given parameters of reasoning.
-    pub(super) fn of_reasoning(&self) -> Vec<&'static str> {
+    pub(super) fn reasoning_parameters(&self) -> Vec<&'static str> {
         let effort = self.output_config.as_ref().and_then(|config| config.effort);
         let given = [("thinking", self.thinking.is_some()), ("output_config.effort", effort.is_some())];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
@@ -338,7 +338,7 @@ mod tests {
         check(json!({"output_config": low}), Thinking::Template, Some(1024));
         check(json!({"output_config": low, "thinking": {"type": "disabled"}}), Thinking::Off, Some(1024));
         let both = json!({"output_config": low, "thinking": {"type": "enabled", "budget_tokens": 7}});
-        assert_eq!(body(both.clone()).of_reasoning(), ["thinking", "output_config.effort"]);
+        assert_eq!(body(both.clone()).reasoning_parameters(), ["thinking", "output_config.effort"]);
         check(both, Thinking::On, Some(7));
         check(json!({"output_config": {"effort": "max"}}), Thinking::Template, None);
     }

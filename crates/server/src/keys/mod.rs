@@ -27,33 +27,33 @@ use crate::error::ApiError;
 #[derive(Clone)]
 pub(crate) enum Caller {
     /// Any program that can connect, if no key is required; with the role of all such callers.
-    Keyless(KeyRole),
+    Anonymous(KeyRole),
     /// The holder of a key.
     Key(Arc<KeyState>),
     /// Caller without a required key.
-    Stranger,
+    Unauthenticated,
 }
 
 impl Caller {
     /// Returns whether the caller may read the metrics of the server and unload models.
     pub(crate) fn is_admin(&self) -> bool {
         match self {
-            Self::Keyless(role) => *role == KeyRole::Admin,
+            Self::Anonymous(role) => *role == KeyRole::Admin,
             Self::Key(key) => key.role() == KeyRole::Admin,
-            Self::Stranger => false,
+            Self::Unauthenticated => false,
         }
     }
 
     /// Returns whether the caller may read the state of models.
     pub(crate) fn is_known(&self) -> bool {
-        !matches!(self, Self::Stranger)
+        !matches!(self, Self::Unauthenticated)
     }
 
     /// Returns the hash of the caller's key.
     pub(crate) fn key_hash(&self) -> Option<KeyHash> {
         match self {
             Self::Key(key) => Some(key.hash()),
-            Self::Keyless(_) | Self::Stranger => None,
+            Self::Anonymous(_) | Self::Unauthenticated => None,
         }
     }
 
@@ -64,7 +64,7 @@ impl Caller {
     pub(crate) fn add_answers(&self, answers: usize) -> Result<Option<Permit>, ApiError> {
         match self {
             Self::Key(key) => key.add_answers(u32::try_from(answers).unwrap_or(u32::MAX)).map(Some),
-            Self::Keyless(_) | Self::Stranger => Ok(None),
+            Self::Anonymous(_) | Self::Unauthenticated => Ok(None),
         }
     }
 
@@ -82,7 +82,7 @@ pub(crate) enum KeyPolicy {
     /// All requests.
     Always,
     /// All requests once a key exists, even if every key is removed later.
-    IfAny,
+    IfConfigured,
     /// No request. Requests with a key have its rights.
     Never,
 }
@@ -149,12 +149,14 @@ impl KeyRing {
             }
         }
         match self.policy {
-            KeyPolicy::Never => Ok(Caller::Keyless(self.keyless)),
-            KeyPolicy::IfAny if !self.had_key.load(Ordering::Relaxed) => Ok(Caller::Keyless(self.keyless)),
-            KeyPolicy::Always | KeyPolicy::IfAny if has_secret => {
+            KeyPolicy::Never => Ok(Caller::Anonymous(self.keyless)),
+            KeyPolicy::IfConfigured if !self.had_key.load(Ordering::Relaxed) => {
+                Ok(Caller::Anonymous(self.keyless))
+            }
+            KeyPolicy::Always | KeyPolicy::IfConfigured if has_secret => {
                 Err(ApiError::unauthorized("the API key is unknown; `narthex key add NAME` creates one"))
             }
-            KeyPolicy::Always | KeyPolicy::IfAny => Ok(Caller::Stranger),
+            KeyPolicy::Always | KeyPolicy::IfConfigured => Ok(Caller::Unauthenticated),
         }
     }
 
@@ -162,8 +164,8 @@ impl KeyRing {
     pub(crate) fn gateway(&self, caller: &Caller) -> Gateway {
         let rights = match caller {
             Caller::Key(key) => key.rights(),
-            Caller::Keyless(_) => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
-            Caller::Stranger => Arc::new(Rights { auto_pull: AutoPull::Never, ..Rights::default() }),
+            Caller::Anonymous(_) => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
+            Caller::Unauthenticated => Arc::new(Rights { auto_pull: AutoPull::Never, ..Rights::default() }),
         };
         self.gateway.with_rights(rights)
     }
@@ -261,16 +263,16 @@ mod tests {
             KeyRing::open(gateway.clone(), Vec::new(), policy, KeyRole::Admin, AutoPull::Never).unwrap()
         };
         let without_key = |ring: &KeyRing| ring.caller(&HeaderMap::new()).unwrap();
-        let ring = open(KeyPolicy::IfAny);
+        let ring = open(KeyPolicy::IfConfigured);
         assert!(without_key(&ring).is_admin());
         gateway.add_key("app", KeyLimits::default(), &Cancel::new()).unwrap();
-        let late = open(KeyPolicy::IfAny);
+        let late = open(KeyPolicy::IfConfigured);
         assert!(!without_key(&ring).is_known());
         fs::remove_file(home.path().join("keys.json")).unwrap();
         // Both the ring that saw the key arrive and the one that had it at its start still need a key.
         for ring in [&ring, &late] {
             assert!(!without_key(ring).is_known() && ring.current().is_empty());
         }
-        assert!(without_key(&open(KeyPolicy::IfAny)).is_admin(), "a new server has no key");
+        assert!(without_key(&open(KeyPolicy::IfConfigured)).is_admin(), "a new server has no key");
     }
 }

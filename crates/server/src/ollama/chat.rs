@@ -75,7 +75,7 @@ impl FromBody for ParsedOllamaChat {
         let messages = messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
-        let of_reasoning = Think::name(think).into_iter().chain(shared.reasoning.given()).collect();
+        let reasoning_parameters = Think::name(think).into_iter().chain(shared.reasoning.given()).collect();
         let reasoning = think.map_or_else(ReasoningSettings::default, Think::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
         let overflow = match body.truncate {
@@ -84,7 +84,7 @@ impl FromBody for ParsedOllamaChat {
         };
         let mut request = ChatRequest { messages, tools, reasoning, overflow, options };
         conversation::continue_last(&mut request);
-        let conversation = Conversation { model: body.model, request, is_streamed, of_reasoning };
+        let conversation = Conversation { model: body.model, request, is_streamed, reasoning_parameters };
         Ok(Self { conversation, change })
     }
 }
@@ -108,12 +108,12 @@ impl OllamaMessage {
 
 /// Handles a request. Without messages it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedOllamaChat>) -> Result<Response, ApiError> {
-    let Body { request: ParsedOllamaChat { conversation, change }, ignored, held } = body;
+    let Body { request: ParsedOllamaChat { conversation, change }, ignored, reservation } = body;
     let form = AnswerLines::<ChatContent>::new(conversation.model.clone());
     if let Some(change) = change {
         return Ok(ignored.name_in(change_memory(&app, form, change).await?));
     }
-    conversation::answer(&app, Body { request: conversation, ignored, held }, form).await
+    conversation::answer(&app, Body { request: conversation, ignored, reservation }, form).await
 }
 
 #[cfg(test)]

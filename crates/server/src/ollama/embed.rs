@@ -74,7 +74,7 @@ pub(crate) struct EmbeddingAnswer {
 
 /// Handles a request to `/api/embed`. Without inputs it loads the model.
 pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, ApiError> {
-    let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, held } = body;
+    let Body { request: EmbedBody { model, input, truncate, dimensions }, ignored, reservation } = body;
     let started = Instant::now();
     let answer = move |model, embeddings, prompt_eval_count| {
         let total_duration = nanoseconds(started.elapsed());
@@ -88,21 +88,21 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
-    let found = embeddings::embed(&app, &model, request, held).await?;
+    let found = embeddings::embed(&app, &model, request, reservation).await?;
     let answer = answer(model, found.vectors, found.prompt_tokens);
     Ok(ignored.name_in(with_device_headers(&found.ran_on, answer)))
 }
 
 /// Handles a request to `/api/embeddings`. Without a prompt it loads the model.
 pub(crate) async fn embeddings(app: App, body: Body<PromptEmbedBody>) -> Result<Response, ApiError> {
-    let Body { request: PromptEmbedBody { model, prompt }, ignored, held } = body;
+    let Body { request: PromptEmbedBody { model, prompt }, ignored, reservation } = body;
     let Some(prompt) = prompt.filter(|prompt| !prompt.is_empty()) else {
         loading::wait(&app, &model).await?;
         return Ok(ignored.name_in(Json(EmbeddingAnswer { embedding: Vec::new() }).into_response()));
     };
     let inputs = vec![Prompt::Text(prompt)];
     let request = EmbedRequest { inputs, overlong: InputOverflow::Truncate, dimensions: None, prompt: None };
-    let found = embeddings::embed(&app, &model, request, held).await?;
+    let found = embeddings::embed(&app, &model, request, reservation).await?;
     let embedding = found.vectors.into_iter().next().unwrap_or_default();
     Ok(ignored.name_in(with_device_headers(&found.ran_on, Json(EmbeddingAnswer { embedding }))))
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     app::App,
     body::{self, Body, FromBody},
-    conversation::{self, Conversation, Delivery},
+    conversation::{self, Conversation, ResponseMode},
     error::ApiError,
     events,
     ignored::IgnoredParameters,
@@ -44,7 +44,7 @@ pub(crate) struct ParsedGenerate {
     is_streamed: bool,
     work: GenerateWork,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
-    of_reasoning: Vec<&'static str>,
+    reasoning_parameters: Vec<&'static str>,
 }
 
 /// Work that a request asks for.
@@ -67,12 +67,12 @@ impl FromBody for ParsedGenerate {
         let change = prompt.is_empty().then(|| answer_fields.take_memory_change());
         let (think, is_streamed) = (answer_fields.think, answer_fields.is_streamed());
         let options = answer_fields.options(shared.sampling, shared.grammar, ignored)?;
-        let mut of_reasoning = Think::name(think);
+        let mut reasoning_parameters = Think::name(think);
         if body.raw == Some(true) {
             // A continuation has no chat template and does not reason.
-            ignored.extend(of_reasoning.drain(..).chain(shared.reasoning.given_without_template()));
+            ignored.extend(reasoning_parameters.drain(..).chain(shared.reasoning.given_without_template()));
         }
-        of_reasoning.extend(shared.reasoning.given());
+        reasoning_parameters.extend(shared.reasoning.given());
         let work = if let Some(change) = change {
             GenerateWork::ChangeMemory(change)
         } else if body.raw == Some(true) {
@@ -88,26 +88,26 @@ impl FromBody for ParsedGenerate {
             let overflow = HistoryOverflow::Refuse;
             GenerateWork::Answer(Box::new(ChatRequest { messages, tools, reasoning, overflow, options }))
         };
-        Ok(Self { model: body.model, is_streamed, work, of_reasoning })
+        Ok(Self { model: body.model, is_streamed, work, reasoning_parameters })
     }
 }
 
 /// Handles a request. Without a prompt it loads or unloads the model.
 pub(crate) async fn create(app: App, body: Body<ParsedGenerate>) -> Result<Response, ApiError> {
-    let Body { request, ignored, held } = body;
-    let ParsedGenerate { model, is_streamed, work, of_reasoning } = request;
+    let Body { request, ignored, reservation } = body;
+    let ParsedGenerate { model, is_streamed, work, reasoning_parameters } = request;
     let form = AnswerLines::<GeneratedText>::new(model.clone());
     match work {
         GenerateWork::ChangeMemory(change) => Ok(ignored.name_in(change_memory(&app, form, change).await?)),
         GenerateWork::Answer(request) => {
-            let request = Conversation { model, request: *request, is_streamed, of_reasoning };
-            conversation::answer(&app, Body { request, ignored, held }, form).await
+            let request = Conversation { model, request: *request, is_streamed, reasoning_parameters };
+            conversation::answer(&app, Body { request, ignored, reservation }, form).await
         }
         GenerateWork::Continue(request) => {
             let call = move |model: &ReadyModel, sink| model.complete(*request, sink);
-            let events = events::start(&app, &model, held, None, call).await?;
-            let delivery = Delivery { n: 1, is_streamed };
-            Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, delivery).await?))
+            let events = events::start(&app, &model, reservation, None, call).await?;
+            let mode = ResponseMode { n: 1, is_streamed };
+            Ok(ignored.name_in(conversation::whole_or_streamed(&app, events, form, mode).await?))
         }
     }
 }

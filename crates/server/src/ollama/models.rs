@@ -222,7 +222,7 @@ pub(crate) struct ShownModel {
 
 /// Describes one model.
 pub(crate) async fn show(app: App, body: Body<ShowBody>) -> Result<Json<ShownModel>, ApiError> {
-    let Body { request: ShowBody { model }, held: _held, .. } = body;
+    let Body { request: ShowBody { model }, reservation: _reservation, .. } = body;
     let (gateway, model) = (app.gateway.clone(), model.into_name());
     let shown = app.shared.jobs.run(move || shown(&gateway, &model)).await?;
     Ok(Json(shown))

@@ -172,7 +172,7 @@ impl RunningPull {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<PullBody>) -> Result<Response, ApiError> {
-    let Body { request: PullBody { model, stream }, held: _held, .. } = body;
+    let Body { request: PullBody { model, stream }, reservation: _reservation, .. } = body;
     let mut pull = RunningPull::start(&app, model.into_name()).await?;
     if stream == Some(false) {
         while pull.lines.recv().await.is_some() {}

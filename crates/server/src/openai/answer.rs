@@ -85,8 +85,8 @@ impl From<Answer> for AnswerSpan {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
-    let Body { request: ParsedAnswer { model, request }, ignored, held } = body;
-    let text = WholeText { body: held, length: request.context.len() };
+    let Body { request: ParsedAnswer { model, request }, ignored, reservation } = body;
+    let text = WholeText { body: reservation, length: request.context.len() };
     let meter = app.meter.clone();
     let call = move |model: &ReadyModel, cancel: &Cancel| {
         model.answer(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))

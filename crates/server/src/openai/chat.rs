@@ -50,7 +50,7 @@ pub(crate) struct ChatBody {
 
 impl ChatBody {
     /// Returns the names of the given objects with settings of reasoning.
-    fn of_reasoning(&self) -> impl Iterator<Item = &'static str> {
+    fn reasoning_parameters(&self) -> impl Iterator<Item = &'static str> {
         let given = [("thinking", self.thinking.is_some()), ("reasoning", self.reasoning.is_some())];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name)
     }
@@ -88,7 +88,7 @@ pub(crate) struct ParsedChat {
     streaming: Option<StreamOptions>,
     form: ChatForm,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
-    of_reasoning: Vec<&'static str>,
+    reasoning_parameters: Vec<&'static str>,
 }
 
 impl FromBody for ParsedChat {
@@ -101,7 +101,7 @@ impl FromBody for ParsedChat {
         let form = ChatForm { with_logprobs: chat.logprobs.unwrap_or(false), custom: tools.custom_names() };
         let tools = tools.settings()?;
         let SharedFields { sampling, reasoning, grammar } = shared;
-        let of_reasoning = chat.of_reasoning().chain(reasoning.given()).collect();
+        let reasoning_parameters = chat.reasoning_parameters().chain(reasoning.given()).collect();
         let reasoning = reasoning.settings_after(chat.reasoning());
         chat.check()?;
         let (grammar, logprobs) = (grammar.grammar(None)?, chat.top_logprobs()?);
@@ -112,21 +112,21 @@ impl FromBody for ParsedChat {
             streaming: choices.streaming(),
             form,
             model: chat.model,
-            of_reasoning,
+            reasoning_parameters,
         })
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body { request, mut ignored, held } = body;
-    let ParsedChat { model, request, streaming, form, of_reasoning } = request;
+    let Body { request, mut ignored, reservation } = body;
+    let ParsedChat { model, request, streaming, form, reasoning_parameters } = request;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl-", model.clone());
     let call = move |model: &ReadyModel, sink| model.chat(conversation::stable(request), sink);
     let more_answers = app.meter.caller.add_answers(n.saturating_sub(1))?;
-    let events = events::start(&app, &model, held, more_answers, call).await?;
-    conversation::ignore_reasoning(&app, &events, of_reasoning, &mut ignored)?;
+    let events = events::start(&app, &model, reservation, more_answers, call).await?;
+    conversation::ignore_reasoning(&app, &events, reasoning_parameters, &mut ignored)?;
     if let Some(options) = streaming {
         let (state, device) = (ChatStream::new(form, n), events.ran_on().device);
         let encoder = ChunkEncoder::<ChatDelta>::new(header, options, n, state, device);

@@ -100,7 +100,7 @@ impl FromBody for ParsedCompletion {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
-    let Body { request, ignored, held } = body;
+    let Body { request, ignored, reservation } = body;
     let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs } = request;
     let n = options.n;
     let header = CompletionHeader::new("cmpl-", model.clone());
@@ -121,7 +121,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Res
         };
         let completion = CompletionRequest { prompt, echo, options: options.clone() };
         let call = move |model: &ReadyModel, sink| model.complete(completion, sink);
-        let events = events::start(&app, &model, held.clone(), more_answers, call).await?;
+        let events = events::start(&app, &model, reservation.clone(), more_answers, call).await?;
         ran_on.get_or_insert_with(|| events.ran_on());
         pending.push_back((events, mem::take(&mut unused)));
     }

@@ -114,10 +114,10 @@ enum EmbeddingVector {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
-    let Body { request, ignored, held } = body;
+    let Body { request, ignored, reservation } = body;
     let ParsedEmbeddings { model, mut request, truncate, format } = request;
     request.overlong = app.shared.options.overlong(truncate);
-    let answer = embed(&app, &model, request, held).await?;
+    let answer = embed(&app, &model, request, reservation).await?;
     let data = answer.vectors.into_iter().enumerate();
     let data = data.map(|(index, vector)| EmbeddingObject {
         object: "embedding",
@@ -134,13 +134,13 @@ pub(crate) async fn embed(
     app: &App,
     model: &str,
     request: EmbedRequest,
-    held: Reservation,
+    reservation: Reservation,
 ) -> Result<Embeddings, ApiError> {
     let (answer_bytes, meter) = (embeddings_memory(&request), app.meter.clone());
     let call = move |model: &ReadyModel, cancel: &Cancel| {
         model.embed(&request, cancel).inspect(|found| meter.tokens(found.prompt_tokens))
     };
-    run_encoder(app, model, held.into(), answer_bytes, call).await
+    run_encoder(app, model, reservation.into(), answer_bytes, call).await
 }
 
 /// Maximum memory of an element of a vector in an answer: the number, and a buffer with its JSON that doubles when it is

@@ -119,7 +119,7 @@ fn tokens(fillings: Vec<Filling>) -> Vec<FilledToken> {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
-    let Body { request: ParsedFill { model, request }, ignored, held } = body;
+    let Body { request: ParsedFill { model, request }, ignored, reservation } = body;
     let (name, meter) = (model.clone(), app.meter.clone());
     let call = move |model: &ReadyModel, cancel: &Cancel| match request {
         Fill::Masks(request) => {
@@ -136,6 +136,6 @@ pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response,
             Ok((found.ran_on, FilledText::new(name, filled, found.prompt_tokens)))
         }
     };
-    let (ran_on, body) = run_encoder(&app, &model, held.into(), |_| 0, call).await?;
+    let (ran_on, body) = run_encoder(&app, &model, reservation.into(), |_| 0, call).await?;
     Ok(ignored.name_in(with_device_headers(&ran_on, Json(body))))
 }

@@ -139,7 +139,7 @@ fn length(documents: &[String]) -> usize {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
-    let Body { request, ignored, held } = body;
+    let Body { request, ignored, reservation } = body;
     let ParsedRerank { model, mut request, truncate, return_documents } = request;
     request.overlong = app.shared.options.overlong(truncate);
     let answer_bytes = if return_documents { DOCUMENT_COPIES * length(&request.documents) } else { 0 };
@@ -149,7 +149,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         meter.tokens(found.prompt_tokens);
         Ok((found, request.documents))
     };
-    let (answer, documents) = run_encoder(&app, &model, held.into(), |_| answer_bytes, call).await?;
+    let (answer, documents) = run_encoder(&app, &model, reservation.into(), |_| answer_bytes, call).await?;
     let result = |ranked: &DocumentScore| RerankResult {
         index: ranked.index,
         relevance_score: ranked.score,

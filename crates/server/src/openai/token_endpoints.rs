@@ -126,7 +126,7 @@ const TOKEN_BYTES: usize = 9;
 
 /// Returns the tokens of a text or of a conversation.
 pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
-    let Body { request: mut body, held, .. } = body;
+    let Body { request: mut body, reservation, .. } = body;
     let conversation = body.conversation()?;
     let TokenizeBody { model, content, prompt, add_special, add_special_tokens, parse_special, .. } = body;
     let options = TokenizeOptions {
@@ -139,7 +139,7 @@ pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<
     }
     // The tokens of a conversation have the limit of the model's context.
     let length = content.as_ref().filter(|_| conversation.is_none()).map_or(0, String::len);
-    let text = WholeText { body: held, length };
+    let text = WholeText { body: reservation, length };
     let call = move |model: &ReadyModel, cancel: &Cancel| match conversation {
         Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
         None => model.tokenize(&content.unwrap_or_default(), options, cancel),
@@ -154,16 +154,16 @@ const TEXT_COPIES: usize = 26;
 
 /// Returns the text of tokens. Its length is known, and its memory reserved, before it is created.
 pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<Response, ApiError> {
-    let Body { request: DetokenizeBody { model, tokens }, held, .. } = body;
+    let Body { request: DetokenizeBody { model, tokens }, reservation, .. } = body;
     let measure = move |model: &ReadyModel, _: &Cancel| Ok((model.text_bytes(&tokens)?, tokens));
-    let (bytes, tokens) = run_cancellable(&app, &model, held.clone(), measure).await?;
+    let (bytes, tokens) = run_cancellable(&app, &model, reservation.clone(), measure).await?;
     app.answer.reserve(bytes.saturating_mul(TEXT_COPIES)).await?;
     let write = move |model: &ReadyModel, _: &Cancel| {
         let text = model.detokenize(&tokens)?;
         // Serialising strings to JSON cannot fail.
         Ok(serde_json::to_vec(&TokenText { content: &text, prompt: &text }).unwrap_or_default())
     };
-    let json = run_cancellable(&app, &model, held, write).await?;
+    let json = run_cancellable(&app, &model, reservation, write).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
@@ -172,9 +172,9 @@ pub(crate) async fn apply_template(
     app: App,
     body: Body<TokenizeBody>,
 ) -> Result<Json<TemplateText>, ApiError> {
-    let Body { request: mut body, held, .. } = body;
+    let Body { request: mut body, reservation, .. } = body;
     let request = conversation::stable(body.required_conversation()?);
     let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
-    let prompt = run_cancellable(&app, &body.model, held, call).await?;
+    let prompt = run_cancellable(&app, &body.model, reservation, call).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }

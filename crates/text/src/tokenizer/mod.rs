@@ -231,7 +231,7 @@ impl Tokenizer {
     }
 
     /// Returns a lower bound on the number of tokens of a text without tokenizing it, or 0 if no bound is known.
-    pub fn fewest_tokens(&self, text: &str) -> usize {
+    pub fn min_tokens(&self, text: &str) -> usize {
         self.inner.reach.as_ref().map_or(0, |reach| reach.fewest(text))
     }
 
@@ -441,7 +441,7 @@ pub(crate) mod tests {
         for (text, expected) in
             [("", 0), ("hellhell", 2), ("hell<|end|> é漢🙂\n", 4), (&"he".repeat(700), 200)]
         {
-            assert_eq!(t.fewest_tokens(text), expected, "{text}");
+            assert_eq!(t.min_tokens(text), expected, "{text}");
             assert!(t.encode(text, Specials::Parse).unwrap().len() >= expected, "{text}");
         }
     }

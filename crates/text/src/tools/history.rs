@@ -68,7 +68,7 @@ fn tokens(
 }
 
 /// Returns true if the next prompt begins with the prompt and the answer.
-fn goes_on(name: &str) -> bool {
+fn continues(name: &str) -> bool {
     let source = source(name);
     let format = tool_format(&source).unwrap_or(ToolFormat::Hermes);
     let specials = [("bos_token", "<s>"), ("eos_token", "</s>")];
@@ -120,7 +120,7 @@ fn own_tokens(tokenizer: &Tokenizer, format: ToolFormat, answer: &str) -> Vec<u3
 
 #[test]
 fn the_next_prompt_begins_with_the_prompt_and_the_answer() {
-    let differ: Vec<&str> = TEMPLATES.into_iter().filter(|name| !goes_on(name)).collect();
+    let differ: Vec<&str> = TEMPLATES.into_iter().filter(|name| !continues(name)).collect();
     assert_eq!(differ, EXCEPTIONS.map(|(name, _)| name));
 }
 

@@ -64,7 +64,7 @@ impl<'a> LiteralReader<'a> {
         self.rest = self.rest.trim_start();
     }
 
-    fn eat(&mut self, text: &str) -> bool {
+    fn skip_if(&mut self, text: &str) -> bool {
         self.skip();
         match self.rest.strip_prefix(text) {
             Some(rest) => {
@@ -93,8 +93,8 @@ impl<'a> LiteralReader<'a> {
         let mut items = Vec::new();
         self.rest = self.rest.strip_prefix(open)?;
         let close = close.to_string();
-        while !self.eat(&close) {
-            if !items.is_empty() && !self.eat(",") {
+        while !self.skip_if(&close) {
+            if !items.is_empty() && !self.skip_if(",") {
                 return None;
             }
             items.push(self.value(depth + 1)?);
@@ -105,14 +105,14 @@ impl<'a> LiteralReader<'a> {
     fn pairs(&mut self, depth: usize) -> Option<Value> {
         let mut pairs = Map::new();
         self.rest = self.rest.strip_prefix('{')?;
-        while !self.eat("}") {
-            if !pairs.is_empty() && !self.eat(",") {
+        while !self.skip_if("}") {
+            if !pairs.is_empty() && !self.skip_if(",") {
                 return None;
             }
             self.skip();
             let quote = self.rest.chars().next().filter(|c| "'\"".contains(*c))?;
             let key = self.string(quote)?;
-            if !self.eat(":") {
+            if !self.skip_if(":") {
                 return None;
             }
             pairs.insert(key, self.value(depth + 1)?);

@@ -75,7 +75,7 @@ impl Transfer<'_> {
             check_cancel(cancel)?;
             let error = match self.attempt(&mut former, seen, cancel) {
                 Ok(bytes) => return Ok(bytes),
-                Err(Error::Hub(error)) if error.is_passing() => error,
+                Err(Error::Hub(error)) if error.is_transient() => error,
                 Err(other) => return Err(other),
             };
             tracing::debug!(file = self.name, %error, "attempt failed");

@@ -28,17 +28,17 @@ pub struct Comparison {
     pub prompt_tokens: usize,
     /// Tokens generated after each prompt.
     pub generate_tokens: usize,
-    /// Number of measured rounds. Every contender runs once in each round.
+    /// Number of measured rounds. Every device runs once in each round.
     pub rounds: usize,
     /// Source of the joules; `None` if this machine has no readable energy counter.
     pub energy_counter: Option<String>,
-    /// Contenders in the order of the request.
-    pub contenders: Vec<Contender>,
+    /// Devices in the order of the request.
+    pub contenders: Vec<ComparedDevice>,
 }
 
 /// A device or split with its outcome.
 #[derive(Debug, Clone, Serialize)]
-pub struct Contender {
+pub struct ComparedDevice {
     /// Device, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.
     pub place: DevicePlacement,
     /// Outcome.
@@ -46,13 +46,14 @@ pub struct Contender {
     pub outcome: Outcome,
 }
 
-/// Outcome of a contender.
+/// Outcome of a device.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// The contender ran.
-    Ran(Box<Figures>),
-    /// The contender is not usable, or failed during the benchmark.
+    /// The device ran.
+    #[serde(rename = "ran")]
+    Measured(Box<Figures>),
+    /// The device is not usable, or failed during the benchmark.
     Refused {
         /// Reason.
         reason: String,
@@ -61,7 +62,7 @@ pub enum Outcome {
     },
 }
 
-/// Figures of a contender.
+/// Figures of a device.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
     /// Milliseconds from submission to the first token.
@@ -99,7 +100,7 @@ pub(super) struct MeteredRound {
     pub(super) joules: Option<f64>,
 }
 
-/// Figures of a contender's load.
+/// Figures of a device's load.
 pub(super) struct LoadFigures {
     pub(super) load_ms: f64,
     pub(super) memory_bytes: Option<u64>,
@@ -107,7 +108,7 @@ pub(super) struct LoadFigures {
 }
 
 impl Figures {
-    /// Returns the figures of a contender. `cpu` has the same rounds on the CPU, if it ran.
+    /// Returns the figures of a device. `cpu` has the same rounds on the CPU, if it ran.
     pub(super) fn new(
         load: LoadFigures,
         rounds: &[MeteredRound],

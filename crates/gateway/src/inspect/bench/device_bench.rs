@@ -11,7 +11,7 @@ use narthex_spec::{
 
 use super::{
     BenchOptions, Machine, check, check_room,
-    comparison::{Comparison, Contender, Figures, LoadFigures, MeteredRound, Outcome},
+    comparison::{ComparedDevice, Comparison, Figures, LoadFigures, MeteredRound, Outcome},
     refuse_stand_in, round, run_round,
 };
 use crate::{
@@ -157,7 +157,7 @@ impl DeviceBench<'_> {
             for device in devices.iter_mut() {
                 self.cancel.check()?;
                 if let Ok(benched) = &device.state {
-                    round::rest();
+                    round::cool_down();
                     match separate(device.place, self.run_metered(benched, number, meter))? {
                         Ok(round) => device.rounds.push(round),
                         Err(passed_over) => device.state = Err(passed_over),
@@ -202,7 +202,7 @@ impl DeviceBench<'_> {
             device.place == DevicePlacement::Single(DeviceName::Cpu) && device.state.is_ok()
         };
         let cpu = devices.iter().find(is_cpu).map(|device| device.rounds.clone());
-        let contender = |device: BenchedDevice| device.contender(cpu.as_deref(), *options);
+        let compared = |device: BenchedDevice| device.compared(cpu.as_deref(), *options);
         let installed = runtimes::all().filter_map(|package| {
             let info = runtimes::locate(&library.store, package.ep)?;
             Some(format!("{} {}", package.name, info.version))
@@ -219,13 +219,13 @@ impl DeviceBench<'_> {
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
             energy_counter: meter.map(|meter| meter.describe().to_owned()),
-            contenders: devices.into_iter().map(contender).collect(),
+            contenders: devices.into_iter().map(compared).collect(),
         })
     }
 }
 
 impl BenchedDevice {
-    fn contender(self, cpu: Option<&[MeteredRound]>, options: BenchOptions) -> Contender {
+    fn compared(self, cpu: Option<&[MeteredRound]>, options: BenchOptions) -> ComparedDevice {
         let outcome = match self.state {
             Ok(benched) => {
                 let load = LoadFigures {
@@ -233,7 +233,7 @@ impl BenchedDevice {
                     memory_bytes: benched.memory_bytes,
                     placement: benched.model.placement().clone(),
                 };
-                Outcome::Ran(Box::new(Figures::new(load, &self.rounds, cpu, options)))
+                Outcome::Measured(Box::new(Figures::new(load, &self.rounds, cpu, options)))
             }
             Err(DeviceRefusal { device, reason, fix, .. }) => {
                 // The reason of a division names the device that refused.
@@ -242,7 +242,7 @@ impl BenchedDevice {
                 Outcome::Refused { reason, fix }
             }
         };
-        Contender { place: self.place, outcome }
+        ComparedDevice { place: self.place, outcome }
     }
 }
 
@@ -258,7 +258,7 @@ fn separate<T>(place: DevicePlacement, outcome: Result<T, Error>) -> Result<Resu
         Error::NoDevice { mut passed_over, .. } if passed_over.len() == 1 => Ok(Err(passed_over.remove(0))),
         _ => {
             let device = place.devices().first().copied().unwrap_or(DeviceName::Cpu);
-            Ok(Err(error.passed_over(device)))
+            Ok(Err(error.to_refusal(device)))
         }
     }
 }

@@ -18,7 +18,7 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-pub use comparison::{Comparison, Contender, Figures, Outcome, Ratios};
+pub use comparison::{ComparedDevice, Comparison, Figures, Outcome, Ratios};
 pub use machine::Machine;
 pub use overhead::Overhead;
 
@@ -148,7 +148,7 @@ impl Gateway {
         let begun = Instant::now();
         let id = self.load(model, progress, cancel)?.id();
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let model = self.ready(&id)?;
+        let model = self.load_and_wait(&id)?;
         let loaded = &model.loaded;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
@@ -223,7 +223,7 @@ fn measure(
     let mut rounds = Vec::with_capacity(options.rounds);
     for number in 0..=options.rounds {
         cancel.check()?;
-        round::rest();
+        round::cool_down();
         let round = run_round(engine, options, number)?;
         // The first round warms caches and grows buffers.
         if number > 0 {

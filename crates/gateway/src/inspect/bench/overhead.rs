@@ -151,7 +151,7 @@ impl OverheadBench<'_> {
     fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {
         let wanted =
             RoundRequest { prompt: self.tokens(number)?, tokens, suppressed: self.suppressed().to_vec() };
-        round::rest();
+        round::cool_down();
         round::run(self.loaded.engine()?, wanted)
     }
 
@@ -170,7 +170,7 @@ impl OverheadBench<'_> {
             options,
         };
         let (ends, received) = mpsc::channel();
-        round::rest();
+        round::cool_down();
         let begun = Instant::now();
         self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;

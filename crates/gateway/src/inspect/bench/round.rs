@@ -73,7 +73,7 @@ pub(super) const SUPPRESSION: f32 = -100.0;
 
 /// Sleeps before a request, since the threads of ONNX Runtime spin for a while after their last work and would slow
 /// down the next request.
-pub(super) fn rest() {
+pub(super) fn cool_down() {
     std::thread::sleep(Duration::from_millis(100));
 }
 

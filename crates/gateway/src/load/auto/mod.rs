@@ -125,7 +125,7 @@ fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<DeviceRefusal
         };
         match refusal {
             None => usable.push(name),
-            Some(refusal) => passed_over.push(eligibility::passed_over(config, name, refusal)),
+            Some(refusal) => passed_over.push(eligibility::device_refusal(config, name, refusal)),
         }
     }
     (usable, passed_over)
@@ -151,7 +151,7 @@ fn measure_all(
     for &device in devices {
         let timed = open(device)?.and_then(|mut executor| {
             let times = measure::phases(device, executor.as_mut(), clock);
-            times.map_err(|error| Error::from(error).passed_over(device))
+            times.map_err(|error| Error::from(error).to_refusal(device))
         });
         match timed {
             Ok(times) => outcome.measured.devices.push(times),

@@ -29,10 +29,10 @@ impl FailedAttempt {
     fn into_refusal(self, config: &Config) -> Result<(DeviceRefusal, Option<Error>), Error> {
         match self.error {
             AttemptError::Refused(refusal) => {
-                Ok((eligibility::passed_over(config, self.device, refusal), None))
+                Ok((eligibility::device_refusal(config, self.device, refusal), None))
             }
             AttemptError::Failed(error) if error.kind() == ErrorKind::Cancelled => Err(Error::Cancelled),
-            AttemptError::Failed(error) => Ok((error.passed_over(self.device), Some(*error))),
+            AttemptError::Failed(error) => Ok((error.to_refusal(self.device), Some(*error))),
         }
     }
 }

@@ -48,12 +48,12 @@ pub enum LoadStart {
 /// let gateway = Gateway::open(Config::standard())?;
 /// if let LoadStart::Pending(load) = gateway.start_load("smollm2:135m")? {
 ///     let (sender, ended) = mpsc::channel();
-///     // Until it is dropped, the place keeps the loaded model in memory.
-///     let place = load.on_end(move || drop(sender.send(())))?;
+///     // Until it is dropped, the waiter keeps the loaded model in memory.
+///     let waiter = load.on_end(move || drop(sender.send(())))?;
 ///     // An asynchronous program does other work here.
 ///     let _ = ended.recv();
 ///     let model = load.model()?;
-///     drop(place);
+///     drop(waiter);
 ///     assert!(!model.tokenize("Hello", TokenizeOptions::default(), &Cancel::new())?.is_empty());
 /// }
 /// # Ok(())
@@ -74,7 +74,7 @@ impl PendingLoad {
     pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadWaiter, Error> {
         let Self { models, key } = self;
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
-        let place = LoadWaiter { models: models.clone(), key: key.clone(), number };
+        let waiter = LoadWaiter { models: models.clone(), key: key.clone(), number };
         let mut residences = models.models.lock();
         let waiters = match residences.get_mut(key) {
             Some(Residence::Loading { waiters, .. }) => waiters,
@@ -84,7 +84,7 @@ impl PendingLoad {
                 }
                 drop(residences);
                 wake();
-                return Ok(place);
+                return Ok(waiter);
             }
         };
         let queued = waiters.len();
@@ -94,7 +94,7 @@ impl PendingLoad {
         }
         waiters.insert(number, Box::new(wake));
         drop(residences);
-        Ok(place)
+        Ok(waiter)
     }
 
     /// Waits until the load has ended, and returns the model.
@@ -111,7 +111,7 @@ impl PendingLoad {
                 let _ = sender.send(());
             }
         };
-        let _place = self.on_end(wake())?;
+        let _waiter = self.on_end(wake())?;
         let _callback = cancel.on_cancel(wake());
         // Ends with the first call, since `sender` keeps the channel open.
         let _ = woken.recv();
@@ -121,7 +121,7 @@ impl PendingLoad {
 
     /// Waits until `deadline` for a load by another thread.
     pub(crate) fn wait(&self, deadline: Instant) -> Result<ReadyModel, Error> {
-        let _place = self.on_end(|| ())?;
+        let _waiter = self.on_end(|| ())?;
         let mut models = self.models.models.lock();
         while matches!(models.get(&self.key), Some(Residence::Loading { .. })) && Instant::now() < deadline {
             self.models.changed.wait_until(&mut models, deadline);

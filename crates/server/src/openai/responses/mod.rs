@@ -130,21 +130,21 @@ pub(crate) async fn create(
     Extension(store): Extension<ResponseStore>,
     body: Body<ParsedResponses>,
 ) -> Result<Response, ApiError> {
-    let Body { request, ignored, held } = body;
+    let Body { request, ignored, reservation } = body;
     let ParsedResponses { model, request, is_streamed, settings, settings_bytes } = request;
-    let InputRequest { instructions, input, tools, reasoning, of_reasoning, options } = request;
+    let InputRequest { instructions, input, tools, reasoning, reasoning_parameters, options } = request;
     let (previous, is_stored) = (settings.previous_response_id.clone(), settings.is_stored());
     let overflow = settings.overflow();
     let turn = NewTurn { instructions, input, previous, is_stored, settings_bytes };
-    let (messages, pending) = turn.gather(&app, store, &held).await?;
+    let (messages, pending) = turn.gather(&app, store, &reservation).await?;
     let request = ChatRequest { messages, tools, reasoning, overflow, options };
     let form = ResponseForm {
         pending,
         object: ResponseObject::new(new_id("resp_"), unix_now(), model.clone(), settings),
     };
     let object = is_streamed.then(|| form.object.clone());
-    let request = Conversation { model, request, is_streamed, of_reasoning };
-    match (conversation::answer(&app, Body { request, ignored, held }, form).await, object) {
+    let request = Conversation { model, request, is_streamed, reasoning_parameters };
+    match (conversation::answer(&app, Body { request, ignored, reservation }, form).await, object) {
         // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
         (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
         (answer, _) => answer,
@@ -168,7 +168,7 @@ impl NewTurn {
         self,
         app: &App,
         store: ResponseStore,
-        held: &Reservation,
+        reservation: &Reservation,
     ) -> Result<(Vec<Message>, Option<PendingStore>), ApiError> {
         let Self { instructions, input, previous, is_stored, settings_bytes } = self;
         let owner = app.meter.caller.key_hash();
@@ -178,9 +178,9 @@ impl NewTurn {
         };
         let refers = input.iter().any(|item| matches!(item, InputItem::Reference(_)));
         let referenced = if refers { store.memory() } else { 0 };
-        app.shared.bodies.reserve_work(held, memory_of(&turns).saturating_add(referenced)).await?;
+        app.shared.bodies.reserve_work(reservation, memory_of(&turns).saturating_add(referenced)).await?;
         app.answer.reserve(settings_bytes).await?;
-        let reserved = held.clone();
+        let reserved = reservation.clone();
         let gather = move || {
             let _reserved = reserved;
             let input = to_messages(resolve(input, |ids| store.items(owner, ids))?);
@@ -207,14 +207,14 @@ pub(crate) async fn count_input_tokens(
     Extension(store): Extension<ResponseStore>,
     body: Body<ParsedResponses>,
 ) -> Result<Json<ResponseInputTokens>, ApiError> {
-    let Body { request: ParsedResponses { model, request, settings, .. }, held, .. } = body;
+    let Body { request: ParsedResponses { model, request, settings, .. }, reservation, .. } = body;
     let InputRequest { instructions, input, tools, reasoning, options, .. } = request;
     let previous = settings.previous_response_id;
     let turn = NewTurn { instructions, input, previous, is_stored: false, settings_bytes: 0 };
-    let (messages, _) = turn.gather(&app, store, &held).await?;
+    let (messages, _) = turn.gather(&app, store, &reservation).await?;
     let overflow = HistoryOverflow::Refuse;
     let request = ChatRequest { messages, tools, reasoning, overflow, options };
-    let input_tokens = conversation::count_tokens(&app, &model, request, held).await?;
+    let input_tokens = conversation::count_tokens(&app, &model, request, reservation).await?;
     Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))
 }
 

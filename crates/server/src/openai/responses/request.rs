@@ -250,7 +250,7 @@ pub(super) struct InputRequest {
     pub(super) tools: ToolSettings,
     pub(super) reasoning: ReasoningSettings,
     /// Parameters of reasoning, which have no effect on a model that does not reason.
-    pub(super) of_reasoning: Vec<&'static str>,
+    pub(super) reasoning_parameters: Vec<&'static str>,
     pub(super) options: GenerateOptions,
 }
 
@@ -372,11 +372,11 @@ impl ResponsesBody {
         let (effort, summary) =
             self.reasoning.map_or((None, None), |reasoning| (reasoning.effort, reasoning.summary));
         let given = [effort.map(|_| "reasoning.effort"), summary.map(|_| "reasoning.summary")];
-        let of_reasoning = given.into_iter().flatten().chain(shared.reasoning.given()).collect();
+        let reasoning_parameters = given.into_iter().flatten().chain(shared.reasoning.given()).collect();
         let reasoning = effort.map_or_else(ReasoningSettings::default, Effort::settings);
         let reasoning = shared.reasoning.settings_after(reasoning);
         let tools = ToolSettings { tools, choice, calls };
-        Ok(InputRequest { instructions, input, tools, reasoning, of_reasoning, options })
+        Ok(InputRequest { instructions, input, tools, reasoning, reasoning_parameters, options })
     }
 }
 
@@ -541,7 +541,7 @@ mod tests {
         assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool]);
         assert_eq!(request.instructions.unwrap().content, "Be brief.");
         assert_eq!(ignored.names(), ["web_search", "text.verbosity"]);
-        assert_eq!(request.of_reasoning, ["reasoning.effort", "reasoning.summary"]);
+        assert_eq!(request.reasoning_parameters, ["reasoning.effort", "reasoning.summary"]);
         assert_eq!(input[1].tool_calls[0].function.arguments, json!({"city": "Rome"}));
         assert_eq!(input[1].tool_calls[0].function.name, "s.w");
         let names: Vec<&str> = request.tools.tools.iter().map(|tool| tool.name.as_str()).collect();
