@@ -49,7 +49,7 @@ impl HfExport {
         let wanted = DecoderArch { tied_head: false, ..arch.clone() };
         if comparable(&found.arch) != comparable(&wanted) {
             return Err(unsupported(
-                format!("a {:?} decoder for {}", arch.family, CONFIG),
+                format!("{:?} decoder for {}", arch.family, CONFIG),
                 "settings that its keys can express; use the safetensors checkpoint instead of GGUF",
                 different(&found.arch, &wanted),
             ));
@@ -295,7 +295,7 @@ mod tests {
         check(&decoder(&golden("gpt2")), "unsupported family: found Gpt2, expected Llama");
         check(&decoder(&golden("gemma3n")), "family: found Gemma3n");
         // Only the upper layers have a window.
-        check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");
+        check(&decoder(&golden("qwen2")), "layer 1, which differs from a Qwen2 model's");
         let mut divided = decoder(&golden("llama"));
         divided.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 8] };
         check(&divided, "use the safetensors checkpoint instead of GGUF");

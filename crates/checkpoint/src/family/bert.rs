@@ -195,7 +195,7 @@ mod tests {
         );
         refused(json!({"is_decoder": true}), "is_decoder");
         let answers = json!({"architectures": ["BertForQuestionAnswering"], "id2label": {"0": "a"}});
-        refused(answers, "question-answering model \"1\"");
+        refused(answers, "question-answering model: found 1");
         let masked = json!({"architectures": ["BertForMaskedLM"], "tie_word_embeddings": false});
         refused(masked, "tie_word_embeddings");
     }

@@ -500,8 +500,8 @@ mod tests {
         refused(both(linear.clone(), twice.clone()), "equal rope_scaling and rope_parameters");
         let default = json!({"rope_type": "default", "rope_theta": 7e4});
         refused(both(linear, default.clone()), "found \"linear\" and \"default\" that differ");
-        refused(both(json!({"type": "dynamic", "factor": 2.0}), default), "rope scaling \"dynamic\"");
-        refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor \"0.5\"");
+        refused(both(json!({"type": "dynamic", "factor": 2.0}), default), "rope scaling: found dynamic");
+        refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor: found 0.5");
     }
 
     #[test]

@@ -178,7 +178,7 @@ mod tests {
         refused(&[two.clone(), (USUAL, other)], "pooling: found weightedmean_tokens");
         refused(&[two.clone(), (USUAL, json!({}))], "exactly one of");
         refused(&[two.clone(), (USUAL, json!({MEAN: true, "include_prompt": false}))], "include_prompt");
-        refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode \"1\"");
+        refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode: found 1");
         refused(&[two], "a pooling configuration, found no file");
     }
 
@@ -193,7 +193,7 @@ mod tests {
         refused(&[modules(&[("Transformer", "0_Transformer")])], "path of the Transformer module");
         refused(&[modules(&[("Pooling", "1_Pooling")])], "module: found a.b.Pooling");
         let dense = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")];
-        refused(&[modules(&dense), (USUAL, json!({MEAN: true}))], "module \"a.b.Dense\"");
+        refused(&[modules(&dense), (USUAL, json!({MEAN: true}))], "module: found a.b.Dense");
         refused(
             &[modules(&[("Transformer", ""), ("Pooling", "../x")])],
             "modules inside the folder, found ../x",

@@ -333,7 +333,7 @@ mod tests {
             &text("general.architecture", "mamba"),
             "unsupported architecture: found mamba, expected one of llama, ",
         );
-        check(&text("general.type", "adapter"), "general.type \"adapter\"");
+        check(&text("general.type", "adapter"), "general.type: found adapter");
         check(&number("split.count", 2), "join the parts first");
         check(&number("llama.expert_count", 8), "a dense model");
         check(&number("llama.attention.head_count", 5), "head_count that divides 64, found 5");

@@ -76,7 +76,7 @@ fn stages_that_differ_in_shapes_only_become_one_graph() {
     };
     refused(&stage("filename", json!("../lm_head.onnx")), "a file in the folder");
     refused(&stage("filename", json!(1)), "lm_head: invalid type");
-    refused(&stage("run_on_prompt", json!(false)), " nodes\"");
+    refused(&stage("run_on_prompt", json!(false)), " nodes, expected");
 }
 
 #[test]

@@ -125,7 +125,13 @@ fn what_is_missing_or_unknown_is_named() {
         "found attention_mask",
     );
     changed("genai-cpu", config, "present.%d.key", "gone.%d.key", "gone.0.key");
-    changed("genai-cpu", config, "\"logits\": \"logits\"", "\"logits\": \"none\"", "found none");
+    changed(
+        "genai-cpu",
+        config,
+        "\"logits\": \"logits\"",
+        "\"logits\": \"none\"",
+        "output \"none\" of model.onnx: found no such output",
+    );
     changed("genai-cpu", config, "\"head_size\": 16", "\"head_size\": 0", "a head_size from 1");
     changed("genai-cpu", config, "\"decoder\": {", "\"vision\": {}, \"decoder\": {", "a decoder alone");
 }
