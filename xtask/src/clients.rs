@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use serde_json::Value;
 
 use crate::{
     process,
@@ -67,6 +68,9 @@ const MODEL: &str = "smollm2:135m";
 /// Memory for the KV cache of the fuzzer's server in MiB. It limits the answers to about 700 tokens, because most requests
 /// have no limit of their own.
 const FUZZED_KV_MIB: &str = "16";
+
+/// Tokens that end a sentence or a line.
+const ENDS: [&str; 4] = [".", "!", "?", "Ċ"];
 
 /// Runs every client. Fails if a check of one of them fails.
 pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
@@ -140,16 +144,37 @@ fn run_agents(
     let narthex = session.build_narthex()?;
     let mut compile = session.command(&narthex);
     process::run(compile.args(["compile", MODEL]).args(LONG_COMPILE).arg(LONG_MODEL))?;
+    end_answers_early(&session.home.join("packages").join(LONG_MODEL).join("w4"))?;
     let arguments = ["--auto-pull", "never", "-m", LONG_MODEL];
     let server = Server::start(session, &folder.join("agents-server.log"), &arguments)?;
     let path = env::var_os("PATH").unwrap_or_default();
     let path = iter::once(agents.join("node_modules/.bin")).chain(env::split_paths(&path));
     let mut command = session.command(python);
-    command.arg("conformance/agents.py").arg(&narthex).arg(LONG_MODEL).env("PATH", env::join_paths(path)?);
+    command
+        .arg("conformance/coding_agents.py")
+        .arg(&narthex)
+        .arg(LONG_MODEL)
+        .env("PATH", env::join_paths(path)?);
     let found = finding("Codex and Claude Code", &mut command, &server);
     drop(server);
     process::run(session.command(&narthex).args(["rm", "--yes", LONG_MODEL]))?;
     Ok(found)
+}
+
+/// Adds the ends of sentences to the stop tokens of a package. The agents do not limit answers, and a small model does not
+/// end all of them.
+fn end_answers_early(package: &Path) -> anyhow::Result<()> {
+    let read = |file: &str| -> anyhow::Result<Value> {
+        let path = package.join(file);
+        let text = fs::read(&path).with_context(|| path.display().to_string())?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let (mut manifest, tokenizer) = (read("manifest.json")?, read("tokenizer.json")?);
+    let ids = ENDS.map(|end| tokenizer["model"]["vocab"][end].clone());
+    let stop = manifest.pointer_mut("/tokenizer/stop").and_then(Value::as_array_mut);
+    stop.context("the manifest has no stop tokens")?.extend(ids);
+    let path = package.join("manifest.json");
+    fs::write(&path, serde_json::to_vec(&manifest)?).with_context(|| path.display().to_string())
 }
 
 /// Installs npm packages in a folder of their own, and returns the folder.
@@ -200,7 +225,8 @@ fn report(commit: &str, findings: &[ClientFinding]) -> String {
     let mut page = format!(
         "# Clients, {}\n\nCommit {commit}; {}. A development build, on the CPU. `cargo xtask clients` ran each client against `narthex serve` with \
          smollm2:135m and all-minilm-l6-v2. The fuzzer had a server of its own, where {MODEL} answered for every unknown model. \
-         The agents had one with {LONG_MODEL}, the same model with a context of 32,768 tokens (YaRN).\n\n{}",
+         The agents had one with {LONG_MODEL}: the same model with a context of 32,768 tokens (YaRN), whose answers end with \
+         their first sentence.\n\n{}",
         record::today(),
         record::platform(),
         record::list(&FRAMEWORKS.map(str::to_owned)),

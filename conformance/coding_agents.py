@@ -1,10 +1,11 @@
 """Codex and Claude Code, started by `narthex launch` against a running Narthex server.
 
-    python agents.py NARTHEX MODEL     # `cargo xtask clients` installs the pinned versions and puts them on the PATH
+    python coding_agents.py NARTHEX MODEL     # `cargo xtask clients` installs the pinned versions and puts them on the PATH
 
 Prints a line per check and a count; exits 1 where one failed. Both agents send their full instructions and tools, which
 have 10,000 to 20,000 tokens. MODEL must have a context for them, and a server of the same store must have loaded it. The
-checks are about the protocol: a small model cannot do what the agents ask for.
+checks are about the protocol: a small model cannot do what the agents ask for. They do not limit its answers, so they must
+end by themselves.
 """
 import json
 import os
@@ -14,7 +15,7 @@ import tempfile
 
 from checks import check, run
 
-NARTHEX, MODEL = sys.argv[1:]
+NARTHEX, MODEL = os.path.abspath(sys.argv[1]), sys.argv[2]
 QUESTION = "Say hello."
 TIMEOUT = 1800
 
