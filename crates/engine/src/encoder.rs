@@ -46,7 +46,7 @@ pub enum Rows {
     Text,
     /// One row for each token: scores of an answer that starts and ends at that token.
     Tokens,
-    /// One row for each requested token ([`Text::asked`]): logits over the vocabulary.
+    /// One row for each requested token ([`Text::requested`]): logits over the vocabulary.
     Requested,
 }
 

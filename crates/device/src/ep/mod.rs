@@ -192,7 +192,7 @@ impl Device {
         }
     }
 
-    /// Returns the options with which a [control](Self::control) writes its form of the graph to `folder`.
+    /// Returns the options with which a [control](Self::control_backend) writes its form of the graph to `folder`.
     pub(crate) fn control_options(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::control_options(folder),
