@@ -7,6 +7,8 @@ import assert from "node:assert";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
+import { run } from "./checks.mjs";
+
 const OpenAI = createRequire(join(process.cwd(), "x.js"))("openai").default;
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "unused", maxRetries: 0 });
 const [model, embedding] = ["smollm2:135m", "all-minilm-l6-v2"];
@@ -74,16 +76,4 @@ const checks = {
   },
 };
 
-let failed = 0;
-for (const [name, run] of Object.entries(checks)) {
-  try {
-    await run();
-    console.log("ok    ", name);
-  } catch (error) {
-    failed += 1;
-    console.log("FAILED", name);
-    console.error(error);
-  }
-}
-console.log(`${Object.keys(checks).length - failed} passed, ${failed} failed`);
-process.exit(failed ? 1 : 0);
+await run(checks);

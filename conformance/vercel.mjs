@@ -7,6 +7,8 @@ import assert from "node:assert";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
+import { run } from "./checks.mjs";
+
 const require = createRequire(join(process.cwd(), "x.js"));
 const { generateText, jsonSchema, stepCountIs, streamText, tool } = require("ai");
 const settings = { baseURL: `${process.argv[2]}/v1`, apiKey: "unused" };
@@ -52,16 +54,4 @@ for (const [protocol, model] of Object.entries(models)) {
   };
 }
 
-let failed = 0;
-for (const [name, run] of Object.entries(checks)) {
-  try {
-    await run();
-    console.log("ok    ", name);
-  } catch (error) {
-    failed += 1;
-    console.log("FAILED", name);
-    console.error(error);
-  }
-}
-console.log(`${Object.keys(checks).length - failed} passed, ${failed} failed`);
-process.exit(failed ? 1 : 0);
+await run(checks);

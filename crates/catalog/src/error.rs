@@ -217,7 +217,7 @@ pub enum Error {
         found: String,
     },
     /// There is an API key of this name.
-    #[error("a key called \"{name}\" already exists")]
+    #[error("a key named \"{name}\" already exists")]
     KeyExists {
         /// The name.
         name: String,

@@ -32,8 +32,10 @@ pub use error::{Error, ErrorKind, TokenCount};
 pub use gateway::{Gateway, RequestedPull, ServerRegistration};
 pub use inspect::{bench, check, devices, doctor, plan};
 pub use library::{
+    DEFAULT_SCHEME,
     export::{ExportFormat, ExportRequest},
     import::ImportRequest,
+    package_key::split_scheme,
     runtimes::RuntimeListing,
 };
 pub use load::residency::{LoadStart, LoadWaiter, PendingLoad, ReadyModel};

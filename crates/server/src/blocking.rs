@@ -96,7 +96,7 @@ pub(crate) async fn run_encoder<T: Send + 'static>(
     answer_bytes: impl FnOnce(&ReadyModel) -> usize,
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let model = text.ready(app, model, answer_bytes).await?.with_own_count();
+    let model = text.ready(app, model, answer_bytes).await?;
     let meter = app.meter.clone();
     let charged = move |model: &ReadyModel, cancel: &Cancel| {
         call(model, cancel).inspect_err(|_| meter.tokens(model.computed_tokens()))

@@ -54,7 +54,7 @@ const HINTS: &[(&str, NeutralValues)] = &[
     ("dynatemp_exponent", All),
     ("dynatemp_range", Number(0.0)),
     ("enable_thinking", All),
-    // Without functions.
+    // There are no functions to call, because `functions` is refused.
     ("function_call", OneOf(&["none", "auto"])),
     ("id_slot", Negative),
     // Reasoning is part of the answer, apart from its text, and streamed.

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -133,4 +134,20 @@ pub(super) struct Cases {
     pub(super) slowest: Duration,
     pub(super) note: String,
     pub(super) findings: Vec<String>,
+}
+
+impl Cases {
+    /// Adds the end of a client's thread: the time of its answer, or a finding.
+    pub(super) fn add(
+        &mut self,
+        what: &str,
+        end: thread::Result<anyhow::Result<Duration>>,
+    ) -> anyhow::Result<()> {
+        match end {
+            Ok(Ok(took)) => self.slowest = self.slowest.max(took),
+            Ok(Err(error)) => self.findings.push(format!("{what}: {error:#}")),
+            Err(_) => bail!("a client panicked"),
+        }
+        Ok(())
+    }
 }

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
 use narthex_testkit::hub::{HubServer, Reply};
 
 use super::{
@@ -106,6 +105,12 @@ fn costly() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Sends a request and returns the time to the end of its answer.
+fn timed(live: &Live, bytes: &[u8]) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    live.send(bytes).map(|_| start.elapsed())
+}
+
 /// Sends costly bodies concurrently, and plain requests at the same time. A plain request that takes [`SLOWED`] longer than
 /// alone is a finding.
 pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
@@ -113,10 +118,7 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let bodies = costly();
     let plain =
         live.request("POST", "/v1/completions", br#"{"model":"local/tiny","prompt":"a","max_tokens":1}"#);
-    let timed = |bytes: &[u8]| {
-        let start = Instant::now();
-        live.send(bytes).map(|_| start.elapsed())
-    };
+    let timed = |bytes: &[u8]| timed(&live, bytes);
     timed(&plain)?;
     let alone = (0..PLAIN).map(|_| timed(&plain)).collect::<anyhow::Result<Vec<_>>>()?;
     let alone = alone.into_iter().max().unwrap_or_default();
@@ -134,11 +136,7 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
         (ends, beside)
     });
     for (path, end) in ends {
-        match end {
-            Ok(Ok(took)) => cases.slowest = cases.slowest.max(took),
-            Ok(Err(error)) => cases.findings.push(format!("{path}: {error:#}")),
-            Err(_) => bail!("a client panicked"),
-        }
+        cases.add(path, end)?;
     }
     match beside.into_iter().collect::<anyhow::Result<Vec<_>>>() {
         Ok(beside) => {
@@ -167,19 +165,13 @@ pub(super) fn rounds(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let mut cases = Cases::default();
     for (count, path, body) in (0..ROUNDS).flat_map(|_| &groups) {
         let request = live.request("POST", path, body);
-        let start = Instant::now();
         let ends: Vec<_> = thread::scope(|scope| {
-            let sent: Vec<_> = (0..*count).map(|_| scope.spawn(|| live.send(&request))).collect();
+            let sent: Vec<_> = (0..*count).map(|_| scope.spawn(|| timed(&live, &request))).collect();
             sent.into_iter().map(|end| end.join()).collect()
         });
         cases.cases += count;
-        cases.slowest = cases.slowest.max(start.elapsed());
         for end in ends {
-            match end {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => cases.findings.push(format!("{path}: {error:#}")),
-                Err(_) => bail!("a client panicked"),
-            }
+            cases.add(path, end)?;
         }
     }
     thread::sleep(RELEASE);

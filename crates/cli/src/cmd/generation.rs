@@ -38,8 +38,24 @@ pub(super) enum AnswerEnd {
 /// Treatment of an answer that only repeats itself, as small models do at times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repetition {
-    Stop,
+    Stop {
+        /// Length of the text up to which it was checked.
+        checked: usize,
+    },
     Allow,
+}
+
+impl Repetition {
+    /// Returns true if the answer must be stopped. The text is only checked after it has grown by the length of a part.
+    fn stops(&mut self, text: &str) -> bool {
+        match self {
+            Self::Stop { checked } if text.len() - *checked >= MAX_REPEATED_PART => {
+                *checked = text.len();
+                repeats(text)
+            }
+            Self::Stop { .. } | Self::Allow => false,
+        }
+    }
 }
 
 /// Length in bytes of the end of an answer that is checked for repetition.
@@ -71,7 +87,8 @@ pub(super) fn print_chat(
         options: options(args),
     };
     // A user who states a length wants that length.
-    let repetition = if args.max_tokens.is_some() { Repetition::Allow } else { Repetition::Stop };
+    let repetition =
+        if args.max_tokens.is_some() { Repetition::Allow } else { Repetition::Stop { checked: 0 } };
     let answer = print(|sink| gateway.chat(&status.id(), request, sink), repetition)?;
     if answer.is_cut && !args.quiet {
         output::note("The answer was cut off at --max-tokens or at the end of the model's context.");
@@ -110,7 +127,7 @@ impl Drop for PrintSink {
 /// Prints a generation while it runs.
 pub(super) fn print(
     start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>,
-    repetition: Repetition,
+    mut repetition: Repetition,
 ) -> anyhow::Result<PrintedAnswer> {
     let (sender, events) = mpsc::channel();
     let (job, interrupts) = (interrupt::job(), sender.clone());
@@ -124,8 +141,6 @@ pub(super) fn print(
     }
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     let mut is_cut = false;
-    // Length of the text up to which it was checked for repetition.
-    let mut checked = 0;
     loop {
         let event = match events.recv() {
             Ok(PrintEvent::Generation(event)) if !job.is_cancelled() => event,
@@ -152,22 +167,13 @@ pub(super) fn print(
                     turn.cancel();
                     return Err(error);
                 }
-                if repetition == Repetition::Stop && text.len() - checked >= MAX_REPEATED_PART {
-                    checked = text.len();
-                    if repeats(&text) {
-                        turn.cancel();
-                        output::text("\n")?;
-                        output::note(
-                            "The answer repeats itself and was stopped; --max-tokens states a length instead.",
-                        );
-                        return Ok(PrintedAnswer {
-                            text,
-                            reasoning,
-                            calls,
-                            is_cut,
-                            end: AnswerEnd::Repeated,
-                        });
-                    }
+                if repetition.stops(&text) {
+                    turn.cancel();
+                    output::text("\n")?;
+                    output::note(
+                        "The answer repeats itself and was stopped; --max-tokens states a length instead.",
+                    );
+                    return Ok(PrintedAnswer { text, reasoning, calls, is_cut, end: AnswerEnd::Repeated });
                 }
             }
             GenerationEvent::Done(summary) => {

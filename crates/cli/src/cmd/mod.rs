@@ -32,6 +32,7 @@ use anyhow::Context;
 use narthex_gateway::{
     Config, Drain, Error, Gateway,
     models::{ModelKind, ModelStatus},
+    split_scheme,
 };
 use narthex_mmap::environment;
 use narthex_spec::Scheme;
@@ -66,7 +67,7 @@ fn check_name(gateway: &Gateway, model: &str) -> Result<(), Error> {
 
 /// Returns the scheme that a model's name, as in `model@w4`, or the option `--scheme` states. Fails if they differ.
 fn stated_scheme(model: &str, option: Option<Scheme>) -> Result<Option<Scheme>, Error> {
-    let named = model.rsplit_once('@').and_then(|(_, scheme)| scheme.parse().ok());
+    let (_, named) = split_scheme(model);
     match (named, option) {
         (Some(named), Some(option)) if named != option => {
             let message =

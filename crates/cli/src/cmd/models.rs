@@ -2,8 +2,9 @@
 
 use std::io::{IsTerminal, stderr, stdin};
 
-use narthex_gateway::{CompileRequest, Error, Gateway, Rebuild, models::Removal, vocabulary};
-use narthex_spec::Scheme;
+use narthex_gateway::{
+    CompileRequest, DEFAULT_SCHEME, Error, Gateway, Rebuild, models::Removal, split_scheme, vocabulary,
+};
 
 use super::stated_scheme;
 use crate::{
@@ -67,10 +68,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
 /// Shows a package.
 pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
     let manifest = match stated_scheme(&args.model, args.scheme)? {
-        Some(scheme) => {
-            let name = args.model.strip_suffix(&format!("@{scheme}")).unwrap_or(&args.model);
-            gateway.manifest(&format!("{name}@{scheme}"))?
-        }
+        Some(scheme) => gateway.manifest(&format!("{}@{scheme}", split_scheme(&args.model).0))?,
         None => gateway.manifest(&args.model)?,
     };
     if args.json {
@@ -108,7 +106,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     let vocabulary = file.map(|file| vocabulary(file, args.vocabulary_size)).transpose()?;
     let request = CompileRequest {
         name: args.name.clone(),
-        scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(Scheme::W8),
+        scheme: stated_scheme(&args.model, args.scheme)?.unwrap_or(DEFAULT_SCHEME),
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
         yarn: args.yarn,

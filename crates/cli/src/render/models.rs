@@ -43,7 +43,7 @@ pub(crate) const CATALOGUE_LEGEND: &str = "HERE is the best scheme for this mach
     to it. QUALITY is the share of the quality in f32 that it keeps; figures with ~ were not measured with the model, \
     but with smollm2:135m.";
 
-/// Renders the catalogue in the given order. The few names that are too long for 80 columns are broken there on a terminal.
+/// Renders the catalogue in the given order. A terminal of 80 columns breaks the few longer names.
 pub(crate) fn catalogue(models: &[RankedModel]) -> String {
     let mut table = table(&["MODEL", "KIND", "SIZE", "HERE", "SPEED", "QUALITY", "STATE"]);
     for RankedModel { model, here } in models {

@@ -16,7 +16,8 @@ use narthex_catalog::{index::Catalog, network::Network, store::Store};
 
 use crate::{config::Config, error::Error};
 
-pub(crate) use models::{DEFAULT_SCHEME, RequestedModel, schemes_from};
+pub use models::DEFAULT_SCHEME;
+pub(crate) use models::{RequestedModel, schemes_from};
 
 /// The store and the catalogue, with their settings.
 pub(crate) struct Library {

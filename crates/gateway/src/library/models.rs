@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Scheme of a model that is named without one.
-pub(crate) const DEFAULT_SCHEME: Scheme = Scheme::W8;
+pub const DEFAULT_SCHEME: Scheme = Scheme::W8;
 
 /// Returns every scheme, starting with `first`: the order in which installed packages are looked up.
 pub(crate) fn schemes_from(first: Scheme) -> impl Iterator<Item = Scheme> {

@@ -10,7 +10,7 @@ pub(crate) struct PackageKey {
 }
 
 /// Splits `model@scheme`. Text after the last `@` that is not a scheme belongs to the model.
-pub(crate) fn split_scheme(text: &str) -> (&str, Option<Scheme>) {
+pub fn split_scheme(text: &str) -> (&str, Option<Scheme>) {
     match text.rsplit_once('@') {
         Some((model, scheme)) => match scheme.parse() {
             Ok(scheme) => (model, Some(scheme)),

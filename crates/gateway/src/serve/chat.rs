@@ -63,13 +63,21 @@ impl ReadyModel {
         let (ChatPrompt { tokens, text }, omitted_messages) = match overflow {
             HistoryOverflow::Refuse => (prompt(model, messages, &tools, render, limit, &cancel)?, 0),
             HistoryOverflow::OmitOldest => {
-                let attempt = |messages, limit| {
+                let attempt = |messages: Vec<&Message>, limit| {
+                    // Checked before the messages are copied.
+                    check_fewest(model, messages.iter().copied(), limit)?;
+                    let messages = messages.into_iter().cloned().collect();
                     let prompt = prompt(model, messages, &tools, render.clone(), limit, &cancel)?;
                     check_length(model, &prompt, limit).map(|()| prompt)
                 };
                 let room = options.max_tokens.unwrap_or(limit).min(limit / 4);
-                history::newest(&messages, |messages| attempt(messages, limit - room))
-                    .or_else(|_| history::newest(&messages, |messages| attempt(messages, limit)))?
+                match history::newest(&messages, |messages| attempt(messages, limit - room)) {
+                    // The last turn may leave less room for the answer.
+                    Err(Error::ContextLength { .. }) => {
+                        history::newest(&messages, |messages| attempt(messages, limit))?
+                    }
+                    newest => newest?,
+                }
             }
         };
         rules.reasoning = model.reasoning_format().map(|format| ReasoningParser::new(format, &text));
@@ -199,6 +207,21 @@ fn render_options(reasoning: &ReasoningSettings) -> RenderOptions {
     }
 }
 
+/// Fails if a conversation is so long that its prompt must have `limit` or more tokens. A template may omit parts of a long
+/// history, but not most of it.
+fn check_fewest<'a>(
+    model: &LoadedModel,
+    messages: impl IntoIterator<Item = &'a Message>,
+    limit: usize,
+) -> Result<(), Error> {
+    let tokenizer = &model.package.tokenizer;
+    let fewest: usize = messages.into_iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
+    if fewest / MAX_CONTEXT_MULTIPLE < limit {
+        return Ok(());
+    }
+    Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), model.engine()?.limits()))
+}
+
 /// Fails if a prompt has `limit` or more tokens.
 fn check_length(model: &LoadedModel, prompt: &ChatPrompt, limit: usize) -> Result<(), Error> {
     let tokens = prompt.tokens.len();
@@ -218,7 +241,7 @@ fn prompt(
     limit: usize,
     cancel: &Cancel,
 ) -> Result<ChatPrompt, Error> {
-    let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
+    let tokenizer = &model.package.tokenizer;
     let Some(template) = &model.template else {
         return Err(Error::invalid(
             "model",
@@ -226,11 +249,7 @@ fn prompt(
         ));
     };
     check_ids(&messages)?;
-    let fewest: usize = messages.iter().map(|message| tokenizer.min_tokens(&message.content)).sum();
-    // A template may omit parts of a long history, but not most of it.
-    if fewest / MAX_CONTEXT_MULTIPLE >= limit {
-        return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
-    }
+    check_fewest(model, &messages, limit)?;
     let continued = take_continued(&mut messages, &mut options)?;
     let permit = RENDERINGS.take(cancel)?;
     let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));

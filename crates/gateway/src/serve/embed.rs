@@ -2,7 +2,7 @@
 
 use narthex_catalog::resolve::excerpt;
 use narthex_spec::manifest::Prompts;
-use narthex_text::tokenizer::{BoundedTokens, Bounds, Tokenizer};
+use narthex_text::tokenizer::{BoundedTokens, Bounds};
 
 use crate::{
     cancel::Cancel,
@@ -46,6 +46,7 @@ impl ReadyModel {
             prompt: select_prompt(&model.package.manifest.prompts, request)?,
             limit: limits.max_length,
             overlong: request.overlong,
+            frame: has_tokens(request).then(|| model.package.tokenizer.document_frame()).transpose()?,
             cancel,
         };
         let queued = encoder.enter(cancel, &self.computed)?;
@@ -65,7 +66,7 @@ impl ReadyModel {
 fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
     let invalid = |message: String| Err(Error::invalid("prompt_name", message));
     let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
-    if request.prompt.is_some() && request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_))) {
+    if request.prompt.is_some() && has_tokens(request) {
         return invalid("expected texts after a prompt, found tokens".to_owned());
     }
     match prompts.named.get(name) {
@@ -88,12 +89,14 @@ struct Tokenization<'a> {
     /// Maximum number of tokens.
     limit: usize,
     overlong: InputOverflow,
+    /// Special tokens before and after a text, if an input has tokens.
+    frame: Option<[Vec<u32>; 2]>,
     cancel: &'a Cancel,
 }
 
 impl Tokenization<'_> {
     fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
-        let Self { model, prompt, limit, overlong, cancel } = *self;
+        let Self { model, prompt, limit, overlong, ref frame, cancel } = *self;
         let tokenizer = &model.package.tokenizer;
         if let Prompt::Text(text) = input
             && overlong == InputOverflow::Refuse
@@ -120,8 +123,8 @@ impl Tokenization<'_> {
             let message = format!("input {index} is empty; expected at least one token");
             return Err(Error::invalid("input", message));
         }
-        if matches!(input, Prompt::Tokens(_)) {
-            check_tokens(tokenizer, index, &tokens)?;
+        if let (Prompt::Tokens(_), Some(frame)) = (input, frame) {
+            check_tokens(tokenizer.vocab_size(), frame, index, &tokens)?;
         }
         if tokens.len() > limit {
             if overlong == InputOverflow::Refuse {
@@ -138,8 +141,12 @@ impl Tokenization<'_> {
 
 /// Fails if this model's tokenizer cannot have made these tokens: if one is not in the vocabulary, or if the special tokens
 /// around a text are missing.
-fn check_tokens(tokenizer: &Tokenizer, index: usize, tokens: &[u32]) -> Result<(), Error> {
-    let vocab = tokenizer.vocab_size();
+fn check_tokens(
+    vocab: usize,
+    [before, after]: &[Vec<u32>; 2],
+    index: usize,
+    tokens: &[u32],
+) -> Result<(), Error> {
     let refused = |what: String| {
         let message = format!(
             "{what}; send texts, since tokens of another model's tokenizer have no meaning here (LangChain's \
@@ -152,16 +159,18 @@ fn check_tokens(tokenizer: &Tokenizer, index: usize, tokens: &[u32]) -> Result<(
             "token {bad} of input {index} is not in this model's vocabulary of {vocab} tokens"
         ));
     }
-    let [before, after] = tokenizer.document_frame()?;
-    if tokens.starts_with(&before) && tokens.ends_with(&after) {
+    if tokens.starts_with(before) && tokens.ends_with(after) {
         return Ok(());
     }
-    let found = (tokens[0], tokens[tokens.len() - 1]);
+    let (first, last) = (tokens[0], tokens[tokens.len() - 1]);
     refused(format!(
         "expected tokens that begin with {before:?} and end with {after:?}, as those of /tokenize for this model; input \
-         {index} begins with {} and ends with {}",
-        found.0, found.1
+         {index} begins with {first} and ends with {last}"
     ))
+}
+
+fn has_tokens(request: &EmbedRequest) -> bool {
+    request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_)))
 }
 
 /// Keeps the leading elements and rescales them to unit length (Matryoshka embeddings, arXiv:2205.13147).

@@ -8,10 +8,10 @@ use crate::error::Error;
 /// messages. `prompt` returns the prompt of a conversation, and [`Error::ContextLength`] if it is too long.
 pub(super) fn newest<T>(
     messages: &[Message],
-    prompt: impl Fn(Vec<Message>) -> Result<T, Error>,
+    prompt: impl Fn(Vec<&Message>) -> Result<T, Error>,
 ) -> Result<(T, usize), Error> {
     let attempt = |first| {
-        let kept: Vec<Message> = kept(messages, first).cloned().collect();
+        let kept: Vec<&Message> = kept(messages, first).collect();
         let omitted = messages.len() - kept.len();
         Ok((prompt(kept)?, omitted))
     };
@@ -66,7 +66,7 @@ mod tests {
                     of_model: limit,
                 });
             }
-            Ok(messages.into_iter().map(|message| message.content).collect())
+            Ok(messages.into_iter().map(|message| message.content.clone()).collect())
         })
     }
 

@@ -193,18 +193,19 @@ impl Tokenizer {
 
     /// Returns the tokens of a text, without those that the post-processor adds.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TokenizerError> {
-        let text = match specials {
-            Specials::Parse => Cow::Borrowed(text),
-            Specials::AsText => self.shield(text),
-        };
-        self.run(&text, false)
+        self.run(&self.prepared(text, specials), false)
     }
 
     /// Returns the tokens as [`Self::encode`], with those that the post-processor adds.
     pub fn encode_with_added(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TokenizerError> {
+        self.run(&self.prepared(text, specials), true)
+    }
+
+    /// Returns the text in which [`Self::run`] recognises special tokens, or not.
+    fn prepared<'a>(&self, text: &'a str, specials: Specials) -> Cow<'a, str> {
         match specials {
-            Specials::Parse => self.run(text, true),
-            Specials::AsText => self.encode_document(text),
+            Specials::Parse => Cow::Borrowed(text),
+            Specials::AsText => self.shield(text),
         }
     }
 
@@ -220,7 +221,7 @@ impl Tokenizer {
     /// Returns the tokens of a document, with those that the post-processor adds (`[CLS] … [SEP]`). Spellings of
     /// special tokens in the text stay text.
     pub fn encode_document(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
-        self.run(&self.shield(text), true)
+        self.encode_with_added(text, Specials::AsText)
     }
 
     /// Returns the tokens as [`Self::encode_document`], except that `kept`, the spelling of one special token, becomes

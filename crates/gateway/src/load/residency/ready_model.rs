@@ -40,13 +40,8 @@ impl ReadyModel {
         }
     }
 
-    /// Returns the model with its own count of [`Self::computed_tokens`].
-    pub fn with_own_count(self) -> Self {
-        Self { computed: ComputedTokens::default(), ..self }
-    }
-
-    /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones, also
-    /// for requests that were cancelled.
+    /// Returns the number of tokens that an encoder has computed for the requests through this value and its clones,
+    /// including cancelled ones.
     pub fn computed_tokens(&self) -> usize {
         self.computed.get()
     }
