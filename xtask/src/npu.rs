@@ -39,12 +39,7 @@ const TESTS: [TestGroup; 2] = [
 
 /// Checks that need an ONNX Runtime with WebGPU.
 const WEBGPU: [TestGroup; 2] = [
-    TestGroup {
-        package: "narthex-device",
-        file: "webgpu",
-        names: "",
-        findings: &["WebGPU over SwiftShader: "],
-    },
+    TestGroup { package: "narthex-device", file: "gpu", names: "", findings: &["WebGPU over SwiftShader: "] },
     TestGroup {
         package: "narthex-gateway",
         file: "accuracy",

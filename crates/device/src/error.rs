@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use narthex_engine::executor::StepError;
-use narthex_spec::Ep;
+use narthex_spec::{DeviceName, Ep};
 
 /// Error of a device or of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +34,14 @@ pub enum DeviceError {
         what: &'static str,
         /// Message of ONNX Runtime.
         message: String,
+    },
+    /// A provider found no device that it can use, although its library is loaded.
+    #[error("{device} cannot be used: {reason}")]
+    Unusable {
+        /// Description of the device.
+        device: &'static str,
+        /// Reason that the provider gives.
+        reason: String,
     },
     /// The runtime does not offer a device.
     #[error("ONNX Runtime offers no device for {device} on this machine")]
@@ -156,7 +164,12 @@ impl DeviceError {
             }
             Self::Variant { .. } => "compile the model with `--context`, which adds graphs with fixed shapes",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
-            Self::NoDevice { .. } => "`narthex doctor` lists the devices of this machine",
+            Self::Unusable { device, .. } if *device == DeviceName::WebGpu.describe() => {
+                "install the GPU's driver for Vulkan and its loader; `vulkaninfo --summary` must list the GPU"
+            }
+            Self::Unusable { .. } | Self::NoDevice { .. } => {
+                "`narthex doctor` lists the devices of this machine"
+            }
             Self::Plugin { ep: Ep::VitisAi, .. } => {
                 "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
             }

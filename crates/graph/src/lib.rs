@@ -10,6 +10,7 @@ pub mod dump;
 pub mod element;
 mod extract;
 pub mod graph;
+pub mod half_precision;
 pub mod infer;
 pub mod onnx;
 mod order;

@@ -3,19 +3,20 @@
 //! capacity.
 //!
 //! ONNX Runtime copies only whole tensors and does not expose addresses within a device's memory. The contents of a
-//! slot are therefore copied through the host's memory when its capacity grows, and when a block is written after other
-//! tokens.
+//! slot are copied on the device when its capacity grows and when another slot gets its first tokens, and otherwise
+//! through the host's memory: when a capacity shrinks, and when a block is read or written.
 
 use std::ops::Range;
 
+use half::f16;
 use narthex_engine::executor::{KvCopy, KvRows, Limits, StepError};
-use narthex_spec::{SlotId, manifest::KvLayout};
+use narthex_spec::{DType, SlotId, manifest::KvLayout};
 
 use super::{
     growth::{Growth, Resize, SlotUse, make_room},
     rows::{KvPart, KvTensor, RowShape},
 };
-use crate::ort::{DeviceMemory, DeviceTensor};
+use crate::ort::{DeviceMemory, DevicePadding, DeviceTensor};
 
 /// The cache of one executor.
 pub(super) struct DeviceKvCache {
@@ -25,6 +26,8 @@ pub(super) struct DeviceKvCache {
     /// Number that changes whenever the tensors of a slot are replaced.
     generation: u64,
     memory: DeviceMemory,
+    padding: DevicePadding,
+    clears_memory: bool,
 }
 
 #[derive(Default)]
@@ -36,13 +39,24 @@ struct SlotTensors {
 }
 
 impl DeviceKvCache {
-    pub(super) fn new(layouts: &[KvLayout], limits: &Limits, memory: DeviceMemory) -> Self {
+    /// Creates an empty cache. `padding` copies tensors of the cache's element type. If `clears_memory`, new memory is
+    /// filled with zeros: the provider's attention reads beyond a row's tokens with a weight of zero, and the product
+    /// with an undefined value could be NaN.
+    pub(super) fn new(
+        layouts: &[KvLayout],
+        limits: &Limits,
+        memory: DeviceMemory,
+        padding: DevicePadding,
+        clears_memory: bool,
+    ) -> Self {
         Self {
             layers: layouts.to_vec(),
             limits: limits.clone(),
             slots: (0..limits.slots).map(|_| SlotTensors::default()).collect(),
             generation: 0,
             memory,
+            padding,
+            clears_memory,
         }
     }
 
@@ -71,8 +85,12 @@ impl DeviceKvCache {
         range: Range<usize>,
     ) -> Result<KvRows, StepError> {
         let held = &self.slots[slot.index()];
-        let data = self.memory.read(&held.layers[tensor.layer][tensor.part as usize])?;
-        Ok(KvRows::F32(self.row(tensor.layer, held.capacity).read(&data, range)))
+        let row = self.row(tensor.layer, held.capacity);
+        let source = &held.layers[tensor.layer][tensor.part as usize];
+        Ok(match self.layers[tensor.layer].dtype {
+            DType::F16 => KvRows::F16(row.read(&self.memory.read(source)?, range)),
+            _ => KvRows::F32(row.read(&self.memory.read(source)?, range)),
+        })
     }
 
     /// Writes `[tokens, heads, head_size]` to a reserved slot, starting at token `at`.
@@ -83,17 +101,39 @@ impl DeviceKvCache {
         at: usize,
         rows: &KvRows,
     ) -> Result<(), StepError> {
-        let KvTensor { layer, part } = tensor;
+        match self.layers[tensor.layer].dtype {
+            DType::F16 => self.write_elements(tensor, slot, at, rows.to_f16()?),
+            _ => self.write_elements(tensor, slot, at, rows.f32s()),
+        }
+    }
+
+    fn write_elements<T: bytemuck::Pod>(
+        &mut self,
+        KvTensor { layer, part }: KvTensor,
+        slot: SlotId,
+        at: usize,
+        elements: impl IntoIterator<Item = T>,
+    ) -> Result<(), StepError> {
         let row = self.row(layer, self.slots[slot.index()].capacity);
         let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];
         // If the block is the first, there are no earlier tokens to keep.
-        let mut data = if at == 0 { vec![0.0; row.len()] } else { self.memory.read(tensor)? };
-        row.write(&mut data, at, rows.f32s());
+        let mut data = if at == 0 { vec![T::zeroed(); row.len()] } else { self.memory.read(tensor)? };
+        row.write(&mut data, at, elements);
         self.memory.write(tensor, &mut data)
     }
 
     /// Copies tokens to another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        let (from, to) = (copy.from.index(), copy.to.index());
+        let replaces_all = copy.tokens.start == 0 && self.slots[to].length <= copy.tokens.end;
+        if let Ok([source, target]) = self.slots.get_disjoint_mut([from, to])
+            && replaces_all
+            && source.capacity <= target.capacity
+        {
+            let layers = source.layers.iter().zip(&mut target.layers);
+            let mut tensors = layers.flat_map(|(source, target)| source.iter().zip(target));
+            return tensors.try_for_each(|(source, target)| self.padding.copy(source, target));
+        }
         for layer in 0..self.layers.len() {
             for part in KvPart::BOTH {
                 let tensor = KvTensor { layer, part };
@@ -150,13 +190,21 @@ impl DeviceKvCache {
             let (old_row, new_row) = (self.row(layer, held.capacity), self.row(layer, capacity));
             let RowShape { heads, head_size, .. } = new_row;
             let shape = [1, heads as i64, capacity as i64, head_size as i64];
-            let mut parts = [self.memory.tensor(&shape)?, self.memory.tensor(&shape)?];
-            if held.length > 0 {
-                for (old, new) in held.layers[layer].iter().zip(&mut parts) {
-                    let old = self.memory.read(old)?;
-                    let mut data = vec![0.0; new_row.len()];
-                    old_row.copy(&old, new_row, &mut data, held.length);
-                    self.memory.write(new, &mut data)?;
+            let dtype = self.layers[layer].dtype;
+            let mut parts = [self.memory.tensor(dtype, &shape)?, self.memory.tensor(dtype, &shape)?];
+            let old = held.layers.get(layer).filter(|_| held.length > 0);
+            for (part, new) in parts.iter_mut().enumerate() {
+                match (old.map(|old| &old[part]), dtype) {
+                    (Some(old), _) if held.capacity <= capacity => self.padding.copy(old, new)?,
+                    (None, _) if !self.clears_memory => {}
+                    (old, DType::F16) => {
+                        let mut data = self.resized::<f16>(old, old_row, new_row, held.length)?;
+                        self.memory.write(new, &mut data)?;
+                    }
+                    (old, _) => {
+                        let mut data = self.resized::<f32>(old, old_row, new_row, held.length)?;
+                        self.memory.write(new, &mut data)?;
+                    }
                 }
             }
             layers.push(parts);
@@ -165,5 +213,22 @@ impl DeviceKvCache {
         self.slots[slot] = SlotTensors { length, capacity, layers };
         self.generation += 1;
         Ok(())
+    }
+
+    /// Returns the elements of a row with another capacity: the first `length` tokens of a tensor, if there is one, and
+    /// zeros.
+    fn resized<T: bytemuck::Pod>(
+        &self,
+        old: Option<&DeviceTensor>,
+        old_row: RowShape,
+        new_row: RowShape,
+        length: usize,
+    ) -> Result<Vec<T>, StepError> {
+        let mut data = vec![T::zeroed(); new_row.len()];
+        if let Some(old) = old {
+            let old: Vec<T> = self.memory.read(old)?;
+            old_row.copy(&old, new_row, &mut data, length);
+        }
+        Ok(data)
     }
 }

@@ -22,7 +22,7 @@ use narthex_engine::executor::{
     check_truncate,
 };
 use narthex_spec::{
-    KvPrecision, SlotId, TokenId,
+    DType, Ep, KvPrecision, SlotId, TokenId,
     arch::Steps,
     manifest::{KvLayout, Manifest},
 };
@@ -31,7 +31,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     inventory,
-    ort::{DeviceMemory, SessionOptions},
+    ort::{DeviceMemory, DevicePadding, SessionOptions},
     package,
     packed_weights::PackedWeights,
     placement::GraphPlacement,
@@ -125,7 +125,11 @@ impl DynamicExecutor {
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // If a graph returns only new keys and values, the host writes them to the cache.
             Some(memory) if names.cache_output == CacheOutput::Present => {
-                KvCache::Device(DeviceKvCache::new(&kv, &limits, memory))
+                let dtype = kv.first().map_or(DType::F32, |layer| layer.dtype);
+                let threads = inventory::threads(options.threads);
+                let padding = DevicePadding::new(runtime, dtype, SessionOptions::on(device, threads))?;
+                let clears_memory = device.ep() == Ep::Cuda;
+                KvCache::Device(DeviceKvCache::new(&kv, &limits, memory, padding, clears_memory))
             }
             _ => {
                 let growth =

@@ -93,8 +93,7 @@ impl OwnOperators {
     /// cannot be read, because ONNX Runtime then reports the error.
     pub(crate) fn of(model: &Path, options: RewriteOptions<'_>) -> Option<Self> {
         let RewriteOptions { stored, threads, cache, padded } = options;
-        let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
-        let mut graph = Graph::decode_shared(Bytes::from_owner(mapped)).ok()?;
+        let mut graph = read_graph(model)?;
         let sources = rewrite::rewrite(&mut graph, cache);
         encoder::merge_residuals(&mut graph);
         let packs_rows = padded.is_some_and(|inputs| packs_rows(&mut graph, inputs, model));
@@ -123,6 +122,12 @@ impl OwnOperators {
             .and_then(|domain| domain.add(ChainOperator::<i8>::new(shared)));
         Some(Self { graph: graph.encode(), domain: domain.ok()?, packed, chains: placed, packs_rows })
     }
+}
+
+/// Returns the graph of a file; `None` if it cannot be read.
+pub(crate) fn read_graph(model: &Path) -> Option<Graph> {
+    let mapped = map(model).ok().filter(|bytes| bytes.len() <= MAX_GRAPH_BYTES)?;
+    Graph::decode_shared(Bytes::from_owner(mapped)).ok()
 }
 
 /// Removes the padding of an encoder's texts, and returns whether that was possible.

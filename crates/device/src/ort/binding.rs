@@ -77,15 +77,32 @@ impl Binding {
         outputs: impl IntoIterator<Item = &'n CStr>,
         tensor: &DeviceTensor,
     ) -> Result<(), StepError> {
-        let value = tensor.value.0;
+        self.device_input(input, tensor)?;
+        outputs.into_iter().try_for_each(|output| self.device_output(output, tensor))
+    }
+
+    /// Binds a tensor on the device to an input.
+    pub(super) fn device_input(&mut self, name: &CStr, tensor: &DeviceTensor) -> Result<(), StepError> {
         // SAFETY: binding, name and value are alive; the binding keeps a reference of its own to the value.
-        let status = unsafe { (ort::api().BindInput)(self.raw, input.as_ptr(), value) };
-        check("bind a tensor of the device", status)?;
-        outputs.into_iter().try_for_each(|output| {
-            // SAFETY: as for the input.
-            let status = unsafe { (ort::api().BindOutput)(self.raw, output.as_ptr(), value) };
-            check("bind a tensor of the device", status)
-        })
+        let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), tensor.value.0) };
+        check("bind a tensor of the device", status)
+    }
+
+    /// Binds a tensor on the device to an output.
+    pub(super) fn device_output(&mut self, name: &CStr, tensor: &DeviceTensor) -> Result<(), StepError> {
+        // SAFETY: as for the input.
+        let status = unsafe { (ort::api().BindOutput)(self.raw, name.as_ptr(), tensor.value.0) };
+        check("bind a tensor of the device", status)
+    }
+
+    /// Releases all bound tensors.
+    pub(super) fn clear(&mut self) {
+        self.copied.iter_mut().for_each(Vec::clear);
+        // SAFETY: the binding is alive.
+        unsafe {
+            (ort::api().ClearBoundInputs)(self.raw);
+            (ort::api().ClearBoundOutputs)(self.raw);
+        }
     }
 
     /// Runs the session on the bound inputs and outputs.

@@ -26,6 +26,7 @@ unsafe impl Send for DeviceMemory {}
 /// A tensor in a device's memory.
 pub(crate) struct DeviceTensor {
     pub(super) value: OwnedValue,
+    dtype: DType,
     shape: Vec<i64>,
 }
 
@@ -64,8 +65,8 @@ impl DeviceMemory {
         Ok(Some(memory))
     }
 
-    /// Allocates a single-precision tensor with undefined contents.
-    pub(crate) fn tensor(&self, shape: &[i64]) -> Result<DeviceTensor, StepError> {
+    /// Allocates a tensor with undefined contents.
+    pub(crate) fn tensor(&self, dtype: DType, shape: &[i64]) -> Result<DeviceTensor, StepError> {
         let mut value = OwnedValue(ptr::null_mut());
         // SAFETY: the allocator is alive, and the executor that owns it drops the session after every tensor.
         let status = unsafe {
@@ -73,25 +74,35 @@ impl DeviceMemory {
                 self.allocator,
                 shape.as_ptr(),
                 shape.len(),
-                element(DType::F32),
+                element(dtype),
                 &raw mut value.0,
             )
         };
         check("allocate on the device", status)?;
-        Ok(DeviceTensor { value, shape: shape.to_vec() })
+        Ok(DeviceTensor { value, dtype, shape: shape.to_vec() })
     }
 
     /// Copies a whole tensor from the device.
-    pub(crate) fn read(&self, tensor: &DeviceTensor) -> Result<Vec<f32>, StepError> {
-        let mut elements = vec![0.0; tensor.elements()];
-        let host = self.host.value(Tensor::new(&mut elements, DType::F32, &tensor.shape))?;
+    ///
+    /// # Panics
+    /// `T` does not have the size of the tensor's elements.
+    pub(crate) fn read<T: bytemuck::Pod>(&self, tensor: &DeviceTensor) -> Result<Vec<T>, StepError> {
+        let mut elements = vec![T::zeroed(); tensor.elements()];
+        let host = self.host.value(Tensor::new(&mut elements, tensor.dtype, &tensor.shape))?;
         self.copy(&tensor.value, &host)?;
         Ok(elements)
     }
 
     /// Copies `elements` to a whole tensor on the device.
-    pub(crate) fn write(&self, tensor: &mut DeviceTensor, elements: &mut [f32]) -> Result<(), StepError> {
-        let host = self.host.value(Tensor::new(elements, DType::F32, &tensor.shape))?;
+    ///
+    /// # Panics
+    /// `T` does not have the size of the tensor's elements, or their number differs.
+    pub(crate) fn write<T: bytemuck::Pod>(
+        &self,
+        tensor: &mut DeviceTensor,
+        elements: &mut [T],
+    ) -> Result<(), StepError> {
+        let host = self.host.value(Tensor::new(elements, tensor.dtype, &tensor.shape))?;
         self.copy(&host, &tensor.value)
     }
 
@@ -122,6 +133,11 @@ impl Drop for DeviceMemory {
 }
 
 impl DeviceTensor {
+    /// Returns the extent of an axis.
+    pub(super) fn extent(&self, axis: usize) -> i64 {
+        self.shape[axis]
+    }
+
     fn elements(&self) -> usize {
         self.shape.iter().product::<i64>() as usize
     }

@@ -5,6 +5,7 @@ use std::{
     path::Path,
 };
 
+use narthex_graph::half_precision;
 use narthex_spec::{Ep, KvPrecision, manifest::GraphEntry};
 use ort::{
     AsPointer,
@@ -14,11 +15,11 @@ use ort::{
 };
 use parking_lot::Mutex;
 
-use super::{process_exit, redirect_stdout::StdoutRedirect};
+use super::{context::Context, process_exit, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
-    operators::{OwnOperators, PaddedInputs, RewriteOptions},
+    operators::{OwnOperators, PaddedInputs, RewriteOptions, read_graph},
     packed_weights::PackedWeights,
     placement::{self, Placement},
     runtime::Runtime,
@@ -95,60 +96,18 @@ impl<'a> SessionOptions<'a> {
     }
 }
 
-/// Use of a context, the provider's compiled form of a graph.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Context<'a> {
-    /// The context is compiled for this session only, or loaded with a binary of its own.
-    Own,
-    /// The context is loaded, and other sessions use graphs in the same binary.
-    Shared,
-    /// The context is compiled and written to files.
-    Written {
-        /// The ONNX file of the context; the binary is next to it.
-        path: &'a Path,
-        /// Sharing of the binary.
-        sharing: SharedWeights,
-    },
-}
-
-/// Sharing of the weights in one binary by several graphs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SharedWeights {
-    /// The graph has a binary of its own.
-    None,
-    /// The graph shares a binary, and more graphs follow.
-    MoreFollow,
-    /// The graph is the last of those that share a binary.
-    Last,
-}
-
 fn failed<R>(what: &'static str) -> impl FnOnce(ort::Error<R>) -> DeviceError {
     move |error| DeviceError::Ort { what, message: error.message().to_owned() }
 }
 
-impl Context<'_> {
-    /// Returns the session settings, by ONNX Runtime's names.
-    fn entries(self) -> Vec<(&'static str, String)> {
-        const SHARE: &str = "ep.share_ep_contexts";
-        let (path, sharing) = match self {
-            Self::Own => return Vec::new(),
-            // Otherwise each session would load the whole binary.
-            Self::Shared => return vec![(SHARE, "1".to_owned())],
-            Self::Written { path, sharing } => (path, sharing),
-        };
-        let mut entries = vec![
-            ("ep.context_enable", "1".to_owned()),
-            ("ep.context_embed_mode", "0".to_owned()),
-            ("ep.context_file_path", path.to_string_lossy().into_owned()),
-        ];
-        if sharing != SharedWeights::None {
-            entries.push((SHARE, "1".to_owned()));
-        }
-        if sharing == SharedWeights::Last {
-            entries.push(("ep.stop_share_ep_contexts", "1".to_owned()));
-        }
-        entries
+/// Returns the error of loading a graph. If the provider could not start, the graph is not the cause.
+fn load_error(device: &Device, message: &str) -> DeviceError {
+    if !message.contains("Error creating execution provider") {
+        return DeviceError::Ort { what: "load the graph", message: message.to_owned() };
     }
+    // The provider's own words follow the condition that it checked.
+    let reason = message.rsplit(" was false. ").next().unwrap_or(message).trim();
+    DeviceError::Unusable { device: device.name().describe(), reason: reason.to_owned() }
 }
 
 /// Binds a session of a graph to a device.
@@ -214,20 +173,54 @@ fn with_provider_by_name(
     Ok(builder)
 }
 
+/// Returns a builder with all options, for a graph with this path.
+fn configured(
+    runtime: &Runtime,
+    model: &Path,
+    options: &SessionOptions<'_>,
+) -> Result<SessionBuilder, DeviceError> {
+    let builder =
+        ort::session::Session::builder(runtime.environment()).map_err(failed("create a session"))?;
+    let mut builder = with_device(builder, runtime, model, options)?
+        .with_intra_threads(options.threads)
+        .map_err(failed("set the number of threads"))?
+        .with_inter_threads(1)
+        .map_err(failed("set the number of threads"))?
+        .with_optimization_level(GraphOptimizationLevel::All)
+        .map_err(failed("set the optimisation level"))?
+        .with_config_entry("session.record_ep_graph_assignment_info", "1")
+        .map_err(failed("record the placement"))?;
+    for (key, value) in options.context.entries() {
+        builder = builder.with_config_entry(key, value).map_err(failed("request a compiled graph"))?;
+    }
+    if let Diagnostics::Everything(_) = options.diagnostics {
+        builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log level"))?;
+    }
+    Ok(builder)
+}
+
+/// Sets the folder of the external data files of a graph that is loaded from memory.
+fn with_data_of(builder: SessionBuilder, model: &Path) -> Result<SessionBuilder, DeviceError> {
+    const FOLDER: &str = "session.model_external_initializers_file_folder_path";
+    let folder = model.parent().unwrap_or(Path::new("")).to_string_lossy();
+    builder.with_config_entry(FOLDER, folder).map_err(failed("find the weights"))
+}
+
+/// Returns the graph of a model file in half precision, for providers whose attention over a cache needs it; `None` if
+/// the provider needs no change or the graph cannot be changed.
+fn in_half_precision(device: &Device, model: &Path) -> Option<Vec<u8>> {
+    let mut graph = (device.ep() == Ep::Cuda).then(|| read_graph(model)).flatten()?;
+    half_precision::convert(&mut graph).then(|| graph.encode())
+}
+
 /// Loads the rewritten graph of a model file. Its external data files are in the folder of the original.
 fn rewritten(
     builder: SessionBuilder,
     own: OwnOperators,
     model: &Path,
 ) -> Result<ort::Result<ort::session::Session>, DeviceError> {
-    const FOLDER: &str = "session.model_external_initializers_file_folder_path";
-    let what = "use operators of Narthex";
-    let folder = model.parent().unwrap_or(Path::new("")).to_string_lossy();
-    let mut builder = builder
-        .with_operators(own.domain)
-        .map_err(failed(what))?
-        .with_config_entry(FOLDER, folder)
-        .map_err(failed(what))?;
+    let builder = builder.with_operators(own.domain).map_err(failed("use operators of Narthex"))?;
+    let mut builder = with_data_of(builder, model)?;
     let mut known = DOMAIN_IS_KNOWN.lock();
     if *known {
         drop(known);
@@ -250,23 +243,7 @@ impl Session {
         model: &Path,
         options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
-        let builder =
-            ort::session::Session::builder(runtime.environment()).map_err(failed("create a session"))?;
-        let mut builder = with_device(builder, runtime, model, &options)?
-            .with_intra_threads(options.threads)
-            .map_err(failed("set the number of threads"))?
-            .with_inter_threads(1)
-            .map_err(failed("set the number of threads"))?
-            .with_optimization_level(GraphOptimizationLevel::All)
-            .map_err(failed("set the optimisation level"))?
-            .with_config_entry("session.record_ep_graph_assignment_info", "1")
-            .map_err(failed("record the placement"))?;
-        for (key, value) in options.context.entries() {
-            builder = builder.with_config_entry(key, value).map_err(failed("request a compiled graph"))?;
-        }
-        if let Diagnostics::Everything(_) = options.diagnostics {
-            builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log level"))?;
-        }
+        let mut builder = configured(runtime, model, &options)?;
         let _redirect = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
         let own = options.own_operators().then(|| {
             let SessionOptions { threads, kv_precision: cache, packed_weights: stored, padded, .. } = options;
@@ -278,24 +255,45 @@ impl Session {
         let chains = own.as_mut().map(|own| std::mem::take(&mut own.chains)).unwrap_or_default();
         let loaded = match own {
             Some(own) => rewritten(builder, own, model)?,
-            None => builder.commit_from_file(model),
+            None => match in_half_precision(options.device, model) {
+                Some(graph) => with_data_of(builder, model)?.commit_from_memory(&graph),
+                None => builder.commit_from_file(model),
+            },
         };
         if options.device.ep() == Ep::Qnn {
             // Registered after every load; otherwise the destructors of libraries loaded in the meantime would run
             // first.
             process_exit::without_destructors();
         }
-        let inner = loaded.map_err(failed("load the graph"))?;
-        let mut placement = placement::of(&inner)?;
-        placement.replace_chains(&chains);
-        let own = options.device.ep();
+        let inner = loaded.map_err(|error| load_error(options.device, error.message()))?;
+        let mut session = Self::of(inner, options.device)?;
+        session.placement.replace_chains(&chains);
+        Ok(Self { packed_weights, packs_rows, ..session })
+    }
+
+    /// Loads a graph from the bytes of an ONNX file without data files.
+    pub(crate) fn from_memory(
+        runtime: &Runtime,
+        graph: &[u8],
+        options: SessionOptions<'_>,
+    ) -> Result<Self, DeviceError> {
+        let mut builder = configured(runtime, Path::new(""), &options)?;
+        let loaded = builder.commit_from_memory(graph);
+        Self::of(loaded.map_err(|error| load_error(options.device, error.message()))?, options.device)
+    }
+
+    /// Returns the session after a check that no node is on a third device.
+    fn of(inner: ort::session::Session, device: &Device) -> Result<Self, DeviceError> {
+        let placement = placement::of(&inner)?;
+        let own = device.ep();
         if let Some(node) = placement.nodes.iter().find(|node| node.ep != own && node.ep != Ep::Cpu) {
             let message = format!("node {} was assigned to {}", node.name, node.ep);
             return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
         // ONNX Runtime does not report whether a provider reads inputs from the host's memory. An extra copy does no
         // harm.
-        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu, packed_weights, packs_rows })
+        let copies_inputs = own != Ep::Cpu;
+        Ok(Self { inner, placement, copies_inputs, packed_weights: None, packs_rows: false })
     }
 
     /// Returns the placement of the graph's nodes.
@@ -359,19 +357,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_share_a_binary_on_request() {
-        let check = |context: Context<'_>, expected: &[&str]| {
-            let entries = context.entries();
-            let keys: Vec<&str> = entries.iter().map(|(key, _)| *key).collect();
-            assert_eq!(keys, expected, "{context:?}");
-        };
-        let made = ["ep.context_enable", "ep.context_embed_mode", "ep.context_file_path"];
-        let (share, stop) = ("ep.share_ep_contexts", "ep.stop_share_ep_contexts");
-        let written = |sharing| Context::Written { path: Path::new("g.onnx"), sharing };
-        check(Context::Own, &[]);
-        check(Context::Shared, &[share]);
-        check(written(SharedWeights::None), &made);
-        check(written(SharedWeights::MoreFollow), &[&made[..], &[share]].concat());
-        check(written(SharedWeights::Last), &[&made[..], &[share, stop]].concat());
+    fn a_provider_that_cannot_start_is_not_a_bad_graph() {
+        let webgpu = Device::WebGpu(Default::default());
+        let message = "plugin.cc:71 CreateProvider Error creating execution provider: webgpu_context.cc:136 Initialize \
+                       adapter_result.status == Success was false. Failed to get a WebGPU adapter: No supported \
+                       adapters\n\n";
+        let error = load_error(&webgpu, message);
+        let expected = "WebGPU cannot be used: Failed to get a WebGPU adapter: No supported adapters";
+        assert_eq!(error.to_string(), expected);
+        assert!(error.hint().unwrap().contains("vulkaninfo"));
+        assert!(matches!(load_error(&webgpu, "bad graph"), DeviceError::Ort { .. }));
     }
 }

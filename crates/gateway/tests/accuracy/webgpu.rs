@@ -1,7 +1,7 @@
 //! Comparison of a real model on two devices with the CPU, with the bounds of [`crate::npu`]. One of the devices is a
 //! GPU that is emulated in software.
 //!
-//! It needs a separate ONNX Runtime, as described in `crates/device/tests/webgpu.rs`, into which Qualcomm's provider is
+//! It needs a separate ONNX Runtime, as described in `crates/device/tests/gpu.rs`, into which Qualcomm's provider is
 //! loaded too. `cargo xtask npu` sets it up.
 
 use narthex_catalog::{runtimes, store::Store};
