@@ -86,7 +86,8 @@ impl Gpu {
         Self { device, name, bound, is_hardware: named.is_some(), _turn: turn }
     }
 
-    /// Returns whether the provider is known to compute a family wrongly. The numerics check refuses it for such models.
+    /// Returns whether the provider is known to compute a family wrongly. The numerics check at the first load decides
+    /// whether it is used for such a model.
     fn errs(&self, family: &str) -> bool {
         let webgpu = matches!(self.device, Device::WebGpu(_));
         match family {

@@ -15,7 +15,10 @@ use flate2::read::MultiGzDecoder;
 use futures::StreamExt;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error};
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     app::{App, ServerResources},
@@ -30,6 +33,9 @@ use crate::{
 
 /// Maximum time for a whole body, as a multiple of the maximum time between two parts of it.
 const WHOLE_BODY: u32 = 6;
+
+/// Number of received bytes after which a body lets other requests use its thread.
+const TURN_BYTES: usize = 256 << 10;
 
 /// A request that an endpoint reads from a JSON body.
 pub(crate) trait FromBody: Sized + Send + 'static {
@@ -180,7 +186,7 @@ impl BodyReader<'_> {
         };
         let reserved = |room| if encoding == Encoding::Identity { room } else { MAX_BODY_BYTES };
         let mut incomplete = self.budget.add_incomplete(reserved(room));
-        let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
+        let (mut bytes, mut parts, mut turn) = (Vec::new(), body.into_data_stream(), 0);
         let limit = self.limit;
         let end = Instant::now() + limit * WHOLE_BODY;
         loop {
@@ -213,6 +219,11 @@ impl BodyReader<'_> {
                 bytes.reserve_exact(length.unwrap_or(0) as usize);
             }
             bytes.extend_from_slice(&part);
+            turn += part.len();
+            if turn >= TURN_BYTES {
+                turn = 0;
+                yield_now().await;
+            }
         }
         Ok(ReceivedBody { bytes, encoding, reservation, compressed })
     }

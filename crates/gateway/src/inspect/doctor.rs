@@ -173,8 +173,8 @@ fn hardware(report: &mut Doctor) {
     });
     let features = cpu.features.join(" ");
     let text = format!("{}: {}{memory}; {features}", cpu.name, cores(&cpu));
-    report.add(Level::Good, "cpu", text, None);
-    for accelerator in inventory::accelerators() {
+    report.add(Level::Good, "processor", text, None);
+    for accelerator in inventory::measured() {
         report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
     }
 }

@@ -35,7 +35,7 @@ impl Machine {
             cpu: cpu.name,
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             system: inventory::system(),
-            accelerators: inventory::accelerators().into_iter().map(|found| found.text).collect(),
+            accelerators: inventory::measured().into_iter().map(|found| found.text).collect(),
             memory_bytes: inventory::memory_bytes(),
             narthex: env!("CARGO_PKG_VERSION").to_owned(),
             onnxruntime: runtime.version().to_owned(),
