@@ -35,7 +35,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::{Encoder, Text},
-    executor::{Executor, KvLayer, LogitRows, StepPlan},
+    executor::{Executor, KvCopy, KvLayer, LogitRows, StepPlan},
 };
 use narthex_spec::{Recipe, Scheme, SlotId, TokenId, progress::Quiet};
 use narthex_testkit::checkpoint::tiny_llama_gguf;
@@ -159,6 +159,34 @@ fn a_cache_on_the_gpu_holds_what_the_cpu_holds() {
         }
         println!("{}: tiny Llama in {scheme}, relative L2 {most:.2e} to the CPU", gpu.name);
     }
+}
+
+#[test]
+#[ignore = "needs an ONNX Runtime of its own; `cargo xtask npu` runs it"]
+fn copied_tokens_are_continued_as_on_the_cpu() {
+    let gpu = Gpu::open();
+    let package = llama(Scheme::F32);
+    let tokens = prompt(4, 40);
+    let run = |device: &Device| {
+        let mut executor = executor(&package, device);
+        let mut rows = Vec::new();
+        for at in 0..20 {
+            rows.extend(step(&mut executor, &[(0, at, &tokens[at..=at], LogitRows::Last)]).unwrap());
+        }
+        // Into an empty slot, into one with fewer tokens, and after the tokens that a slot has.
+        for (to, held, copied) in [(1, 0, 0..18), (2, 3, 0..9), (2, 5, 5..15)] {
+            executor.truncate(SlotId(to), 0).unwrap();
+            for at in 0..held {
+                step(&mut executor, &[(to, at, &tokens[at..=at], LogitRows::Nothing)]).unwrap();
+            }
+            let end = copied.end;
+            executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(to), tokens: copied }).unwrap();
+            rows.extend(step(&mut executor, &[(to, end, &tokens[end..=end], LogitRows::Last)]).unwrap());
+        }
+        rows
+    };
+    let most = gpu.agree(&run(&gpu.device), &run(&Device::Cpu), Scheme::F32);
+    println!("{}: copied tokens, tiny Llama in f32, relative L2 {most:.2e} to the CPU", gpu.name);
 }
 
 #[test]

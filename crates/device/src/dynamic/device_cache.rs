@@ -122,6 +122,15 @@ impl DeviceKvCache {
         self.memory.write(tensor, &mut data)
     }
 
+    /// Allocates room in a slot for copied tokens: as much as the source has if the copy can be made on the device, and
+    /// what the tokens need if the budget does not allow more.
+    pub(super) fn reserve_copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        let needed = copy.tokens.end;
+        let source = if copy.tokens.start == 0 { self.slots[copy.from.index()].capacity } else { 0 };
+        let whole = self.reserve([(copy.to, source.max(needed))].into_iter());
+        whole.or_else(|_| self.reserve([(copy.to, needed)].into_iter()))
+    }
+
     /// Copies tokens to another slot, which must be reserved.
     pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         let (from, to) = (copy.from.index(), copy.to.index());

@@ -89,6 +89,14 @@ impl KvCache {
         }
     }
 
+    /// Allocates room in a slot for copied tokens.
+    pub(super) fn reserve_copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        match self {
+            Self::Host(cache) => cache.reserve([(copy.to, copy.tokens.end)].into_iter()),
+            Self::Device(cache) => cache.reserve_copy(copy),
+        }
+    }
+
     /// Writes `[heads, tokens, head_size]` to a row of a cache in the host's memory and in single precision, at these
     /// tokens.
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {

@@ -391,7 +391,7 @@ impl Executor for DynamicExecutor {
 
     fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
         copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
-        self.cache.reserve([(copy.to, copy.tokens.end)].into_iter())?;
+        self.cache.reserve_copy(copy)?;
         self.switch.copy(copy, |copy| self.cache.copy(copy))?;
         self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
