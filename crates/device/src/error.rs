@@ -173,6 +173,9 @@ impl DeviceError {
             Self::Plugin { ep: Ep::VitisAi, .. } => {
                 "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
             }
+            Self::Plugin { ep: Ep::Cuda, .. } => {
+                "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH"
+            }
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "run `narthex check` on the graph for the reasons and the remedies",
             Self::Option { .. } => "use a value of at least 1",
@@ -191,6 +194,7 @@ mod tests {
         let hint =
             |ep| DeviceError::Plugin { ep, path: "/p".into(), reason: "no".to_owned() }.hint().unwrap();
         assert!(hint(Ep::Qnn).contains("narthex runtime rm"));
+        assert!(hint(Ep::Cuda).contains("LD_LIBRARY_PATH"));
         assert!(
             hint(Ep::VitisAi).contains("NARTHEX_VITISAI_LIBRARY") && !hint(Ep::VitisAi).contains("runtime")
         );

@@ -4,11 +4,8 @@ use std::path::{Path, PathBuf};
 
 use narthex_spec::Ep;
 
-use super::{Device, DeviceSignature, Facts, Refusal};
+use super::{Device, DeviceSignature, Facts, Refusal, cuda_libraries::DRIVER};
 use crate::inventory::AcceleratorKind;
-
-/// Linux driver of the GPU.
-const DRIVER: &str = "nvidia";
 
 const GPU: DeviceSignature =
     DeviceSignature { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use narthex_spec::Ep;
 
+use super::cuda_libraries;
 use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
 
 /// Environment variable with the path of AMD's provider library.
@@ -38,6 +39,14 @@ impl Facts {
             libraries.entry(Ep::VitisAi).or_insert_with(|| PathBuf::from(path));
         }
         let accelerators = inventory::accelerators();
+        let mut unloadable = BTreeMap::new();
+        if libraries.contains_key(&Ep::Cuda)
+            && accelerators.iter().any(|found| found.driver == cuda_libraries::DRIVER)
+            && let Some(name) = cuda_libraries::missing()
+        {
+            libraries.remove(&Ep::Cuda);
+            unloadable.insert(Ep::Cuda, Refusal::without_cuda(&name));
+        }
         Self {
             os: std::env::consts::OS.to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
@@ -45,7 +54,7 @@ impl Facts {
             drivers: inventory::drivers(&accelerators),
             accelerators,
             libraries,
-            unloadable: BTreeMap::new(),
+            unloadable,
         }
     }
 
@@ -203,6 +212,18 @@ pub enum Cause {
 }
 
 impl Refusal {
+    /// Returns the refusal of the cuda runtime without this library of CUDA.
+    fn without_cuda(name: &str) -> Self {
+        let fix = "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH";
+        Self {
+            cause: Cause::NotInstalled,
+            reason: format!(
+                "the cuda runtime needs CUDA 13 and cuDNN 9, but the linker does not find {name}"
+            ),
+            fix: Some(fix.to_owned()),
+        }
+    }
+
     /// Returns the refusal of a device that the machine does not have.
     pub(super) fn absent(reason: impl Into<String>) -> Self {
         Self { cause: Cause::Absent, reason: reason.into(), fix: None }

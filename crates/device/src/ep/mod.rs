@@ -6,6 +6,7 @@
 mod coreml;
 mod cpu;
 mod cuda;
+mod cuda_libraries;
 mod directml;
 mod facts;
 mod openvino;
