@@ -86,6 +86,8 @@ pub(super) fn run(
         .arg(format!("-max_total_time={}", time.as_secs()))
         .arg(format!("-max_len={}", target.max_bytes()))
         .arg(format!("-timeout={INPUT_TIME}"))
+        // Otherwise files are also written for inputs that take ten seconds, and would count as crashes.
+        .arg(format!("-report_slow_units={INPUT_TIME}"))
         .args([format!("-rss_limit_mb={PROCESS_LIMIT}"), "-print_final_stats=1".to_owned()])
         .env("TMPDIR", &scratch)
         .env("RUST_BACKTRACE", "0")
