@@ -55,6 +55,14 @@ pub enum DeviceError {
         /// Description of the device.
         device: &'static str,
     },
+    /// The device computes some models wrongly.
+    #[error("{device} ignores {ignored} of this model")]
+    Wrong {
+        /// Description of the device.
+        device: &'static str,
+        /// Part of the computation that it leaves out.
+        ignored: &'static str,
+    },
     /// The package was made for another device.
     #[error("the package contains {holds}, which runs only on {to}")]
     Bound {
@@ -163,6 +171,7 @@ impl DeviceError {
                 "compile the model again with `narthex compile`, and report the problem if it persists"
             }
             Self::Variant { .. } => "compile the model with `--context`, which adds graphs with fixed shapes",
+            Self::Wrong { .. } => "use another device; `narthex doctor` lists those of this machine",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
             Self::Unusable { device, .. } if *device == DeviceName::WebGpu.describe() => {
                 "install the GPU's driver for Vulkan and its loader; `vulkaninfo --summary` must list the GPU"

@@ -6,7 +6,8 @@ use std::{
 };
 
 use narthex_spec::{
-    Variant,
+    DeviceName, Variant,
+    arch::Structure,
     manifest::{Binding, GraphEntry, Manifest, Part, Slot, check_path},
 };
 
@@ -21,7 +22,7 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
 }
 
 /// Checks that a device can run a package's variant A: the device to which the package is bound, or any device that
-/// takes symbolic shapes.
+/// takes symbolic shapes and computes all operators of the model.
 pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), DeviceError> {
     let name = device.name();
     match &manifest.bound {
@@ -29,8 +30,18 @@ pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), 
             Err(DeviceError::Bound { holds: bound.holds.clone(), to: bound.device.clone() })
         }
         None if name.variant() != Variant::Dynamic => Err(DeviceError::Variant { device: name.describe() }),
+        // Found with version 0.4.0 of the plugin on an NVIDIA GPU, and with 1.27.0 on SwiftShader.
+        _ if name == DeviceName::WebGpu && caps_scores(manifest) => {
+            Err(DeviceError::Wrong { device: name.describe(), ignored: "the cap of attention scores" })
+        }
         _ => Ok(()),
     }
+}
+
+/// Returns whether attention of a decoder caps its scores.
+fn caps_scores(manifest: &Manifest) -> bool {
+    let Structure::Decoder(arch) = &manifest.architecture else { return false };
+    arch.layers.iter().any(|layer| layer.attention.score_cap.is_some())
 }
 
 /// Returns the package's graph. If there are several for fixed numbers of tokens, returns the one for the fewest

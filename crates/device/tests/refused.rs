@@ -11,8 +11,8 @@ use narthex_device::{
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
-use narthex_spec::{Ep, OpenVinoDevice, Scheme, recipe::FixedShapes};
-use support::{OPTIONS, Package, library, runtime};
+use narthex_spec::{Ep, OpenVinoDevice, Recipe, Scheme, recipe::FixedShapes};
+use support::{OPTIONS, Package, families, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
     let place = GraphLoad { device, threads: 1, form: Form::Graph, fallback: FallbackPolicy::Refused };
@@ -54,6 +54,18 @@ fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
     assert_eq!(error, DeviceError::Variant { device: "the Intel NPU" });
     let error = open(&Device::Cuda).err().unwrap();
     assert_eq!(error, DeviceError::NoDevice { device: "the NVIDIA GPU" });
+    assert!(open(&Device::Cpu).is_ok());
+}
+
+#[test]
+fn a_model_is_refused_by_a_device_that_would_compute_it_wrongly() {
+    let recipe = Recipe { accuracy_level: 0, block: 16, ..Recipe::new(Scheme::W8) };
+    let package = families::package("gemma2", families::Format::Safetensors, recipe, None);
+    let open = |device: &Device| {
+        DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, device, &OPTIONS)
+    };
+    let error = open(&Device::WebGpu(WebGpuOptions::default())).err().unwrap();
+    assert_eq!(error.to_string(), "WebGPU ignores the cap of attention scores of this model");
     assert!(open(&Device::Cpu).is_ok());
 }
 
