@@ -5,6 +5,10 @@ use std::path::PathBuf;
 use narthex_engine::executor::StepError;
 use narthex_spec::{DeviceName, Ep};
 
+/// Next step if a library of CUDA is missing.
+pub(crate) const INSTALL_CUDA: &str =
+    "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH";
+
 /// Error of a device or of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -182,9 +186,7 @@ impl DeviceError {
             Self::Plugin { ep: Ep::VitisAi, .. } => {
                 "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
             }
-            Self::Plugin { ep: Ep::Cuda, .. } => {
-                "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH"
-            }
+            Self::Plugin { ep: Ep::Cuda, .. } => INSTALL_CUDA,
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "run `narthex check` on the graph for the reasons and the remedies",
             Self::Option { .. } => "use a value of at least 1",

@@ -44,7 +44,7 @@ use support::{
     OPTIONS, Package,
     encoders::{FAMILIES, Golden, Head},
     families::{self, Format},
-    library, prompt, relative, runtime, step, texts,
+    farthest, library, prompt, relative, runtime, step, texts,
 };
 
 /// The GPU under test. Only one test at a time has it, because concurrent sessions disturb each other. In the product,
@@ -55,7 +55,7 @@ struct Gpu {
     name: &'static str,
     /// Maximum relative L2 distance between its kernels and the CPU's.
     bound: f32,
-    /// Whether it is hardware, on which whole prompts can run.
+    /// True for hardware. SwiftShader cannot run whole prompts.
     is_hardware: bool,
     _turn: MutexGuard<'static, ()>,
 }
@@ -100,9 +100,7 @@ impl Gpu {
 
     /// Checks that the rows agree with the CPU's. Returns the greatest distance.
     fn agree(&self, found: &[Vec<f32>], expected: &[Vec<f32>], scheme: Scheme) -> f32 {
-        assert_eq!(found.len(), expected.len());
-        let distances = found.iter().zip(expected).map(|(found, expected)| relative(found, expected));
-        let most = distances.fold(0.0, f32::max);
+        let most = farthest(found, expected);
         assert!(most <= self.bound && most > 0.0, "{scheme}: {most}");
         most
     }
@@ -260,9 +258,7 @@ fn every_decoder_family_on_the_gpu_computes_what_the_cpu_does() {
                 }
                 Err(error) => failed.push(format!("{family} in {scheme}: {error}")),
                 Ok(found) => {
-                    let rows = found.iter().zip(&expected);
-                    let distance =
-                        rows.map(|(found, expected)| relative(found, expected)).fold(0.0, f32::max);
+                    let distance = farthest(&found, &expected);
                     println!(
                         "{}: tiny {family} in {scheme}, relative L2 {distance:.2e} to the CPU",
                         gpu.name

@@ -1,5 +1,7 @@
 //! Value types: graph, node, tensor.
 
+use std::collections::HashMap;
+
 use narthex_spec::dtype::Dim;
 use prost::bytes::Bytes;
 
@@ -175,6 +177,13 @@ impl Graph {
     pub fn for_each_read<'a>(&'a self, read: &mut dyn FnMut(&'a str)) {
         self.nodes.iter().for_each(|node| node.for_each_read(read));
         self.outputs.iter().for_each(|output| read(&output.name));
+    }
+
+    /// Returns how often nodes, their bodies and the graph's outputs read each value.
+    pub fn read_counts(&self) -> HashMap<String, usize> {
+        let mut reads = HashMap::new();
+        self.for_each_read(&mut |name| *reads.entry(name.to_owned()).or_default() += 1);
+        reads
     }
 }
 

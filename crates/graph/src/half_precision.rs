@@ -12,17 +12,12 @@ use narthex_spec::DType;
 use crate::{
     element::Element,
     graph::{Attribute, Graph, MICROSOFT, Node},
+    kv_cache::{PRESENT, cache_values, has_single_precision_past},
 };
 
 /// Inputs of `GroupQueryAttention` with queries, keys, values, cosines, sines, a bias and sinks, whose type is that of
 /// the queries.
 const ATTENTION_INPUTS: [usize; 7] = [0, 1, 2, 7, 8, 10, 11];
-
-/// Inputs of `GroupQueryAttention` with the past keys and values.
-const PAST: [usize; 2] = [3, 4];
-
-/// Outputs of `GroupQueryAttention` with the present keys and values.
-const PRESENT: [usize; 2] = [1, 2];
 
 /// Inputs of `MatMulNBits` with rows, scales and a bias.
 const QUANTIZED_PRODUCT_INPUTS: [usize; 3] = [0, 2, 5];
@@ -56,33 +51,10 @@ pub fn convert(graph: &mut Graph) -> bool {
 
 /// Returns the inputs and outputs with keys and values; `None` if there are none, or if another node uses them.
 fn single_precision_cache(graph: &Graph) -> Option<HashSet<String>> {
-    let single = |value: &&crate::graph::Value| value.dtype == Element::from(DType::F32);
-    let inputs: HashSet<&str> = graph.inputs.iter().filter(single).map(|input| input.name.as_str()).collect();
-    let outputs: HashSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
-    let mut past = HashSet::new();
-    let mut present = HashSet::new();
-    for node in graph.nodes.iter().filter(|node| is_attention(node)) {
-        for place in PAST {
-            past.insert(node.input(place).filter(|name| inputs.contains(name))?);
-        }
-        for place in PRESENT {
-            let name = node.outputs.get(place).map(String::as_str);
-            present.insert(name.filter(|name| outputs.contains(name))?);
-        }
-    }
-    let mut elsewhere = false;
-    for node in &graph.nodes {
-        let attends = is_attention(node);
-        let mut place = 0;
-        node.for_each_read(&mut |name| {
-            let own = attends && PAST.contains(&place);
-            elsewhere |= present.contains(name) || (past.contains(name) && !own);
-            place += 1;
-        });
-    }
-    let names = past.iter().chain(&present).map(|&name| name.to_owned());
-    let fits = graph.unread.is_empty() && !past.is_empty() && !elsewhere;
-    fits.then(|| names.collect())
+    let attention: Vec<&Node> = graph.nodes.iter().filter(|node| is_attention(node)).collect();
+    let fits = graph.unread.is_empty() && attention.iter().all(|node| has_single_precision_past(graph, node));
+    let cache = cache_values(graph, &attention, &graph.read_counts()).filter(|_| fits)?;
+    Some(cache.into_iter().map(str::to_owned).collect())
 }
 
 fn is_attention(node: &Node) -> bool {

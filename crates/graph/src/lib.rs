@@ -12,6 +12,7 @@ mod extract;
 pub mod graph;
 pub mod half_precision;
 pub mod infer;
+pub mod kv_cache;
 pub mod onnx;
 mod order;
 pub mod patch;

@@ -126,8 +126,7 @@ impl DynamicExecutor {
             // If a graph returns only new keys and values, the host writes them to the cache.
             Some(memory) if names.cache_output == CacheOutput::Present => {
                 let dtype = kv.first().map_or(DType::F32, |layer| layer.dtype);
-                let threads = inventory::threads(options.threads);
-                let padding = DevicePadding::new(runtime, dtype, SessionOptions::on(device, threads))?;
+                let padding = DevicePadding::new(runtime, dtype, SessionOptions::on(device, 1))?;
                 let clears_memory = device.ep() == Ep::Cuda;
                 KvCache::Device(DeviceKvCache::new(&kv, &limits, memory, padding, clears_memory))
             }

@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 use narthex_spec::Ep;
 
 use super::cuda_libraries;
-use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
+use crate::{
+    error::INSTALL_CUDA,
+    inventory::{self, Accelerator, AcceleratorKind, Driver},
+};
 
 /// Environment variable with the path of AMD's provider library.
 const VITISAI_LIBRARY: &str = "NARTHEX_VITISAI_LIBRARY";
@@ -214,13 +217,12 @@ pub enum Cause {
 impl Refusal {
     /// Returns the refusal of the cuda runtime without this library of CUDA.
     fn without_cuda(name: &str) -> Self {
-        let fix = "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH";
         Self {
             cause: Cause::NotInstalled,
             reason: format!(
                 "the cuda runtime needs CUDA 13 and cuDNN 9, but the linker does not find {name}"
             ),
-            fix: Some(fix.to_owned()),
+            fix: Some(INSTALL_CUDA.to_owned()),
         }
     }
 

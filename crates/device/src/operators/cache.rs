@@ -1,20 +1,14 @@
 //! Element types of the cache that `narthex.Attention` reads and writes, and the graphs in which they can be replaced.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use half::{f16, slice::HalfFloatSliceExt};
-use narthex_graph::{Element as GraphElement, Graph, Node};
+use narthex_graph::{Element as GraphElement, Graph};
 use narthex_kernels::{CacheRows, Kernels};
 use narthex_spec::{DType, KvPrecision, dtype::Dim, manifest::KvLayout};
 use ort::value::TensorElementType;
 
 use super::call::Element;
-
-/// Indices of the inputs of attention with past keys and values.
-pub(super) const PAST: [usize; 2] = [3, 4];
-
-/// Indices of the outputs of attention with present keys and values.
-pub(super) const PRESENT: [usize; 2] = [1, 2];
 
 /// Element type of a cache.
 pub(super) trait CacheElement: Element + Send + Sync + 'static {
@@ -102,26 +96,6 @@ pub(super) fn chain_of(attention: &str) -> Option<&'static str> {
     all.into_iter().find_map(|(op, chain)| (op == attention).then_some(chain))
 }
 
-/// Returns the inputs and outputs that contain keys and values, if only these attention nodes read and write them.
-/// `reads` has the number of reads of each value.
-pub(super) fn cache_values<'a>(
-    graph: &Graph,
-    attention: &[&'a Node],
-    reads: &HashMap<String, usize>,
-) -> Option<HashSet<&'a str>> {
-    let mut own: HashMap<&str, usize> = HashMap::new();
-    for node in attention {
-        let past = PAST.iter().filter_map(|&at| node.input(at));
-        past.for_each(|name| *own.entry(name).or_default() += 1);
-    }
-    let present = || attention.iter().flat_map(|node| PRESENT.iter().filter_map(|&at| node.outputs.get(at)));
-    let only_here = own.iter().all(|(name, count)| reads.get(*name) == Some(count));
-    let only_returned = present()
-        .all(|name| reads.get(name) == Some(&1) && graph.outputs.iter().any(|output| output.name == *name));
-    let fits = !attention.is_empty() && only_here && only_returned;
-    fits.then(|| own.into_keys().chain(present().map(String::as_str)).collect())
-}
-
 /// Changes the element type of a graph's cache from single precision to `precision`.
 pub(super) fn convert(graph: &mut Graph, cache: &HashSet<String>, precision: KvPrecision) {
     let (dtype, after_row) = match precision {
@@ -140,8 +114,6 @@ pub(super) fn convert(graph: &mut Graph, cache: &HashSet<String>, precision: KvP
 
 #[cfg(test)]
 mod tests {
-    use narthex_graph::{Builder, graph::MICROSOFT};
-
     use super::*;
 
     #[test]
@@ -152,43 +124,5 @@ mod tests {
         let found = out.map(f16::to_f32);
         assert_eq!(found[..5], [f16::from_f32(0.1).to_f32(), -2.0, 65504.0, -65504.0, f32::INFINITY]);
         assert!(found[5].is_nan() && found[6] == 0.0, "{found:?}");
-    }
-
-    /// Returns attention whose cache is the input `name`.
-    fn attention(name: &str) -> Node {
-        let inputs = ["query", "key", "value"].map(str::to_owned).into_iter();
-        let past = ["key", "value"].map(|part| format!("past.{name}.{part}"));
-        Node {
-            name: name.to_owned(),
-            op: "GroupQueryAttention".to_owned(),
-            domain: MICROSOFT.to_owned(),
-            inputs: inputs.chain(past).collect(),
-            outputs: vec![name.to_owned(), format!("present.{name}.key"), format!("present.{name}.value")],
-            attributes: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_cache_that_other_nodes_read_keeps_its_type() {
-        let names = ["past.a.key", "past.a.value", "present.a.key", "present.a.value"];
-        let check = |reads: [usize; 4], returned: usize, fits: bool| {
-            let mut builder = Builder::new("g", &[("", 21)]);
-            for name in names.iter().skip(2).take(returned) {
-                builder.output(name, DType::F32, &[]);
-            }
-            let graph = builder.finish();
-            let reads = names.iter().zip(reads).map(|(name, count)| ((*name).to_owned(), count)).collect();
-            let node = attention("a");
-            let found = cache_values(&graph, &[&node], &reads);
-            let expected = fits.then(|| names.into_iter().collect());
-            assert_eq!(found, expected, "{reads:?}, {returned} returned");
-        };
-        check([1, 1, 1, 1], 2, true);
-        check([2, 1, 1, 1], 2, false);
-        check([1, 2, 1, 1], 2, false);
-        check([1, 1, 2, 1], 2, false);
-        check([1, 1, 1, 1], 1, false);
-        check([1, 1, 0, 0], 0, false);
-        assert_eq!(cache_values(&Builder::new("g", &[]).finish(), &[], &HashMap::new()), None);
     }
 }

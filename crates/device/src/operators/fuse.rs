@@ -6,11 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use narthex_graph::{Attribute, Graph, Node};
+use narthex_graph::{Attribute, Graph, Node, kv_cache::PRESENT};
 
 use super::{
     DOMAIN,
-    cache::{CacheElement, PRESENT, chain_of},
+    cache::{CacheElement, chain_of},
     chain::{CHAIN, Chain, ChainLink},
     encoder::{BIDIRECTIONAL_ATTENTION, POOL_ROWS, PROJECTIONS, RESIDUAL_MLP},
     gated::GATED_MLP,

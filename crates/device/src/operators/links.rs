@@ -19,9 +19,7 @@ impl<'a> Links<'a> {
         for (at, node) in graph.nodes.iter().enumerate() {
             producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
         }
-        let mut reads = HashMap::new();
-        graph.for_each_read(&mut |name| *reads.entry(name.to_owned()).or_default() += 1);
-        Self { nodes: &graph.nodes, producers, reads }
+        Self { nodes: &graph.nodes, producers, reads: graph.read_counts() }
     }
 
     /// Returns the node that computes a value, if it has one output, which is read `reads` times.

@@ -7,7 +7,11 @@
 use std::collections::{HashMap, HashSet};
 
 use narthex_graph::{
-    Attribute, Element, Graph, Initializer, Node, graph::MICROSOFT, patch::Patch, replacement::Replacement,
+    Attribute, Element, Graph, Initializer, Node,
+    graph::MICROSOFT,
+    kv_cache::{cache_values, has_single_precision_past},
+    patch::Patch,
+    replacement::Replacement,
 };
 use narthex_kernels::Bits;
 use narthex_spec::{DType, KvPrecision};
@@ -15,7 +19,7 @@ use narthex_spec::{DType, KvPrecision};
 use super::{
     DOMAIN,
     attention::{HEADS, KV_HEADS, ROTATES, SCALE, SOFT_CAP, WINDOW},
-    cache::{PAST, attention_of, cache_values, convert},
+    cache::{attention_of, convert},
     gated::{DOWN, GATE, GATED_MLP, UP},
     input_rows::EPSILON,
     linear::{LINEAR, WEIGHTS},
@@ -102,13 +106,8 @@ fn is_attention(graph: &Graph, node: &Node) -> bool {
         // Other attributes change the computation, unless they are 0.
         _ => matches!(value, Attribute::Int(0)),
     };
-    let is_single = |name: &str| {
-        let mut inputs = graph.inputs.iter();
-        inputs.any(|input| input.name == name && input.dtype == Element::from(DType::F32))
-    };
     let more = node.inputs.iter().skip(ATTENTION_INPUTS).any(|name| !name.is_empty());
-    let cached = PAST.iter().all(|&at| node.input(at).is_some_and(is_single));
-    !more && cached && node.attributes.iter().all(known)
+    !more && has_single_precision_past(graph, node) && node.attributes.iter().all(known)
 }
 
 /// Returns the patch that replaces attention by an operator of Narthex.

@@ -233,6 +233,13 @@ pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
+/// Returns the greatest relative L2 distance of two rows; NaN if one is NaN.
+pub(crate) fn farthest(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let distances = found.iter().zip(expected).map(|(found, expected)| relative(found, expected));
+    distances.fold(0.0, |most, distance| if distance.is_nan() || distance > most { distance } else { most })
+}
+
 /// Returns the relative L2 distance.
 pub(crate) fn relative(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
