@@ -7,7 +7,6 @@ use narthex_gateway::{
     ErrorKind,
     request::{FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart},
 };
-use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::{error::ApiError, events::Events, timings::Timings};
@@ -43,9 +42,9 @@ pub(crate) struct WholeToolCall {
 }
 
 impl WholeToolCall {
-    /// Returns true if the arguments are complete: they are JSON.
+    /// Returns true if the arguments are complete: they are JSON, as the parser of calls requires.
     pub(crate) fn is_complete(&self) -> bool {
-        serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok()
+        serde_json::from_str::<Value>(&self.arguments).is_ok()
     }
 
     /// Returns the text of a call that was cut off, for protocols whose calls hold their arguments as an object.
@@ -254,6 +253,19 @@ mod tests {
         check(FinishReason::ToolCalls, 1);
         check(FinishReason::MalformedCall, 1);
         check(FinishReason::Length, 2);
+    }
+
+    #[test]
+    fn arguments_that_the_parser_refuses_are_incomplete() {
+        let check = |arguments: &str, expect: bool| {
+            let (id, name) = (String::new(), "f".to_owned());
+            let call = WholeToolCall { id, name, arguments: arguments.to_owned() };
+            assert_eq!(call.is_complete(), expect, "{arguments}");
+        };
+        check(r#"{"a": 1}"#, true);
+        check(r#"{"a": 1e999}"#, false);
+        check(r#"{"a": "\ud800"}"#, false);
+        check(&format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200)), false);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use narthex_gateway::request::{FinishReason, GenerationEvent, ToolCallDelta};
 use schemars::JsonSchema;
-use serde::{Serialize, de::IgnoredAny};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     CompletionHeader, CompletionUsage, WireFinishReason,
@@ -277,7 +278,7 @@ impl ChatStream {
     /// Returns the input of the open call of a custom tool. A malformed call has none; its text is in the answer.
     fn close(&mut self, choice: usize, ending: CallEnd) -> Option<CallDelta> {
         let OpenCall { index, arguments } = self.open.get_mut(choice)?.take()?;
-        let is_whole = serde_json::from_str::<IgnoredAny>(&arguments).is_ok();
+        let is_whole = serde_json::from_str::<Value>(&arguments).is_ok();
         let input = custom_tools::input(&arguments);
         let custom = (is_whole || ending == CallEnd::Cut).then_some(CustomDelta { name: None, input })?;
         Some(CallDelta { index, id: None, r#type: None, function: None, custom: Some(custom) })
@@ -347,7 +348,7 @@ impl ChunkChoice for ChatDelta {
 #[cfg(test)]
 mod tests {
     use narthex_gateway::request::{Summary, ToolCallStart};
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::{
         super::{options::StreamOptions, stream::ChunkEncoder},

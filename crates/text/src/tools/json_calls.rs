@@ -20,7 +20,7 @@ pub(super) struct JsonCalls {
     names: Vec<String>,
     /// Text that was not parsed yet.
     held: String,
-    /// Text of the current call, starting with its marker.
+    /// Text of the current call, starting with its marker. Once the call is whole, the text after its arguments.
     raw: String,
     state: JsonState,
     object: JsonObject,
@@ -234,25 +234,34 @@ impl JsonCalls {
         let held = mem::take(&mut self.held);
         for (at, c) in held.char_indices() {
             self.raw.push(c);
-            let first = events.len();
+            let (first, was_whole) = (events.len(), self.object.is_whole());
             let mut progress = self.object.feed(c, events);
             if self.is_headed && progress == Progress::Open && self.object.has_arguments() {
                 progress = self.object.feed('}', events);
             }
             // Without a marker, a JSON object is a call only if it names a tool.
             let is_foreign = !self.is_marked
+                && !was_whole
                 && (self.object.has_other_keys()
                     || self.object.name().is_some_and(|name| !is_callable(name, &self.names)));
             if is_foreign {
                 events.truncate(first);
+                self.object = JsonObject::default();
                 progress = Progress::Bad;
+            } else if !was_whole && self.object.is_whole() {
+                // The last character of `null` is known from the character after it.
+                let after = if "\"}]".contains(c) { 0 } else { c.len_utf8() };
+                self.raw.drain(..self.raw.len() - after);
             }
             match progress {
                 Progress::Open if self.raw.len() <= MAX_CALL => continue,
-                Progress::Complete => {
-                    self.calls += 1;
-                    self.raw.clear();
-                    self.state = JsonState::Between;
+                Progress::Complete => self.end_call(),
+                Progress::Unclosed => {
+                    let end = self.raw[..self.raw.len() - c.len_utf8()].trim_end().len();
+                    self.held = self.raw.split_off(end) + &held[at + c.len_utf8()..];
+                    events.push(ToolEvent::End);
+                    self.end_call();
+                    return Step::Again;
                 }
                 Progress::Open | Progress::Bad => self.fail(events),
             }
@@ -260,6 +269,12 @@ impl JsonCalls {
             return Step::Again;
         }
         Step::Wait
+    }
+
+    fn end_call(&mut self) {
+        self.calls += 1;
+        self.raw.clear();
+        self.state = JsonState::Between;
     }
 
     fn between(&mut self) -> Step {
@@ -293,12 +308,18 @@ impl JsonCalls {
         Step::Again
     }
 
-    /// Ends a malformed call. Its text is reported as malformed, or as plain text if nothing marked it as a call.
+    /// Ends a malformed call. Its text is reported as malformed, or as plain text if nothing marked it as a call. A call
+    /// that is whole stays one, and the text after its arguments is plain text.
     fn fail(&mut self, events: &mut Vec<ToolEvent>) {
         let raw = mem::take(&mut self.raw);
+        let is_whole = self.state == JsonState::Object && self.object.is_whole();
         self.state = JsonState::Text;
         self.at_start = false;
-        if self.is_marked || self.object.has_begun() {
+        if is_whole {
+            self.calls += 1;
+            events.push(ToolEvent::End);
+            push_text(raw, events);
+        } else if self.is_marked || self.object.has_begun() {
             events.push(ToolEvent::Malformed(raw));
         } else {
             push_text(raw, events);
@@ -325,6 +346,11 @@ impl CallSyntax for JsonCalls {
             JsonState::Between if end == TextEnd::Cut => {}
             JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}
             JsonState::Text | JsonState::Between => push_text(mem::take(&mut self.held), events),
+            // Only the end of the object is missing, or the answer was cut off in its other keys.
+            JsonState::Object if self.object.is_whole() && (self.object.may_end() || end == TextEnd::Cut) => {
+                events.push(ToolEvent::End);
+                self.end_call();
+            }
             JsonState::Envelope | JsonState::Name(_) | JsonState::Object => {
                 self.take(rest);
                 self.fail(events);

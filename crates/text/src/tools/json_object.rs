@@ -20,6 +20,7 @@ pub(super) struct JsonObject {
     /// Arguments that came before the name.
     early: Option<String>,
     has_begun: bool,
+    /// Set once the arguments are complete and valid.
     has_arguments: bool,
     has_other_keys: bool,
 }
@@ -44,6 +45,8 @@ pub(super) enum Progress {
     Open,
     /// The object is complete.
     Complete,
+    /// The call is whole, but the object's closing brace is missing before the character.
+    Unclosed,
     /// The text is not a call.
     Bad,
 }
@@ -57,6 +60,16 @@ impl JsonObject {
     /// Returns true if the arguments are complete.
     pub(super) fn has_arguments(&self) -> bool {
         self.has_arguments
+    }
+
+    /// Returns true if the call was reported with all of its arguments.
+    pub(super) fn is_whole(&self) -> bool {
+        self.has_begun && self.has_arguments
+    }
+
+    /// Returns true if only the closing brace is missing.
+    pub(super) fn may_end(&self) -> bool {
+        self.place == ObjectPosition::Comma
     }
 
     /// Returns true if the object has keys that do not belong to a call.
@@ -97,6 +110,7 @@ impl JsonObject {
                 return self.value_char(c, events);
             }
             (ObjectPosition::InValue, _) => return self.value_char(c, events),
+            (ObjectPosition::Comma, _) if self.is_whole() => return Progress::Unclosed,
             _ => return Progress::Bad,
         }
         Progress::Open
@@ -108,7 +122,7 @@ impl JsonObject {
 
     /// Returns true if the value is reported while it is parsed.
     fn streams(&self) -> bool {
-        self.is_arguments() && self.name.is_some() && self.value.starts_with('{')
+        self.is_arguments() && !self.has_arguments && self.name.is_some() && self.value.starts_with('{')
     }
 
     fn value_char(&mut self, c: char, events: &mut Vec<ToolEvent>) -> Progress {
@@ -164,12 +178,11 @@ impl JsonObject {
             },
             "id" => self.id = text(),
             "arguments" | "parameters" if !self.has_arguments => {
-                self.has_arguments = true;
-                let streamed = self.streams();
                 let Some(arguments) = object_text(&self.value) else { return Progress::Bad };
-                if !streamed {
+                if !self.streams() {
                     self.early = Some(arguments);
                 }
+                self.has_arguments = true;
             }
             _ if serde_json::from_str::<IgnoredAny>(&self.value).is_err() => return Progress::Bad,
             _ => {}

@@ -344,6 +344,14 @@ mod tests {
         check(ToolFormat::Mistral, One, two, Complete, ("", &both[..1], [1, 0]));
         // Special tokens are always hidden from clients.
         check(ToolFormat::Mistral, Any, "a [TOOL_CALLS]?", Complete, ("a ?", &[], [0, 1]));
+        // A call whose arguments are complete is whole, and its text is not sent.
+        let whole = r#"<tool_call>{"name": "f", "arguments": {"a": 1}"#;
+        let one = &both[..1];
+        for end in [Complete, Cut] {
+            check(ToolFormat::Hermes, Any, whole, end, ("", one, [1, 0]));
+            check(ToolFormat::Hermes, Any, &format!("{whole}\n</tool_call>"), end, ("", one, [1, 0]));
+            check(ToolFormat::Hermes, Any, &format!("{whole}, x"), end, (", x", one, [1, 0]));
+        }
         let open = r#"<tool_call>{"name": "f", "arguments": {"x": "a"#;
         let begun: &[(&str, &str)] = &[("f", r#"{"x": "a"#)];
         check(ToolFormat::Hermes, Any, open, Cut, ("", begun, [0, 0]));

@@ -32,9 +32,14 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 mod tests {
     use crate::tools::examples::{Examples, LIST, LISTED, complete};
 
-    /// Returns an answer after the model card of Granite 3.
+    /// Returns answers after the model card of Granite 3, also without the last brace.
     pub(super) fn examples() -> Examples {
-        let transcripts = vec![complete(format!("<|tool_call|>{LIST}"), LISTED)];
+        let unclosed = LIST.replace("}]", "]");
+        let transcripts = vec![
+            complete(format!("<|tool_call|>{LIST}"), LISTED),
+            complete(format!("<|tool_call|>{unclosed}"), LISTED),
+            complete(format!("<tool_call>{unclosed}</tool_call>"), LISTED),
+        ];
         Examples { templates: &["granite3.3"], transcripts }
     }
 }

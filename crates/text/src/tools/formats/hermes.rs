@@ -52,6 +52,7 @@ mod tests {
     pub(super) fn examples() -> Examples {
         let mut transcripts = marked_calls();
         transcripts.extend(unmarked_calls());
+        transcripts.extend(broken_after_arguments());
         transcripts.push(cut(r#"<tool_call>{"name": "stop", "arguments": {"a": "x"#, r#"{"a": "x"#));
         Examples { templates: &["qwen2.5", "qwen3", "hermes3", "granite4"], transcripts }
     }
@@ -92,6 +93,44 @@ mod tests {
         ]
     }
 
+    /// Returns answers in which an object goes wrong after its arguments, as small models write them.
+    fn broken_after_arguments() -> Vec<Transcript> {
+        let whole = CALL.strip_suffix('}').unwrap();
+        let two = format!("{WEATHER} {WEATHER}");
+        let mut transcripts = vec![
+            complete(format!("<tool_call>\n{whole}\n</tool_call>"), WEATHER),
+            complete(format!("<tool_call>\n{whole}\n</tool_call>\n<tool_call>{whole}</tool_call>"), &two),
+            complete(format!("<tool_call>\n{whole}\nDone."), format!("{WEATHER} \"\\nDone.\"")),
+            complete(format!("<tool_call>[{CALL}, {whole}]</tool_call>"), &two),
+            complete(whole, WEATHER),
+            complete(format!("```json\n{whole}\n```"), WEATHER),
+            complete(format!("<tools>\n{whole}\n{whole}\n</tools>"), &two),
+            complete(format!("{whole}, \"age\": 5}}"), WEATHER),
+            complete("<tool_call>{\"name\": \"stop\", \"arguments\": null\n</tool_call>", "stop( {} )"),
+            complete("<tool_call>{\"arguments\": {}, \"name\": \"stop\"</tool_call>", "stop( {} )"),
+            complete(
+                format!("<tool_call>{whole}, oops</tool_call>"),
+                format!("{WEATHER} \", oops</tool_call>\""),
+            ),
+            complete(
+                format!("<tool_call>{whole}, \"id\": \"é\", x {whole}"),
+                format!("{WEATHER} {:?}", format!(", \"id\": \"é\", x {whole}")),
+            ),
+            complete("<tool_call>{\"name\": \"stop\", \"arguments\": null, oops", "stop( {} ) \", oops\""),
+            complete(format!("<tool_call>{whole}, \"id\": \""), format!("{WEATHER} \", \\\"id\\\": \\\"\"")),
+        ];
+        for rest in ["", "\n", "\n</tool", ", \"id\": \"x"] {
+            let arguments = r#"{"city": "Brno", "days": 2}"#;
+            transcripts.push(cut(format!("<tool_call>{whole}{rest}"), arguments));
+        }
+        // The first arguments count.
+        transcripts.push(complete(
+            r#"<tool_call>{"name":"stop","arguments":{"a":1},"parameters":{"b":2}}</tool_call>"#,
+            r#"stop( {"a":1} )"#,
+        ));
+        transcripts
+    }
+
     /// Returns answers after reports of Qwen2.5-Coder, which leaves out or replaces the markers of its own template.
     fn unmarked_calls() -> Vec<Transcript> {
         let two = format!("{WEATHER} {WEATHER}");
@@ -116,6 +155,7 @@ mod tests {
         let texts = [
             r#"{"name": "Ann", "arguments": {}}"#,
             r#"{"name": "Ann", "age": 5}"#,
+            r#"{"arguments": {}, "name": "Ann"}"#,
             "```json\n{\"name\": \"other\", \"arguments\": {}}\n```",
             "```json\n[1, 2]\n```",
             "```python\nget_weather()\n```",

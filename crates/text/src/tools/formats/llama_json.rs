@@ -42,6 +42,8 @@ mod tests {
             complete(format!("\n{{\"type\": \"function\", {}", &call[1..]), WEATHER),
             complete(r#"{"name": "Ann", "age": 5}"#, r#""{\"name\": \"Ann\", \"age\": 5}""#),
             complete(r#"{"city": "Brno"}"#, r#""{\"city\": \"Brno\"}""#),
+            complete(&call[..call.len() - 1], WEATHER),
+            complete(format!("{}; {call}", &call[..call.len() - 1]), format!("{WEATHER} {WEATHER}")),
             complete("It is {warm}.", r#""It is {warm}.""#),
         ];
         Examples { templates: &["llama3.1", "llama3.2"], transcripts }

@@ -85,6 +85,8 @@ mod tests {
             complete(format!("[TOOL_CALLS]{LIST}"), LISTED),
             complete(format!("[TOOL_CALLS] {LIST}"), LISTED),
             complete(headed, LISTED),
+            complete(format!("[TOOL_CALLS]{}", LIST.replace("}]", "]")), LISTED),
+            complete(r#"[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "abcdefghi"]"#, "stop( {} )"),
             complete("[TOOL_CALLS]x y{", r#"malformed "[TOOL_CALLS]" "x y{""#),
             complete("[1]", r#""[1]""#),
         ];

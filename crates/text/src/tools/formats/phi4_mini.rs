@@ -33,12 +33,13 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 mod tests {
     use crate::tools::examples::{Examples, LIST, LISTED, complete};
 
-    /// Returns answers after the model card of Phi-4 mini.
+    /// Returns answers after the model card of Phi-4 mini, also without the last brace.
     pub(super) fn examples() -> Examples {
         let transcripts = vec![
             complete(format!("<|tool_call|>{LIST}<|/tool_call|>"), LISTED),
             complete(format!("functools{LIST}"), LISTED),
             complete(LIST, LISTED),
+            complete(format!("<|tool_call|>{}<|/tool_call|>", LIST.replace("}]", "]")), LISTED),
             complete("[1, 2] and", r#""[1, 2] and""#),
         ];
         Examples { templates: &["phi4-mini"], transcripts }
