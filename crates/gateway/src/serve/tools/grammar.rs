@@ -45,18 +45,42 @@ pub(in crate::serve) fn answer_grammar(
     call_grammar(tokenizer, format, &callable, limit, beside).map(Some)
 }
 
-/// Returns the schema that the arguments of guaranteed calls follow: that of the tool, with the grammar of its text.
+/// Returns the schema that the arguments of guaranteed calls follow: that of the tool, with the grammar of its text. It
+/// allows only objects.
 ///
 /// # Errors
-/// The grammar of the text has no regular expression.
+/// The schema allows no objects, or the grammar of the text has no regular expression.
 pub(in crate::serve) fn enforced_schema(tool: &Tool) -> Result<Cow<'_, Value>, GrammarError> {
-    let Some(text) = &tool.text else { return Ok(Cow::Borrowed(&tool.parameters)) };
-    let mut schema = tool.parameters.clone();
-    let property = schema.get_mut("properties").and_then(|properties| properties.get_mut(&text.name));
+    let mut schema = of_objects(&tool.parameters)?;
+    let Some(text) = &tool.text else { return Ok(schema) };
+    let properties = schema.to_mut().get_mut("properties");
+    let property = properties.and_then(|properties| properties.get_mut(&text.name));
     if let Some(fields) = property.and_then(Value::as_object_mut) {
         fields.insert("pattern".to_owned(), text.grammar.pattern()?.into());
     }
-    Ok(Cow::Owned(schema))
+    Ok(schema)
+}
+
+/// Returns the schema of the objects that a schema allows.
+fn of_objects(schema: &Value) -> Result<Cow<'_, Value>, GrammarError> {
+    let allows_objects = match &schema["type"] {
+        Value::String(name) if name == "object" => return Ok(Cow::Borrowed(schema)),
+        Value::Array(names) => names.iter().any(|name| name == "object"),
+        found => found.is_null(),
+    };
+    if !allows_objects {
+        let what = format!("the schema's \"type\": {}", schema["type"]);
+        let reason = "the arguments of a call are an object".to_owned();
+        return Err(GrammarError::UnsupportedValue { what, reason });
+    }
+    let mut fields = match schema {
+        Value::Bool(true) => Map::new(),
+        Value::Object(fields) => fields.clone(),
+        // The compiler names what is wrong.
+        other => return Ok(Cow::Borrowed(other)),
+    };
+    fields.insert("type".to_owned(), "object".into());
+    Ok(Cow::Owned(fields.into()))
 }
 
 /// Returns the settings with open schemas of the tools whose calls need not be valid: the names of their properties, with
@@ -86,20 +110,35 @@ pub(in crate::serve) fn guarantees_calls(settings: &ToolSettings) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use narthex_text::tokenizer::GgufVocab;
+    use narthex_text::{
+        grammar::GrammarCompiler,
+        tokenizer::{GgufVocab, Specials},
+    };
 
     use super::*;
     use crate::serve::request::TextArgument;
 
+    /// Token that ends an answer.
+    const END: u32 = 0;
+
+    /// Returns a tokenizer with a token for each ASCII character.
+    fn tokenizer() -> Tokenizer {
+        let characters = ('!'..='~').chain(['Ġ', 'Ċ']).map(String::from);
+        let tokens: Vec<String> = ["<|end|>".to_owned()].into_iter().chain(characters).collect();
+        let types = (0..tokens.len()).map(|id| if id == END as usize { 3 } else { 1 }).collect();
+        let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
+        let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
+        Tokenizer::from_gguf(&vocab).unwrap()
+    }
+
+    fn tool_of(parameters: Value) -> Tool {
+        let (name, strictness) = ("f".to_owned(), Strictness::BestEffort);
+        Tool { name, description: None, parameters, strictness, text: None }
+    }
+
     #[test]
     fn only_calls_that_must_be_valid_restrict_the_answer() {
-        let vocab = GgufVocab {
-            model: "gpt2".to_owned(),
-            pre: Some("smollm".to_owned()),
-            tokens: vec!["a".to_owned()],
-            ..GgufVocab::default()
-        };
-        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let tokenizer = tokenizer();
         let object = Grammar::json_object();
         let check = |choice, strictness, content: Option<&Grammar>, expect: &str| {
             let parameters = json!({"type": "object"});
@@ -162,5 +201,55 @@ mod tests {
         let schema = enforced_schema(&lark).unwrap();
         assert_eq!(schema["properties"]["input"], json!({"type": "string", "pattern": "^(?:(?:(?:a)+))$"}));
         assert!(enforced_schema(&tool(text(Grammar::Lark("start: start".to_owned())))).is_err());
+    }
+
+    #[test]
+    fn arguments_of_guaranteed_calls_are_objects() {
+        let tokenizer = tokenizer();
+        let compiler = GrammarCompiler::new(&tokenizer, &[END]).unwrap();
+        let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let definitions = json!({"o": object, "a": {"properties": {"a": {"$ref": "#/$defs/o"}}}});
+        let schemas = [
+            json!({}),
+            json!(true),
+            json!({"type": null}),
+            json!({"type": ["object", "null"]}),
+            json!({"description": "None."}),
+            json!({"properties": {"a": {"type": "integer"}}}),
+            json!({"required": ["a"]}),
+            json!({"$ref": "#/$defs/o", "$defs": definitions}),
+            json!({"anyOf": [object, {"type": "integer"}]}),
+            json!({"oneOf": [object, {"type": "integer"}]}),
+            json!({"allOf": [{"$ref": "#/$defs/o"}], "$defs": definitions}),
+            json!({"allOf": [{}, {"minProperties": 1}]}),
+            json!({"enum": [5, {"a": 1}]}),
+        ];
+        for schema in schemas {
+            let (tools, choice) = (vec![tool_of(schema)], ToolChoice::Required);
+            let settings = ToolSettings { tools, choice, calls: CallLimit::Any };
+            let grammar = answer_grammar(&settings, ToolFormat::Hermes, &tokenizer, None).unwrap().unwrap();
+            let grammar = compiler.compile(&grammar).unwrap_or_else(|error| panic!("{error}: {settings:?}"));
+            let follows = |arguments: &str| {
+                let text =
+                    format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
+                let mut matcher = grammar.clone();
+                tokenizer.encode(&text, Specials::AsText).unwrap().into_iter().all(|token| {
+                    matcher.prepare();
+                    let is_allowed = matcher.allowed()[token as usize / 32] >> (token % 32) & 1 == 1;
+                    matcher.accept(token);
+                    is_allowed
+                })
+            };
+            let found = ["5", "null", "[]", "\"a\"", "{\"a\": 1}"].map(follows);
+            assert_eq!(found, [false, false, false, false, true], "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn schemas_without_objects_are_refused() {
+        for kind in [json!("string"), json!(["array", "null"]), json!(5)] {
+            let error = enforced_schema(&tool_of(json!({"type": kind}))).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("the schema's \"type\": {kind} cannot")), "{error}");
+        }
     }
 }
