@@ -9,10 +9,11 @@ use crate::{
     grammar::{GrammarError, json_rule, whole_expression},
     template::FunctionCall,
     tools::{
-        CallSyntax, MAX_CALL, TextEnd, ToolEvent,
+        CallReading, CallSyntax, MAX_CALL, TextEnd, ToolEvent,
         lark::{AllowedCalls, FormatRules, one_of, quoted, repeated},
         literal, overlap, push_arguments, push_text,
         schema::{ValueKinds, parameters},
+        tool_names,
         write::{json_text, write_marked},
     },
 };
@@ -23,11 +24,13 @@ const FUNCTION: &str = "<function=";
 const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "\n</parameter>";
+/// End of a parameter in lenient reading, where it may be on the line of the value.
+const LENIENT_END: &str = "</parameter>";
 
 pub(super) const FORMAT: FormatDefinition = FormatDefinition {
     is_in: |template| template.contains(FUNCTION) && template.contains(PARAMETER),
     markers: &[OPEN, CLOSE],
-    parser: |tools, _| Box::new(QwenCoderCalls::new(tools)),
+    parser: |tools, reading| Box::new(QwenCoderCalls::new(tools, reading)),
     rules,
     write: |calls, message| write_marked(calls, message, [OPEN, CLOSE], function_text),
     adapt_ids: |_| (),
@@ -40,10 +43,16 @@ pub(super) const FORMAT: FormatDefinition = FormatDefinition {
 struct QwenCoderCalls {
     /// Schemas of parameters, by function and parameter.
     schemas: HashMap<(String, String), Value>,
+    reading: CallReading,
+    /// Texts that open a call: the marker; in lenient reading, also the tags of the functions, since models leave out the
+    /// marker.
+    opens: Vec<String>,
     held: String,
     raw: String,
     state: TagState,
     function: String,
+    /// Set once the call was reported.
+    has_begun: bool,
     is_first: bool,
     calls: usize,
 }
@@ -181,7 +190,7 @@ fn has_type(schema: &Value, value: &Value) -> bool {
 }
 
 impl QwenCoderCalls {
-    fn new(tools: &[Value]) -> Self {
+    fn new(tools: &[Value], reading: CallReading) -> Self {
         let mut schemas = HashMap::new();
         for function in tools.iter().map(|tool| &tool["function"]) {
             let Some(name) = function["name"].as_str() else { continue };
@@ -189,8 +198,20 @@ impl QwenCoderCalls {
                 schemas.insert((name.to_owned(), key.clone()), field.clone());
             }
         }
-        let (held, raw, function) = (String::new(), String::new(), String::new());
-        Self { schemas, held, raw, state: TagState::Text, function, is_first: true, calls: 0 }
+        let names = if reading == CallReading::Lenient { tool_names(tools) } else { Vec::new() };
+        let tags = names.iter().map(|name| format!("{FUNCTION}{name}>"));
+        Self {
+            schemas,
+            reading,
+            opens: [OPEN.to_owned()].into_iter().chain(tags).collect(),
+            held: String::new(),
+            raw: String::new(),
+            state: TagState::Text,
+            function: String::new(),
+            has_begun: false,
+            is_first: true,
+            calls: 0,
+        }
     }
 
     fn take(&mut self, length: usize) {
@@ -211,8 +232,8 @@ impl QwenCoderCalls {
             TagState::Function => match tag(&self.held, FUNCTION) {
                 Tag::Named(name, length) => {
                     self.take(length);
-                    events.push(ToolEvent::Begin { name: name.clone(), id: None });
-                    (self.function, self.is_first, self.state) = (name, true, TagState::Parameter);
+                    self.open(name);
+                    self.begin(events);
                     true
                 }
                 Tag::Wait => false,
@@ -233,19 +254,46 @@ impl QwenCoderCalls {
     }
 
     fn text(&mut self, events: &mut Vec<ToolEvent>) -> bool {
-        let found = self.held.find(OPEN);
-        let end = found.unwrap_or(self.held.len() - overlap(&self.held, &[OPEN]));
+        let opens: Vec<&str> = self.opens.iter().map(String::as_str).collect();
+        let found = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
+        let end = found.map_or(self.held.len() - overlap(&self.held, &opens), |(at, _)| at);
         let end = self.held[..end].trim_end().len();
         push_text(self.held.drain(..end).collect(), events);
-        let Some(at) = found else { return false };
-        self.raw = self.held.drain(..at - end + OPEN.len()).collect();
-        self.state = TagState::Function;
+        let Some((at, length)) = found else { return false };
+        self.raw = self.held.drain(..at - end + length).collect();
+        match self.raw.split_once(FUNCTION) {
+            Some((_, name)) => self.open(name.trim_end_matches('>').to_owned()),
+            None => self.state = TagState::Function,
+        }
         true
+    }
+
+    /// Opens a call of a function.
+    fn open(&mut self, function: String) {
+        (self.function, self.has_begun, self.is_first) = (function, false, true);
+        self.state = TagState::Parameter;
+    }
+
+    /// Reports the beginning of the call. Without a marker, a tag of the call's content comes before it.
+    fn begin(&mut self, events: &mut Vec<ToolEvent>) {
+        if !self.has_begun {
+            self.has_begun = true;
+            events.push(ToolEvent::Begin { name: self.function.clone(), id: None });
+        }
+    }
+
+    /// Returns the text that ends a parameter's value.
+    fn end_parameter(&self) -> &'static str {
+        match self.reading {
+            CallReading::Exact => END_PARAMETER,
+            CallReading::Lenient => LENIENT_END,
+        }
     }
 
     fn parameter(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         if self.held.starts_with(END_FUNCTION) {
             self.take(END_FUNCTION.len());
+            self.begin(events);
             push_arguments(if self.is_first { "{}" } else { "}" }, events);
             events.push(ToolEvent::End);
             self.calls += 1;
@@ -254,14 +302,17 @@ impl QwenCoderCalls {
         }
         match tag(&self.held, PARAMETER) {
             Tag::Named(key, length) => {
-                let after = &self.held[length..];
-                let Some(end) = after.find(END_PARAMETER) else { return false };
-                let text = after[..end].strip_prefix('\n').unwrap_or(&after[..end]);
+                self.begin(events);
+                let (after, close) = (&self.held[length..], self.end_parameter());
+                let Some(end) = after.find(close) else { return false };
+                let text = &after[..end];
+                let text = if close == LENIENT_END { text.strip_suffix('\n').unwrap_or(text) } else { text };
+                let text = text.strip_prefix('\n').unwrap_or(text);
                 let value = self.value(&key, text);
                 let open = if self.is_first { "{" } else { ", " };
                 push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
                 self.is_first = false;
-                self.take(length + end + END_PARAMETER.len());
+                self.take(length + end + close.len());
                 true
             }
             Tag::Wait => false,
@@ -287,7 +338,7 @@ impl QwenCoderCalls {
         let Tag::Named(key, length) = tag(&self.held, PARAMETER) else { return };
         let after = &self.held[length..];
         let text = after.strip_prefix('\n').unwrap_or(after);
-        let text = &text[..text.len() - overlap(text, &[END_PARAMETER])];
+        let text = &text[..text.len() - overlap(text, &[END_PARAMETER, self.end_parameter()])];
         let schema = self.schemas.get(&(self.function.clone(), key.clone())).unwrap_or(&Value::Null);
         let value = match ValueKinds::of(schema) {
             ValueKinds::Others => literal::beginning(text),
@@ -297,8 +348,14 @@ impl QwenCoderCalls {
         push_arguments(&format!("{open}{}: {value}", Value::from(key)), events);
     }
 
+    /// Ends a malformed call. The tag of a function without a marker is plain text if no call follows it.
     fn fail(&mut self, events: &mut Vec<ToolEvent>) -> bool {
-        events.push(ToolEvent::Malformed(mem::take(&mut self.raw)));
+        let raw = mem::take(&mut self.raw);
+        if self.state == TagState::Parameter && !self.has_begun {
+            push_text(raw, events);
+        } else {
+            events.push(ToolEvent::Malformed(raw));
+        }
         self.state = TagState::Text;
         true
     }
@@ -335,27 +392,35 @@ impl CallSyntax for QwenCoderCalls {
         if self.state == TagState::Parameter && end == TextEnd::Cut {
             self.cut_parameter(events);
         }
-        self.take(self.held.len());
-        let rest = mem::take(&mut self.raw);
         match self.state {
-            TagState::Text | TagState::End if self.calls > 0 && rest.trim().is_empty() => {}
-            TagState::Text => push_text(rest, events),
+            TagState::Text | TagState::End if self.calls > 0 && self.held.trim().is_empty() => {}
+            TagState::Text => push_text(mem::take(&mut self.held), events),
             TagState::End => {}
-            TagState::Function | TagState::Parameter => events.push(ToolEvent::Malformed(rest)),
+            TagState::Function | TagState::Parameter => {
+                self.take(self.held.len());
+                self.fail(events);
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::tools::examples::{Examples, WEATHER, complete, cut};
+    use super::*;
+    use crate::tools::examples::{Examples, Transcript, WEATHER, complete, cut, tools};
+
+    pub(super) fn examples() -> Examples {
+        let mut transcripts = marked_calls();
+        transcripts.extend(loose_calls());
+        Examples { templates: &["qwen3-coder"], transcripts }
+    }
 
     /// Returns answers after the chat template of Qwen3 Coder, which shows calls to the model.
-    pub(super) fn examples() -> Examples {
+    fn marked_calls() -> Vec<Transcript> {
         let call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBrno\n</parameter>\n<parameter=days>\n2\n\
             </parameter>\n</function>\n</tool_call>";
         let tag = "<tool_call>\n<function=get_weather>\n<parameter=";
-        let transcripts = vec![
+        vec![
             complete(call, WEATHER),
             complete(format!("So:\n{call}\n{call}"), format!("\"So:\" {WEATHER} {WEATHER}")),
             complete("<tool_call>\n<function=stop>\n</function>\n</tool_call>", "stop( {} )"),
@@ -372,7 +437,58 @@ mod tests {
             cut(format!("{tag}city>\nBr\"no\nx\n</param"), r#"{"city": "Br\"no\nx"#),
             cut(format!("{tag}days>\n1"), r#"{"days": 1"#),
             cut(format!("{tag}city>\na\n</parameter>\n<parameter=days>\n1"), r#"{"city": "a", "days": 1"#),
+        ]
+    }
+
+    /// Returns answers after reports of Qwen3 Coder, which leaves out markers and line breaks.
+    fn loose_calls() -> Vec<Transcript> {
+        let call = "<function=get_weather>\n<parameter=city>\nBrno\n</parameter>\n<parameter=days>\n2\n</parameter>\n\
+            </function>";
+        let brief =
+            "<function=get_weather><parameter=city>Brno</parameter><parameter=days>2</parameter></function>";
+        let two = format!("{WEATHER} {WEATHER}");
+        let mut transcripts = vec![
+            complete(format!("I'll look.\n\n{call}\n</tool_call>"), format!("\"I'll look.\" {WEATHER}")),
+            complete(format!("{call}\n</tool_call>\nDone."), format!("{WEATHER} \"\\nDone.\"")),
+            complete(format!("{call}\n{call}"), &two),
+            complete(format!("{call}\n</tool_call>\n{brief}\n</tool_call>"), &two),
+            complete(format!("<tool_call>\n{call}\n{call}\n</tool_call>"), &two),
+            complete(format!("<tool_call>{brief}</tool_call>"), WEATHER),
+            complete(
+                "<tool_call><function=get_weather><parameter=city>\n\na\nb\n\n</parameter></function>",
+                r#"get_weather( {"city":"\na\nb\n"} )"#,
+            ),
+            complete("<function=stop>\n</function>", "stop( {} )"),
+            complete(
+                "<function=stop>\n<parameter=a>\n1",
+                "stop( malformed \"<function=stop>\\n<parameter=a>\\n1\"",
+            ),
+            cut("<function=get_weather>\n<parameter=city>\nBrno</param", r#"{"city": "Brno"#),
         ];
-        Examples { templates: &["qwen3-coder"], transcripts }
+        let texts = [
+            "The tag is `<function=stop>`.",
+            "<function=stop>\n<tool>",
+            "<function=stop",
+            "<function=stop>\n<par",
+            "<function=other>\n<parameter=a>\n1\n</parameter>\n</function>",
+            "</tool_call>",
+        ];
+        transcripts.extend(texts.map(|text| complete(text, format!("{text:?}"))));
+        transcripts
+    }
+
+    #[test]
+    fn exact_answers_have_only_the_markers_of_the_format() {
+        let parsed = |text: &str| {
+            let mut parser = (FORMAT.parser)(&tools(), CallReading::Exact);
+            let mut events = Vec::new();
+            parser.push(text, &mut events);
+            parser.finish(TextEnd::Complete, &mut events);
+            events
+        };
+        let call = "<function=stop>\n<parameter=a>\nx</parameter>\n<\n</parameter>\n</function>";
+        assert_eq!(parsed(call), [ToolEvent::Text(call.to_owned())]);
+        let events = parsed(&format!("<tool_call>\n{call}\n</tool_call>"));
+        assert_eq!(events[1], ToolEvent::Arguments(r#"{"a": "x</parameter>\n<"}"#.to_owned()));
     }
 }
