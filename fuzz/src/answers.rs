@@ -20,7 +20,11 @@ impl Options {
     }
 
     fn reasoning(self) -> ReasoningFormat {
-        if self.0 & 4 == 0 { ReasoningFormat::Think } else { ReasoningFormat::MistralThink }
+        match self.0 >> 2 & 3 {
+            0 => ReasoningFormat::Think,
+            1 => ReasoningFormat::MistralThink,
+            _ => ReasoningFormat::ThinkResponse,
+        }
     }
 }
 

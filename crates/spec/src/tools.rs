@@ -38,6 +38,8 @@ impl ToolFormat {
 pub enum ReasoningFormat {
     /// Between `<think>` and `</think>`.
     Think,
+    /// Between `<think>` and `</think>`, before a text between `<response>` and `</response>`: Granite 3.
+    ThinkResponse,
     /// Between `[THINK]` and `[/THINK]`: Mistral.
     MistralThink,
 }

@@ -47,6 +47,11 @@ impl ReasoningTrack {
         }
     }
 
+    /// Returns true inside the block, and where the text after it may begin with the marker of a frame.
+    fn is_inside(&self) -> bool {
+        self.parser.is_inside() || self.parser.is_in_frame_marker()
+    }
+
     /// Returns the tokens that end the block, once the budget is used up.
     fn ending(&self) -> &[TokenId] {
         let is_used_up = self.budget.is_some_and(|budget| self.tokens >= budget);
@@ -111,7 +116,7 @@ impl AnswerConstraint {
 
     /// Returns whether the answer is inside a block of reasoning.
     fn is_reasoning(&self) -> bool {
-        self.reasoning.as_ref().is_some_and(|track| track.parser.is_inside())
+        self.reasoning.as_ref().is_some_and(ReasoningTrack::is_inside)
     }
 
     /// Forbids the tokens that end an answer, unless no other token is allowed.
@@ -171,10 +176,8 @@ impl Constraint for AnswerConstraint {
         let mut behind = vec![token];
         if let Some(track) = &mut self.reasoning {
             // With a grammar, reasoning begins only with the marker's token; any other token is text.
-            let begins_text = self.grammar.is_some()
-                && !track.parser.is_inside()
-                && track.ended == 0
-                && track.open != Some(token);
+            let begins_text =
+                self.grammar.is_some() && !track.is_inside() && track.ended == 0 && track.open != Some(token);
             if !begins_text {
                 match track.accept(token) {
                     None => return Progress::Open,
@@ -210,14 +213,15 @@ mod tests {
 
     use super::*;
 
-    const OPEN: TokenId = 95;
-    const CLOSE: TokenId = 96;
-    const END: TokenId = 97;
+    const OPEN: TokenId = 96;
+    const CLOSE: TokenId = 97;
+    const END: TokenId = 98;
+    const VOCAB: usize = 99;
 
-    /// Returns a tokenizer of single printable characters, a line break, and the markers of reasoning.
+    /// Returns a tokenizer of single printable characters, a line break, `><`, and the markers of reasoning.
     fn tokenizer() -> Tokenizer {
         let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
-        tokens.extend(["Ċ", "<think>", "</think>", "<|end|>"].map(str::to_owned));
+        tokens.extend(["Ċ", "><", "<think>", "</think>", "<|end|>"].map(str::to_owned));
         let types = (0..tokens.len()).map(|id| if id < OPEN as usize { 1 } else { 3 }).collect();
         let (model, pre) = ("gpt2".to_owned(), Some("smollm".to_owned()));
         let vocab = GgufVocab { model, pre, types: Some(types), tokens, ..GgufVocab::default() };
@@ -226,13 +230,22 @@ mod tests {
 
     /// Returns the constraint of an answer after this prompt, whose grammar allows only `yes`.
     fn constraint(prompt: &str, budget: Option<usize>, min_tokens: usize) -> AnswerConstraint {
+        constraint_of(ReasoningFormat::Think, prompt, budget, min_tokens)
+    }
+
+    fn constraint_of(
+        format: ReasoningFormat,
+        prompt: &str,
+        budget: Option<usize>,
+        min_tokens: usize,
+    ) -> AnswerConstraint {
         let tokenizer = tokenizer();
         let grammar = GrammarCompiler::new(&tokenizer, &[END]).unwrap();
         let grammar = grammar.compile(&Grammar::Regex("yes|no{1,9}".to_owned())).unwrap();
-        let parser = ReasoningParser::new(ReasoningFormat::Think, prompt);
+        let parser = ReasoningParser::new(format, prompt);
         let reasoning = Some(ReasoningTrack::new(&tokenizer, parser, budget));
         let parts = ConstraintParts { grammar: Some(grammar), reasoning, min_tokens };
-        AnswerConstraint::new(parts, &[END], 98).unwrap()
+        AnswerConstraint::new(parts, &[END], VOCAB).unwrap()
     }
 
     fn token(char: char) -> TokenId {
@@ -247,7 +260,7 @@ mod tests {
             AllowedTokens::Failed(reason) => panic!("{reason}"),
             AllowedTokens::Only(words) => {
                 let is_set = |token: &TokenId| words[*token as usize / 32] >> (token % 32) & 1 == 1;
-                Some((0..98).filter(is_set).collect())
+                Some((0..=END).filter(is_set).collect())
             }
         }
     }
@@ -279,6 +292,25 @@ mod tests {
     }
 
     #[test]
+    fn the_grammar_needs_no_frame() {
+        let begin = Some(vec![token('n'), token('y')]);
+        let mut answer = constraint_of(ReasoningFormat::ThinkResponse, "<think>", None, 0);
+        answer.accept(CLOSE);
+        assert_eq!(allowed(&mut answer), begin);
+        answer.accept(token('y'));
+        assert_eq!(allowed(&mut answer), Some(vec![token('e')]));
+        // The token that ends the block begins a frame.
+        let mut answer = constraint_of(ReasoningFormat::ThinkResponse, "<think>", None, 0);
+        "</think".chars().for_each(|char| _ = answer.accept(token(char)));
+        answer.accept(tokenizer().token_id("><").unwrap());
+        for char in "response>".chars() {
+            assert_eq!(allowed(&mut answer), Some((0..END).collect()), "{char}");
+            answer.accept(token(char));
+        }
+        assert_eq!(allowed(&mut answer), begin);
+    }
+
+    #[test]
     fn a_budget_ends_the_reasoning_by_forced_tokens() {
         let line = tokenizer().token_id("Ċ").unwrap();
         let end = vec![line, CLOSE, line, line];
@@ -305,9 +337,9 @@ mod tests {
         }
         answer.accept(token('o'));
         assert_eq!(allowed(&mut answer), Some(vec![token('o'), END]));
-        assert!(AnswerConstraint::new(ConstraintParts::default(), &[END], 98).is_none());
+        assert!(AnswerConstraint::new(ConstraintParts::default(), &[END], VOCAB).is_none());
         let parts = ConstraintParts { min_tokens: 1, ..ConstraintParts::default() };
-        let mut free = AnswerConstraint::new(parts, &[END], 98).unwrap();
+        let mut free = AnswerConstraint::new(parts, &[END], VOCAB).unwrap();
         assert_eq!(allowed(&mut free), Some((0..END).collect()));
         free.accept(0);
         assert_eq!(allowed(&mut free), None);

@@ -118,7 +118,7 @@ impl ChoiceText {
     pub(super) fn finish(&mut self, reason: FinishReason) -> (Vec<TextPart>, FinishReason) {
         let mut parts = self.detokenizer.finish().map_or_else(Vec::new, |text| self.push_answer(&text));
         if let Some(mut reasoning) = self.reasoning.take() {
-            if reasoning.is_before_text() {
+            if reasoning.is_before_text() || reasoning.is_after_frame() {
                 self.pending.clear();
             }
             let rest = reasoning.finish();
@@ -258,8 +258,8 @@ mod tests {
     fn log_probabilities_are_those_of_the_text_after_the_reasoning() {
         let tokenizer = tokenizer();
         let options = GenerateOptions { logprobs: Some(0), ..GenerateOptions::api_defaults() };
-        let check = |answer: &str, expect: &str| {
-            let reasoning = Some(ReasoningParser::new(ReasoningFormat::Think, ""));
+        let check_of = |format, answer: &str, expect: &str| {
+            let reasoning = Some(ReasoningParser::new(format, ""));
             let rules = AnswerRules { reasoning, ..AnswerRules::default() };
             let mut choice = ChoiceText::new(&tokenizer, StopStrings::new(Vec::new()), &options, &rules);
             let mut parts = Vec::new();
@@ -276,12 +276,16 @@ mod tests {
             }
             assert_eq!((text.as_str(), of_tokens.as_slice()), (expect, expect.as_bytes()), "{answer:?}");
         };
+        let check = |answer: &str, expect: &str| check_of(ReasoningFormat::Think, answer, expect);
         check("<think>a</think>\n\nYes, <b>", "Yes, <b>");
         check("<think>\n\n</think>\n\nYes", "Yes");
         check("<think>a", "");
         check("<think>a</think>\n", "");
         check("<thin air", "<thin air");
         check("<think>a</think>\n\n🙂!", "🙂!");
+        let check = |answer: &str, expect: &str| check_of(ReasoningFormat::ThinkResponse, answer, expect);
+        check("<think>a</think>\n<response>\nYes, <b>\n</response>\n", "Yes, <b>");
+        check("<think>a</think><res", "<res");
     }
 
     #[test]
@@ -291,6 +295,10 @@ mod tests {
         check("Hi", FinishReason::Stop, FinishReason::Stop);
         check(good, FinishReason::Stop, FinishReason::ToolCalls);
         check(bad, FinishReason::Stop, FinishReason::MalformedCall);
+        for rest in ["", "\n</tool_call>", ", oops</tool_call>"] {
+            let unclosed = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {{}}{rest}");
+            check(&unclosed, FinishReason::Stop, FinishReason::ToolCalls);
+        }
         check(&format!("{good}{bad}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{bad}{good}"), FinishReason::Stop, FinishReason::MixedCalls);
         check(&format!("{good}{bad}"), FinishReason::Length, FinishReason::Length);

@@ -128,7 +128,9 @@ impl ToolParser {
 /// Returns the format of reasoning in a chat template.
 pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
     if template.contains("</think>") {
-        Some(ReasoningFormat::Think)
+        // Other templates have `<response>` around the results of tools.
+        let is_framed = template.contains("<response></response>");
+        Some(if is_framed { ReasoningFormat::ThinkResponse } else { ReasoningFormat::Think })
     } else if template.contains("[/THINK]") {
         Some(ReasoningFormat::MistralThink)
     } else {

@@ -15,13 +15,23 @@ pub enum ReasoningEvent {
     Text(String),
 }
 
-/// Divides an answer into reasoning and text. Only a block at the start is reasoning.
+/// Divides an answer into reasoning and text. Only a block at the start is reasoning. The markers around the text after
+/// the block are removed.
 #[derive(Debug, Clone)]
 pub struct ReasoningParser {
     open: &'static str,
     close: &'static str,
+    /// Markers around the text after the block, which models may leave out.
+    frame: Option<TextFrame>,
     held: String,
     state: ReasoningState,
+}
+
+/// Markers around a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TextFrame {
+    open: &'static str,
+    close: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +44,24 @@ enum ReasoningState {
     /// After the block, before text.
     Closed,
     Text,
+    /// In the frame, before its text.
+    FrameOpened,
+    /// In the text of a frame with this closing marker.
+    Framed(&'static str),
 }
 
 impl ReasoningParser {
     /// Creates a parser of the answer to a prompt. The prompt may end inside a block.
     pub fn new(format: ReasoningFormat, prompt: &str) -> Self {
         let (open, close) = match format {
-            ReasoningFormat::Think => ("<think>", "</think>"),
+            ReasoningFormat::Think | ReasoningFormat::ThinkResponse => ("<think>", "</think>"),
             ReasoningFormat::MistralThink => ("[THINK]", "[/THINK]"),
         };
+        let frame = (format == ReasoningFormat::ThinkResponse)
+            .then_some(TextFrame { open: "<response>", close: "</response>" });
         let is_inside = prompt.trim_end().ends_with(open);
         let state = if is_inside { ReasoningState::Opened } else { ReasoningState::Start };
-        Self { open, close, held: String::new(), state }
+        Self { open, close, frame, held: String::new(), state }
     }
 
     /// Returns the markers around a block, which may be special tokens.
@@ -58,14 +74,25 @@ impl ReasoningParser {
         matches!(self.state, ReasoningState::Opened | ReasoningState::Inside)
     }
 
+    /// Returns true after a block if the text so far may become the opening marker of a frame.
+    pub fn is_in_frame_marker(&self) -> bool {
+        self.state == ReasoningState::Closed && !self.held.trim_start().is_empty()
+    }
+
     /// Returns true from the start of a block until the text after it.
     pub fn is_before_text(&self) -> bool {
-        self.is_inside() || self.state == ReasoningState::Closed
+        let is_after_block = matches!(self.state, ReasoningState::Closed | ReasoningState::FrameOpened);
+        self.is_inside() || is_after_block && !self.is_in_frame_marker()
     }
 
     /// Returns true once the answer's text has started, so that no reasoning follows.
     pub fn is_in_text(&self) -> bool {
-        matches!(self.state, ReasoningState::Closed | ReasoningState::Text)
+        !self.is_inside() && self.state != ReasoningState::Start && !self.is_in_frame_marker()
+    }
+
+    /// Returns true if the text so far ends with the closing marker of its frame.
+    pub fn is_after_frame(&self) -> bool {
+        matches!(self.state, ReasoningState::Framed(close) if self.held.trim() == close)
     }
 
     /// Takes the next text of the answer.
@@ -83,8 +110,14 @@ impl ReasoningParser {
             ReasoningState::Opened | ReasoningState::Inside => {
                 ReasoningEvent::Reasoning(rest.trim_end().to_owned())
             }
-            ReasoningState::Start | ReasoningState::Text => ReasoningEvent::Text(rest),
-            ReasoningState::Closed => return Vec::new(),
+            ReasoningState::Framed(close) if rest.trim() == close => return Vec::new(),
+            ReasoningState::Start | ReasoningState::Text | ReasoningState::Framed(_) => {
+                ReasoningEvent::Text(rest)
+            }
+            // The text may have begun like a frame.
+            ReasoningState::Closed | ReasoningState::FrameOpened => {
+                ReasoningEvent::Text(rest.trim_start().to_owned())
+            }
         };
         let (ReasoningEvent::Reasoning(text) | ReasoningEvent::Text(text)) = &event;
         if text.is_empty() { Vec::new() } else { vec![event] }
@@ -100,14 +133,47 @@ impl ReasoningParser {
             }
             ReasoningState::Start if self.open.starts_with(rest) => return false,
             ReasoningState::Start => self.state = ReasoningState::Text,
-            ReasoningState::Opened | ReasoningState::Closed if rest.is_empty() => return false,
+            ReasoningState::Opened | ReasoningState::Closed | ReasoningState::FrameOpened
+                if rest.is_empty() =>
+            {
+                return false;
+            }
             ReasoningState::Opened => {
                 self.held = rest.to_owned();
                 self.state = ReasoningState::Inside;
             }
             ReasoningState::Closed => {
+                let frame = self.frame;
+                if let Some(text) = frame.and_then(|frame| rest.strip_prefix(frame.open)) {
+                    self.held = text.to_owned();
+                    self.state = ReasoningState::FrameOpened;
+                } else if frame.is_some_and(|frame| frame.open.starts_with(rest)) {
+                    return false;
+                } else {
+                    self.held = rest.to_owned();
+                    self.state = ReasoningState::Text;
+                }
+            }
+            ReasoningState::FrameOpened => {
                 self.held = rest.to_owned();
-                self.state = ReasoningState::Text;
+                self.state =
+                    self.frame.map_or(ReasoningState::Text, |frame| ReasoningState::Framed(frame.close));
+            }
+            ReasoningState::Framed(close) => {
+                // Only a marker at the end of the answer closes the frame.
+                let text = self.held.trim_end();
+                let is_open = text.len() == self.held.len();
+                let text = match text.strip_suffix(close) {
+                    Some(text) => text,
+                    None if is_open => &text[..text.len() - overlap(text, &[close])],
+                    None => text,
+                };
+                let end = text.trim_end().len();
+                let text: String = self.held.drain(..end).collect();
+                if !text.is_empty() {
+                    events.push(ReasoningEvent::Text(text));
+                }
+                return false;
             }
             ReasoningState::Inside => {
                 let found = self.held.find(self.close);
@@ -155,7 +221,7 @@ mod tests {
 
     #[test]
     fn reasoning_is_found_wherever_the_answer_is_cut() {
-        use ReasoningFormat::{MistralThink, Think};
+        use ReasoningFormat::{MistralThink, Think, ThinkResponse};
         let check = |format, prompt: &str, answer: &str, reasoning: &str, text: &str| {
             for cut in (0..=answer.len()).filter(|&cut| answer.is_char_boundary(cut)) {
                 let found = divided(format, prompt, answer, cut);
@@ -169,5 +235,31 @@ mod tests {
         check(Think, "", "<think>cut off </thi", "cut off </thi", "");
         check(Think, "", "<thin", "", "<thin");
         check(MistralThink, "", "[THINK]A[/THINK]B", "A", "B");
+        let framed = "<think>\nA\n</think>\n\n<response>\nÉ <b>.\n\nYes.\n</response>\n";
+        check(ThinkResponse, "", framed, "A", "É <b>.\n\nYes.");
+        check(ThinkResponse, "", "<think>A</think><response>B</response>", "A", "B");
+        check(ThinkResponse, "<think>", "A</think> <response></response>", "A", "");
+        // The markers of a frame are not always there, and may be part of the text.
+        check(ThinkResponse, "", "<think>A</think>\nB </response>", "A", "B </response>");
+        check(ThinkResponse, "", "<think>A</think><response>B </resp", "A", "B </resp");
+        check(ThinkResponse, "", "<think>A</think><response>B\n", "A", "B\n");
+        check(
+            ThinkResponse,
+            "",
+            "<think>A</think><response>`</response>` ends it.</response>",
+            "A",
+            "`</response>` ends it.",
+        );
+        check(
+            ThinkResponse,
+            "",
+            "<think>A</think><response>B</response>\nC</response> </response>",
+            "A",
+            "B</response>\nC</response>",
+        );
+        check(ThinkResponse, "", "<think>A</think>\n<resp", "A", "<resp");
+        check(ThinkResponse, "", "<think>A</think>\n<result>", "A", "<result>");
+        check(ThinkResponse, "", "<response>B</response>", "", "<response>B</response>");
+        check(Think, "", "<think>A</think><response>B</response>", "A", "<response>B</response>");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::{Date, ToolFormat};
+use narthex_spec::{Date, ReasoningFormat, ToolFormat};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -112,6 +112,19 @@ fn templates_name_their_formats() {
     for name in ["smollm2", "smollm3", "gemma3"] {
         assert_eq!(tool_format(&source(name)), None, "{name}");
     }
+}
+
+#[test]
+fn templates_name_their_reasoning() {
+    use ReasoningFormat::{MistralThink, Think, ThinkResponse};
+    let check = |name: &str, expect| assert_eq!(reasoning_format(&source(name)), expect, "{name}");
+    check("qwen3", Some(Think));
+    check("ministral3", Some(MistralThink));
+    check("granite3.3", Some(ThinkResponse));
+    check("llama3.1", None);
+    // The results of tools have the same markers in other templates.
+    let results = "<think></think>{{ '<response>' + message.content + '</response>' }}";
+    assert_eq!(reasoning_format(results), Some(Think));
 }
 
 #[test]
