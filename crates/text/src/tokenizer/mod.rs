@@ -2,11 +2,13 @@
 //!
 //! Special tokens in a user's text must stay text. [`Tokenizer::shield`] breaks their spelling with a noncharacter, and
 //! [`Tokenizer::shield_outside`] does so except where a template wrote them. The normaliser removes the noncharacter
-//! after special tokens have been matched, so the merges are those of the original text.
+//! after special tokens have been matched, so the merges are those of the original text. If the model itself could write
+//! such a spelling as one token, the noncharacter divides the text instead.
 //!
 //! Special tokens are those that `tokenizer.json` flags as special. Other added tokens, such as `<think>` or
-//! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. Tokens that a
-//! prompt's template itself writes are an exception: a message cannot end or begin a block of the template.
+//! `<tool_call>`, belong to the texts that people and models write, and are recognised in every text. There are two
+//! exceptions in conversations, because a message cannot begin or end a block of the template: tokens that the prompt's
+//! template itself writes, and tokens in the form of a marker, such as `<|system|>`.
 
 mod bounded;
 mod bytes;
@@ -19,13 +21,14 @@ mod pair;
 mod patterns;
 mod pre;
 mod sentencepiece;
+mod shield;
 mod special;
 mod token_length;
 
-use std::{borrow::Cow, collections::HashSet, ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use narthex_spec::TokenId;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokenizers::{AddedToken, ModelWrapper};
 
 pub use bounded::{BoundedTokens, Bounds};
@@ -38,6 +41,7 @@ pub use special::SpecialToken;
 pub(crate) use bytes::LeadingTrim;
 
 use bytes::Pieces;
+use shield::{add_shield, is_marker};
 use special::{SpecialTable, break_outside};
 use token_length::TokenLengthBound;
 
@@ -45,10 +49,6 @@ use crate::catch_panic::contain;
 
 /// Unicode noncharacter that breaks special tokens in user text. Text for interchange never contains it.
 pub(crate) const SHIELD: char = '\u{FDD0}';
-
-/// Maximum number of added tokens whose spelling is broken after normalising, each by a step over the whole text. T5
-/// has a hundred.
-const MAX_BROKEN: usize = 1 << 12;
 
 /// A failure to read or use a tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +119,8 @@ struct Inner {
     specials: SpecialTable,
     /// Added tokens that are not special.
     markup: SpecialTable,
+    /// Those of them in the form of a marker.
+    markers: SpecialTable,
     pieces: Pieces,
     vocab_size: usize,
     reach: Option<TokenLengthBound>,
@@ -166,6 +168,7 @@ impl Tokenizer {
             // White space of a template is not markup. A token that is matched after normalising cannot be broken and
             // is left out. That setting remains for plain words only.
             markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
+            markers: table(|token| !token.special && is_marker(&token.content)),
             pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
             reach,
@@ -252,10 +255,11 @@ impl Tokenizer {
     }
 
     /// Returns the text with the spelling of every special token broken, except within the ranges `written`, which are
-    /// in order and not adjacent. Other added tokens that occur within these ranges are broken outside of them, too.
+    /// in order and not adjacent. Other added tokens that occur within these ranges or have the form of a marker are
+    /// broken outside of them, too.
     pub fn shield_outside(&self, text: &str, written: &[Range<usize>]) -> String {
-        let markup = self.inner.markup.found_in(text, written);
-        break_outside([&self.inner.specials, &markup], text, written, SHIELD)
+        let Inner { specials, markup, markers, .. } = &*self.inner;
+        break_outside([specials, markers, &markup.found_in(text, written)], text, written, SHIELD)
     }
 
     /// Returns the exact bytes of a token inside a text: those of its spelling for a special token, none for an unknown
@@ -331,74 +335,10 @@ fn disable_cache(tokenizer: &mut tokenizers::Tokenizer) {
     tokenizer.with_model(model);
 }
 
-/// Adds the removal of [`SHIELD`] at the front of the normaliser or the pre-tokenizer, and resets two settings: added
-/// tokens matched after normalising would be found in shielded text, and dropout makes tokens random. Added words keep
-/// the first setting, because a tokenizer that lowers letters finds them in any case.
-fn add_shield(json: &mut Value) -> Result<(), TokenizerError> {
-    let pattern = json!({"String": SHIELD.to_string()});
-    let is_normalized = !json["normalizer"].is_null();
-    // The pieces of a unigram model include special tokens, so the spellings must stay broken while it runs, even those
-    // that a normaliser produces from other characters.
-    if json["model"]["type"] == "Unigram" {
-        break_normalized(json)?;
-        let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
-        json["pre_tokenizer"] = match json["pre_tokenizer"].take() {
-            Value::Null => split,
-            other => json!({"type": "Sequence", "pretokenizers": [split, other]}),
-        };
-    } else {
-        let remove = json!({"type": "Replace", "pattern": pattern, "content": ""});
-        json["normalizer"] = match json["normalizer"].take() {
-            Value::Null => remove,
-            other => json!({"type": "Sequence", "normalizers": [remove, other]}),
-        };
-    }
-    for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
-        let is_plain = token["content"].as_str().is_some_and(is_plain);
-        if token["special"] == true || !is_normalized || !is_plain {
-            token["normalized"] = Value::Bool(false);
-        }
-    }
-    if let Some(dropout) = json.get_mut("model").and_then(|model| model.get_mut("dropout")) {
-        *dropout = Value::Null;
-    }
-    Ok(())
-}
-
-/// Returns true for words and white space, which are no markup.
-fn is_plain(content: &str) -> bool {
-    content.chars().all(|char| char.is_alphanumeric() || char.is_whitespace() || char == '▁')
-}
-
-/// Adds steps to the end of the normaliser that break the spelling of added tokens, except of plain words.
-fn break_normalized(json: &mut Value) -> Result<(), TokenizerError> {
-    let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-    let spellings = added.iter().filter_map(|token| Some((token, token["content"].as_str()?)));
-    let markup = spellings.filter(|(token, text)| token["special"] == true || !is_plain(text));
-    let mut known = HashSet::new();
-    let texts = markup.map(|(_, text)| text).filter(move |text| known.insert(*text));
-    let breaking = |text: &str| {
-        let border = text.chars().next().map_or(0, char::len_utf8);
-        let (first, rest) = text.split_at(border);
-        json!({"type": "Replace", "pattern": {"String": text}, "content": format!("{first}{SHIELD}{rest}")})
-    };
-    let mut steps: Vec<Value> = texts.filter(|text| text.chars().nth(1).is_some()).map(breaking).collect();
-    if json["normalizer"].is_null() || steps.is_empty() {
-        return Ok(());
-    }
-    if steps.len() > MAX_BROKEN {
-        let found = steps.len();
-        return Err(malformed(format!(
-            "expected at most {MAX_BROKEN} added tokens that are markup, found {found}"
-        )));
-    }
-    steps.insert(0, json["normalizer"].take());
-    json["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
-    Ok(())
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// Returns a byte-level tokenizer with every byte, two merges, one special and one plain added token.
@@ -568,7 +508,7 @@ pub(crate) mod tests {
             Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).map(|_| ())
         };
         read(300).unwrap();
-        let error = read(MAX_BROKEN + 1).unwrap_err().to_string();
+        let error = read(shield::MAX_BROKEN + 1).unwrap_err().to_string();
         assert!(error.contains("expected at most 4096 added tokens that are markup, found 4097"), "{error}");
     }
 }

@@ -188,7 +188,7 @@ impl SortedSpellings {
 /// Inserts `mark` into every spelling in `text` that is not inside one of the ranges `kept`, which are in order and not
 /// adjacent. Each mark is next to a character outside of them, so that no spelling inside is broken.
 pub(super) fn break_outside(
-    tables: [&SpecialTable; 2],
+    tables: [&SpecialTable; 3],
     text: &str,
     kept: &[Range<usize>],
     mark: char,
@@ -280,7 +280,8 @@ mod tests {
         let token = |(id, text): (u32, &str)| SpecialToken { id, text: text.to_owned() };
         let table =
             |spellings: &[&'static str]| SpecialTable::new((0..).zip(spellings.iter().copied()).map(token));
-        let (specials, more) = (table(&["<s>", "<s>>", "<<s", "é!é"]), table(&["<t>"]));
+        let tables = [&["<s>", "<s>>", "<<s", "é!é"][..], &["<t>"], &["<u>"]].map(table);
+        let [specials, more, others] = &tables;
         // Text in « » is inside a range.
         let check = |text: &str, expect: &str| {
             let (mut plain, mut ranges) = (String::new(), Vec::new());
@@ -291,9 +292,9 @@ mod tests {
                 plain.push_str(kept.trim_end_matches('»'));
                 ranges.extend((start < plain.len()).then_some(start..plain.len()));
             }
-            assert_eq!(break_outside([&specials, &more], &plain, &ranges, '|'), expect, "{text}");
+            assert_eq!(break_outside([specials, more, others], &plain, &ranges, '|'), expect, "{text}");
         };
-        check("<s> <t>", "<|s> <|t>");
+        check("<s> <t> <u>", "<|s> <|t> <|u>");
         check("«<s> <t>»", "<s> <t>");
         check("«<s»> «<t»>", "<s|> <t|>");
         check("<«s>» x <«t>»", "<|s> x <|t>");
