@@ -28,7 +28,10 @@ use crate::{
     cancel::Cancel,
     error::Error,
     library::Library,
-    load::{cache_key, fallback, runtime_choice::cpu_runtime},
+    load::{
+        cache_key, fallback,
+        runtime_choice::{cpu_runtime, register_verified},
+    },
 };
 
 /// Suffix of a context's binary, which replaces `.onnx`.
@@ -199,15 +202,15 @@ fn load_compiler(
 ) -> Result<Device, Error> {
     let (chips, kind) = (chips(target)?, Ep::Qnn);
     let plugin = match runtimes::locate(&library.store, kind) {
-        Some(info) => info.library,
+        Some(info) => info,
         None => {
             let note = format!("Installing the {kind} runtime, which is not installed yet.");
             progress.event(Progress::Note(note));
-            runtimes::install(&library.store, kind, &WheelOrigin::Pip, progress, cancel.flag())?.library
+            runtimes::install(&library.store, kind, &WheelOrigin::Pip, progress, cancel.flag())?
         }
     };
-    runtime.register(target.ep(), &plugin)?;
-    Ok(Device::Qnn(QnnOptions::new(&plugin, chips)))
+    register_verified(library, runtime, &plugin, progress, cancel)?;
+    Ok(Device::Qnn(QnnOptions::new(&plugin.library, chips)))
 }
 
 /// Returns the chips of a target with an ahead-of-time compiler.

@@ -8,11 +8,20 @@ use narthex_catalog::{
     runtimes::{self, RuntimePackage},
     source::pip::{Pip, Requirement},
 };
-use narthex_device::{inventory, runtime::Runtime};
-use narthex_spec::Ep;
+use narthex_device::{
+    ep::{self, Facts},
+    inventory,
+};
+use narthex_spec::{DeviceName, Ep, progress::Quiet};
 use serde::Serialize;
 
-use crate::{error::Error, gateway::Gateway, load::runtime_choice::RuntimeChoice};
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    gateway::Gateway,
+    library::Library,
+    load::runtime_choice::{RuntimeChoice, load_verified},
+};
 
 /// Findings on this machine.
 #[derive(Debug, Clone, Serialize)]
@@ -58,26 +67,19 @@ impl Doctor {
 }
 
 impl Gateway {
-    /// Examines this machine. Changes and fetches nothing.
+    /// Examines this machine. Fetches nothing, and changes nothing but the record of verified runtime libraries.
     pub fn doctor(&self) -> Doctor {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
-        let library = RuntimeChoice::of(self.library()).file(self.library());
-        self.pip_finding(&mut report, &library);
-        runtime(&mut report, library);
-        self.device_findings(&mut report);
+        let library = self.library();
+        let mut choice = RuntimeChoice::of(library);
+        let file = choice.file(library);
+        self.pip_finding(&mut report, &file);
+        runtime(&mut report, library, file);
+        providers(&mut report, library, &mut choice);
+        devices(&mut report, &choice.facts);
         self.store_finding(&mut report);
         report
-    }
-
-    fn device_findings(&self, report: &mut Doctor) {
-        for status in self.devices() {
-            let subject = status.device.as_str();
-            match status.reason {
-                None => report.add(Level::Good, subject, "can be used", None),
-                Some(reason) => report.add(Level::Note, subject, reason, status.fix),
-            }
-        }
     }
 
     /// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed. While the network is
@@ -133,26 +135,53 @@ impl Gateway {
 }
 
 /// Examines ONNX Runtime and its devices.
-fn runtime(report: &mut Doctor, library: Result<Option<PathBuf>, Error>) {
+fn runtime(report: &mut Doctor, library: &Library, file: Result<Option<PathBuf>, Error>) {
     let install = || Some("narthex runtime install cpu".to_owned());
-    let library = match library {
-        Ok(Some(library)) => library,
+    let file = match file {
+        Ok(Some(file)) => file,
         Ok(None) => {
             let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
             return report.add(Level::Note, "runtime", text, install());
         }
         Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
     };
-    match Runtime::load(&library) {
+    match load_verified(library, &file, &Quiet, &Cancel::new()) {
         Ok(runtime) => {
-            let text = format!("ONNX Runtime {} from {}", runtime.version(), library.display());
+            let text = format!("ONNX Runtime {} from {}", runtime.version(), file.display());
             report.add(Level::Good, "runtime", text, None);
             for device in runtime.devices() {
                 let text = format!("{} ({}, {})", device.ep, device.hardware, device.vendor);
                 report.add(Level::Good, "device", text, None);
             }
         }
-        Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
+        Err(error) => {
+            let fix = error.hint().or_else(install);
+            report.add(Level::Problem, "runtime", error.to_string(), fix);
+        }
+    }
+}
+
+/// Verifies the providers' libraries. Damaged ones are not used.
+fn providers(report: &mut Doctor, library: &Library, choice: &mut RuntimeChoice) {
+    let installed: Vec<Ep> = choice.facts.libraries.keys().copied().collect();
+    // A damaged ONNX Runtime was reported when it was loaded.
+    let _ = choice.verify(library, &Quiet, &Cancel::new());
+    for ep in installed {
+        if !choice.facts.libraries.contains_key(&ep)
+            && let Some(damage) = choice.facts.unloadable.get(&ep)
+        {
+            report.add(Level::Problem, "runtime", damage.reason.clone(), damage.fix.clone());
+        }
+    }
+}
+
+/// Examines the devices, without loading their providers.
+fn devices(report: &mut Doctor, facts: &Facts) {
+    for device in DeviceName::ALL {
+        match ep::probe(device, facts) {
+            Ok(_) => report.add(Level::Good, device.as_str(), "can be used", None),
+            Err(refusal) => report.add(Level::Note, device.as_str(), refusal.reason, refusal.fix),
+        }
     }
 }
 

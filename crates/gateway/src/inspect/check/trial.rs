@@ -25,7 +25,7 @@ use crate::{
     error::Error,
     gateway::Gateway,
     library::Library,
-    load::runtime_choice::{cpu_library, cpu_runtime},
+    load::runtime_choice::{cpu_library, cpu_runtime, register_verified},
 };
 
 /// Maximum bytes of a subprocess's answer.
@@ -59,7 +59,7 @@ impl Gateway {
     /// installed.
     ///
     /// # Errors
-    /// [`Error::Device`] if the compiler cannot be loaded.
+    /// [`Error::Device`] if the compiler cannot be loaded, [`Error::Catalog`] if its library is damaged.
     pub fn try_out(
         &self,
         target: &Target,
@@ -143,13 +143,19 @@ impl<'a> Trial<'a> {
     ) -> Result<Option<Self>, Error> {
         let Target::Qnn(chips) = target else { return Ok(None) };
         let plugin = runtimes::locate(&library.store, Ep::Qnn);
-        let (Some(plugin), Some(_)) = (plugin, cpu_library(library)?) else { return Ok(None) };
+        let (Some(plugin), Some(core)) = (plugin, cpu_library(library)?) else { return Ok(None) };
         Ok(match compiler {
             VendorCompiler::Skip => None,
-            VendorCompiler::Subprocess(program) => Some(Self::Subprocess { program, library, target }),
+            VendorCompiler::Subprocess(program) => {
+                // With damaged libraries, the subprocess would only end without an answer.
+                for file in [&core, &plugin.library] {
+                    runtimes::verify(&library.store, file, &Quiet, cancel.flag())?;
+                }
+                Some(Self::Subprocess { program, library, target })
+            }
             VendorCompiler::InProcess => {
                 let runtime = cpu_runtime(library, &Quiet, cancel)?;
-                runtime.register(target.ep(), &plugin.library)?;
+                register_verified(library, runtime, &plugin, &Quiet, cancel)?;
                 let device = Device::Qnn(QnnOptions::new(&plugin.library, chips));
                 Some(Self::InProcess { runtime, device })
             }
@@ -283,5 +289,27 @@ impl Drop for TrialProcess {
         // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::Config, load::runtime_choice::tests::pretend};
+
+    #[test]
+    fn a_subprocess_gets_verified_libraries() {
+        let home = tempfile::tempdir().unwrap();
+        // A library outside the store belongs to the user.
+        let runtime = Some(home.path().join("libonnxruntime.so"));
+        let config = Config { home: Some(home.path().join("home")), runtime, ..Config::standard() };
+        let gateway = Gateway::open(config).unwrap();
+        let library = gateway.library();
+        let Some(plugin) = pretend(&library.store, Ep::Qnn) else { return };
+        let program = TrialProgram { path: home.path().join("none"), arguments: Vec::new() };
+        let compiler = VendorCompiler::Subprocess(program);
+        let target = "qnn:x-elite".parse().unwrap();
+        let error = Trial::new(library, &target, &compiler, &Cancel::new()).err().unwrap().to_string();
+        assert!(error.contains(&format!("{} is damaged: expected SHA-256 ", plugin.display())), "{error}");
     }
 }

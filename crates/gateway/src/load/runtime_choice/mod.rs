@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_catalog::{runtimes, source::wheel::WheelOrigin};
+use narthex_catalog::{
+    runtimes::{self, RuntimeInfo},
+    source::wheel::WheelOrigin,
+};
 use narthex_device::{
     ep::{self, Cause, Facts, Refusal},
     runtime::Runtime,
@@ -73,7 +76,6 @@ impl RuntimeChoice {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let verify = |file: &Path| runtimes::verify(&library.store, file, progress, cancel.flag());
-        self.file(library)?.iter().try_for_each(|file| verify(file))?;
         for (ep, file) in self.facts.libraries.clone() {
             if let Err(error) = verify(&file) {
                 cancel.check()?;
@@ -82,7 +84,7 @@ impl RuntimeChoice {
                 self.facts.unloadable.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
             }
         }
-        Ok(())
+        Ok(self.file(library)?.iter().try_for_each(|file| verify(file))?)
     }
 
     /// Loads the library now if it is not that of the CPU runtime. Earlier jobs of the load would otherwise load the
@@ -104,7 +106,7 @@ impl RuntimeChoice {
         cancel: &Cancel,
     ) -> Result<&'static Runtime, Error> {
         match self.file(library)? {
-            Some(file) => Ok(Runtime::load(&file)?),
+            Some(file) => load_verified(library, &file, progress, cancel),
             None => cpu_runtime(library, progress, cancel),
         }
     }
@@ -184,12 +186,35 @@ pub(crate) fn cpu_runtime(
         return Ok(runtime);
     }
     if let Some(file) = cpu_library(library)? {
-        runtimes::verify(&library.store, &file, progress, cancel.flag())?;
-        return Ok(Runtime::load(&file)?);
+        return load_verified(library, &file, progress, cancel);
     }
     progress.event(Progress::Note("Installing ONNX Runtime, which is not installed yet.".to_owned()));
     let installed = runtimes::install(&library.store, Ep::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
     Ok(Runtime::load(&installed.library)?)
+}
+
+/// Loads ONNX Runtime. Verifies its files first if they changed since their last verification.
+pub(crate) fn load_verified(
+    library: &Library,
+    file: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<&'static Runtime, Error> {
+    runtimes::verify(&library.store, file, progress, cancel.flag())?;
+    Ok(Runtime::load(file)?)
+}
+
+/// Loads a provider's library into ONNX Runtime. Verifies its files first if they changed since their last
+/// verification.
+pub(crate) fn register_verified(
+    library: &Library,
+    runtime: &Runtime,
+    provider: &RuntimeInfo,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    runtimes::verify(&library.store, &provider.library, progress, cancel.flag())?;
+    Ok(runtime.register(provider.kind, &provider.library)?)
 }
 
 /// Returns ONNX Runtime's library from the settings, the environment or the store.
@@ -225,4 +250,4 @@ fn required_runtime(config: &Config, devices: impl IntoIterator<Item = DeviceNam
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

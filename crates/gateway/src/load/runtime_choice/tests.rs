@@ -7,7 +7,10 @@ use narthex_device::inventory::{Accelerator, AcceleratorKind};
 use narthex_spec::progress::Quiet;
 
 use super::*;
-use crate::gateway::Gateway;
+use crate::{
+    gateway::Gateway,
+    inspect::doctor::{Finding, Level},
+};
 
 /// Returns the facts of a machine with these accelerators and libraries.
 fn machine([os, processor]: [&str; 2], drivers: &[(AcceleratorKind, &str)], libraries: &[Ep]) -> Facts {
@@ -116,7 +119,7 @@ fn a_named_library_brings_the_providers_beside_it() {
 
 /// Writes the receipt of a runtime whose library is a few bytes, which do not have the digest in the receipt; `None` if
 /// this platform has no such runtime.
-fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
+pub(crate) fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
     let pin = runtimes::pinned(kind).ok()?;
     let folder = store.root().join(format!("runtimes/{kind}-{}", pin.package.version));
     let library = folder.join(&pin.wheel.library);
@@ -207,4 +210,53 @@ fn a_provider_whose_library_is_damaged_is_refused() {
         "{:?}",
         refusal.fix
     );
+}
+
+/// Opens a gateway with an empty store and the ONNX Runtime of the machine.
+fn with_real_core(home: &tempfile::TempDir) -> Gateway {
+    let runtime = runtimes::core_library(&Store::open(None).unwrap()).unwrap();
+    let runtime = Some(runtime.expect("no ONNX Runtime: run `cargo xtask test --only store` once"));
+    Gateway::open(Config { home: Some(home.path().join("home")), runtime, ..Config::standard() }).unwrap()
+}
+
+#[test]
+fn doctor_names_damaged_libraries_and_does_not_load_them() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(home.path().join("home"))).unwrap();
+    let (Some(core), Some(plugin)) = (pretend(&store, Ep::Cpu), pretend(&store, Ep::Qnn)) else {
+        return;
+    };
+    let config = Config {
+        home: Some(home.path().join("home")),
+        runtime: Some(core.clone()),
+        network: Network::CacheOnly,
+        ..Config::standard()
+    };
+    let report = Gateway::open(config).unwrap().doctor();
+    for (file, ep) in [(core, "cpu"), (plugin, "qnn")] {
+        let damage = format!("{} is damaged: expected SHA-256 ", file.display());
+        let is_damage = |found: &&Finding| found.subject == "runtime" && found.text.starts_with(&damage);
+        let found = report.findings.iter().find(is_damage).unwrap_or_else(|| panic!("{report:?}"));
+        let fix = format!("replace it with `narthex runtime rm {ep}` and `narthex runtime install {ep}`");
+        assert_eq!((found.level, found.fix.as_deref()), (Level::Problem, Some(fix.as_str())));
+    }
+    let emulation = report.findings.iter().find(|found| found.subject == "qnn:emulation");
+    assert!(emulation.is_some_and(|found| found.level == Level::Note), "{report:?}");
+}
+
+#[test]
+fn vendors_compilers_are_verified() {
+    let home = tempfile::tempdir().unwrap();
+    let gateway = with_real_core(&home);
+    let library = gateway.library();
+    let Some(plugin) = pretend(&library.store, Ep::Qnn) else { return };
+    let (quiet, cancel) = (&Quiet, &Cancel::new());
+    let runtime = cpu_runtime(library, quiet, cancel).unwrap();
+    let provider = runtimes::locate(&library.store, Ep::Qnn).unwrap();
+    let registered = register_verified(library, runtime, &provider, quiet, cancel);
+    let tried = gateway.try_out(&"qnn:x-elite".parse().unwrap(), Path::new("/none.onnx"), cancel);
+    for error in [registered.unwrap_err(), tried.unwrap_err()] {
+        let told = error.to_string();
+        assert!(told.contains(&format!("{} is damaged: expected SHA-256 ", plugin.display())), "{told}");
+    }
 }
