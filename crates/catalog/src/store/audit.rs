@@ -1,4 +1,5 @@
-//! Audit of a store: reads every file of every package, checkpoint and runtime and compares it with its digest.
+//! Audit of a store: reads every file of every package, checkpoint and runtime, and every large file that this machine
+//! made from a package, and compares it with its digest.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +18,15 @@ use super::{
     Store,
     packages::read_manifest,
     receipt::{RECEIPT_FILE, Receipt},
-    verification::{digest, forget},
+    verification::{digest, forget, forget_state, made_files},
 };
 use crate::{CancelFlag, check_cancel, error::Error, files};
 
 /// Result of the audit of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedFile {
-    /// Package, checkpoint or runtime with the file: `smollm2:135m@w8`, `runtime cpu`.
+    /// Package, checkpoint or runtime with the file: `smollm2:135m@w8`, `runtime cpu`; `smollm2:135m@w8 on this machine`
+    /// for a file that a load made from the package.
     pub owner: String,
     /// Path of the file.
     pub path: PathBuf,
@@ -93,9 +95,16 @@ impl ManifestFiles {
 struct AuditFolder {
     owner: String,
     folder: PathBuf,
-    /// Identity under which verifications are recorded.
-    identity: Sha256,
+    origin: FileOrigin,
     files: BTreeMap<String, FileEntry>,
+}
+
+/// Origin of a folder's files.
+enum FileOrigin {
+    /// They were fetched or compiled. Their verifications are recorded under this identity.
+    Stored(Sha256),
+    /// A load on this machine made them.
+    Made,
 }
 
 impl Store {
@@ -118,7 +127,10 @@ impl Store {
         };
         for (folder, scheme) in folders {
             match package(&folder, scheme) {
-                Ok(found) => listed.push(found),
+                Ok((found, identity)) => {
+                    listed.extend(self.made_from(identity, &found.owner));
+                    listed.push(found);
+                }
                 Err((owner, reason)) => results.push(AuditedFile {
                     owner,
                     path: folder.join(MANIFEST_FILE),
@@ -146,7 +158,17 @@ impl Store {
         Ok(results)
     }
 
-    /// Audits the files of a folder. If one is damaged, the next load verifies the folder again.
+    /// Returns the folders with digests that loads made from a package.
+    fn made_from(&self, identity: Sha256, owner: &str) -> Vec<AuditFolder> {
+        let devices = subfolders(&self.root().join("machine").join(identity.to_string()));
+        let made = |folder: PathBuf| {
+            let owner = format!("{owner} on this machine");
+            Some(AuditFolder { owner, origin: FileOrigin::Made, files: made_files(&folder)?, folder })
+        };
+        devices.iter().flat_map(|device| subfolders(device)).filter_map(made).collect()
+    }
+
+    /// Audits the files of a folder. If one is damaged, the next load verifies the folder again or makes it again.
     fn audit_folder(
         &self,
         listed: &AuditFolder,
@@ -168,8 +190,10 @@ impl Store {
             let path = listed.folder.join(name);
             results.push(AuditedFile { owner: listed.owner.clone(), path, state });
         }
-        if !intact {
-            forget(&self.machine_of(listed.identity));
+        match listed.origin {
+            FileOrigin::Stored(identity) if !intact => forget(&self.machine_of(identity)),
+            FileOrigin::Made if !intact => forget_state(&listed.folder),
+            FileOrigin::Stored(_) | FileOrigin::Made => {}
         }
         Ok(())
     }
@@ -191,20 +215,17 @@ impl Store {
     }
 }
 
-/// Returns the files in a package's manifest, or else the package's name and the reason.
-fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
+/// Returns the files in a package's manifest with the package's identity, or else the package's name and the reason.
+fn package(folder: &Path, scheme: Scheme) -> Result<(AuditFolder, Sha256), (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
     let bytes = read_manifest(&folder.join(MANIFEST_FILE));
     let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
     let manifest = ManifestFiles::read(&bytes, &stem).map_err(bad)?;
     let owner = format!("{}@{scheme}", manifest.name);
-    Ok(AuditFolder {
-        owner,
-        folder: folder.to_owned(),
-        identity: files::digest(&bytes),
-        files: manifest.files,
-    })
+    let identity = files::digest(&bytes);
+    let origin = FileOrigin::Stored(identity);
+    Ok((AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files }, identity))
 }
 
 fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {
@@ -215,7 +236,7 @@ fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {
         Some(receipt) if receipt.files.keys().all(|path| check_path(path).is_ok()) => Ok(AuditFolder {
             owner: format!("{kind} {}", receipt.made_for),
             folder: folder.to_owned(),
-            identity: receipt.archive,
+            origin: FileOrigin::Stored(receipt.archive),
             files: receipt.files,
         }),
         _ => {
@@ -283,6 +304,24 @@ mod tests {
         assert!(matches!(none, Err(Error::NoPackage { .. })));
         let cancelled = store.audit(None, None, &Quiet, &CancelFlag::new(true));
         assert!(matches!(cancelled, Err(Error::Cancelled)));
+    }
+
+    #[test]
+    fn files_that_a_load_made_from_a_package_are_audited_and_made_again_if_damaged() {
+        let home = tempfile::tempdir().unwrap();
+        let store = store(home.path());
+        let machine = store.machine(&home.path().join("packages/a--b/w8"), "cpu").unwrap();
+        let staging = machine.stage("packed").unwrap();
+        fs::write(staging.path().join("g.packed"), [7; 100]).unwrap();
+        let folder = staging.commit_with_state().unwrap();
+        let owned = |is_intact| ("a:b@w8 on this machine".to_owned(), is_intact);
+        assert!(audit(&store, Some("a:b")).contains(&owned(true)));
+        assert_eq!(machine.unchanged_folder("packed").unwrap().as_ref(), Some(&folder));
+        fs::write(folder.join("g.packed"), [8; 100]).unwrap();
+        assert!(audit(&store, Some("a:b")).contains(&owned(false)));
+        // Even if the state of the damaged file is the recorded one.
+        assert!(!folder.join("state.json").exists());
+        machine.unchanged_folder("packed").unwrap_err();
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! times are those of their last verification. The record of it is small, belongs to this machine, and is stored in
 //! `machine/<sha256>/verified.json`. The [audit](super::audit) reads all files.
 //!
-//! Large files that this machine made for itself have no digests. [`Staging::commit_with_state`] records their inodes,
-//! sizes and times, and they are not used if these have changed.
+//! A load does not verify the digests of large files that this machine made for itself.
+//! [`Staging::commit_with_state`] records their inodes, sizes and times, and they are not used if these have changed. It
+//! also records their digests, for the audit.
 
 use std::{
     collections::BTreeMap,
@@ -30,6 +31,12 @@ const RECORD: &str = "verified.json";
 
 /// Name of the record of a folder's state, which is in that folder.
 const STATE_RECORD: &str = "state.json";
+
+/// Name of the record of the digests of a folder's files, which is in that folder.
+const DIGESTS_RECORD: &str = "digests.json";
+
+/// Maximum bytes of such a record, which has a line for each file.
+const MAX_DIGESTS: u64 = 1 << 20;
 
 /// A folder of the store with the files that it must have.
 #[derive(Debug, Clone, Copy)]
@@ -122,12 +129,14 @@ impl Store {
 }
 
 impl Staging {
-    /// Records the state of the staged files in the folder, and commits it as [`Staging::commit`]. Other processes never
-    /// see the files without their record.
+    /// Records the digests and the state of the staged files in the folder, and commits it as [`Staging::commit`]. Other
+    /// processes never see the files without their records.
     ///
     /// # Errors
     /// Those of [`Staging::commit`].
     pub fn commit_with_state(self) -> Result<PathBuf, Error> {
+        let digests = self.path().join(DIGESTS_RECORD);
+        files::write_privately(&digests, &encode(&MachineFolder::digests(self.path())?, &digests)?)?;
         // Both may change the times of files, and must not do so after the record.
         privacy::make_private(self.path())?;
         files::sync_tree(self.path())?;
@@ -222,14 +231,33 @@ fn write_record(
 }
 
 /// Encodes a record; `path` is for errors.
-fn encode(states: &BTreeMap<String, FileState>, path: &Path) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(states).map_err(|error| Error::io("write", path)(error.into()))
+fn encode(record: &impl Serialize, path: &Path) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(record).map_err(|error| Error::io("write", path)(error.into()))
 }
 
 /// Removes the record of a folder, so that the next load verifies it.
 pub(super) fn forget(record: &MachineFolder) {
     if let Err(error) = record.remove(RECORD) {
         tracing::debug!(%error, "the record of a verification could not be removed");
+    }
+}
+
+/// Returns the files of a folder that this machine made, by name, if their digests are recorded.
+pub(super) fn made_files(folder: &Path) -> Option<BTreeMap<String, FileEntry>> {
+    let bytes = narthex_mmap::read(&folder.join(DIGESTS_RECORD), MAX_DIGESTS).ok()?;
+    let digests: BTreeMap<String, Sha256> = serde_json::from_slice(&bytes).ok()?;
+    let entry = |(name, sha256): (String, Sha256)| {
+        // A missing file is found when it is read.
+        let bytes = fs::metadata(folder.join(&name)).map_or(0, |found| found.len());
+        (name, FileEntry { bytes, sha256 })
+    };
+    Some(digests.into_iter().map(entry).collect())
+}
+
+/// Removes the record of a folder that this machine made, so that its files are not used and are made again.
+pub(super) fn forget_state(folder: &Path) {
+    if let Err(error) = fs::remove_file(folder.join(STATE_RECORD)) {
+        tracing::debug!(%error, "the record of a folder's state could not be removed");
     }
 }
 
