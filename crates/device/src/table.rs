@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use half::f16;
-use memmap2::Mmap;
-use narthex_mmap::open_regular;
+use narthex_mmap::MappedFile;
 use narthex_spec::{
     DType, TokenId,
     arch::DecoderArch,
@@ -121,7 +120,7 @@ pub(crate) fn pair(
 }
 
 struct MappedBytes {
-    map: Mmap,
+    map: MappedFile,
     start: usize,
     length: usize,
 }
@@ -130,10 +129,7 @@ impl MappedBytes {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
         let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
-        let file = open_regular(&path).map_err(|error| read(error.to_string()))?;
-        // SAFETY: packages are immutable: the store renames complete folders into place and never rewrites a file.
-        // Every access below is checked against the length of the map.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| read(error.to_string()))?;
+        let map = narthex_mmap::map(&path).map_err(|error| read(error.to_string()))?;
         let end = range.offset.checked_add(range.length).filter(|&end| end <= map.len() as u64);
         if end.is_none() || range.length != expected as u64 {
             return Err(DeviceError::Package {
@@ -310,5 +306,25 @@ mod tests {
         check(table(2, 2, plain(DType::F32, outside)), "inside the package");
         let missing = FileRange { file: "none".to_owned(), offset: 0, length: 16 };
         check(table(2, 2, plain(DType::F32, missing)), "cannot read");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_table_whose_file_shrinks_does_not_end_the_process() {
+        let values = |value: f32| bytemuck::cast_slice(&vec![value; 1 << 18]).to_vec();
+        let (folder, other) = (folder(&values(7.0)), folder(&values(5.0)));
+        let described = table(2, 1 << 17, plain(DType::F32, range(0, 1 << 20)));
+        let open = |folder: &tempfile::TempDir| Table::open(folder.path(), &described).unwrap();
+        let (shrunk, whole) = (open(&folder), open(&other));
+        let file = std::fs::File::options().write(true).open(folder.path().join("data")).unwrap();
+        file.set_len(1 << 19).unwrap();
+        let last = |table: &Table| {
+            let mut row = vec![1.0; 1 << 17];
+            table.read_row(1, &mut row);
+            row.iter().sum::<f32>()
+        };
+        // A load verifies the files of the store, so the zeros need no watch.
+        assert_eq!(last(&shrunk), 0.0);
+        assert_eq!(last(&whole), (5 << 17) as f32);
     }
 }
