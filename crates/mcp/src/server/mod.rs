@@ -37,6 +37,9 @@ const MAX_CALLS: usize = 64;
 /// Interval between progress notifications to a client that requested them.
 const PROGRESS: Duration = Duration::from_secs(5);
 
+/// Maximum bytes of the text of a failed call, which may quote a file or the call.
+const MAX_FAILURE: usize = 1000;
+
 /// Settings of the tools.
 #[derive(Debug, Clone)]
 pub struct McpOptions {
@@ -243,6 +246,31 @@ fn result(answer: Result<ToolAnswer, CallError>) -> CallToolResult {
 }
 
 fn failed(message: String, hint: Option<String>) -> CallToolResult {
+    CallToolResult::error(vec![ContentBlock::text(failure_text(&message, hint.as_deref()))])
+}
+
+/// Returns the text of a failed call without credentials, cut to [`MAX_FAILURE`].
+fn failure_text(message: &str, hint: Option<&str>) -> String {
     let hint = hint.map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
-    CallToolResult::error(vec![ContentBlock::text(redact(&format!("{message}{hint}")))])
+    let text = format!("{message}{hint}");
+    // A cut in the middle of a credential would hide it from the search, so the whole text is searched.
+    let text = redact(&text);
+    match text.len() {
+        ..=MAX_FAILURE => text.into_owned(),
+        _ => format!("{}…", &text[..text.floor_char_boundary(MAX_FAILURE)]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_short_and_without_credentials() {
+        let found = failure_text("cannot reach https://u:secret@h", Some("check the address"));
+        assert_eq!(found, "cannot reach https://***@h\nhint: check the address");
+        let padding = "é".repeat(MAX_FAILURE / 2 - 6);
+        let found = failure_text(&format!("{padding}https://u:{}@h", "secret".repeat(1 << 20)), None);
+        assert_eq!(found, format!("{padding}https://***@…"));
+    }
 }

@@ -1,11 +1,13 @@
 //! State, devices and counters of a model in the report at `/health`.
 
 use narthex_gateway::{
-    FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
+    FallbackNode, FallbackNodes, PhaseShares, PlacementLine, PlacementReport,
     models::{DeviceRefusal, DraftModelStatus, EngineCounters, ModelState, ModelStatus},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::error::public_text;
 
 /// State of a model. Fields about its devices are null until it is loaded.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -46,21 +48,49 @@ impl From<&ModelStatus> for ModelHealth {
         Self {
             id: model.name.to_string(),
             scheme: model.scheme.to_string(),
-            state: model.state.clone(),
+            state: public_state(&model.state),
             device: placement.map(PlacementReport::name),
             why: placement.and_then(|report| report.why.clone()),
             npu_share: placement.map(|report| report.npu_share),
             npu_phases: placement.and_then(|report| report.phases),
             placement: placement.map(|report| report.lines.clone()),
-            fallback: placement.map(|report| report.fallback.clone()),
-            notes: placement.map(|report| report.notes.clone()),
-            passed_over: model.passed_over.clone(),
+            fallback: placement.map(|report| public_nodes(&report.fallback)),
+            notes: placement.map(|report| report.notes.iter().map(|note| public_text(note)).collect()),
+            passed_over: model.passed_over.iter().map(public_refusal).collect(),
             max_length: model.max_length,
             package_bytes: model.package_bytes,
             draft_model: model.draft_model.clone(),
             engine: model.engine,
         }
     }
+}
+
+/// Returns a state whose texts are short and have no credentials. A reason may quote a package's file.
+fn public_state(state: &ModelState) -> ModelState {
+    match state {
+        ModelState::Failed { reason, hint } => {
+            ModelState::Failed { reason: public_text(reason), hint: hint.as_deref().map(public_text) }
+        }
+        state => state.clone(),
+    }
+}
+
+/// Returns a refusal with such texts.
+fn public_refusal(refusal: &DeviceRefusal) -> DeviceRefusal {
+    let (reason, fix) = (public_text(&refusal.reason), refusal.fix.as_deref().map(public_text));
+    DeviceRefusal { reason, fix, fallback: public_nodes(&refusal.fallback), ..refusal.clone() }
+}
+
+/// Returns nodes with such texts.
+fn public_nodes(found: &FallbackNodes) -> FallbackNodes {
+    let node = |node: &FallbackNode| FallbackNode {
+        graph: public_text(&node.graph),
+        path: public_text(&node.path),
+        op: public_text(&node.op),
+        why: public_text(&node.why),
+        fix: node.fix.as_deref().map(public_text),
+    };
+    FallbackNodes { nodes: found.nodes.iter().map(node).collect(), ..found.clone() }
 }
 
 #[cfg(test)]
@@ -91,7 +121,6 @@ pub(super) mod samples {
 mod tests {
     use std::collections::BTreeMap;
 
-    use narthex_gateway::FallbackNode;
     use narthex_spec::{DeviceName, Ep};
     use serde_json::{Value, json};
 
@@ -170,5 +199,32 @@ mod tests {
         check_schema(&loading);
         assert_eq!((&loading["state"], &loading["fallen"]), (&json!({"state": "loading"}), &Value::Null));
         assert_eq!((&loading["placement"], &loading["notes"]), (&Value::Null, &Value::Null));
+    }
+
+    #[test]
+    fn the_texts_of_a_failure_are_short_and_without_credentials() {
+        let long = format!("cannot reach https://u:secret@h, {}", "é".repeat(2 << 20));
+        let failed = ModelState::Failed { reason: long.clone(), hint: Some(long.clone()) };
+        let [graph, path, op, why] = [(); 4].map(|()| long.clone());
+        let node = FallbackNode { graph, path, op, why, fix: None };
+        let mut status = samples::status(failed, None);
+        status.passed_over = vec![DeviceRefusal {
+            device: DeviceName::Qnn,
+            reason: long.clone(),
+            fix: Some(long.clone()),
+            announced: true,
+            fallback: FallbackNodes { count: 1, nodes: vec![node] },
+        }];
+        let found = json!(ModelHealth::from(&status));
+        let refusal = &found["passed_over"][0];
+        let state = &found["state"];
+        let node = &refusal["fallen"]["nodes"][0];
+        let nodes = ["graph", "path", "op", "why"].map(|field| &node[field]);
+        for text in
+            [&state["reason"], &state["hint"], &refusal["reason"], &refusal["fix"]].into_iter().chain(nodes)
+        {
+            let text = text.as_str().unwrap();
+            assert!(text.len() <= 1024 && text.starts_with("cannot reach https://***@h, é"), "{text}");
+        }
     }
 }
