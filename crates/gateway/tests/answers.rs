@@ -9,7 +9,7 @@ mod warnings;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Cancel, Config, Drain, Error, ErrorKind, Gateway, LoadStart, ReadyModel, TokenCount,
+    Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
     request::{
         CallLimit, ChatRequest, EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Grammar,
         InputOverflow, Prompt, Strictness, TokenizeOptions, Tool, ToolChoice, ToolSettings,
@@ -17,7 +17,9 @@ use narthex_gateway::{
 };
 use narthex_spec::ToolFormat;
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
-use support::{Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, text, whole};
+use support::{
+    Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, ready, text, whole,
+};
 
 /// Minimum difference of a step's two best log-probabilities from which rounding cannot make another token the best
 /// one. Kernels round by the size of a batch.
@@ -256,19 +258,6 @@ fn tool() -> ToolSettings {
     let strictness = Strictness::BestEffort;
     let tool = Tool { name: "set".to_owned(), description: None, parameters, strictness, text: None };
     ToolSettings { tools: vec![tool], choice: ToolChoice::Required, calls: CallLimit::One }
-}
-
-/// Loads a model.
-fn ready(gateway: &Gateway, model: &str) -> ReadyModel {
-    match gateway.start_load(model).unwrap() {
-        LoadStart::Ready(model) => model,
-        LoadStart::Pending(load) => {
-            let (sender, ended) = mpsc::channel();
-            let _place = load.on_end(move || sender.send(()).unwrap()).unwrap();
-            ended.recv().unwrap();
-            load.model().unwrap()
-        }
-    }
 }
 
 #[test]

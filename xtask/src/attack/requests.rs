@@ -152,15 +152,18 @@ pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
 /// Sends groups of equal bodies in several rounds. Memory that the server keeps afterwards is a finding.
 pub(super) fn rounds(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
     let live = Live::start(subject, ":")?;
-    let chat = |piece: &str| {
+    let chat_of = |bytes: usize, piece: &str| {
         let head = r#"{"model":"local/tiny","messages":[{"role":"user","content":""#;
-        filled(BODY, head, piece, r#""}]}"#)
+        filled(bytes, head, piece, r#""}]}"#)
     };
+    let chat = |piece: &str| chat_of(BODY, piece);
     let digits = filled(256 << 10, r#"{"model":"local/tiny","content":""#, "1 ", r#""}"#);
     let groups = [
         (8, "/v1/chat/completions", chat("hé ")),
         (8, "/v1/chat/completions", chat("x")),
         (8, "/tokenize", digits),
+        (64, "/v1/chat/completions", chat_of(64 << 10, "1 ")),
+        (128, "/v1/chat/completions", chat_of(16 << 10, "1 ")),
     ];
     let mut cases = Cases::default();
     for (count, path, body) in (0..ROUNDS).flat_map(|_| &groups) {

@@ -39,7 +39,7 @@ impl AnswerRules {
     ) -> Result<Self, Error> {
         check_grammar(tools, options)?;
         let compiles = options.grammar.is_some() || tools::guarantees_calls(tools);
-        let _permit = if compiles { Some(GRAMMARS.take(cancel)?) } else { None };
+        let _permit = if compiles { Some(GRAMMARS.take(1, cancel)?) } else { None };
         let refused = |error| grammar_refusal(model, tools, options, error, cancel);
         let compile = |tools: &ToolSettings| {
             let (format, content) = (model.tool_format, options.grammar.as_ref());

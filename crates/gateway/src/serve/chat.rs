@@ -5,7 +5,7 @@ use narthex_text::{
     detokenize::Detokenizer,
     prompt::PromptError,
     template::{Abilities, ChatTemplate, GenerationPrompt, RenderOptions, RenderedPrompt, Role},
-    tokenizer::{BoundedTokens, Bounds, Specials},
+    tokenizer::{BoundedTokens, Bounds, Specials, Tokenizer},
     tools::ReasoningParser,
 };
 
@@ -19,7 +19,7 @@ use crate::{
         generation::{self, Generation, PromptTokens},
         history,
         options::{self, Length},
-        permits::RENDERINGS,
+        permits::{self, RENDERINGS},
         request::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerationSink, HistoryOverflow, Message,
             Prompt, ReasoningSettings, SpecialTokens, TokenizeOptions, ToolSettings,
@@ -251,7 +251,7 @@ fn prompt(
     check_ids(&messages)?;
     check_fewest(model, &messages, limit)?;
     let continued = take_continued(&mut messages, &mut options)?;
-    let permit = RENDERINGS.take(cancel)?;
+    let permit = RENDERINGS.take(1, cancel)?;
     let separator = continued.as_ref().and_then(|_| template.answer_separator(&options));
     let mut rendered = render(model, template, messages, settings, options)?;
     drop(permit);
@@ -345,14 +345,25 @@ fn tokenize(
     if fewest >= limit {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
-    match tokenizer.encode_within(text, bounds)? {
+    match encode(tokenizer, text, limit, cancel)? {
         BoundedTokens::Whole(tokens) => Ok(tokens),
         BoundedTokens::Beginning(_) | BoundedTokens::TooManyBytes => {
-            let more = TokenCount::AtLeast(bounds.limit + 1);
+            let more = TokenCount::AtLeast(limit + 1);
             Err(generation::prompt_too_long(param, more, engine.limits()))
         }
     }
+}
+
+/// Tokenizes a text up to a limit, once there is memory for it.
+fn encode(
+    tokenizer: &Tokenizer,
+    text: &str,
+    limit: usize,
+    cancel: &Cancel,
+) -> Result<BoundedTokens<Vec<TokenId>>, Error> {
+    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+    let _permit = permits::tokenizing(text.len().min(bounds.max_bytes()), cancel)?;
+    Ok(tokenizer.encode_within(text, bounds)?)
 }
 
 /// Adds the start token. An empty prompt begins with the token that separates documents.
@@ -367,10 +378,38 @@ fn with_start(model: &LoadedModel, tokens: Vec<TokenId>) -> Vec<TokenId> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_text::template::ToolCall;
+    use std::thread;
+
+    use narthex_text::{template::ToolCall, tokenizer::GgufVocab};
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_long_text_waits_for_the_memory_of_others() {
+        let (model, types) = ("gpt2".to_owned(), Some(vec![1]));
+        let tokens = vec!["a".to_owned()];
+        let vocab =
+            GgufVocab { model, pre: Some("smollm".to_owned()), types, tokens, ..GgufVocab::default() };
+        let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+        let encode =
+            |length: usize, cancel: &Cancel| super::encode(&tokenizer, &"a".repeat(length), 1 << 20, cancel);
+        let cancel = Cancel::new();
+        let all = permits::tokenizing(usize::MAX, &cancel).ok().unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| encode(100_000, &cancel));
+            while permits::waiting_long_texts() == 0 {
+                thread::yield_now();
+            }
+            assert!(
+                matches!(encode(1000, &Cancel::new()), Ok(BoundedTokens::Whole(tokens)) if tokens.len() == 1000)
+            );
+            cancel.cancel();
+            assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled)));
+        });
+        drop(all);
+        assert!(matches!(encode(100_000, &Cancel::new()), Ok(BoundedTokens::Whole(_))));
+    }
 
     #[test]
     fn an_answer_continues_a_text_of_the_assistant() {

@@ -1,7 +1,7 @@
-//! Permits for work of a request that takes much memory before its model answers. Grammars come from clients and
-//! templates from model files, and both may be hostile: the limits of each, times many requests, would be gigabytes.
+//! Permits for work of a request that takes much memory before its model answers. Grammars and texts come from clients,
+//! and templates from model files, and each may be hostile: the limits of each, times many requests, would be gigabytes.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -15,62 +15,103 @@ pub(super) static GRAMMARS: WorkPermits = WorkPermits::new(4, 128);
 /// hostile.
 pub(super) static RENDERINGS: WorkPermits = WorkPermits::new(3, usize::MAX);
 
+/// Maximum number of bytes of a short text.
+const SHORT_TEXT: usize = 16 << 10;
+
+/// Permits of this process for tokenizing short texts, one for each byte. A byte takes up to 430 bytes of memory, as for
+/// digits between spaces with a byte-level BPE.
+static SHORT_TEXTS: WorkPermits = WorkPermits::new(512 << 10, usize::MAX);
+
+/// Permits of this process for tokenizing longer texts, which takes up to seconds. Requests that wait occupy threads.
+static LONG_TEXTS: WorkPermits = WorkPermits::new(1 << 20, 64);
+
+/// Waits for a permit to tokenize so many bytes of text. Short texts do not wait for long ones.
+///
+/// # Errors
+/// As [`WorkPermits::take`].
+pub(super) fn tokenizing(bytes: usize, cancel: &Cancel) -> Result<WorkPermit, Error> {
+    let permits = if bytes <= SHORT_TEXT { &SHORT_TEXTS } else { &LONG_TEXTS };
+    permits.take(bytes, cancel)
+}
+
+/// Returns the number of requests that wait for a permit to tokenize a long text.
+#[cfg(test)]
+pub(super) fn waiting_long_texts() -> usize {
+    LONG_TEXTS.queue.lock().waiting.len()
+}
+
+/// Permits for concurrent work, given in the order of the requests.
 pub(super) struct WorkPermits {
-    /// Maximum number of requests that have a permit.
+    /// Number of permits.
     most: usize,
-    /// Maximum number of requests that wait for one.
+    /// Maximum number of requests that wait for permits.
     most_waiting: usize,
-    counts: Mutex<Counts>,
-    returned: Condvar,
+    queue: Mutex<Queue>,
+    changed: Condvar,
 }
 
-struct Counts {
-    running: usize,
-    waiting: usize,
+struct Queue {
+    /// Number of permits taken.
+    taken: usize,
+    /// Number of the next request.
+    next: u64,
+    /// Requests that wait.
+    waiting: VecDeque<u64>,
 }
 
-/// Permit of one request. It is returned when this value is dropped.
-#[must_use = "the permit is returned when this is dropped"]
-pub(super) struct WorkPermit(&'static WorkPermits);
+/// Permits of one request. They are returned when this value is dropped.
+#[must_use = "the permits are returned when this is dropped"]
+pub(super) struct WorkPermit {
+    of: &'static WorkPermits,
+    permits: usize,
+}
 
 impl WorkPermits {
     const fn new(most: usize, most_waiting: usize) -> Self {
-        let counts = Mutex::new(Counts { running: 0, waiting: 0 });
-        Self { most, most_waiting, counts, returned: Condvar::new() }
+        let queue = Mutex::new(Queue { taken: 0, next: 0, waiting: VecDeque::new() });
+        Self { most, most_waiting, queue, changed: Condvar::new() }
     }
 
-    /// Waits for a permit.
+    /// Waits for this many permits, or for all if there are fewer.
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many requests wait, and [`Error::Cancelled`] once the request is cancelled.
-    pub(super) fn take(&'static self, cancel: &Cancel) -> Result<WorkPermit, Error> {
+    pub(super) fn take(&'static self, permits: usize, cancel: &Cancel) -> Result<WorkPermit, Error> {
         let _wake = cancel.on_cancel(|| {
             // A thread that has not yet begun to wait holds the lock.
-            drop(self.counts.lock());
-            self.returned.notify_all();
+            drop(self.queue.lock());
+            self.changed.notify_all();
         });
-        let mut counts = self.counts.lock();
-        if counts.running >= self.most && counts.waiting >= self.most_waiting {
-            return Err(Error::Overloaded { queued: counts.waiting, retry_after: Duration::from_secs(1) });
+        let permits = permits.min(self.most);
+        let mut queue = self.queue.lock();
+        let must_wait = !queue.waiting.is_empty() || queue.taken + permits > self.most;
+        if must_wait && queue.waiting.len() >= self.most_waiting {
+            let queued = queue.waiting.len();
+            return Err(Error::Overloaded { queued, retry_after: Duration::from_secs(1) });
         }
-        counts.waiting += 1;
-        while counts.running >= self.most {
+        let number = queue.next;
+        queue.next += 1;
+        queue.waiting.push_back(number);
+        while queue.waiting.front() != Some(&number) || queue.taken + permits > self.most {
             if cancel.is_cancelled() {
-                counts.waiting -= 1;
+                queue.waiting.retain(|waiting| *waiting != number);
+                // The next request may need fewer permits.
+                self.changed.notify_all();
                 return Err(Error::Cancelled);
             }
-            self.returned.wait(&mut counts);
+            self.changed.wait(&mut queue);
         }
-        counts.waiting -= 1;
-        counts.running += 1;
-        Ok(WorkPermit(self))
+        queue.waiting.pop_front();
+        queue.taken += permits;
+        self.changed.notify_all();
+        Ok(WorkPermit { of: self, permits })
     }
 }
 
 impl Drop for WorkPermit {
     fn drop(&mut self) {
-        self.0.counts.lock().running -= 1;
-        self.0.returned.notify_one();
+        self.of.queue.lock().taken -= self.permits;
+        self.of.changed.notify_all();
     }
 }
 
@@ -81,36 +122,71 @@ mod tests {
 
     use super::*;
 
+    fn wait_for(permits: &WorkPermits, waiting: usize) {
+        while permits.queue.lock().waiting.len() < waiting {
+            thread::yield_now();
+        }
+    }
+
+    fn check_empty(permits: &WorkPermits) {
+        let queue = permits.queue.lock();
+        assert_eq!((queue.taken, queue.waiting.len()), (0, 0));
+    }
+
     #[test]
     fn permits_and_waiting_requests_are_limited_and_a_cancelled_request_stops_waiting() {
         const WAITING: usize = 8;
         static PERMITS: WorkPermits = WorkPermits::new(2, WAITING);
-        let wait_for = |count| {
-            while PERMITS.counts.lock().waiting < count {
-                thread::yield_now();
-            }
-        };
         let cancel = Cancel::new();
-        let mut taken: Vec<_> = (0..2).map(|_| PERMITS.take(&cancel).ok().unwrap()).collect();
+        let mut taken: Vec<_> = (0..2).map(|_| PERMITS.take(1, &cancel).ok().unwrap()).collect();
         thread::scope(|scope| {
             let (sender, ended) = mpsc::channel();
-            let waiting = scope.spawn(|| PERMITS.take(&cancel).err());
-            wait_for(1);
+            let waiting = scope.spawn(|| PERMITS.take(1, &cancel).err());
+            wait_for(&PERMITS, 1);
             cancel.cancel();
             assert!(matches!(waiting.join().unwrap(), Some(Error::Cancelled)));
             for _ in 0..WAITING {
                 let sender = sender.clone();
-                scope.spawn(move || sender.send(PERMITS.take(&Cancel::new()).is_ok()).unwrap());
+                scope.spawn(move || sender.send(PERMITS.take(1, &Cancel::new()).is_ok()).unwrap());
             }
-            wait_for(WAITING);
-            let refused = PERMITS.take(&Cancel::new()).err().unwrap();
+            wait_for(&PERMITS, WAITING);
+            let refused = PERMITS.take(1, &Cancel::new()).err().unwrap();
             assert!(matches!(refused, Error::Overloaded { queued: WAITING, .. }), "{refused}");
             assert!(ended.try_recv().is_err());
             taken.pop();
             assert!((0..WAITING).all(|_| ended.recv().unwrap()));
         });
         drop(taken);
-        let counts = PERMITS.counts.lock();
-        assert_eq!((counts.running, counts.waiting), (0, 0));
+        check_empty(&PERMITS);
+    }
+
+    #[test]
+    fn a_large_request_is_not_overtaken_and_takes_at_most_all_permits() {
+        static PERMITS: WorkPermits = WorkPermits::new(10, usize::MAX);
+        let cancel = Cancel::new();
+        let small = PERMITS.take(1, &cancel).ok().unwrap();
+        thread::scope(|scope| {
+            let (sender, order) = mpsc::channel();
+            for (waiting, (name, permits)) in [("large", 100), ("small", 1)].into_iter().enumerate() {
+                let sender = sender.clone();
+                scope.spawn(move || {
+                    let _permit = PERMITS.take(permits, &Cancel::new()).ok().unwrap();
+                    sender.send(name).unwrap();
+                });
+                wait_for(&PERMITS, waiting + 1);
+            }
+            assert!(order.try_recv().is_err());
+            drop(small);
+            assert_eq!([order.recv().unwrap(), order.recv().unwrap()], ["large", "small"]);
+        });
+        check_empty(&PERMITS);
+    }
+
+    #[test]
+    fn short_texts_do_not_wait_for_long_ones() {
+        let cancel = Cancel::new();
+        let long = tokenizing(usize::MAX, &cancel).ok().unwrap();
+        let short = tokenizing(SHORT_TEXT, &cancel).ok().unwrap();
+        drop((short, long));
     }
 }

@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf, sync::mpsc, time::Duration};
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
+    Cancel, CompileRequest, Config, Gateway, ImportRequest, LoadStart, ReadyModel, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
         HistoryOverflow, Message, Prompt, ReasoningSettings, Role, Summary, TokenInfo, ToolSettings,
@@ -258,6 +258,19 @@ pub(crate) fn complete(gateway: &Gateway, model: &str, request: CompletionReques
     let (sink, events) = events();
     gateway.complete(model, request, sink).unwrap_or_else(|error| panic!("{error}"));
     whole(&events)
+}
+
+/// Loads a model.
+pub(crate) fn ready(gateway: &Gateway, model: &str) -> ReadyModel {
+    match gateway.start_load(model).unwrap() {
+        LoadStart::Ready(model) => model,
+        LoadStart::Pending(load) => {
+            let (sender, ended) = mpsc::channel();
+            let _place = load.on_end(move || sender.send(()).unwrap()).unwrap();
+            ended.recv().unwrap();
+            load.model().unwrap()
+        }
+    }
 }
 
 /// Waits until `done` returns true.

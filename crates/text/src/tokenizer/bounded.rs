@@ -20,6 +20,13 @@ const TYPICAL: usize = 4;
 /// one unknown token may represent text of any length.
 const MAX_PER_TOKEN: usize = 256;
 
+/// Number of bytes from which a text has a smaller maximum, [`MAX_PER_TOKEN_OF_LONG`] for each token of the limit. A byte
+/// takes 100 and more bytes of memory, even if the text becomes few tokens.
+const LONG: usize = 1 << 20;
+
+/// Maximum number of bytes of a long text for each token of the limit: four times the usual length of a token.
+const MAX_PER_TOKEN_OF_LONG: usize = 16;
+
 /// Maximum number of tokens that a cut may change; more than the characters of a word that WordPiece splits.
 const CHANGED: usize = 128;
 
@@ -32,6 +39,14 @@ pub struct Bounds<'a> {
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
+impl Bounds<'_> {
+    /// Returns the maximum number of bytes that are tokenized at once.
+    pub fn max_bytes(&self) -> usize {
+        let of_long = self.limit.saturating_mul(MAX_PER_TOKEN_OF_LONG).max(LONG);
+        self.limit.saturating_mul(MAX_PER_TOKEN).min(of_long).max(FIRST)
+    }
+}
+
 /// Tokens of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BoundedTokens<T> {
@@ -40,8 +55,7 @@ pub enum BoundedTokens<T> {
     /// Tokens of a prefix of a text that is longer than the limit. The first tokens, up to the limit, are those of the
     /// whole text.
     Beginning(T),
-    /// No tokens, because the text has more than 256 bytes for each token of the limit. It counts as longer than the
-    /// limit.
+    /// No tokens, because the text has more than [`Bounds::max_bytes`]. It counts as longer than the limit.
     TooManyBytes,
 }
 
@@ -110,8 +124,7 @@ impl Tokenizer {
         bounds: Bounds<'_>,
         encode: impl Fn(&str) -> Result<T, TokenizerError>,
     ) -> Result<BoundedTokens<T>, TokenizerError> {
-        let Bounds { limit, is_cancelled } = bounds;
-        let longest = limit.saturating_mul(MAX_PER_TOKEN).max(FIRST);
+        let (longest, Bounds { limit, is_cancelled }) = (bounds.max_bytes(), bounds);
         let mut length = limit.saturating_mul(TYPICAL).max(FIRST);
         loop {
             if is_cancelled() {
@@ -162,6 +175,7 @@ mod tests {
         assert_eq!(lengths(31 << 20, 20_000, 4), [80_000, 160_000]);
         assert_eq!(lengths(200_000, 20_000, 100), [80_000, 160_000, 200_000]);
         assert_eq!(lengths(31 << 20, 1000, 1000), [FIRST, 2 * FIRST, 4 * FIRST, 256_000]);
+        assert_eq!(lengths(31 << 20, 131_072, 1000), [LONG / 2, LONG, 2 * LONG]);
     }
 
     #[test]
