@@ -1,6 +1,11 @@
 //! Calls of the synchronous library from async handlers.
 
+use axum::{
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
 use narthex_gateway::{Cancel, Error, ReadyModel};
+use serde::Serialize;
 
 use crate::{app::App, budget::Reservation, error::ApiError, loading};
 
@@ -71,6 +76,17 @@ pub(crate) async fn run_cancellable<T: Send + 'static>(
     call: impl FnOnce(&ReadyModel, &Cancel) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
     run_tokenizing(app, model, body.into(), |_| 0, call).await
+}
+
+/// Returns an answer as JSON, written on a thread for blocking work, because it may take many milliseconds.
+pub(crate) async fn json_response<T: Serialize>(
+    app: &App,
+    answer: impl FnOnce() -> T + Send + 'static,
+) -> Result<Response, ApiError> {
+    // Serialising numbers and strings to JSON cannot fail.
+    let write = move || Ok::<_, ApiError>(serde_json::to_vec(&answer()).unwrap_or_default());
+    let json = app.shared.jobs.run(write).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 /// Runs a request like [`run_cancellable`] that tokenizes a whole text. Waits for the memory of that, and then for the

@@ -116,8 +116,7 @@ pub(crate) async fn count_tokens(
     request: ChatRequest,
     body: Reservation,
 ) -> Result<usize, ApiError> {
-    let request = stable(request);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(request, cancel);
+    let call = move |model: &ReadyModel, cancel: &Cancel| model.count_chat_tokens(stable(request), cancel);
     run_cancellable(app, model, body, call).await
 }
 

@@ -126,6 +126,14 @@ impl ApiError {
         Self::plain(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// Returns the error with another name of the parameter, if it is about `from`.
+    pub(crate) fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
     /// Returns the message, truncated to [`MAX_TEXT`].
     pub(crate) fn message(&self) -> String {
         cut(&self.message, MAX_TEXT).into_owned()

@@ -22,7 +22,7 @@ use crate::{
         fill::ParsedFill,
         rerank::ParsedRerank,
         responses::ParsedResponses,
-        token_endpoints::{DetokenizeBody, TokenizeBody},
+        token_endpoints::{DetokenizeBody, ParsedTemplate, ParsedTokenize},
     },
     tls::TlsFiles,
 };
@@ -143,8 +143,8 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::OllamaEmbeddings => read_checked::<PromptEmbedBody>(body).map(drop),
             Endpoint::OllamaShow => read_checked::<ShowBody>(body).map(drop),
             Endpoint::OllamaPull => read_checked::<PullBody>(body).map(drop),
-            Endpoint::Tokenize => read_checked::<TokenizeBody>(body)?.conversation().map(drop),
-            Endpoint::ApplyTemplate => read_checked::<TokenizeBody>(body)?.required_conversation().map(drop),
+            Endpoint::Tokenize => read_checked::<ParsedTokenize>(body).map(drop),
+            Endpoint::ApplyTemplate => read_checked::<ParsedTemplate>(body).map(drop),
             Endpoint::Detokenize => read_checked::<DetokenizeBody>(body).map(drop),
         }
     };

@@ -64,13 +64,16 @@ const HINTS: &[(&str, NeutralValues)] = &[
     ("mirostat", Number(0.0)),
     ("mirostat_eta", All),
     ("mirostat_tau", All),
+    ("min_keep", Number(0.0)),
     ("n", Number(1.0)),
+    ("n_discard", Number(0.0)),
     ("n_keep", All),
     ("n_probs", Number(0.0)),
     ("parallel_tool_calls", All),
     ("prediction", All),
     ("priority", Number(0.0)),
     ("reasoning_budget", All),
+    ("reasoning_control", All),
     ("reasoning_effort", All),
     // Reasoning is divided from the text.
     ("reasoning_format", OneOf(&["auto", "deepseek"])),
@@ -80,17 +83,22 @@ const HINTS: &[(&str, NeutralValues)] = &[
     ("separate_reasoning", True),
     ("shift", True),
     ("skip_special_tokens", All),
+    ("spaces_between_special_tokens", True),
+    // Streams that are idle send events without content.
+    ("sse_ping_interval", All),
     ("store", All),
     ("stream_options", All),
     ("stream_reasoning", True),
     ("tfs_z", Number(1.0)),
     ("thinking_budget", All),
+    ("thinking_budget_tokens", All),
     ("thinking_token_budget", All),
     ("timings_per_token", All),
     // An endpoint without this field has no tools.
     ("tool_choice", OneOf(&["none", "auto"])),
     ("top_a", Number(0.0)),
     ("top_logprobs", Number(0.0)),
+    ("top_n_sigma", Negative),
     ("truncate", True),
     ("verbosity", All),
     ("xtc_probability", Number(0.0)),
@@ -326,6 +334,11 @@ mod tests {
         // The web client of llama.cpp.
         let client = r#"{"reasoning_format": "auto", "samplers": ["top_k", "typ_p", "top_p", "min_p", "temperature"]}"#;
         check(client, Ok(&["reasoning_format", "samplers"]));
+        check(
+            r#"{"reasoning_control": true, "sse_ping_interval": 1, "top_n_sigma": -1, "min_keep": 0, "n_discard": 0}"#,
+            Ok(&["reasoning_control", "sse_ping_interval", "top_n_sigma", "min_keep", "n_discard"]),
+        );
+        check(r#"{"top_n_sigma": 2.0}"#, Err("top_n_sigma"));
         check(
             r#"{"samplers": "edskypmxt", "backend_sampling": true}"#,
             Ok(&["samplers", "backend_sampling"]),

@@ -7,7 +7,7 @@ use std::fmt;
 
 use axum::http::StatusCode;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
@@ -83,11 +83,22 @@ pub(crate) fn unknown_field(body: &[u8], known: &[&[&str]]) -> Result<Option<Str
 }
 
 /// Reads JSON in a string. Returns the string itself if it is not JSON, or has more than [`MAX_VALUES`] values.
-pub(crate) fn json_or_text(text: String) -> Value {
+fn json_or_text(text: String) -> Value {
     let mut count = Count::new(MAX_VALUES);
     match count.add_json(&text) {
         Ok(()) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
         Err(TooMany) => Value::String(text),
+    }
+}
+
+/// Reads the arguments of a call, which clients send as JSON in a string. Absent and empty ones are those of a function
+/// without parameters.
+pub(crate) fn arguments(arguments: Value) -> Value {
+    match arguments {
+        Value::Null => Value::Object(Map::new()),
+        Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
+        Value::String(text) => json_or_text(text),
+        other => other,
     }
 }
 
@@ -356,6 +367,10 @@ mod tests {
         let (param, message) = refusal(&body("arguments", &hostile));
         assert_eq!(param.as_deref(), Some("messages"), "{message}");
         assert_eq!(json_or_text("[1]".to_owned()), json!([1]));
+        for absent in [json!(null), json!(""), json!(" \n")] {
+            assert_eq!(arguments(absent), json!({}));
+        }
+        assert_eq!(arguments(json!("{\"a\": 1}")), json!({"a": 1}));
         assert_eq!(json_or_text(hostile.clone()), json!(hostile));
         assert_eq!(json_or_text("[1".to_owned()), json!("[1"));
     }

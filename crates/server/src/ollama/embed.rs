@@ -6,13 +6,14 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{EmbedRequest, InputOverflow, Prompt};
+use narthex_gateway::request::{EmbedRequest, Embeddings, InputOverflow, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::nanoseconds;
 use crate::{
     app::App,
+    blocking::json_response,
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
@@ -78,19 +79,20 @@ pub(crate) async fn embed(app: App, body: Body<EmbedBody>) -> Result<Response, A
     let started = Instant::now();
     let answer = move |model, embeddings, prompt_eval_count| {
         let total_duration = nanoseconds(started.elapsed());
-        Json(EmbedAnswer { model, embeddings, total_duration, load_duration: 0, prompt_eval_count })
+        EmbedAnswer { model, embeddings, total_duration, load_duration: 0, prompt_eval_count }
     };
     let inputs = input.map_or_else(Vec::new, |input| input.0);
     if inputs.is_empty() {
         loading::wait(&app, &model).await?;
-        return Ok(ignored.name_in(answer(model, Vec::new(), 0).into_response()));
+        return Ok(ignored.name_in(Json(answer(model, Vec::new(), 0)).into_response()));
     }
     // Ollama truncates by default.
     let overlong = if truncate == Some(false) { InputOverflow::Refuse } else { InputOverflow::Truncate };
     let request = EmbedRequest { inputs, overlong, dimensions, prompt: None };
     let found = embeddings::embed(&app, &model, request, reservation).await?;
-    let answer = answer(model, found.vectors, found.prompt_tokens);
-    Ok(ignored.name_in(with_device_headers(&found.ran_on, answer)))
+    let Embeddings { vectors, prompt_tokens, ran_on } = found;
+    let response = json_response(&app, move || answer(model, vectors, prompt_tokens)).await?;
+    Ok(ignored.name_in(with_device_headers(&ran_on, response)))
 }
 
 /// Handles a request to `/api/embeddings`. Without a prompt it loads the model.

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`.
 
-use axum::{Json, response::Response};
+use axum::response::Response;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::{
     Cancel, ReadyModel,
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{PromptUsage, prompts::Prompts, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_encoder,
+    blocking::{json_response, run_encoder},
     body::{Body, FromBody},
     budget::Reservation,
     device_headers::with_device_headers,
@@ -118,15 +118,18 @@ pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Res
     let ParsedEmbeddings { model, mut request, truncate, format } = request;
     request.overlong = app.shared.options.overlong(truncate);
     let answer = embed(&app, &model, request, reservation).await?;
-    let data = answer.vectors.into_iter().enumerate();
-    let data = data.map(|(index, vector)| EmbeddingObject {
-        object: "embedding",
-        index,
-        embedding: encode(vector, format),
-    });
-    let usage = usage_of_prompt(answer.prompt_tokens);
-    let body = EmbeddingList { object: "list", data: data.collect(), model, usage };
-    Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
+    let Embeddings { vectors, prompt_tokens, ran_on } = answer;
+    let list = move || {
+        let data = vectors.into_iter().enumerate().map(|(index, vector)| EmbeddingObject {
+            object: "embedding",
+            index,
+            embedding: encode(vector, format),
+        });
+        let usage = usage_of_prompt(prompt_tokens);
+        EmbeddingList { object: "list", data: data.collect(), model, usage }
+    };
+    let response = json_response(&app, list).await?;
+    Ok(ignored.name_in(with_device_headers(&ran_on, response)))
 }
 
 /// Embeds the inputs of a request, in any protocol.

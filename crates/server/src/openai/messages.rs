@@ -9,7 +9,7 @@ use super::custom_tools;
 use crate::{
     conversation::{omission_note, stable_text},
     error::ApiError,
-    outline::json_or_text,
+    outline,
     text_or_list::{ListElement, TextOrList},
 };
 
@@ -152,10 +152,7 @@ impl From<WireRole> for Role {
 
 impl WireFunctionCall {
     fn into_call(self, id: Option<String>) -> ToolCall {
-        let arguments = match self.arguments {
-            Value::String(text) => json_or_text(text),
-            other => other,
-        };
+        let arguments = outline::arguments(self.arguments);
         ToolCall { id, function: FunctionCall { name: self.name, arguments } }
     }
 }

@@ -12,6 +12,7 @@ pub(crate) struct ReasoningOptions {
     enable_thinking: Option<bool>,
     thinking_budget: Option<i64>,
     thinking_token_budget: Option<i64>,
+    thinking_budget_tokens: Option<i64>,
     reasoning_budget: Option<i64>,
     chat_template_kwargs: Option<Map<String, Value>>,
     /// `false`: the prompt ends with the last message, without the start of the answer.
@@ -109,6 +110,7 @@ impl ReasoningOptions {
         "enable_thinking",
         "thinking_budget",
         "thinking_token_budget",
+        "thinking_budget_tokens",
         "reasoning_budget",
         "chat_template_kwargs",
         "add_generation_prompt",
@@ -122,6 +124,7 @@ impl ReasoningOptions {
             ("enable_thinking", self.enable_thinking.is_some()),
             ("thinking_budget", self.thinking_budget.is_some()),
             ("thinking_token_budget", self.thinking_token_budget.is_some()),
+            ("thinking_budget_tokens", self.thinking_budget_tokens.is_some()),
             ("reasoning_budget", self.reasoning_budget.is_some()),
         ];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name).collect()
@@ -129,7 +132,8 @@ impl ReasoningOptions {
 
     /// Returns the budget, which has a name for each of several servers.
     fn budget(&self) -> Option<i64> {
-        self.thinking_budget.or(self.thinking_token_budget).or(self.reasoning_budget)
+        let names = [self.thinking_token_budget, self.thinking_budget_tokens, self.reasoning_budget];
+        names.into_iter().fold(self.thinking_budget, Option::or)
     }
 
     /// Returns true if a parameter may switch reasoning on or off.
@@ -222,6 +226,7 @@ mod tests {
         check(json!({"reasoning_budget": -1}), Thinking::Template, None);
         check(json!({"chat_template_kwargs": {"enable_thinking": false}}), Thinking::Off, None);
         check(json!({"enable_thinking": true, "thinking_token_budget": 3}), Thinking::On, Some(3));
+        check(json!({"thinking_budget_tokens": 5}), Thinking::Template, Some(5));
         let read = |body: Value| serde_json::from_value::<ReasoningOptions>(body).unwrap();
         let shared = json!({"reasoning_effort": "low", "add_generation_prompt": false});
         let settings = read(shared.clone()).settings_after(Effort::None.settings());

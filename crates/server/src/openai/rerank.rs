@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use axum::{Json, response::Response};
+use axum::response::Response;
 use narthex_gateway::{
     Cancel, ReadyModel,
     request::{DocumentScore, InputOverflow, RerankRequest},
@@ -16,7 +16,7 @@ use serde::{
 use super::{PromptUsage, new_id, usage_of_prompt};
 use crate::{
     app::App,
-    blocking::run_encoder,
+    blocking::{json_response, run_encoder},
     body::{Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
@@ -150,16 +150,19 @@ pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Respons
         Ok((found, request.documents))
     };
     let (answer, documents) = run_encoder(&app, &model, reservation.into(), |_| answer_bytes, call).await?;
-    let result = |ranked: &DocumentScore| RerankResult {
-        index: ranked.index,
-        relevance_score: ranked.score,
-        document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),
+    let ran_on = answer.ran_on.clone();
+    let body = move || {
+        let result = |ranked: &DocumentScore| RerankResult {
+            index: ranked.index,
+            relevance_score: ranked.score,
+            document: return_documents.then(|| RankedDocument { text: documents[ranked.index].clone() }),
+        };
+        RerankAnswer {
+            id: new_id("rerank-"),
+            model,
+            results: answer.results.iter().map(result).collect(),
+            usage: usage_of_prompt(answer.prompt_tokens),
+        }
     };
-    let body = RerankAnswer {
-        id: new_id("rerank-"),
-        model,
-        results: answer.results.iter().map(result).collect(),
-        usage: usage_of_prompt(answer.prompt_tokens),
-    };
-    Ok(ignored.name_in(with_device_headers(&answer.ran_on, Json(body))))
+    Ok(ignored.name_in(with_device_headers(&ran_on, json_response(&app, body).await?)))
 }

@@ -75,8 +75,59 @@ pub(crate) struct TemplateText {
     prompt: String,
 }
 
-impl FromBody for TokenizeBody {
+/// A request for the tokens of a text or of a conversation.
+pub(crate) struct ParsedTokenize {
+    model: String,
+    input: TokenizeInput,
+}
+
+enum TokenizeInput {
+    Text { text: String, options: TokenizeOptions },
+    Conversation(Box<ChatRequest>),
+}
+
+/// A request for the prompt of a conversation.
+pub(crate) struct ParsedTemplate {
+    model: String,
+    request: ChatRequest,
+}
+
+impl FromBody for ParsedTokenize {
     fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let mut body = TokenizeBody::read(body)?;
+        let input = match body.conversation()? {
+            Some(request) => TokenizeInput::Conversation(Box::new(request)),
+            None => {
+                let text = body.content.or(body.prompt).ok_or_else(|| ApiError::required("content"))?;
+                let options = TokenizeOptions {
+                    add_special: body.add_special.or(body.add_special_tokens),
+                    parse_special: body.parse_special.unwrap_or(true),
+                };
+                TokenizeInput::Text { text, options }
+            }
+        };
+        Ok(Self { model: body.model, input })
+    }
+}
+
+impl FromBody for ParsedTemplate {
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        let mut body = TokenizeBody::read(body)?;
+        let request = body.conversation()?.ok_or_else(|| ApiError::required("messages"))?;
+        Ok(Self { model: body.model, request })
+    }
+}
+
+impl FromBody for DetokenizeBody {
+    const TOKENS: Option<&'static str> = Some("tokens");
+
+    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
+        read_body(body, &[&["model", "tokens"]])
+    }
+}
+
+impl TokenizeBody {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
         let fields = [
             "model",
             "content",
@@ -90,24 +141,9 @@ impl FromBody for TokenizeBody {
         let read: Self = read_body(body, &[&fields, ReasoningOptions::FIELDS])?;
         Ok(Self { reasoning: body::read_fields(body)?, ..read })
     }
-}
-
-impl FromBody for DetokenizeBody {
-    const TOKENS: Option<&'static str> = Some("tokens");
-
-    fn read(body: &[u8], _: &mut IgnoredParameters) -> Result<Self, ApiError> {
-        read_body(body, &[&["model", "tokens"]])
-    }
-}
-
-impl TokenizeBody {
-    /// Returns the conversation, which `/apply-template` requires.
-    pub(crate) fn required_conversation(&mut self) -> Result<ChatRequest, ApiError> {
-        self.conversation()?.ok_or_else(|| ApiError::required("messages"))
-    }
 
     /// Returns the conversation, if there is one.
-    pub(crate) fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
+    fn conversation(&mut self) -> Result<Option<ChatRequest>, ApiError> {
         let Some(messages) = self.messages.take() else { return Ok(None) };
         let tools = into_tools(self.tools.take().unwrap_or_default())?;
         Ok(Some(ChatRequest {
@@ -125,24 +161,19 @@ impl TokenizeBody {
 const TOKEN_BYTES: usize = 9;
 
 /// Returns the tokens of a text or of a conversation.
-pub(crate) async fn tokenize(app: App, body: Body<TokenizeBody>) -> Result<Json<TokenList>, ApiError> {
-    let Body { request: mut body, reservation, .. } = body;
-    let conversation = body.conversation()?;
-    let TokenizeBody { model, content, prompt, add_special, add_special_tokens, parse_special, .. } = body;
-    let options = TokenizeOptions {
-        add_special: add_special.or(add_special_tokens),
-        parse_special: parse_special.unwrap_or(true),
+pub(crate) async fn tokenize(app: App, body: Body<ParsedTokenize>) -> Result<Json<TokenList>, ApiError> {
+    let Body { request: ParsedTokenize { model, input }, reservation, .. } = body;
+    let length = match &input {
+        TokenizeInput::Text { text, .. } => text.len(),
+        // The tokens of a conversation have the limit of the model's context.
+        TokenizeInput::Conversation(_) => 0,
     };
-    let content = content.or(prompt);
-    if conversation.is_none() && content.is_none() {
-        return Err(ApiError::required("content"));
-    }
-    // The tokens of a conversation have the limit of the model's context.
-    let length = content.as_ref().filter(|_| conversation.is_none()).map_or(0, String::len);
     let text = WholeText { body: reservation, length };
-    let call = move |model: &ReadyModel, cancel: &Cancel| match conversation {
-        Some(request) => Ok(model.chat_prompt(conversation::stable(request), cancel)?.tokens),
-        None => model.tokenize(&content.unwrap_or_default(), options, cancel),
+    let call = move |model: &ReadyModel, cancel: &Cancel| match input {
+        TokenizeInput::Text { text, options } => model.tokenize(&text, options, cancel),
+        TokenizeInput::Conversation(request) => {
+            Ok(model.chat_prompt(conversation::stable(*request), cancel)?.tokens)
+        }
     };
     let tokens = run_tokenizing(&app, &model, text, |_| length.saturating_mul(TOKEN_BYTES), call).await?;
     Ok(Json(TokenList { count: tokens.len(), tokens }))
@@ -170,11 +201,11 @@ pub(crate) async fn detokenize(app: App, body: Body<DetokenizeBody>) -> Result<R
 /// Returns the prompt of a conversation.
 pub(crate) async fn apply_template(
     app: App,
-    body: Body<TokenizeBody>,
+    body: Body<ParsedTemplate>,
 ) -> Result<Json<TemplateText>, ApiError> {
-    let Body { request: mut body, reservation, .. } = body;
-    let request = conversation::stable(body.required_conversation()?);
-    let call = move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(request, cancel);
-    let prompt = run_cancellable(&app, &body.model, reservation, call).await?;
+    let Body { request: ParsedTemplate { model, request }, reservation, .. } = body;
+    let call =
+        move |model: &ReadyModel, cancel: &Cancel| model.chat_prompt(conversation::stable(request), cancel);
+    let prompt = run_cancellable(&app, &model, reservation, call).await?;
     Ok(Json(TemplateText { prompt: prompt.text }))
 }

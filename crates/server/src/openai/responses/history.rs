@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
 use serde_json::Value;
 
-use crate::{error::ApiError, outline::json_or_text};
+use crate::error::ApiError;
 
 /// An item of a conversation.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,11 +111,6 @@ pub(super) fn full_name(namespace: Option<&str>, name: String) -> String {
         Some(namespace) => format!("{namespace}.{name}"),
         None => name,
     }
-}
-
-/// Returns a call's arguments as JSON, or as a string if they are not valid JSON.
-pub(super) fn arguments_value(arguments: String) -> Value {
-    json_or_text(arguments)
 }
 
 #[cfg(test)]

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::{
     super::{custom_tools, logprobs::ChatToken},
-    history::{HistoryItem, arguments_value, full_name},
+    history::{HistoryItem, full_name},
 };
+use crate::outline;
 
 /// State of a response or of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -143,7 +144,7 @@ impl OutputItem {
             }
             Self::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let name = full_name(namespace.as_deref(), name.clone());
-                HistoryItem::call(Some(call_id.clone()), name, arguments_value(arguments.clone()))
+                HistoryItem::call(Some(call_id.clone()), name, outline::arguments(arguments.clone().into()))
             }
             Self::CustomToolCall { call_id, name, namespace, input, .. } => {
                 let name = full_name(namespace.as_deref(), name.clone());

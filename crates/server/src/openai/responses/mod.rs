@@ -144,7 +144,8 @@ pub(crate) async fn create(
     };
     let object = is_streamed.then(|| form.object.clone());
     let request = Conversation { model, request, is_streamed, reasoning_parameters };
-    match (conversation::answer(&app, Body { request, ignored, reservation }, form).await, object) {
+    let answer = conversation::answer(&app, Body { request, ignored, reservation }, form).await;
+    match (answer.map_err(|error| error.renamed("messages", "input")), object) {
         // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
         (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
         (answer, _) => answer,

@@ -15,12 +15,13 @@ use super::{
         shared_fields::SharedFields,
         tools::{ChoiceMode, NamedTool, WireFunction, allow, call_limit},
     },
-    history::{HistoryItem, InputItem, arguments_value, full_name},
+    history::{HistoryItem, InputItem, full_name},
 };
 use crate::{
     body,
     error::ApiError,
     ignored::IgnoredParameters,
+    outline,
     text_or_list::{ListElement, TextOrList},
 };
 
@@ -175,7 +176,7 @@ impl Item {
                 HistoryItem::Message(Message::new(role, text(role, self.content)?))
             }
             "function_call" => {
-                let arguments = arguments_value(self.arguments.unwrap_or_default());
+                let arguments = outline::arguments(self.arguments.into());
                 let name = self.name.ok_or_else(|| missing("name"))?;
                 HistoryItem::call(self.call_id, full_name(self.namespace.as_deref(), name), arguments)
             }
