@@ -24,7 +24,7 @@ pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs, RunArgs};
 pub(crate) use keys::{KeyArgs, KeyCommand};
 pub(crate) use launch::{Agent, LaunchArgs};
-pub(crate) use load::LoadArgs;
+pub(crate) use load::{DecoderLoadArgs, LoadArgs};
 pub(crate) use mcp::McpArgs;
 use narthex_gateway::{AutoPull, Config, PrefixCacheConfig};
 use narthex_server::{AllowedHost, AllowedOrigin};
@@ -50,12 +50,15 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   10   this version does not support the model or format
   130  interrupted";
 
+/// Heading of the options of every command.
+pub(crate) const EVERY_COMMAND: &str = "Options for every command";
+
 /// Runs language models on the NPU, GPU and CPU of this machine.
 #[derive(Debug, Parser)]
 #[command(name = "narthex", version, after_help = EXIT_CODES, propagate_version = true)]
 pub(crate) struct Args {
     /// Log more (-vv: everything)
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = EVERY_COMMAND)]
     pub(crate) verbose: u8,
 
     #[command(flatten)]
@@ -84,6 +87,7 @@ impl Args {
 
 /// Options of the store and of downloads into it.
 #[derive(Debug, Clone, ClapArgs)]
+#[command(next_help_heading = EVERY_COMMAND)]
 pub(crate) struct StoreArgs {
     /// Folder for models and runtimes [env: NARTHEX_HOME]
     #[arg(long, value_name = "DIR", global = true)]
@@ -232,7 +236,7 @@ pub(crate) struct ServeArgs {
     pub(crate) until_stdin_closes: bool,
 
     /// Concurrent sequences per model
-    #[arg(long, default_value_t = Config::standard().slots, value_parser = at_least_one)]
+    #[arg(long, default_value_t = Config::standard().slots, value_name = "N", value_parser = at_least_one)]
     pub(crate) slots: usize,
 
     /// Memory for the KV cache per model, in MiB
@@ -260,7 +264,7 @@ pub(crate) struct ServeArgs {
     pub(crate) max_models: usize,
 
     /// Maximum number of waiting requests per model
-    #[arg(long, default_value_t = Config::standard().max_queue, value_parser = whole_number::<usize>)]
+    #[arg(long, default_value_t = Config::standard().max_queue, value_name = "N", value_parser = whole_number::<usize>)]
     pub(crate) max_queue: usize,
 
     /// Maximum time between two tokens of an answer while other prompts are processed, in milliseconds; limits the
@@ -272,11 +276,11 @@ pub(crate) struct ServeArgs {
     pub(crate) token_latency: u64,
 
     /// Speculative decoding: auto (when it is faster) or off
-    #[arg(long, default_value_t = Config::standard().speculation)]
+    #[arg(long, default_value_t = Config::standard().speculation, value_name = "POLICY")]
     pub(crate) speculation: Speculation,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// Arguments of a command with a model.
@@ -337,7 +341,7 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// An additional name of a model.

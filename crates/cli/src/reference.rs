@@ -3,27 +3,36 @@
 
 use std::{fs, path::PathBuf};
 
-use clap::{Arg, Args as _, Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 
-use crate::args::{Args, EXIT_CODES, GenerateArgs, LoadArgs};
+use crate::args::{Args, EVERY_COMMAND, EXIT_CODES};
 
-/// Options that several commands share, described once.
+/// Options under one heading of the help, which several commands share. The page describes them once.
 struct SharedOptions {
-    heading: &'static str,
+    heading: String,
     options: Vec<Arg>,
 }
 
 impl SharedOptions {
-    fn new(heading: &'static str, command: &Command) -> Self {
-        Self { heading, options: command.get_arguments().cloned().collect() }
+    /// Returns the options of all commands by heading.
+    fn of(commands: &Command) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        let inner = commands.get_subcommands().flat_map(Command::get_arguments);
+        for option in commands.get_arguments().chain(inner) {
+            let Some(heading) = option.get_help_heading() else { continue };
+            let at = groups.iter().position(|group| group.heading == heading).unwrap_or_else(|| {
+                groups.push(Self { heading: heading.to_owned(), options: Vec::new() });
+                groups.len() - 1
+            });
+            if !groups[at].options.iter().any(|known| known.get_id() == option.get_id()) {
+                groups[at].options.push(option.clone());
+            }
+        }
+        groups
     }
 
-    fn has(&self, option: &Arg) -> bool {
-        self.options.iter().any(|shared| shared.get_id() == option.get_id())
-    }
-
-    fn are_in(&self, command: &Command) -> bool {
-        self.options.iter().all(|shared| command.get_arguments().any(|arg| arg.get_id() == shared.get_id()))
+    fn is_in(&self, command: &Command) -> bool {
+        command.get_arguments().any(|arg| arg.get_help_heading() == Some(self.heading.as_str()))
     }
 
     fn link(&self) -> String {
@@ -32,17 +41,9 @@ impl SharedOptions {
 }
 
 fn page() -> String {
-    let everywhere = SharedOptions::new("Options for every command", &Args::command());
-    let mut shared = [
-        SharedOptions::new("Options for loading a model", &LoadArgs::augment_args(Command::new("load"))),
-        SharedOptions::new(
-            "Options for generating text",
-            &GenerateArgs::augment_args(Command::new("generate")),
-        ),
-    ];
-    shared.iter_mut().for_each(|group| group.options.retain(|option| !everywhere.has(option)));
     let mut root = Args::command().disable_help_subcommand(true);
     root.build();
+    let shared = SharedOptions::of(&root);
     let mut page = format!(
         "# Command line\n\n<!-- Written by `cargo xtask docs` from the program's own help. -->\n\n{}.\n\n\
          `narthex COMMAND --help` prints the same as this page, `narthex man DIR` writes manual pages, and\n\
@@ -53,9 +54,8 @@ fn page() -> String {
         let name = command.get_name();
         page.push_str(&format!("| [`{name}`](#narthex-{name}) | {} |\n", about(command)));
     }
-    root.get_subcommands()
-        .for_each(|command| page.push_str(&section(command, "narthex", &everywhere, &shared)));
-    for group in [&everywhere].into_iter().chain(&shared) {
+    root.get_subcommands().for_each(|command| page.push_str(&section(command, "narthex", &shared)));
+    for group in &shared {
         page.push_str(&format!("\n## {}\n\n{}", group.heading, table("Option", &group.options)));
     }
     let codes = EXIT_CODES.lines().skip(1).filter_map(|line| line.trim().split_once(' '));
@@ -64,30 +64,29 @@ fn page() -> String {
 }
 
 /// Returns the section of a command and of its subcommands.
-fn section(command: &Command, parent: &str, everywhere: &SharedOptions, shared: &[SharedOptions]) -> String {
+fn section(command: &Command, parent: &str, shared: &[SharedOptions]) -> String {
     let name = format!("{parent} {}", command.get_name());
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ");
     let mut text = format!("\n## {name}\n\n{}.\n\n```text\n{usage}\n```\n", about(command));
-    let groups: Vec<&SharedOptions> = shared.iter().filter(|group| group.are_in(command)).collect();
-    let own = command.get_arguments().filter(|arg| {
-        !arg.is_hide_set()
-            && !is_standard(arg)
-            && !everywhere.has(arg)
-            && !groups.iter().any(|group| group.has(arg))
-    });
+    let own = command
+        .get_arguments()
+        .filter(|arg| !arg.is_hide_set() && !is_standard(arg) && arg.get_help_heading().is_none());
     let (arguments, options): (Vec<Arg>, Vec<Arg>) = own.cloned().partition(Arg::is_positional);
     for (title, list) in [("Argument", arguments), ("Option", options)] {
         if !list.is_empty() {
             text.push_str(&format!("\n{}", table(title, &list)));
         }
     }
-    if !groups.is_empty() {
-        let links: Vec<String> = groups.iter().map(|group| group.link()).collect();
-        text.push_str(&format!("\nIt also has the {}.\n", links.join(" and the ")));
+    let groups = shared.iter().filter(|group| group.heading != EVERY_COMMAND && group.is_in(command));
+    let links: Vec<String> = groups.map(SharedOptions::link).collect();
+    if let Some((last, others)) = links.split_last() {
+        let others =
+            if others.is_empty() { String::new() } else { format!("{} and the ", others.join(", the ")) };
+        text.push_str(&format!("\nIt also has the {others}{last}.\n"));
     }
     for inner in command.get_subcommands() {
-        text.push_str(&section(inner, &name, everywhere, shared));
+        text.push_str(&section(inner, &name, shared));
     }
     text
 }

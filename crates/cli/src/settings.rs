@@ -5,7 +5,7 @@ use std::time::Duration;
 use narthex_gateway::{Config, Network, PrefixCacheConfig};
 use narthex_spec::Speculation;
 
-use crate::args::{ChatArgs, LoadArgs, ServeArgs, StoreArgs};
+use crate::args::{ChatArgs, DecoderLoadArgs, LoadArgs, ServeArgs, StoreArgs};
 
 /// The gateway's settings for a command.
 pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
@@ -17,15 +17,22 @@ pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
             scheme: load.scheme,
             threads: load.threads,
             providers: load.providers.clone(),
-            place: load.place,
             npu: load.npu,
             npu_share: load.npu_share,
             power: load.power,
             npu_options: load.npu_option.unwrap_or_default(),
-            kv_cache_dtype: load.kv_cache_dtype,
-            draft_model: load.draft_model.clone(),
             ..standard
         },
+    }
+}
+
+/// The gateway's settings for a command with a chat or text model.
+pub(crate) fn decoder_config(store: &StoreArgs, decoder: &DecoderLoadArgs) -> Config {
+    Config {
+        place: decoder.place,
+        kv_cache_dtype: decoder.kv_cache_dtype,
+        draft_model: decoder.draft_model.clone(),
+        ..config(store, Some(&decoder.load))
     }
 }
 
@@ -52,20 +59,20 @@ pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
             .filter_map(|one| Some((one.model.clone()?, one.format)))
             .collect(),
         speculation: serve.speculation,
-        ..config(store, Some(&serve.load))
+        ..decoder_config(store, &serve.load)
     }
 }
 
 /// The gateway's settings for `chat`.
 pub(crate) fn chat_config(store: &StoreArgs, chat: &ChatArgs) -> Config {
-    Config { tool_format: chat.tools.tool_format, ..config(store, Some(&chat.load)) }
+    Config { tool_format: chat.tools.tool_format, ..decoder_config(store, &chat.load) }
 }
 
 /// The gateway's settings for `bench`, without speculation unless a draft model is to be measured: answers to random
 /// prompts may repeat themselves, so that measured times with speculation would not apply to real texts.
-pub(crate) fn bench_config(store: &StoreArgs, load: &LoadArgs) -> Config {
+pub(crate) fn bench_config(store: &StoreArgs, load: &DecoderLoadArgs) -> Config {
     let speculation = if load.draft_model.is_some() { Speculation::Auto } else { Speculation::Off };
-    Config { speculation, ..config(store, Some(load)) }
+    Config { speculation, ..decoder_config(store, load) }
 }
 
 #[cfg(test)]

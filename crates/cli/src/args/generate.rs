@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 
-use super::{LoadArgs, ToolArgs, at_least_one, whole_number};
+use super::{DecoderLoadArgs, ToolArgs, at_least_one, whole_number};
 
 /// `narthex chat`.
 #[derive(Debug, ClapArgs)]
@@ -15,7 +15,7 @@ pub(crate) struct ChatArgs {
     pub(crate) model: String,
 
     /// System prompt
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct ChatArgs {
     pub(crate) generate: GenerateArgs,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// `narthex run`: the arguments of `chat`, with the model first.
@@ -38,7 +38,7 @@ pub(crate) struct RunArgs {
     pub(crate) prompt: Option<String>,
 
     /// System prompt
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct RunArgs {
     pub(crate) generate: GenerateArgs,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }
 
 impl From<RunArgs> for ChatArgs {
@@ -72,26 +72,27 @@ pub(crate) struct CompleteArgs {
     pub(crate) generate: GenerateArgs,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }
 
 /// Options of generating text.
 #[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Options for generating text")]
 pub(crate) struct GenerateArgs {
     /// Sampling temperature, 0 to 2; 0 is greedy
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: f32,
 
     /// Keep the most likely tokens up to this cumulative probability
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
     pub(crate) top_p: f32,
 
     /// Keep the K most likely tokens; 0 keeps all
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_name = "K")]
     pub(crate) top_k: usize,
 
     /// Drop tokens below this share of the highest probability
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub(crate) min_p: f32,
 
     /// Maximum number of generated tokens [default: up to the model's context; 128 for `complete`]
@@ -99,11 +100,11 @@ pub(crate) struct GenerateArgs {
     pub(crate) max_tokens: Option<usize>,
 
     /// Seed for reproducible sampling
-    #[arg(long, value_parser = whole_number::<u64>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole_number::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 
     /// Stop at this text; repeatable
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 
     /// Print the generated text only

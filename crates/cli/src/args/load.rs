@@ -4,8 +4,12 @@ use clap::Args as ClapArgs;
 use narthex_gateway::Config;
 use narthex_spec::{DeviceOrder, KvCacheDtype, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
-/// Options of loading a model.
+/// Heading of the options that only chat and text models have.
+const DECODERS: &str = "Options for loading a chat or text model";
+
+/// Options of loading any model.
 #[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Options for loading a model")]
 pub(crate) struct LoadArgs {
     /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
     #[arg(long)]
@@ -15,11 +19,6 @@ pub(crate) struct LoadArgs {
     /// nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: DeviceOrder,
-
-    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices
-    /// once and selects the fastest, or the fastest pair for prefill and decode
-    #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
-    pub(crate) place: Option<PlacementChoice>,
 
     /// NPU policy: require, prefer or off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]
@@ -41,15 +40,27 @@ pub(crate) struct LoadArgs {
     /// Compute threads; 0 uses one per available core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
+}
+
+/// Options of loading a chat or text model.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DecoderLoadArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+
+    /// Split the model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices
+    /// once and selects the fastest, or the fastest pair for prefill and decode
+    #[arg(long, help_heading = DECODERS, value_name = "WHAT=DEVICE,...|auto")]
+    pub(crate) place: Option<PlacementChoice>,
 
     /// Element type of the KV cache on the CPU: i8, f16, f32, or auto, which is the smallest with which the model's
     /// answers stay the same
-    #[arg(long, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
+    #[arg(long, help_heading = DECODERS, default_value_t = Config::standard().kv_cache_dtype, value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: KvCacheDtype,
 
     /// Draft model for speculative decoding: an installed small chat model with the same vocabulary; greedy answers
     /// stay the same
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, help_heading = DECODERS, value_name = "MODEL")]
     pub(crate) draft_model: Option<String>,
 }
 

@@ -3,7 +3,7 @@
 use clap::Args as ClapArgs;
 use narthex_gateway::AutoPull;
 
-use super::LoadArgs;
+use super::DecoderLoadArgs;
 
 /// `narthex mcp`.
 #[derive(Debug, ClapArgs)]
@@ -26,5 +26,5 @@ pub(crate) struct McpArgs {
     pub(crate) auto_pull: AutoPull,
 
     #[command(flatten)]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: DecoderLoadArgs,
 }

@@ -15,6 +15,7 @@ use serde::{
 
 /// Tools of a conversation.
 #[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Options for tools")]
 pub(crate) struct ToolArgs {
     /// Command line of an MCP server whose tools the model may call, as in "npx -y
     /// @modelcontextprotocol/server-everything"; repeatable

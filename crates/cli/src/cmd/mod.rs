@@ -41,7 +41,7 @@ use crate::{
     args::{Args, ChatArgs, Command, ListArgs, TryOutArgs},
     bars::Bars,
     interrupt,
-    settings::{bench_config, chat_config, config, serve_config},
+    settings::{bench_config, chat_config, config, decoder_config, serve_config},
 };
 
 /// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
@@ -131,14 +131,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         Command::Chat(chat) => chat::run(&open(chat_config(&store, &chat))?.0, &chat),
         Command::Complete(complete) => {
-            chat::complete(&open(config(&store, Some(&complete.load)))?.0, &complete)
+            chat::complete(&open(decoder_config(&store, &complete.load))?.0, &complete)
         }
         Command::Embed(embed) => embed::run(&open(config(&store, Some(&embed.load)))?.0, &embed),
         Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
         Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
         Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
-        Command::Mcp(mcp) => mcp::run(&open(config(&store, Some(&mcp.load)))?.0, mcp),
+        Command::Mcp(mcp) => mcp::run(&open(decoder_config(&store, &mcp.load))?.0, mcp),
         Command::Launch(launch) => launch::run(&plain()?.0, &store, launch),
         Command::Service(service) => service::run(&store, service.command),
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
