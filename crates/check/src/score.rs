@@ -151,11 +151,14 @@ impl ScoreTotals {
                 detail: format!("{npu_nodes} of {nodes}"),
             },
             Component {
-                name: "in one piece",
+                name: "graphs kept whole",
                 // More pieces than graphs require transfers between devices; fewer mean that a graph has no NPU nodes.
                 value: share(pieces.min(graphs), pieces.max(graphs)),
                 weight: 15.0,
-                detail: format!("{} in {}", plural(pieces, "piece"), plural(graphs, "graph")),
+                detail: match pieces {
+                    0 => "no part is on the NPU".to_owned(),
+                    _ => format!("{} in {} on the NPU", plural(graphs, "graph"), plural(pieces, "piece")),
+                },
             },
             Component {
                 name: "fixed shapes",
