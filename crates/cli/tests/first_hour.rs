@@ -100,9 +100,10 @@ fn a_model_is_not_removed_without_a_word() {
     check(&["rm", "local/tiny@w4"], 2, "this would remove local/tiny (w4)");
     check(&["rm", "local/tiny@w4", "--yes"], 0, "removed local/tiny (w4)");
     check(&["show", "local/tiny@w4"], 3, "local/tiny@w4 is not installed");
-    check(&["show", "local/tiny", "--scheme", "w4"], 3, "`narthex pull local/tiny@w4`");
+    check(&["show", "local/tiny", "--scheme", "w4"], 3, "`narthex compile PATH --scheme w4`");
     check(&["show", "local/tiny", "--scheme", "f16"], 0, "scheme       f16");
     check(&["rm", "local/tiny", "-y"], 0, "removed local/tiny (f16, f32)");
+    check(&["rm", "smollm2:135m", "-y"], 3, "`narthex list` shows the installed models; ");
     check(&["list"], 0, "No model is installed; `narthex list --available`");
 }
 

@@ -79,7 +79,7 @@ fn weights_that_another_process_has_stored_meanwhile_are_kept() {
     let first = Mutex::new(None);
     let sink = |event: Progress| {
         let is_storing =
-            matches!(&event, Progress::Started { stage, .. } if stage.contains("packed weights"));
+            matches!(&event, Progress::Started { stage, .. } if stage.contains("Packing the weights"));
         if is_storing {
             answer(&tiny, &model);
             *first.lock().unwrap() = packed_file(&tiny.home()).map(|file| state(&file));

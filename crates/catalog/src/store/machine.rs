@@ -1,5 +1,5 @@
 //! Files that this machine derives from a package, such as compiled contexts and verification records, under
-//! `machine/<package>/<device>/`. Packages themselves never change.
+//! `machine/<package>/<device>/`. Packages themselves never change. Records of the machine itself are in `machine/`.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{CancelFlag, error::Error, files};
 /// Maximum size in bytes of a record.
 const RECORD_LIMIT: u64 = 16 << 20;
 
-/// The files of one package for one device of this machine.
+/// The files of one package for one device of this machine, or those of the machine itself.
 #[derive(Debug, Clone)]
 pub struct MachineFolder {
     pub(super) store: Store,
@@ -27,6 +27,11 @@ impl Store {
     pub fn machine(&self, folder: &Path, device: &str) -> Result<MachineFolder, Error> {
         let path = self.of_package(folder)?.join(lock::file_stem(device));
         Ok(MachineFolder { store: self.clone(), path })
+    }
+
+    /// Returns the records of the machine itself, which belong to no package.
+    pub fn own_machine(&self) -> MachineFolder {
+        MachineFolder { store: self.clone(), path: self.root().join("machine") }
     }
 
     /// Removes the files of the package in `folder` for every device.
@@ -131,6 +136,10 @@ mod tests {
         assert_eq!(machine.folder("contexts"), None);
         store.forget_machine(&package).unwrap();
         assert_eq!(machine.read("r.json").unwrap(), None);
+        // A record of the machine itself does not belong to the package.
+        store.own_machine().write("r.json", b"own").unwrap();
+        assert_eq!(machine.read("r.json").unwrap(), None);
+        assert_eq!(store.own_machine().read("r.json").unwrap().as_deref(), Some(b"own".as_slice()));
         // Another package does not share these files.
         machine.write("r.json", b"new").unwrap();
         fs::write(package.join(MANIFEST_FILE), "two").unwrap();

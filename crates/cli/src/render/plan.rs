@@ -2,7 +2,8 @@
 
 use comfy_table::{Cell, ContentArrangement};
 use narthex_gateway::plan::{
-    CacheEstimate, DeviceFit, MinimumMemory, PlanReport, SchemeEstimate, SchemeFit, TargetEstimate,
+    CacheEstimate, DeviceFit, MinimumMemory, ModelEstimate, PlanReport, SchemeEstimate, SchemeFit,
+    TargetEstimate,
 };
 
 use narthex_spec::Scheme;
@@ -31,17 +32,10 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         let answers = format!("its answers differ from the CPU's by {} nats", known.divergence);
         fact("numerics", format!("{}: {answers} ({})", known.provider, known.measured));
     }
-    for cache in &estimate.cache {
-        fact("KV cache", cached(cache));
+    if !estimate.cache.is_empty() {
+        fact("KV cache", cached(estimate));
     }
-    if estimate.cpu_token_bytes() > 0 {
-        let [i8, f16] =
-            [estimate.cpu_token_bytes_in_i8(), estimate.cpu_token_bytes()].map(|token| bytes(token * 1000));
-        fact("on a CPU", format!("{i8} of KV cache per 1000 tokens in i8, {f16} in f16"));
-    }
-    if estimate.npu_token_bytes > 0 {
-        fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(estimate.npu_token_bytes * 1000)));
-    }
+    windows(&estimate.cache).into_iter().for_each(|text| fact("attention", text));
     text.push_str(&format!("\n{}\n\n{}\n", schemes(&estimate.schemes), targets(&estimate.schemes)));
     if let Some((scheme, target)) = estimate.best(|_| true) {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
@@ -64,19 +58,36 @@ fn thousands(number: u64) -> String {
     text
 }
 
-fn cached(cache: &CacheEstimate) -> String {
-    let layers = if cache.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", cache.layers) };
-    let window = cache.window.map_or_else(String::new, |window| format!(" with a window of {window} tokens"));
-    format!("{} per 1000 tokens in f32, in {layers}{window}", bytes(cache.token_bytes * 1000))
+/// Renders the memory of the KV cache in each element type of a CPU, and on NPUs if they run the model.
+fn cached(estimate: &ModelEstimate) -> String {
+    let per_1000_tokens = |token: u64| bytes(token * 1000);
+    let [i8, f16, f32, npu] = [
+        estimate.cpu_token_bytes_in_i8(),
+        estimate.cpu_token_bytes(),
+        estimate.token_bytes(),
+        estimate.npu_token_bytes,
+    ]
+    .map(per_1000_tokens);
+    let on_npu = if estimate.npu_token_bytes > 0 { format!("; {npu} on an NPU") } else { String::new() };
+    format!("{i8} per 1000 tokens in i8, {f16} in f16, {f32} in f32 on a CPU{on_npu}")
+}
+
+/// Renders the layers whose attention has a window.
+fn windows(cache: &[CacheEstimate]) -> Vec<String> {
+    let all: usize = cache.iter().map(|cache| cache.layers).sum();
+    let in_window = |cache: &CacheEstimate| {
+        let (window, layers) = (cache.window?, cache.layers);
+        Some(format!("a window of {window} tokens in {layers} of {all} layers with a KV cache"))
+    };
+    cache.iter().filter_map(in_window).collect()
 }
 
 fn schemes(schemes: &[SchemeEstimate]) -> String {
-    let mut table = table(&["SCHEME", "WEIGHTS", "BYTES", "WITH GRAPHS FOR NPUS"]);
+    let mut table = table(&["SCHEME", "WEIGHTS", "WITH GRAPHS FOR NPUS"]);
     for found in schemes {
         table.add_row([
             Cell::new(found.scheme),
             right(bytes(found.bytes)),
-            right(thousands(found.bytes)),
             right(found.fixed_bytes.map_or_else(|| "-".to_owned(), bytes)),
         ]);
     }

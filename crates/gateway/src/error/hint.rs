@@ -15,9 +15,33 @@ pub(super) fn models_of_kind(kind: ModelKind) -> String {
     format!("`narthex list --available --kind {}` lists suitable models", kind.as_str())
 }
 
-/// Returns the command that installs a package.
-pub(super) fn pull(name: &ModelName, scheme: Option<Scheme>) -> String {
-    format!("install it with `narthex pull {}`", package_id(name, scheme))
+/// Returns the commands that list the installed models and install a package.
+pub(super) fn install(name: &ModelName, scheme: Option<Scheme>, in_catalogue: bool) -> String {
+    let reference = if in_catalogue { Some(name.to_string()) } else { hub_reference(name) };
+    let command = match (reference, scheme) {
+        (Some(reference), None) => format!("`narthex pull {reference}` installs this one"),
+        (Some(reference), Some(scheme)) => format!("`narthex pull {reference}@{scheme}` installs this one"),
+        (None, None) => "`narthex compile PATH` compiles one from its files".to_owned(),
+        (None, Some(scheme)) => {
+            format!("`narthex compile PATH --scheme {scheme}` compiles one from its files")
+        }
+    };
+    format!("`narthex list` shows the installed models; {command}")
+}
+
+/// Returns the reference to the hub repository after which a package is named. The package's name has no more than the
+/// stem of a file in the repository.
+fn hub_reference(name: &ModelName) -> Option<String> {
+    let (repo, revision) = match name.as_str().split_once(':') {
+        Some((repo, revision)) => (repo, format!("@{revision}")),
+        None => (name.as_str(), String::new()),
+    };
+    match repo.split('/').collect::<Vec<_>>()[..] {
+        ["local", ..] => None,
+        [owner, repo] => Some(format!("hf:{owner}/{repo}{revision}")),
+        [owner, repo, stem] => Some(format!("hf:{owner}/{repo}/{stem}.gguf{revision}")),
+        _ => None,
+    }
 }
 
 /// Returns suggestions for a text that names no model.

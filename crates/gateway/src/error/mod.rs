@@ -118,6 +118,8 @@ pub enum Error {
         name: ModelName,
         /// Weight scheme, if it matters.
         scheme: Option<Scheme>,
+        /// Presence of the model in the catalogue.
+        in_catalogue: bool,
     },
     /// The model does not support the task.
     #[error("{name} is {}, not {}", is.describe(), wanted.describe())]
@@ -357,7 +359,9 @@ impl Error {
                 "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
             ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
-            Self::NotInstalled { name, scheme } => Some(hint::pull(name, *scheme)),
+            Self::NotInstalled { name, scheme, in_catalogue } => {
+                Some(hint::install(name, *scheme, *in_catalogue))
+            }
             Self::WrongKind { wanted, .. } => Some(hint::models_of_kind(*wanted)),
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"
@@ -399,6 +403,23 @@ mod tests {
         check("./a", "`narthex list");
         check("hf:owner", "write hf:OWNER/REPO");
         check("smollm2:135m@w5", "\"w5\" after smollm2:135m@ is not a scheme: expected w8, w4, f16 or f32; ");
+    }
+
+    #[test]
+    fn a_model_that_is_not_installed_is_installed_from_its_source() {
+        let check = |name: &str, scheme, in_catalogue, command: &str| {
+            let name = name.parse().unwrap();
+            let hint = Error::NotInstalled { name, scheme, in_catalogue }.hint().unwrap();
+            assert_eq!(hint, format!("`narthex list` shows the installed models; {command}"));
+        };
+        check("smollm2:135m", None, true, "`narthex pull smollm2:135m` installs this one");
+        check("smollm2:135m", Some(Scheme::W4), true, "`narthex pull smollm2:135m@w4` installs this one");
+        check("owner/repo", Some(Scheme::W4), false, "`narthex pull hf:owner/repo@w4` installs this one");
+        check("owner/repo:v2", None, false, "`narthex pull hf:owner/repo@v2` installs this one");
+        check("owner/repo/q8_0", None, false, "`narthex pull hf:owner/repo/q8_0.gguf` installs this one");
+        let compile = "`narthex compile PATH --scheme w4` compiles one from its files";
+        check("local/tiny", Some(Scheme::W4), false, compile);
+        check("mine", None, false, "`narthex compile PATH` compiles one from its files");
     }
 
     #[test]

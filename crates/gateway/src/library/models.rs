@@ -150,7 +150,11 @@ impl Library {
     pub(crate) fn not_installed(&self, key: &PackageKey) -> Error {
         let is_installed = |&scheme: &Scheme| self.store.package(&key.name, scheme).is_some();
         let is_named = key.scheme != DEFAULT_SCHEME || Scheme::ALL.iter().any(is_installed);
-        Error::NotInstalled { name: key.name.clone(), scheme: is_named.then_some(key.scheme) }
+        Error::NotInstalled {
+            name: key.name.clone(),
+            scheme: is_named.then_some(key.scheme),
+            in_catalogue: self.catalog.get(&key.name).is_some(),
+        }
     }
 
     fn resolve_name(&self, reference: &ModelRef) -> Result<ModelName, Error> {

@@ -94,7 +94,7 @@ pub(crate) fn open(
 /// Compares the precisions, one model after the other in memory, and stores the outcome. It does not depend on the slots
 /// and the memory that the settings give to the cache.
 fn compare(request: &LoadRequest<'_>, cache: &DeviceCache) -> Result<CacheComparison, Error> {
-    let title = "Comparing a KV cache of i8 or f16 with one of f32, once";
+    let title = "Choosing the element type of the KV cache (first load only)";
     let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
     let config = Config { slots: 1, kv_budget: usize::MAX, ..(*request.config).clone() };
     let decoder =

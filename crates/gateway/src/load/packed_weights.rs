@@ -29,7 +29,8 @@ pub(crate) fn store(machine: &MachineFolder, weights: &[PackedWeights], progress
     if weights.iter().all(PackedWeights::is_stored) {
         return;
     }
-    let _stage = Stage::start(progress, "Storing packed weights, once", Unit::Nothing, None);
+    let _stage =
+        Stage::start(progress, "Packing the weights for this CPU (first load only)", Unit::Nothing, None);
     if let Err(error) = write(machine, weights) {
         tracing::warn!("the packed weights are not stored, and each load packs them: {error}");
     }

@@ -176,9 +176,10 @@ fn not_a_model(request: &PlanRequest) -> Result<PlanReport, Error> {
 }
 
 impl Gateway {
-    /// Sorts models by their usefulness on this machine, whose memory bandwidth is measured for that.
+    /// Sorts models by kind, then by their usefulness on this machine. Measures its memory bandwidth for that, and keeps
+    /// the highest figure in the store.
     pub fn rank(&self, models: Vec<ModelListing>) -> Vec<RankedModel> {
-        suitability::rank(models, &MachineSpeed::measure())
+        suitability::rank(models, &MachineSpeed::measure(&self.library().store))
     }
 }
 

@@ -2,20 +2,35 @@
 
 use std::{hint::black_box, thread, time::Instant};
 
+use narthex_catalog::store::Store;
 use narthex_device::inventory;
 use narthex_spec::Scheme;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::report::models::ModelListing;
+use crate::{error::Error, load::cache_key::to_json, report::models::ModelListing};
 
 /// Memory and speed of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MachineSpeed {
     /// Bytes of memory, if the system reports them.
     pub memory: Option<u64>,
-    /// Bytes that all cores read from memory in a second, measured and rounded.
+    /// Bytes that all cores read from memory in a second, rounded: the highest figure that was measured so far.
     pub bandwidth: f64,
 }
+
+/// Record of the highest measured memory bandwidth, so that a ranking does not change with the load of the machine.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct MeasuredBandwidth {
+    /// Name of the processor. A store may move to another machine.
+    cpu: String,
+    /// Number of cores that Narthex could use.
+    cores: usize,
+    /// Bytes in a second.
+    bandwidth: f64,
+}
+
+/// File name of [`MeasuredBandwidth`].
+const BANDWIDTH_RECORD: &str = "bandwidth.json";
 
 /// Expected speed: how many times a second the measured memory bandwidth can read all weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -71,28 +86,56 @@ const PASSES: usize = 10;
 const READING: f64 = 10.0;
 
 impl MachineSpeed {
-    /// Measures this machine, in a fraction of a second.
-    pub(crate) fn measure() -> Self {
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
-        let buffer = vec![1u64; BUFFER / size_of::<u64>()];
-        let pass = || {
-            let start = Instant::now();
-            thread::scope(|scope| {
-                for part in buffer.chunks(buffer.len().div_ceil(threads)) {
-                    let read = move || {
-                        black_box(part.iter().fold(0u64, |sum, value| sum.wrapping_add(*value)));
-                    };
-                    if thread::Builder::new().spawn_scoped(scope, read).is_err() {
-                        read();
-                    }
-                }
-            });
-            BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
-        };
-        // The best pass counts, because the first one is slowed by cold pages, and others by other programs.
-        let bandwidth = (0..PASSES).map(|_| pass()).fold(0.0, f64::max);
-        Self { memory: inventory::memory_bytes(), bandwidth: rounded(bandwidth) }
+    /// Measures this machine, in a fraction of a second, and keeps the highest bandwidth in the store.
+    pub(crate) fn measure(store: &Store) -> Self {
+        let cpu = inventory::cpu();
+        let bandwidth = measured_bandwidth();
+        let measured = MeasuredBandwidth { cpu: cpu.name, cores: cpu.usable_cores, bandwidth };
+        Self { memory: inventory::memory_bytes(), bandwidth: rounded(measured.highest(store)) }
     }
+}
+
+impl MeasuredBandwidth {
+    /// Returns the higher of this bandwidth and the recorded one of the same machine. Records a new maximum, unless the
+    /// store cannot be written.
+    fn highest(self, store: &Store) -> f64 {
+        let records = store.own_machine();
+        let recorded = records.read(BANDWIDTH_RECORD).ok().flatten();
+        let recorded = recorded.and_then(|bytes| serde_json::from_slice::<Self>(&bytes).ok());
+        let of_this_machine = |known: &Self| (&known.cpu, known.cores) == (&self.cpu, self.cores);
+        if let Some(known) = recorded.filter(of_this_machine)
+            && known.bandwidth >= self.bandwidth
+        {
+            return known.bandwidth;
+        }
+        let write = || Ok::<(), Error>(records.write(BANDWIDTH_RECORD, &to_json(&self)?)?);
+        if let Err(error) = write() {
+            tracing::debug!(%error, "the memory bandwidth cannot be stored");
+        }
+        self.bandwidth
+    }
+}
+
+/// Measures the bytes that all cores read from memory in a second.
+fn measured_bandwidth() -> f64 {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
+    let buffer = vec![1u64; BUFFER / size_of::<u64>()];
+    let pass = || {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for part in buffer.chunks(buffer.len().div_ceil(threads)) {
+                let read = move || {
+                    black_box(part.iter().fold(0u64, |sum, value| sum.wrapping_add(*value)));
+                };
+                if thread::Builder::new().spawn_scoped(scope, read).is_err() {
+                    read();
+                }
+            }
+        });
+        BUFFER as f64 / start.elapsed().as_secs_f64().max(1e-6)
+    };
+    // The best pass counts, because the first one is slowed by cold pages, and others by other programs.
+    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
 
 /// Rounds to a power of the square root of two, so that small differences between measurements do not change a ranking.
@@ -142,15 +185,19 @@ pub(crate) fn suitability(model: &ModelListing, machine: &MachineSpeed) -> Optio
     Some(if w4_is_better { w4 } else { w8 })
 }
 
-/// Sorts models by usefulness, then by size; models of unknown size come last.
+/// Sorts models by kind in the order of [`ModelKind`], then by usefulness, then by size. Models of unknown size are the
+/// last ones of their kind.
+///
+/// [`ModelKind`]: crate::report::models::ModelKind
 pub(crate) fn rank(models: Vec<ModelListing>, machine: &MachineSpeed) -> Vec<RankedModel> {
     let with = |model: ModelListing| RankedModel { here: suitability(&model, machine), model };
     let mut ranked: Vec<RankedModel> = models.into_iter().map(with).collect();
     let key = |ranked: &RankedModel| ranked.here.map_or((-1.0, u64::MAX), |here| (here.score, here.bytes));
     ranked.sort_by(|a, b| {
         let ((score, bytes), (other_score, other_bytes)) = (key(a), key(b));
-        other_score
-            .total_cmp(&score)
+        (a.model.kind as u8)
+            .cmp(&(b.model.kind as u8))
+            .then(other_score.total_cmp(&score))
             .then(bytes.cmp(&other_bytes))
             .then_with(|| a.model.name.cmp(&b.model.name))
     });
@@ -228,6 +275,42 @@ mod tests {
         assert_eq!(names(16 << 30, 100e9), ["middle", "small", "tiny", "large"]);
         assert_eq!(names(128 << 30, 2000e9), ["large", "middle", "small", "tiny"]);
         assert_eq!(names(2 << 30, 5e9), ["small", "tiny", "middle", "large"]);
+    }
+
+    #[test]
+    fn models_of_a_kind_are_together() {
+        let of_kind = |name: &str, billions, kind| ModelListing { kind, ..model(name, billions) };
+        let models = vec![
+            of_kind("ranker", 1.0, ModelKind::Rerank),
+            of_kind("vectors", 8.0, ModelKind::Embedding),
+            ModelListing { figures: None, ..of_kind("own", 1.0, ModelKind::Chat) },
+            of_kind("small", 1.0, ModelKind::Chat),
+            of_kind("writer", 1.0, ModelKind::Text),
+            of_kind("middle", 8.0, ModelKind::Chat),
+        ];
+        let ranked = rank(models, &MachineSpeed { memory: Some(16 << 30), bandwidth: 100e9 });
+        let names: Vec<&str> = ranked.iter().map(|ranked| ranked.model.name.as_str()).collect();
+        assert_eq!(names, ["middle", "small", "own", "writer", "vectors", "ranker"]);
+    }
+
+    #[test]
+    fn the_highest_bandwidth_of_this_machine_is_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(home.path().join("store"))).unwrap();
+        let highest = |store: &Store, cpu: &str, bandwidth| {
+            MeasuredBandwidth { cpu: cpu.to_owned(), cores: 2, bandwidth }.highest(store)
+        };
+        assert_eq!(highest(&store, "one", 20e9), 20e9);
+        assert_eq!(highest(&store, "one", 10e9), 20e9, "other programs slowed the second measurement");
+        assert_eq!(highest(&store, "one", 40e9), 40e9);
+        assert_eq!(highest(&store, "one", 30e9), 40e9);
+        assert_eq!(highest(&store, "another", 30e9), 30e9, "the store was moved");
+        store.own_machine().write(BANDWIDTH_RECORD, b"{").unwrap();
+        assert_eq!(highest(&store, "another", 5e9), 5e9);
+        // Nothing can be written below a file.
+        std::fs::write(home.path().join("file"), "").unwrap();
+        let store = Store::open(Some(home.path().join("file/store"))).unwrap();
+        assert_eq!(highest(&store, "one", 20e9), 20e9);
     }
 
     #[test]
