@@ -292,6 +292,11 @@ impl EncoderTables {
         self.token.rows()
     }
 
+    /// Fails if the file of the tokens' rows changed. The rows of positions were copied.
+    pub(crate) fn check(&self) -> Result<(), StepError> {
+        self.token.check()
+    }
+
     /// Returns the number of elements of a position row that is a separate input of the graph; 0 without such an input.
     pub(crate) fn position_elements(&self) -> usize {
         if self.factored.is_some() { self.hidden } else { 0 }
@@ -361,6 +366,7 @@ impl Encoder for DynamicEncoder {
             return Ok(EncoderOutput { data: Vec::new(), width });
         }
         let [batch, sequence] = self.fill(texts, longest);
+        self.feed.check()?;
         let (count, longest) = (texts.len() as i64, longest as i64);
         let (requested, offsets) = (self.requested.len() as i64, self.offsets.len() as i64);
         let shape = match rows {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use half::f16;
+use narthex_engine::executor::StepError;
 use narthex_mmap::MappedFile;
 use narthex_spec::{
     DType, TokenId,
@@ -84,6 +85,12 @@ impl Embedding {
         }
     }
 
+    /// Fails if a file changed after it was opened, because the rows that were read may be wrong.
+    pub(crate) fn check(&self) -> Result<(), StepError> {
+        let others = [&self.positions, &self.per_layer].into_iter().flatten();
+        [&self.tokens].into_iter().chain(others).try_for_each(Table::check)
+    }
+
     /// Returns the number of elements of a token's rows for all layers; 0 if the model has none.
     pub(crate) fn per_layer_width(&self) -> usize {
         self.per_layer.as_ref().map_or(0, |table| table.cols)
@@ -138,6 +145,11 @@ impl MappedBytes {
             });
         }
         Ok(Self { start: range.offset as usize, length: expected, map })
+    }
+
+    fn check(&self) -> Result<(), StepError> {
+        let changed = |error| StepError::Device { message: format!("a file of the package: {error}") };
+        self.map.watch().check().map_err(changed)
     }
 
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
@@ -197,6 +209,14 @@ impl Table {
     /// Returns the number of elements in a row.
     pub(crate) fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Fails if the file changed after it was opened, because the rows that were read may be wrong.
+    pub(crate) fn check(&self) -> Result<(), StepError> {
+        match &self.data {
+            Data::F32(data) | Data::F16(data) => data.check(),
+            Data::W8 { quants, scales, .. } => quants.check().and_then(|()| scales.check()),
+        }
     }
 
     pub(crate) fn add_row(&self, row: usize, out: &mut [f32]) {
@@ -323,8 +343,10 @@ mod tests {
             table.read_row(1, &mut row);
             row.iter().sum::<f32>()
         };
-        // A load verifies the files of the store, so the zeros need no watch.
+        // The rows are zeros, which must not become an answer.
         assert_eq!(last(&shrunk), 0.0);
-        assert_eq!(last(&whole), (5 << 17) as f32);
+        let error = shrunk.check().unwrap_err().to_string();
+        assert!(error.contains("it had 1048576 bytes and now has 524288"), "{error}");
+        assert_eq!((last(&whole), whole.check()), ((5 << 17) as f32, Ok(())));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use narthex_engine::executor::StepError;
 use narthex_spec::{
     TokenId,
     arch::{DecoderArch, ImportedDecoder},
@@ -72,6 +73,14 @@ impl DecoderInput {
         match self {
             Self::Rows { embedding, .. } => embedding.vocab(),
             Self::Tokens { vocab, .. } => *vocab,
+        }
+    }
+
+    /// Fails if the rows that were written may be wrong, because a file of the package changed.
+    pub(super) fn check(&self) -> Result<(), StepError> {
+        match self {
+            Self::Rows { embedding, .. } => embedding.check(),
+            Self::Tokens { .. } => Ok(()),
         }
     }
 

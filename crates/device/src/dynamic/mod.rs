@@ -330,6 +330,7 @@ impl Executor for DynamicExecutor {
         }
         let rewritten = self.switch.rewrite(plan)?;
         self.run_all(&rewritten.plan, &rewritten.factors)?;
+        self.feed.check()?;
         self.switch.commit(plan, rewritten);
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());

@@ -72,6 +72,14 @@ impl EncoderInput {
         }
     }
 
+    /// Fails if the rows that were written may be wrong, because a file of the package changed.
+    pub(super) fn check(&self) -> Result<(), StepError> {
+        match self {
+            Self::Rows { tables, .. } => tables.check(),
+            Self::Tokens { .. } => Ok(()),
+        }
+    }
+
     /// Writes a text's token to its place among the padded tokens.
     pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
         match self {

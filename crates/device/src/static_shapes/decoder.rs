@@ -300,6 +300,7 @@ impl Executor for StaticExecutor {
         }
         let rewritten = self.switch.rewrite(plan)?;
         self.run_all(&rewritten.plan, &rewritten.factors)?;
+        self.tables.check()?;
         self.switch.commit(plan, rewritten);
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());

@@ -106,6 +106,7 @@ impl StaticEncoder {
             round(&self.row, &mut graph.input(Slot::Embeds)[position * width..]);
             round(&self.apart, &mut graph.input(Slot::PositionEmbeds)[position * apart..]);
         }
+        self.tables.check()?;
         let mask = graph.input(Slot::Mask { window: None });
         mask[..count].fill(f16::ZERO);
         mask[count..].fill(f16::from_f32(HIDDEN));

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use half::f16;
+use narthex_engine::executor::StepError;
 use narthex_spec::{TokenId, manifest::Slot};
 
 use super::{HIDDEN, graph::StaticGraph};
@@ -26,6 +27,16 @@ pub(super) struct AngleInputs {
     pub(super) short: [Table; 2],
     /// Tables for long sequences, in models with two sets of rotary factors.
     pub(super) long: Option<[Table; 2]>,
+}
+
+impl Tables {
+    /// Fails if the inputs that were written may be wrong, because a file of the package changed.
+    pub(super) fn check(&self) -> Result<(), StepError> {
+        self.embedding.check()?;
+        let mut tables =
+            self.angles.iter().flat_map(|angles| angles.short.iter().chain(angles.long.iter().flatten()));
+        tables.try_for_each(Table::check)
+    }
 }
 
 impl AngleInputs {
