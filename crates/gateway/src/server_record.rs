@@ -86,7 +86,8 @@ impl ServerRecord {
     /// that is locked belongs to another process with the same id, in a container.
     pub(crate) fn create(folder: &Path, server: RunningServer) -> Result<Self, Error> {
         let mut options = OpenOptions::new();
-        options.create(true).truncate(false).write(true);
+        // Opening a named pipe for both does not block.
+        options.create(true).truncate(false).read(true).write(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut number = 0;

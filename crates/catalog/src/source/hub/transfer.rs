@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Write},
+    io::{self, Read, Write},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -130,8 +130,7 @@ impl Transfer<'_> {
 
     fn lock(&self, etag: &str, cancel: &CancelFlag) -> Result<File, Error> {
         let path = self.repo.lock_file(etag)?;
-        let options = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = options.map_err(Error::io("open the lock", &path))?;
+        let file = open(&path).map_err(Error::io("open the lock", &path))?;
         files::lock(&file, &path, cancel, || ())?;
         Ok(file)
     }
@@ -226,11 +225,19 @@ struct PartialFile<'a> {
     bytes: u64,
 }
 
+/// Opens a regular file for reading and writing, or creates it. Opening a named pipe for both does not block.
+fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a regular file, found another kind of file"))
+}
+
 impl<'a> PartialFile<'a> {
     /// Opens the file of an earlier attempt, or creates it, and empties it if it is longer than `limit` bytes.
     fn open(path: &'a Path, limit: u64, cancel: &CancelFlag) -> Result<Self, Error> {
-        let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
-        let file = options.map_err(Error::io("create", path))?;
+        let file = open(path).map_err(Error::io("create", path))?;
         let mut partial = Self { path, file, hasher: sha2::Sha256::new(), bytes: 0 };
         files::read_chunks(&mut partial.file, path, cancel, |chunk| {
             partial.hasher.update(chunk);
@@ -275,5 +282,20 @@ pub(super) fn pause(wait: Duration, cancel: &CancelFlag) -> Result<(), Error> {
             return Ok(());
         }
         thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_pipe_in_the_place_of_a_file_is_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(open(&pipe).unwrap_err().to_string().contains("expected a regular file"));
+        open(&folder.path().join("file")).unwrap();
     }
 }
