@@ -1,6 +1,7 @@
 //! Variant A of an encoder, on the CPU or a GPU. It implements the engine's [`Encoder`].
 
 mod input;
+mod tables;
 
 use std::{
     ffi::{CStr, CString},
@@ -13,8 +14,8 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType,
-    arch::{EncoderArch, EncoderHead, FactoredEmbedding, ImportedEncoder, Structure},
-    manifest::{GraphEntry, Manifest, Slot, TableRole},
+    arch::{EncoderArch, EncoderHead, ImportedEncoder, Structure},
+    manifest::{GraphEntry, Manifest, Slot},
 };
 
 use crate::{
@@ -27,10 +28,10 @@ use crate::{
     packed_weights::PackedWeights,
     placement::Placement,
     runtime::Runtime,
-    table::Table,
 };
 
 pub(crate) use input::EncoderInput;
+pub(crate) use tables::EncoderTables;
 
 /// Options of an encoder.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +213,7 @@ impl<'a> EncoderParts<'a> {
         let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
         let (first, second) = match &feed {
             EncoderInput::Rows { tables, .. } => {
-                (Slot::Embeds, only(tables.factored.is_some(), Slot::PositionEmbeds)?)
+                (Slot::Embeds, only(tables.position_elements() > 0, Slot::PositionEmbeds)?)
             }
             // Some models have no segments.
             EncoderInput::Tokens { .. } => {
@@ -227,101 +228,6 @@ impl<'a> EncoderParts<'a> {
             output: package::output(entry, output_slot(head))?,
         };
         Ok(Self { entry, output_rows, feed, names })
-    }
-}
-
-/// Tables in which an encoder's tokens are looked up.
-pub(crate) struct EncoderTables {
-    pub(crate) token: Table,
-    /// For each segment, the rows that are added to the tokens: at each position, the sum of the position's row and the
-    /// segment's row.
-    positions: Vec<Vec<f32>>,
-    hidden: usize,
-    factored: Option<FactoredEmbedding>,
-    /// Number of elements of the graph's input for each token.
-    pub(crate) input: usize,
-}
-
-/// Maximum number of labels of a classifier. All other widths are checked against tables.
-const MAX_LABELS: usize = 1 << 20;
-
-/// Maximum number of segments in a text.
-const SEGMENTS: usize = 2;
-
-impl EncoderTables {
-    pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
-        let (hidden, width) = (arch.hidden, arch.token_width());
-        if manifest.max_length == 0 {
-            return Err(DeviceError::package("a length of at least 1 token", 0));
-        }
-        if let EncoderHead::Score { labels, .. } = arch.head
-            && !(1..=MAX_LABELS).contains(&labels)
-        {
-            return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
-        }
-        let table = |role, rows: usize, cols: usize| {
-            let table = Table::of_role(package, manifest, role)?;
-            if table.cols() != cols || table.rows() < rows {
-                let found = format!("{} x {}", table.rows(), table.cols());
-                let expected = format!("a {role:?} table of at least {rows} x {cols}");
-                return Err(DeviceError::package(expected, found));
-            }
-            Ok(table)
-        };
-        let token = table(TableRole::Token, arch.vocab, width)?;
-        let positions = table(TableRole::Position, manifest.max_length, hidden)?;
-        let types = (arch.types > 0).then(|| table(TableRole::TokenType, 1, hidden)).transpose()?;
-        let segments = types.as_ref().map_or(1, |types| types.rows().min(SEGMENTS));
-        let segment = |segment: usize| {
-            let mut rows = vec![0.0; manifest.max_length * hidden];
-            for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-                positions.read_row(row, out);
-                if let Some(types) = &types {
-                    types.add_row(segment, out);
-                }
-            }
-            rows
-        };
-        let positions = (0..segments).map(segment).collect();
-        let input = arch.factored.as_ref().map_or(hidden, FactoredEmbedding::input);
-        Ok(Self { token, positions, hidden, factored: arch.factored, input })
-    }
-
-    /// Returns the size of the vocabulary.
-    pub(crate) fn vocab(&self) -> usize {
-        self.token.rows()
-    }
-
-    /// Fails if the file of the tokens' rows changed. The rows of positions were copied.
-    pub(crate) fn check(&self) -> Result<(), StepError> {
-        self.token.check()
-    }
-
-    /// Returns the number of elements of a position row that is a separate input of the graph; 0 without such an input.
-    pub(crate) fn position_elements(&self) -> usize {
-        if self.factored.is_some() { self.hidden } else { 0 }
-    }
-
-    /// Writes the graph's inputs for the token at a position: [`Self::input`] and [`Self::position_elements`] elements.
-    pub(crate) fn read(&self, text: &Text<'_>, position: usize, embeds: &mut [f32], apart: &mut [f32]) {
-        // A model with one segment also uses it for a pair's second text.
-        let segment = usize::from(position >= text.second).min(self.positions.len() - 1);
-        let row = &self.positions[segment][position * self.hidden..][..self.hidden];
-        let Some(factored) = self.factored else {
-            embeds.copy_from_slice(row);
-            self.token.add_row(text.tokens[position] as usize, embeds);
-            return;
-        };
-        apart.copy_from_slice(row);
-        let positions = [position.checked_add(1), Some(position), position.checked_sub(1)];
-        let positions = if factored.trigram { &positions[..] } else { &positions[1..2] };
-        for (at, out) in positions.iter().zip(embeds.chunks_exact_mut(factored.width)) {
-            match at.and_then(|at| text.tokens.get(at)) {
-                Some(&token) => self.token.read_row(token as usize, out),
-                // Before and after a text, the elements are zeros.
-                None => out.fill(0.0),
-            }
-        }
     }
 }
 
