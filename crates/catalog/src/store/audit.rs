@@ -127,8 +127,8 @@ impl Store {
         };
         for (folder, scheme) in folders {
             match package(&folder, scheme) {
-                Ok((found, identity)) => {
-                    listed.extend(self.made_from(identity, &found.owner));
+                Ok(found) => {
+                    listed.extend(self.made_from(&found));
                     listed.push(found);
                 }
                 Err((owner, reason)) => results.push(AuditedFile {
@@ -158,11 +158,12 @@ impl Store {
         Ok(results)
     }
 
-    /// Returns the folders with digests that loads made from a package.
-    fn made_from(&self, identity: Sha256, owner: &str) -> Vec<AuditFolder> {
-        let devices = subfolders(&self.root().join("machine").join(identity.to_string()));
+    /// Returns the folders that loads on this machine made from a package, if their digests are recorded.
+    fn made_from(&self, package: &AuditFolder) -> Vec<AuditFolder> {
+        let FileOrigin::Stored(identity) = package.origin else { return Vec::new() };
+        let devices = subfolders(&self.machine_of(identity).path);
         let made = |folder: PathBuf| {
-            let owner = format!("{owner} on this machine");
+            let owner = format!("{} on this machine", package.owner);
             Some(AuditFolder { owner, origin: FileOrigin::Made, files: made_files(&folder)?, folder })
         };
         devices.iter().flat_map(|device| subfolders(device)).filter_map(made).collect()
@@ -190,10 +191,11 @@ impl Store {
             let path = listed.folder.join(name);
             results.push(AuditedFile { owner: listed.owner.clone(), path, state });
         }
-        match listed.origin {
-            FileOrigin::Stored(identity) if !intact => forget(&self.machine_of(identity)),
-            FileOrigin::Made if !intact => forget_state(&listed.folder),
-            FileOrigin::Stored(_) | FileOrigin::Made => {}
+        if !intact {
+            match listed.origin {
+                FileOrigin::Stored(identity) => forget(&self.machine_of(identity)),
+                FileOrigin::Made => forget_state(&listed.folder),
+            }
         }
         Ok(())
     }
@@ -215,17 +217,16 @@ impl Store {
     }
 }
 
-/// Returns the files in a package's manifest with the package's identity, or else the package's name and the reason.
-fn package(folder: &Path, scheme: Scheme) -> Result<(AuditFolder, Sha256), (String, String)> {
+/// Returns the files in a package's manifest, or else the package's name and the reason.
+fn package(folder: &Path, scheme: Scheme) -> Result<AuditFolder, (String, String)> {
     let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
     let bytes = read_manifest(&folder.join(MANIFEST_FILE));
     let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
     let manifest = ManifestFiles::read(&bytes, &stem).map_err(bad)?;
     let owner = format!("{}@{scheme}", manifest.name);
-    let identity = files::digest(&bytes);
-    let origin = FileOrigin::Stored(identity);
-    Ok((AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files }, identity))
+    let origin = FileOrigin::Stored(files::digest(&bytes));
+    Ok(AuditFolder { owner, folder: folder.to_owned(), origin, files: manifest.files })
 }
 
 fn receipt(kind: &str, folder: &Path) -> Result<AuditFolder, AuditedFile> {

@@ -19,7 +19,7 @@ const RECORD_LIMIT: u64 = 16 << 20;
 #[derive(Debug, Clone)]
 pub struct MachineFolder {
     pub(super) store: Store,
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl Store {
@@ -41,11 +41,11 @@ impl Store {
 
     /// Returns the files that this machine keeps for the contents with this identity, for all devices.
     pub(super) fn machine_of(&self, identity: Sha256) -> MachineFolder {
-        MachineFolder { store: self.clone(), path: self.root().join("machine").join(identity.to_string()) }
+        MachineFolder { store: self.clone(), path: self.own_machine().path.join(identity.to_string()) }
     }
 
     fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
-        Ok(self.root().join("machine").join(Self::package_digest(folder)?.to_string()))
+        Ok(self.machine_of(Self::package_digest(folder)?).path)
     }
 
     /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its
