@@ -44,8 +44,8 @@ enum ReasoningState {
     /// After the block, before text.
     Closed,
     Text,
-    /// In the frame, before its text.
-    FrameOpened,
+    /// In a frame with this closing marker, before its text.
+    FrameOpened(&'static str),
     /// In the text of a frame with this closing marker.
     Framed(&'static str),
 }
@@ -81,7 +81,7 @@ impl ReasoningParser {
 
     /// Returns true from the start of a block until the text after it.
     pub fn is_before_text(&self) -> bool {
-        let is_after_block = matches!(self.state, ReasoningState::Closed | ReasoningState::FrameOpened);
+        let is_after_block = matches!(self.state, ReasoningState::Closed | ReasoningState::FrameOpened(_));
         self.is_inside() || is_after_block && !self.is_in_frame_marker()
     }
 
@@ -115,12 +115,29 @@ impl ReasoningParser {
                 ReasoningEvent::Text(rest)
             }
             // The text may have begun like a frame.
-            ReasoningState::Closed | ReasoningState::FrameOpened => {
+            ReasoningState::Closed | ReasoningState::FrameOpened(_) => {
                 ReasoningEvent::Text(rest.trim_start().to_owned())
             }
         };
         let (ReasoningEvent::Reasoning(text) | ReasoningEvent::Text(text)) = &event;
         if text.is_empty() { Vec::new() } else { vec![event] }
+    }
+
+    /// Reports the text of a frame, without its closing marker and white space before it. Only a marker at the end of the
+    /// answer closes the frame.
+    fn framed_text(&mut self, close: &str, events: &mut Vec<ReasoningEvent>) {
+        let text = self.held.trim_end();
+        let is_open = text.len() == self.held.len();
+        let text = match text.strip_suffix(close) {
+            Some(text) => text,
+            None if is_open => &text[..text.len() - overlap(text, &[close])],
+            None => text,
+        };
+        let end = text.trim_end().len();
+        let text: String = self.held.drain(..end).collect();
+        if !text.is_empty() {
+            events.push(ReasoningEvent::Text(text));
+        }
     }
 
     /// Parses the next element. Returns false if it needs more text.
@@ -133,7 +150,7 @@ impl ReasoningParser {
             }
             ReasoningState::Start if self.open.starts_with(rest) => return false,
             ReasoningState::Start => self.state = ReasoningState::Text,
-            ReasoningState::Opened | ReasoningState::Closed | ReasoningState::FrameOpened
+            ReasoningState::Opened | ReasoningState::Closed | ReasoningState::FrameOpened(_)
                 if rest.is_empty() =>
             {
                 return false;
@@ -142,37 +159,23 @@ impl ReasoningParser {
                 self.held = rest.to_owned();
                 self.state = ReasoningState::Inside;
             }
-            ReasoningState::Closed => {
-                let frame = self.frame;
-                if let Some(text) = frame.and_then(|frame| rest.strip_prefix(frame.open)) {
-                    self.held = text.to_owned();
-                    self.state = ReasoningState::FrameOpened;
-                } else if frame.is_some_and(|frame| frame.open.starts_with(rest)) {
-                    return false;
-                } else {
+            ReasoningState::Closed => match self.frame {
+                Some(TextFrame { open, close }) if rest.starts_with(open) => {
+                    self.held = rest[open.len()..].to_owned();
+                    self.state = ReasoningState::FrameOpened(close);
+                }
+                Some(TextFrame { open, .. }) if open.starts_with(rest) => return false,
+                _ => {
                     self.held = rest.to_owned();
                     self.state = ReasoningState::Text;
                 }
-            }
-            ReasoningState::FrameOpened => {
+            },
+            ReasoningState::FrameOpened(close) => {
                 self.held = rest.to_owned();
-                self.state =
-                    self.frame.map_or(ReasoningState::Text, |frame| ReasoningState::Framed(frame.close));
+                self.state = ReasoningState::Framed(close);
             }
             ReasoningState::Framed(close) => {
-                // Only a marker at the end of the answer closes the frame.
-                let text = self.held.trim_end();
-                let is_open = text.len() == self.held.len();
-                let text = match text.strip_suffix(close) {
-                    Some(text) => text,
-                    None if is_open => &text[..text.len() - overlap(text, &[close])],
-                    None => text,
-                };
-                let end = text.trim_end().len();
-                let text: String = self.held.drain(..end).collect();
-                if !text.is_empty() {
-                    events.push(ReasoningEvent::Text(text));
-                }
+                self.framed_text(close, events);
                 return false;
             }
             ReasoningState::Inside => {
