@@ -516,7 +516,11 @@ fn an_overlong_prompt_is_refused_in_the_words_of_its_protocol() {
         error["message"].as_str().unwrap().starts_with("This model's maximum context length is "),
         "{error}"
     );
-    assert_eq!(live.post("/v1/responses", &json!({"model": model, "input": messages})).status, 400);
+    // A whole response names the field of its own protocol.
+    let answer = live.post("/v1/responses", &json!({"model": model, "input": messages}));
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("input")));
+    let answer = live.post("/v1/chat/completions", &json!({"model": model, "messages": messages}));
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("messages")));
 }
 
 #[test]

@@ -145,11 +145,16 @@ pub(crate) async fn create(
     let object = is_streamed.then(|| form.object.clone());
     let request = Conversation { model, request, is_streamed, reasoning_parameters };
     let answer = conversation::answer(&app, Body { request, ignored, reservation }, form).await;
-    match (answer.map_err(|error| error.renamed("messages", "input")), object) {
+    match (answer.map_err(in_terms_of_responses), object) {
         // OpenAI's streams report it as an event, and Codex shortens a conversation only after this event.
         (Err(error), Some(object)) if error.is_overlong() => Ok(stream::overlong(object, &error)),
         (answer, _) => answer,
     }
+}
+
+/// Returns an error about the conversation as one about this protocol's field.
+fn in_terms_of_responses(error: ApiError) -> ApiError {
+    error.renamed("messages", "input")
 }
 
 /// The turn of a request.
@@ -215,7 +220,8 @@ pub(crate) async fn count_input_tokens(
     let (messages, _) = turn.gather(&app, store, &reservation).await?;
     let overflow = HistoryOverflow::Refuse;
     let request = ChatRequest { messages, tools, reasoning, overflow, options };
-    let input_tokens = conversation::count_tokens(&app, &model, request, reservation).await?;
+    let count = conversation::count_tokens(&app, &model, request, reservation).await;
+    let input_tokens = count.map_err(in_terms_of_responses)?;
     Ok(Json(ResponseInputTokens { object: "response.input_tokens", input_tokens }))
 }
 
