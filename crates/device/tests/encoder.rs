@@ -14,7 +14,10 @@ use narthex_spec::{Ep, Scheme, TokenId};
 use support::{Package, distance, runtime};
 
 fn encoder(scheme: Scheme) -> DynamicEncoder {
-    let package = Package::bert(scheme);
+    open(&Package::bert(scheme))
+}
+
+fn open(package: &Package) -> DynamicEncoder {
     let options = EncoderOptions { threads: 1, max_batch_tokens: 200, packed_weights: None };
     DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
         .unwrap_or_else(|error| panic!("{error}"))
@@ -95,4 +98,14 @@ fn wrong_batches_are_refused() {
 fn every_node_runs_on_the_cpu() {
     let encoder = encoder(Scheme::W8);
     assert_eq!(encoder.placement().ops_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+}
+
+#[test]
+fn a_batch_fails_once_a_file_of_the_package_has_changed() {
+    let package = Package::bert(Scheme::W8);
+    let mut encoder = open(&package);
+    encoder.run_tokens(&[&[1, 2]]).unwrap();
+    package.change_files();
+    let error = encoder.run_tokens(&[&[1, 2]]).unwrap_err().to_string();
+    assert!(error.contains("the file changed while it was read"), "{error}");
 }

@@ -321,3 +321,14 @@ fn every_node_runs_on_the_cpu() {
     assert_eq!(ops.get("Attention"), Some(&LAYERS), "{ops:?}");
     assert_eq!(ops.values().sum::<usize>(), placement.nodes.len());
 }
+
+#[test]
+fn a_step_fails_once_a_file_of_the_package_has_changed() {
+    let package = Package::llama(Scheme::W8);
+    let mut executor = package.executor();
+    let tokens = prompt(1, 2);
+    step(&mut executor, &[(0, 0, &tokens[..1], LogitRows::Last)]).unwrap();
+    package.change_files();
+    let error = step(&mut executor, &[(0, 1, &tokens[1..], LogitRows::Last)]).unwrap_err().to_string();
+    assert!(error.contains("the file changed while it was read"), "{error}");
+}

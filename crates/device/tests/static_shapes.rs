@@ -235,3 +235,24 @@ fn vectors_of(scheme: Scheme) {
     let long = prompt(1, 65);
     assert!(matches!(fixed.run_tokens(&[&long]), Err(StepError::BadPlan { .. })));
 }
+
+#[test]
+fn a_step_fails_once_a_file_of_the_package_has_changed() {
+    let check = |error: StepError| {
+        let error = error.to_string();
+        assert!(error.contains("the file changed while it was read"), "{error}");
+    };
+    let package = Package::fixed_llama(Scheme::F16, shapes());
+    let mut executor = executor(&package);
+    run(&mut executor, 0, 0, &prompt(1, 1), LogitRows::Last);
+    package.change_files();
+    let mut plan = StepPlan::default();
+    plan.push(SlotId(1), 0, &prompt(1, 1), LogitRows::Last);
+    check(executor.step(&plan).err().unwrap());
+
+    let package = Package::fixed_bert(Scheme::F16, shapes());
+    let mut encoder = open_encoder(&package, &Device::Cpu);
+    encoder.run_tokens(&[&[1]]).unwrap();
+    package.change_files();
+    check(encoder.run_tokens(&[&[1]]).unwrap_err());
+}
