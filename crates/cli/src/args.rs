@@ -50,7 +50,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   10   this version does not support the model or format
   130  interrupted";
 
-/// Heading of the options of every command.
+/// Heading of the global options in `--help`.
 pub(crate) const EVERY_COMMAND: &str = "Options for every command";
 
 /// Runs language models on the NPU, GPU and CPU of this machine.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use narthex_engine::executor::StepError;
 use narthex_spec::{DeviceName, Ep};
 
-/// Next step if a library of CUDA is missing.
+/// Fix for a missing CUDA library.
 pub(crate) const INSTALL_CUDA: &str =
     "install CUDA 13 and cuDNN 9, or name the folder of their libraries in LD_LIBRARY_PATH";
 

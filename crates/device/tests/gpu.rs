@@ -55,7 +55,7 @@ struct Gpu {
     name: &'static str,
     /// Maximum relative L2 distance between its kernels and the CPU's.
     bound: f32,
-    /// True for hardware. SwiftShader cannot run whole prompts.
+    /// True on a real GPU. Whole prompts run only there, not on SwiftShader.
     is_hardware: bool,
     _turn: MutexGuard<'static, ()>,
 }
@@ -87,7 +87,7 @@ impl Gpu {
         Self { device, name, bound, is_hardware: named.is_some(), _turn: turn }
     }
 
-    /// Returns whether models of a family are refused, because WebGPU's attention ignores the cap of its scores.
+    /// Returns whether the device refuses the models of a family: attention on WebGPU ignores the soft cap of scores.
     fn refuses(&self, family: &str) -> bool {
         family == "gemma2" && matches!(self.device, Device::WebGpu(_))
     }

@@ -214,7 +214,7 @@ fn report(commit: &str, samples: &[Usage], counts: &Counts) -> String {
         "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
          {EMBED}; the build that tests run. {} requests had wrong answers, {} were refused with 429. After the clients had disconnected, the server had no sequence, no \
          waiting request and no stream left.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
-         Usage of the server, sampled every second, medians of each quarter (RssAnon; bound: the last at most {} % above the second):\n\n\
+         Resources of the server, sampled every second. Each row has the medians of a quarter of the run. Memory is RssAnon; the last quarter may be at most {} % above the second.\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",
         record::today(),
         env!("CARGO_PKG_VERSION"),

@@ -44,10 +44,10 @@ pub(crate) fn removal(removal: &Removal) -> String {
 
 /// Meaning of the catalogue's columns.
 pub(crate) const CATALOGUE_LEGEND: &str = "The models of each kind are sorted by their usefulness on this machine. HERE \
-    is the best scheme for it, and SIZE, SPEED and QUALITY refer to that scheme. QUALITY is the share of the quality in \
-    f32 that it keeps; figures with ~ were not measured with the model, but with smollm2:135m.";
+    is the best scheme for this machine. SIZE, SPEED and QUALITY are those of that scheme. QUALITY is the share of the \
+    f32 quality that it keeps; figures with ~ were measured with smollm2:135m instead of the model.";
 
-/// Renders the catalogue in the given order.
+/// Renders the catalogue as a table, in the order of `models`.
 pub(crate) fn catalogue(models: &[RankedModel]) -> String {
     let columns = Term::stdout().size_checked().map(|(_, columns)| columns.max(PIPED_COLUMNS).into());
     catalogue_within(models, columns)

@@ -1,4 +1,4 @@
-//! Requirements of NVIDIA's GPUs that are not part of the cuda runtime: the driver and the libraries of CUDA.
+//! Requirements of NVIDIA's GPUs that the `cuda` runtime does not contain: the driver and the CUDA libraries.
 
 #[cfg(target_os = "linux")]
 use std::ffi::CStr;

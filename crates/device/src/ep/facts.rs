@@ -215,7 +215,7 @@ pub enum Cause {
 }
 
 impl Refusal {
-    /// Returns the refusal of the cuda runtime without this library of CUDA.
+    /// Returns the refusal of the CUDA runtime on a machine where this CUDA library is missing.
     fn without_cuda(name: &str) -> Self {
         Self {
             cause: Cause::NotInstalled,

@@ -42,7 +42,7 @@ pub(super) fn waiting_long_texts() -> usize {
 
 /// Permits for concurrent work, given in the order of the requests.
 pub(super) struct WorkPermits {
-    /// Number of permits.
+    /// Number of permits in total.
     most: usize,
     /// Maximum number of requests that wait for permits.
     most_waiting: usize,

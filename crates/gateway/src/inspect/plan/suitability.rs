@@ -14,7 +14,7 @@ use crate::{error::Error, load::cache_key::to_json, report::models::ModelListing
 pub struct MachineSpeed {
     /// Bytes of memory, if the system reports them.
     pub memory: Option<u64>,
-    /// Bytes that all cores read from memory in a second, rounded: the highest figure that was measured so far.
+    /// Memory bandwidth of all cores together in bytes per second: the highest one measured so far, rounded.
     pub bandwidth: f64,
 }
 
@@ -25,7 +25,7 @@ struct MeasuredBandwidth {
     cpu: String,
     /// Number of cores that Narthex could use.
     cores: usize,
-    /// Bytes in a second.
+    /// Bytes per second.
     bandwidth: f64,
 }
 
@@ -116,7 +116,7 @@ impl MeasuredBandwidth {
     }
 }
 
-/// Measures the bytes that all cores read from memory in a second.
+/// Measures the memory bandwidth of all cores together, in bytes per second.
 fn measured_bandwidth() -> f64 {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
     let buffer = vec![1u64; BUFFER / size_of::<u64>()];

@@ -193,7 +193,7 @@ pub(crate) fn cpu_runtime(
     Ok(Runtime::load(&installed.library)?)
 }
 
-/// Loads ONNX Runtime. Verifies its files first if they changed since their last verification.
+/// Loads ONNX Runtime, after verifying those of its files that changed since the last verification.
 pub(crate) fn load_verified(
     library: &Library,
     file: &Path,
@@ -204,7 +204,7 @@ pub(crate) fn load_verified(
     Ok(Runtime::load(file)?)
 }
 
-/// Loads a provider's library into ONNX Runtime. Verifies its files first if they changed since their last
+/// Loads a provider's library into ONNX Runtime, after verifying those of its files that changed since the last
 /// verification.
 pub(crate) fn register_verified(
     library: &Library,
