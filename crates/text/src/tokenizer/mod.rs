@@ -15,6 +15,7 @@ mod bytes;
 mod charsmap;
 mod gguf;
 mod growth;
+mod library;
 mod limited_json;
 mod outline;
 mod pair;
@@ -29,7 +30,7 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use narthex_spec::TokenId;
 use serde_json::Value;
-use tokenizers::{AddedToken, ModelWrapper};
+use tokenizers::AddedToken;
 
 pub use bounded::{BoundedTokens, Bounds};
 pub use gguf::GgufVocab;
@@ -150,13 +151,10 @@ impl Tokenizer {
         patterns::check(&json)?;
         let reach = TokenLengthBound::of(&json, outline.longest_piece());
         add_shield(&mut json)?;
-        let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
-        let decoder = json["decoder"].take();
-        drop(json);
-        let mut tokenizer = contain(|| tokenizers::Tokenizer::from_bytes(&with_shield))
+        let decoder = json["decoder"].clone();
+        let tokenizer = contain(|| library::build(json))
             .map_err(|_| malformed("the tokenizers crate panicked on it"))?
             .map_err(malformed)?;
-        disable_cache(&mut tokenizer);
         outline.check_added(|text| tokenizer.token_to_id(text))?;
         let added = tokenizer.get_added_tokens_decoder();
         let table = |wanted: fn(&AddedToken) -> bool| {
@@ -320,19 +318,6 @@ pub(crate) enum TokenPosition {
     Start,
     /// Any other token.
     Inside,
-}
-
-/// Disables the cache of words. The `tokenizers` crate keeps up to 10,000 words in each thread that tokenizes, each of
-/// several kilobytes at worst, and never frees those of a BPE model that was dropped. Without the cache, tokenizing
-/// takes about 1.3 times as long. Other kinds of models than BPE and unigram have no cache.
-fn disable_cache(tokenizer: &mut tokenizers::Tokenizer) {
-    if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_) | ModelWrapper::Unigram(_)) {
-        return;
-    }
-    // The model is accessible only as a copy.
-    let mut model = tokenizer.get_model().clone();
-    model.resize_cache(0);
-    tokenizer.with_model(model);
 }
 
 #[cfg(test)]
