@@ -13,7 +13,7 @@ use narthex_text::{
     detokenize::Detokenizer,
     prompt,
     template::{ChatTemplate, FunctionCall, Message, RenderOptions, Role, ToolCall},
-    tokenizer::{GgufVocab, Specials, Tokenizer},
+    tokenizer::{BoundedTokens, Bounds, GgufVocab, Specials, Tokenizer},
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -69,6 +69,38 @@ fn original(tokens: &[u32]) -> Vec<u32> {
 /// Returns the tokenizer, and the same one after it was written to a package and read again.
 fn both(tokenizer: &Tokenizer) -> [Tokenizer; 2] {
     [tokenizer.clone(), Tokenizer::from_json(&tokenizer.to_json().unwrap()).unwrap()]
+}
+
+/// Returns the tokenizers and a special token of each.
+fn all_tokenizers() -> [(&'static Tokenizer, String); 4] {
+    [&*BYTE_LEVEL, &*SENTENCE, &*UNIGRAM, &*WORD_PIECE].map(|tokenizer| {
+        let special = tokenizer.special_tokens().last().unwrap();
+        (tokenizer, special.text.clone())
+    })
+}
+
+proptest! {
+    #[test]
+    fn prompts_with_reused_beginnings_have_the_tokens_of_whole_texts(
+        parts in prop::collection::vec(prop_oneof![
+            Just("SPECIAL".to_owned()), Just("hello".to_owned()), Just(" ".to_owned()), Just("\n".to_owned()),
+            Just("<".to_owned()), Just("|>".to_owned()), Just("]".to_owned()), "[a-z ]{0,6}", "\\PC{0,3}",
+        ], 0..12),
+        kept in 0..12_usize,
+    ) {
+        let is_cancelled = || false;
+        let bounds = Bounds { limit: 1 << 20, is_cancelled: &is_cancelled };
+        for (tokenizer, special) in all_tokenizers() {
+            // The second prompt has the beginning of the first one.
+            let beginning = parts.iter().take(kept).chain([&special]);
+            let second: String = beginning.map(|part| part.replace("SPECIAL", &special)).collect();
+            for text in [parts.concat().replace("SPECIAL", &special), second.clone() + "hi", second] {
+                let tokens = tokenizer.encode_prompt_within(&text, bounds).unwrap();
+                let expected = tokenizer.encode(&text, Specials::Parse).unwrap();
+                prop_assert_eq!(tokens, BoundedTokens::Whole(expected), "{:?}", text);
+            }
+        }
+    }
 }
 
 #[test]

@@ -363,7 +363,7 @@ fn encode(
 ) -> Result<BoundedTokens<Vec<TokenId>>, Error> {
     let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
     let _permit = permits::tokenizing(text.len().min(bounds.max_bytes()), cancel)?;
-    Ok(tokenizer.encode_within(text, bounds)?)
+    Ok(tokenizer.encode_prompt_within(text, bounds)?)
 }
 
 /// Adds the start token. An empty prompt begins with the token that separates documents.

@@ -21,6 +21,7 @@ mod outline;
 mod pair;
 mod patterns;
 mod pre;
+mod recent;
 mod sentencepiece;
 mod shield;
 mod special;
@@ -42,6 +43,7 @@ pub use special::SpecialToken;
 pub(crate) use bytes::LeadingTrim;
 
 use bytes::Pieces;
+use recent::RecentPrompts;
 use shield::{add_shield, is_marker};
 use special::{SpecialTable, break_outside};
 use token_length::TokenLengthBound;
@@ -125,6 +127,7 @@ struct Inner {
     pieces: Pieces,
     vocab_size: usize,
     reach: Option<TokenLengthBound>,
+    recent: RecentPrompts,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -170,6 +173,7 @@ impl Tokenizer {
             pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
             reach,
+            recent: RecentPrompts::new(added.values()),
             tokenizer,
             json: stored,
         };

@@ -97,6 +97,12 @@ impl SpecialTable {
         self.spellings_like(rest).into_iter().flat_map(move |spellings| spellings.at_start(rest))
     }
 
+    /// Returns the token with the longest spelling at a position.
+    pub(super) fn token_at(&self, text: &str, at: usize) -> Option<&SpecialToken> {
+        let spelling = self.spellings_at(text, at).next()?;
+        self.tokens.iter().find(|token| token.text == spelling)
+    }
+
     fn breaks_at(&self, text: &str, at: usize, half: Option<usize>) -> bool {
         let Some(rest) = text.get(at..) else { return false };
         let Some(spellings) = self.spellings_like(rest) else { return false };

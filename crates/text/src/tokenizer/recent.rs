@@ -1,0 +1,340 @@
+//! Tokens of recent prompts. Each turn of a conversation repeats the turns before it, whose tokens are taken from here.
+//!
+//! The `tokenizers` crate first divides a text at its added tokens, and tokenizes each part by itself. So the tokens
+//! before a special token do not depend on the text after it, nor the tokens from there on on the text before it. This
+//! holds for special tokens that take no white space beside them and share no characters with another added token.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use narthex_spec::TokenId;
+use tokenizers::AddedToken;
+
+use super::{BoundedTokens, Bounds, Tokenizer, TokenizerError, special::SpecialTable};
+
+/// Maximum number of prompts.
+const MAX_PROMPTS: usize = 16;
+
+/// Maximum number of bytes of the texts of all prompts. Their tokens take about as much.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Maximum number of special tokens of a tokenizer that can divide prompts. Templates write about five.
+const MAX_DIVIDERS: usize = 64;
+
+/// Maximum number of added tokens of a tokenizer whose prompts are divided. Gemma has six thousand.
+const MAX_ADDED: usize = 1 << 13;
+
+/// Maximum number of bytes of a special token that can divide prompts.
+const MAX_DIVIDER_BYTES: usize = 64;
+
+/// A position in a prompt at which a special token begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Boundary {
+    /// Number of bytes before it.
+    byte: usize,
+    /// Number of tokens before it.
+    token: usize,
+}
+
+/// A text with its tokens.
+#[derive(Debug)]
+struct Prompt {
+    text: String,
+    tokens: Vec<TokenId>,
+    boundaries: Vec<Boundary>,
+}
+
+impl Prompt {
+    /// Returns the last boundary up to which `text` has the same beginning. The special token there is the same, too,
+    /// because the next `longest` bytes are equal or both texts end.
+    fn common_boundary(&self, text: &str, longest: usize) -> Option<Boundary> {
+        let common = common_bytes(self.text.as_bytes(), text.as_bytes());
+        let is_equal = common == text.len() && common == self.text.len();
+        let count = self.boundaries.partition_point(|at| is_equal || at.byte + longest <= common);
+        self.boundaries.get(count.checked_sub(1)?).copied()
+    }
+}
+
+/// Returns the number of bytes of the longest common beginning.
+fn common_bytes(one: &[u8], other: &[u8]) -> usize {
+    /// Number of bytes that are compared at once.
+    const BLOCK: usize = 256;
+    let blocks = one.chunks_exact(BLOCK).zip(other.chunks_exact(BLOCK));
+    let start = blocks.take_while(|(one, other)| one == other).count() * BLOCK;
+    let rest = one[start..].iter().zip(&other[start..]);
+    start + rest.take_while(|(one, other)| one == other).count()
+}
+
+/// Recent prompts of a tokenizer.
+#[derive(Debug)]
+pub(super) struct RecentPrompts {
+    added: HashMap<String, AddedToken>,
+    /// Bytes of the longest added token.
+    longest: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The last used prompt is the last one.
+    prompts: VecDeque<Arc<Prompt>>,
+    /// Special tokens seen so far, and true for those that divide prompts.
+    dividers: HashMap<String, bool>,
+}
+
+impl RecentPrompts {
+    /// Creates an empty list for a tokenizer with these added tokens.
+    pub(super) fn new<'a>(added: impl Iterator<Item = &'a AddedToken>) -> Self {
+        let added: HashMap<String, AddedToken> =
+            added.map(|token| (token.content.clone(), token.clone())).collect();
+        let longest = added.keys().map(String::len).max().unwrap_or_default();
+        Self { added, longest, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the prompt with the longest common beginning, and the boundary where that ends.
+    fn find(&self, text: &str) -> Option<(Arc<Prompt>, Boundary)> {
+        let prompts: Vec<Arc<Prompt>> = self.state().prompts.iter().cloned().collect();
+        let found = prompts.into_iter().filter_map(|prompt| {
+            let boundary = prompt.common_boundary(text, self.longest)?;
+            Some((prompt, boundary))
+        });
+        found.max_by_key(|(_, boundary)| boundary.byte)
+    }
+
+    /// Keeps a prompt, unless it has no boundaries.
+    fn keep(&self, text: &str, tokens: &[TokenId], specials: &SpecialTable) {
+        if text.len() > MAX_BYTES {
+            return;
+        }
+        let boundaries = self.boundaries(text, tokens, specials);
+        if boundaries.is_empty() {
+            return;
+        }
+        let prompt = Prompt { text: text.to_owned(), tokens: tokens.to_owned(), boundaries };
+        let prompts = &mut self.state().prompts;
+        prompts.retain(|other| other.text != text);
+        prompts.push_back(Arc::new(prompt));
+        let mut bytes: usize = prompts.iter().map(|prompt| prompt.text.len()).sum();
+        while prompts.len() > MAX_PROMPTS || bytes > MAX_BYTES {
+            let Some(oldest) = prompts.pop_front() else { break };
+            bytes -= oldest.text.len();
+        }
+    }
+
+    /// Returns the boundaries of a text; none if its special tokens are not exactly those of its spellings.
+    fn boundaries(&self, text: &str, tokens: &[TokenId], specials: &SpecialTable) -> Vec<Boundary> {
+        let mut spelled = Vec::new();
+        let mut divides = HashMap::new();
+        for (byte, _) in text.char_indices() {
+            let Some(token) = specials.token_at(text, byte) else { continue };
+            let is_divider = *divides.entry(token.id).or_insert_with(|| self.divides(&token.text));
+            if is_divider {
+                spelled.push((byte, token.id));
+            }
+        }
+        let found = tokens.iter().enumerate().filter(|(_, id)| divides.get(id) == Some(&true));
+        let found: Vec<(usize, TokenId)> = found.map(|(index, id)| (index, *id)).collect();
+        let ids = |list: &[(usize, TokenId)]| list.iter().map(|(_, id)| *id).collect::<Vec<_>>();
+        if ids(&spelled) != ids(&found) {
+            return Vec::new();
+        }
+        spelled.iter().zip(&found).map(|(&(byte, _), &(token, _))| Boundary { byte, token }).collect()
+    }
+
+    /// Returns whether a special token divides prompts.
+    fn divides(&self, spelling: &str) -> bool {
+        let dividers = &mut self.state().dividers;
+        if let Some(known) = dividers.get(spelling) {
+            return *known;
+        }
+        if dividers.len() >= MAX_DIVIDERS {
+            return false;
+        }
+        let is_divider = self.is_divider(spelling);
+        dividers.insert(spelling.to_owned(), is_divider);
+        is_divider
+    }
+
+    fn is_divider(&self, spelling: &str) -> bool {
+        let Some(token) = self.added.get(spelling) else { return false };
+        let is_exact = !(token.lstrip || token.rstrip || token.single_word || token.normalized);
+        is_exact
+            && spelling.len() <= MAX_DIVIDER_BYTES
+            && spelling.trim() == spelling
+            && self.added.len() <= MAX_ADDED
+            && !self.added.keys().any(|other| overlaps(spelling, other))
+    }
+}
+
+/// Returns whether two spellings can share characters of a text, other than by being the same spelling at the same place.
+fn overlaps(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let joins = |first: &[u8], second: &[u8]| {
+        (1..first.len().min(second.len())).any(|length| first.ends_with(&second[..length]))
+    };
+    let contains = |long: &[u8], short: &[u8]| {
+        short.len() < long.len() && long.windows(short.len().max(1)).any(|part| part == short)
+    };
+    joins(one, other) || joins(other, one) || contains(one, other) || contains(other, one)
+}
+
+impl Tokenizer {
+    /// Returns the tokens as [`Self::encode_within`]. Those of a beginning that a recent prompt has, too, are not
+    /// computed again.
+    pub fn encode_prompt_within(
+        &self,
+        text: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<BoundedTokens<Vec<TokenId>>, TokenizerError> {
+        let recent = &self.inner.recent;
+        let (mut tokens, rest) = match recent.find(text) {
+            Some((prompt, Boundary { byte, token })) => (
+                prompt.tokens.get(..token).unwrap_or_default().to_vec(),
+                text.get(byte..).unwrap_or_default(),
+            ),
+            None => (Vec::new(), text),
+        };
+        let limit = bounds.limit.saturating_sub(tokens.len());
+        Ok(match self.encode_within(rest, Bounds { limit, ..bounds })? {
+            BoundedTokens::Whole(more) => {
+                tokens.extend(more);
+                recent.keep(text, &tokens, &self.inner.specials);
+                BoundedTokens::Whole(tokens)
+            }
+            BoundedTokens::Beginning(more) => {
+                tokens.extend(more);
+                BoundedTokens::Beginning(tokens)
+            }
+            BoundedTokens::TooManyBytes => BoundedTokens::TooManyBytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::tokenizer::{Specials, tests::tiny};
+
+    const BOUNDS: Bounds<'static> = Bounds { limit: 1 << 20, is_cancelled: &|| false };
+
+    fn added(id: u32, content: &str) -> Value {
+        json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
+            "lstrip": false, "rstrip": false})
+    }
+
+    /// Returns a tokenizer with these added tokens, which writes a `_` before a text that does not begin with one.
+    fn with(added: Value) -> Tokenizer {
+        let json = json!({
+            "added_tokens": added,
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": true},
+            "model": {"type": "BPE", "merges": ["a b"], "vocab": {"a": 0, "b": 1, "ab": 2, "_": 3, "<": 4, ">": 5, "s": 6}},
+        });
+        Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).unwrap()
+    }
+
+    /// Returns the tokens of a prompt and the number of bytes whose tokens were taken from earlier prompts.
+    fn encode(tokenizer: &Tokenizer, text: &str) -> (Vec<TokenId>, usize) {
+        let reused = tokenizer.inner.recent.find(text).map_or(0, |(_, boundary)| boundary.byte);
+        match tokenizer.encode_prompt_within(text, BOUNDS).unwrap() {
+            BoundedTokens::Whole(tokens) => (tokens, reused),
+            cut => panic!("{cut:?}"),
+        }
+    }
+
+    /// Encodes texts in turn, compares their tokens with those of whole texts, and returns the bytes that were reused.
+    fn check(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<usize> {
+        let reused = texts.iter().map(|text| {
+            let (tokens, reused) = encode(tokenizer, text);
+            assert_eq!(tokens, tokenizer.encode(text, Specials::Parse).unwrap(), "{text:?}");
+            reused
+        });
+        reused.collect()
+    }
+
+    #[test]
+    fn a_longer_prompt_reuses_the_tokens_up_to_a_special_token() {
+        let first = "hell<|end|>he<|end|>";
+        let longer = "hell<|end|>he<|end|>hello 1";
+        let other = "hell<|end|>hello<|end|>hell";
+        assert_eq!(
+            check(&tiny(), &[first, first, longer, longer, other, "he", "hell<|end|>"]),
+            [0, 13, 13, 13, 4, 0, 4]
+        );
+    }
+
+    #[test]
+    fn the_first_part_of_a_text_is_tokenized_as_such() {
+        let tokenizer = with(json!([added(7, "<s>")]));
+        assert_eq!(
+            check(&tokenizer, &["ab<s>ab", "ab<s>ab<s>b", "b<s>ab<s>b", "<s>ab", "<s>ab<s>ab"]),
+            [0, 2, 0, 0, 0]
+        );
+        assert_eq!(check(&tokenizer, &["<s>ab<s>ab<s>"]), [5]);
+    }
+
+    #[test]
+    fn special_tokens_that_depend_on_their_surroundings_are_no_boundaries() {
+        let text = "ab <s> ab<s>ab";
+        let divides = |added: Value| check(&with(added), &[text, text]) == [0, 9];
+        assert!(divides(json!([added(7, "<s>")])));
+        for flag in ["lstrip", "rstrip", "single_word"] {
+            let mut token = added(7, "<s>");
+            token[flag] = json!(true);
+            assert!(!divides(json!([token])), "{flag}");
+        }
+        for other in [">a", "b<", "<s", "a<s>b", "<s>ab"] {
+            assert!(!divides(json!([added(7, "<s>"), added(8, other)])), "{other}");
+        }
+        assert!(divides(json!([added(7, "<s>"), added(8, "<t>")])));
+    }
+
+    #[test]
+    fn texts_that_share_characters_overlap() {
+        for (one, other) in
+            [("<s>", ">a"), ("<s>", "a<"), ("<s>", "s"), ("<s>", "<s"), ("<s", "<s>"), ("aba", "aba")]
+        {
+            assert!(overlaps(one, other) && overlaps(other, one), "{one} {other}");
+        }
+        for (one, other) in [("<s>", "<s>"), ("<s>", "</s>"), ("<|a|>", "<|b|>"), ("<s>", "b")] {
+            assert!(!overlaps(one, other) && !overlaps(other, one), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn common_beginnings_are_counted_in_bytes() {
+        let bytes = [b'x'; 1000];
+        for length in [0, 1, 255, 256, 257, 600, 1000] {
+            assert_eq!(common_bytes(&bytes, &[&bytes[..length], b"y"].concat()), length);
+            assert_eq!(common_bytes(&bytes[..length], &bytes), length);
+        }
+    }
+
+    #[test]
+    fn recent_prompts_are_limited() {
+        let tokenizer = tiny();
+        let prompt = |index: usize| format!("{index}<|end|>{}", "he".repeat(40));
+        for index in 0..=MAX_PROMPTS {
+            check(&tokenizer, &[&prompt(index)]);
+        }
+        let kept = || tokenizer.inner.recent.state().prompts.len();
+        assert_eq!(kept(), MAX_PROMPTS);
+        assert_eq!(encode(&tokenizer, &prompt(0)).1, 0);
+        assert_eq!(encode(&tokenizer, &prompt(MAX_PROMPTS)).1, 2);
+        let (recent, specials) = (&tokenizer.inner.recent, &tokenizer.inner.specials);
+        let end = tokenizer.token_id("<|end|>").unwrap();
+        for less in [10, 0] {
+            let long = "<|end|>".to_owned() + &" ".repeat(MAX_BYTES - less);
+            recent.keep(&long, &[end], specials);
+            assert_eq!(kept(), 1);
+        }
+        assert!(recent.state().prompts[0].text.len() < MAX_BYTES);
+    }
+}
