@@ -25,8 +25,8 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 /// Set while a server runs, which finishes its answers after a signal.
 static SERVING: AtomicBool = AtomicBool::new(false);
 
-/// Time for a job to stop after the first signal.
-const GRACE: Duration = Duration::from_millis(700);
+/// Time for a job to stop after the first signal. It leaves half a second for the end of the process.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Set while a program runs in the foreground, which gets the signals.
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
