@@ -1,7 +1,7 @@
-//! Tokenizers of the `tokenizers` crate from a parsed `tokenizer.json`.
+//! Construction of the `tokenizers` crate's tokenizer from a parsed `tokenizer.json`.
 //!
 //! The crate's own reader copies the vocabulary and the merges twice before it builds a model, which takes most of the
-//! time and memory of opening a package. Here each part is read once, and strings are moved.
+//! time and memory of opening a package. This module reads each part once and moves the strings.
 
 use serde_json::{Value, json};
 use tokenizers::{
@@ -15,18 +15,13 @@ pub(super) fn build(mut json: Value) -> tokenizers::Result<tokenizers::Tokenizer
     // The crate keeps up to 10,000 words in each thread that tokenizes, each of several kilobytes at worst, and never
     // frees those of a BPE model that was dropped. Without the cache, tokenizing takes about 1.3 times as long.
     model.resize_cache(0);
-    let added: Vec<AddedToken> = match json["added_tokens"].take() {
-        Value::Null => Vec::new(),
-        tokens => serde_json::from_value(tokens)?,
-    };
     // Added tokens take their ids from the model, so they are added after it.
+    let added = json.as_object_mut().and_then(|fields| fields.shift_remove("added_tokens"));
+    let added: Option<Vec<AddedToken>> = serde_json::from_value(added.unwrap_or_default())?;
     json["model"] = json!({"type": "WordLevel", "vocab": {}, "unk_token": ""});
-    if let Some(fields) = json.as_object_mut() {
-        fields.shift_remove("added_tokens");
-    }
     let mut tokenizer: tokenizers::Tokenizer = serde_json::from_value(json)?;
     tokenizer.with_model(model);
-    tokenizer.add_tokens(added)?;
+    tokenizer.add_tokens(added.unwrap_or_default())?;
     Ok(tokenizer)
 }
 
@@ -52,13 +47,10 @@ fn model(mut json: Value) -> tokenizers::Result<ModelWrapper> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::tests::added;
 
     /// Checks that the tokenizer is the same as that of the crate's own reader.
     fn check(model: &Value) {
-        let added = |id: u32, content: &str, special: bool| {
-            json!({"id": id, "content": content, "special": special, "normalized": false, "single_word": false,
-                "lstrip": false, "rstrip": false})
-        };
         let json = json!({
             "version": "1.0",
             "truncation": null,

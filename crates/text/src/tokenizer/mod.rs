@@ -173,7 +173,7 @@ impl Tokenizer {
             pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
             reach,
-            recent: RecentPrompts::new(added.values()),
+            recent: RecentPrompts::new(added.values().map(|token| token.content.len()).max().unwrap_or(0)),
             tokenizer,
             json: stored,
         };
@@ -329,6 +329,12 @@ pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Returns an added token of a `tokenizer.json`, which is matched before normalizing.
+    pub(crate) fn added(id: u32, content: &str, special: bool) -> Value {
+        json!({"id": id, "content": content, "special": special, "normalized": false, "single_word": false,
+            "lstrip": false, "rstrip": false})
+    }
 
     /// Returns a byte-level tokenizer with every byte, two merges, one special and one plain added token.
     pub(crate) fn tiny() -> Tokenizer {
@@ -487,11 +493,8 @@ pub(crate) mod tests {
     #[test]
     fn the_spellings_that_a_normaliser_may_produce_are_limited() {
         let read = |count: usize| {
-            let added = |id: usize| {
-                json!({"id": id, "content": format!("<extra_{id}>"), "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": true})
-            };
-            let json = json!({"added_tokens": (1..=count).map(added).collect::<Vec<_>>(),
+            let added = (1..=count).map(|id| added(id as u32, &format!("<extra_{id}>"), true));
+            let json = json!({"added_tokens": added.collect::<Vec<_>>(),
                 "normalizer": {"type": "NFC"},
                 "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}});
             Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).map(|_| ())

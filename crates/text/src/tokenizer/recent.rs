@@ -10,11 +10,10 @@ use std::{
 };
 
 use narthex_spec::TokenId;
-use tokenizers::AddedToken;
 
-use super::{BoundedTokens, Bounds, Tokenizer, TokenizerError, special::SpecialTable};
+use super::{BoundedTokens, Bounds, Tokenizer, TokenizerError};
 
-/// Maximum number of prompts.
+/// Maximum number of prompts that are kept.
 const MAX_PROMPTS: usize = 16;
 
 /// Maximum number of bytes of the texts of all prompts. Their tokens take about as much.
@@ -39,7 +38,7 @@ struct Boundary {
 }
 
 /// A text with its tokens.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Prompt {
     text: String,
     tokens: Vec<TokenId>,
@@ -54,6 +53,26 @@ impl Prompt {
         let is_equal = common == text.len() && common == self.text.len();
         let count = self.boundaries.partition_point(|at| is_equal || at.byte + longest <= common);
         self.boundaries.get(count.checked_sub(1)?).copied()
+    }
+
+    /// Returns the part before a boundary.
+    fn before(&self, end: Boundary) -> Self {
+        let count = self.boundaries.partition_point(|at| at.byte < end.byte);
+        Self {
+            text: self.text[..end.byte].to_owned(),
+            tokens: self.tokens[..end.token].to_vec(),
+            boundaries: self.boundaries[..count].to_vec(),
+        }
+    }
+
+    /// Appends the text from a boundary on.
+    fn append(&mut self, rest: &Self) {
+        let (byte, token) = (self.text.len(), self.tokens.len());
+        self.text.push_str(&rest.text);
+        self.tokens.extend(&rest.tokens);
+        let boundaries = rest.boundaries.iter();
+        self.boundaries
+            .extend(boundaries.map(|at| Boundary { byte: byte + at.byte, token: token + at.token }));
     }
 }
 
@@ -70,7 +89,6 @@ fn common_bytes(one: &[u8], other: &[u8]) -> usize {
 /// Recent prompts of a tokenizer.
 #[derive(Debug)]
 pub(super) struct RecentPrompts {
-    added: HashMap<String, AddedToken>,
     /// Bytes of the longest added token.
     longest: usize,
     state: Mutex<State>,
@@ -81,94 +99,41 @@ struct State {
     /// The last used prompt is the last one.
     prompts: VecDeque<Arc<Prompt>>,
     /// Special tokens seen so far, and true for those that divide prompts.
-    dividers: HashMap<String, bool>,
+    dividers: HashMap<TokenId, bool>,
 }
 
 impl RecentPrompts {
-    /// Creates an empty list for a tokenizer with these added tokens.
-    pub(super) fn new<'a>(added: impl Iterator<Item = &'a AddedToken>) -> Self {
-        let added: HashMap<String, AddedToken> =
-            added.map(|token| (token.content.clone(), token.clone())).collect();
-        let longest = added.keys().map(String::len).max().unwrap_or_default();
-        Self { added, longest, state: Mutex::default() }
+    /// Creates an empty list for a tokenizer whose longest added token has this number of bytes.
+    pub(super) fn new(longest: usize) -> Self {
+        Self { longest, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the prompt with the longest common beginning, and the boundary where that ends.
-    fn find(&self, text: &str) -> Option<(Arc<Prompt>, Boundary)> {
+    /// Returns the longest beginning that a recent prompt has, too, and that ends at a boundary.
+    fn beginning(&self, text: &str) -> Prompt {
         let prompts: Vec<Arc<Prompt>> = self.state().prompts.iter().cloned().collect();
-        let found = prompts.into_iter().filter_map(|prompt| {
-            let boundary = prompt.common_boundary(text, self.longest)?;
-            Some((prompt, boundary))
-        });
-        found.max_by_key(|(_, boundary)| boundary.byte)
+        let ends =
+            prompts.iter().filter_map(|prompt| Some((prompt, prompt.common_boundary(text, self.longest)?)));
+        let longest = ends.max_by_key(|(_, end)| end.byte);
+        longest.map(|(prompt, end)| prompt.before(end)).unwrap_or_default()
     }
 
-    /// Keeps a prompt, unless it has no boundaries.
-    fn keep(&self, text: &str, tokens: &[TokenId], specials: &SpecialTable) {
-        if text.len() > MAX_BYTES {
+    /// Keeps a prompt of at most [`MAX_BYTES`], unless it has no boundaries.
+    fn keep(&self, prompt: Prompt) {
+        if prompt.boundaries.is_empty() {
             return;
         }
-        let boundaries = self.boundaries(text, tokens, specials);
-        if boundaries.is_empty() {
-            return;
-        }
-        let prompt = Prompt { text: text.to_owned(), tokens: tokens.to_owned(), boundaries };
         let prompts = &mut self.state().prompts;
-        prompts.retain(|other| other.text != text);
+        prompts.retain(|other| other.text != prompt.text);
         prompts.push_back(Arc::new(prompt));
         let mut bytes: usize = prompts.iter().map(|prompt| prompt.text.len()).sum();
         while prompts.len() > MAX_PROMPTS || bytes > MAX_BYTES {
             let Some(oldest) = prompts.pop_front() else { break };
             bytes -= oldest.text.len();
         }
-    }
-
-    /// Returns the boundaries of a text; none if its special tokens are not exactly those of its spellings.
-    fn boundaries(&self, text: &str, tokens: &[TokenId], specials: &SpecialTable) -> Vec<Boundary> {
-        let mut spelled = Vec::new();
-        let mut divides = HashMap::new();
-        for (byte, _) in text.char_indices() {
-            let Some(token) = specials.token_at(text, byte) else { continue };
-            let is_divider = *divides.entry(token.id).or_insert_with(|| self.divides(&token.text));
-            if is_divider {
-                spelled.push((byte, token.id));
-            }
-        }
-        let found = tokens.iter().enumerate().filter(|(_, id)| divides.get(id) == Some(&true));
-        let found: Vec<(usize, TokenId)> = found.map(|(index, id)| (index, *id)).collect();
-        let ids = |list: &[(usize, TokenId)]| list.iter().map(|(_, id)| *id).collect::<Vec<_>>();
-        if ids(&spelled) != ids(&found) {
-            return Vec::new();
-        }
-        spelled.iter().zip(&found).map(|(&(byte, _), &(token, _))| Boundary { byte, token }).collect()
-    }
-
-    /// Returns whether a special token divides prompts.
-    fn divides(&self, spelling: &str) -> bool {
-        let dividers = &mut self.state().dividers;
-        if let Some(known) = dividers.get(spelling) {
-            return *known;
-        }
-        if dividers.len() >= MAX_DIVIDERS {
-            return false;
-        }
-        let is_divider = self.is_divider(spelling);
-        dividers.insert(spelling.to_owned(), is_divider);
-        is_divider
-    }
-
-    fn is_divider(&self, spelling: &str) -> bool {
-        let Some(token) = self.added.get(spelling) else { return false };
-        let is_exact = !(token.lstrip || token.rstrip || token.single_word || token.normalized);
-        is_exact
-            && spelling.len() <= MAX_DIVIDER_BYTES
-            && spelling.trim() == spelling
-            && self.added.len() <= MAX_ADDED
-            && !self.added.keys().any(|other| overlaps(spelling, other))
     }
 }
 
@@ -193,26 +158,68 @@ impl Tokenizer {
         bounds: Bounds<'_>,
     ) -> Result<BoundedTokens<Vec<TokenId>>, TokenizerError> {
         let recent = &self.inner.recent;
-        let (mut tokens, rest) = match recent.find(text) {
-            Some((prompt, Boundary { byte, token })) => (
-                prompt.tokens.get(..token).unwrap_or_default().to_vec(),
-                text.get(byte..).unwrap_or_default(),
-            ),
-            None => (Vec::new(), text),
-        };
-        let limit = bounds.limit.saturating_sub(tokens.len());
+        let mut prompt = recent.beginning(text);
+        let rest = &text[prompt.text.len()..];
+        let limit = bounds.limit.saturating_sub(prompt.tokens.len());
         Ok(match self.encode_within(rest, Bounds { limit, ..bounds })? {
-            BoundedTokens::Whole(more) => {
-                tokens.extend(more);
-                recent.keep(text, &tokens, &self.inner.specials);
+            BoundedTokens::Whole(tokens) if text.len() <= MAX_BYTES => {
+                let boundaries = self.boundaries(rest, &tokens);
+                prompt.append(&Prompt { text: rest.to_owned(), tokens, boundaries });
+                let tokens = prompt.tokens.clone();
+                recent.keep(prompt);
                 BoundedTokens::Whole(tokens)
             }
-            BoundedTokens::Beginning(more) => {
-                tokens.extend(more);
-                BoundedTokens::Beginning(tokens)
-            }
+            BoundedTokens::Whole(tokens) => BoundedTokens::Whole([prompt.tokens, tokens].concat()),
+            BoundedTokens::Beginning(tokens) => BoundedTokens::Beginning([prompt.tokens, tokens].concat()),
             BoundedTokens::TooManyBytes => BoundedTokens::TooManyBytes,
         })
+    }
+
+    /// Returns the boundaries of a text; none if its special tokens are not exactly those of its spellings.
+    fn boundaries(&self, text: &str, tokens: &[TokenId]) -> Vec<Boundary> {
+        let specials = &self.inner.specials;
+        let spelled = text.char_indices().filter_map(|(byte, _)| {
+            let spelling = specials.spellings_at(text, byte).next()?;
+            Some((byte, self.token_id(spelling)?))
+        });
+        let spelled: Vec<(usize, TokenId)> = spelled.filter(|(_, id)| self.divides(*id)).collect();
+        let found =
+            tokens.iter().copied().enumerate().filter(|(_, id)| specials.contains(*id) && self.divides(*id));
+        let found: Vec<(usize, TokenId)> = found.collect();
+        if !spelled.iter().map(|(_, id)| id).eq(found.iter().map(|(_, id)| id)) {
+            return Vec::new();
+        }
+        spelled.iter().zip(&found).map(|(&(byte, _), &(token, _))| Boundary { byte, token }).collect()
+    }
+
+    /// Returns whether a special token divides prompts.
+    fn divides(&self, id: TokenId) -> bool {
+        let recent = &self.inner.recent;
+        {
+            let dividers = &recent.state().dividers;
+            if let Some(known) = dividers.get(&id) {
+                return *known;
+            }
+            if dividers.len() >= MAX_DIVIDERS {
+                return false;
+            }
+        }
+        let is_divider = self.is_divider(id);
+        recent.state().dividers.insert(id, is_divider);
+        is_divider
+    }
+
+    /// Computes the result of [`Self::divides`].
+    fn is_divider(&self, id: TokenId) -> bool {
+        let added = self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let Some(token) = added.get(&id) else { return false };
+        let spelling = token.content.as_str();
+        let is_exact = !(token.lstrip || token.rstrip || token.single_word || token.normalized);
+        is_exact
+            && spelling.len() <= MAX_DIVIDER_BYTES
+            && spelling.trim() == spelling
+            && added.len() <= MAX_ADDED
+            && !added.values().any(|other| overlaps(spelling, &other.content))
     }
 }
 
@@ -221,14 +228,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::tokenizer::{Specials, tests::tiny};
+    use crate::tokenizer::{
+        Specials,
+        tests::{added, tiny},
+    };
 
     const BOUNDS: Bounds<'static> = Bounds { limit: 1 << 20, is_cancelled: &|| false };
-
-    fn added(id: u32, content: &str) -> Value {
-        json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
-            "lstrip": false, "rstrip": false})
-    }
 
     /// Returns a tokenizer with these added tokens, which writes a `_` before a text that does not begin with one.
     fn with(added: Value) -> Tokenizer {
@@ -242,7 +247,7 @@ mod tests {
 
     /// Returns the tokens of a prompt and the number of bytes whose tokens were taken from earlier prompts.
     fn encode(tokenizer: &Tokenizer, text: &str) -> (Vec<TokenId>, usize) {
-        let reused = tokenizer.inner.recent.find(text).map_or(0, |(_, boundary)| boundary.byte);
+        let reused = tokenizer.inner.recent.beginning(text).text.len();
         match tokenizer.encode_prompt_within(text, BOUNDS).unwrap() {
             BoundedTokens::Whole(tokens) => (tokens, reused),
             cut => panic!("{cut:?}"),
@@ -272,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_first_part_of_a_text_is_tokenized_as_such() {
-        let tokenizer = with(json!([added(7, "<s>")]));
+        let tokenizer = with(json!([added(7, "<s>", true)]));
         assert_eq!(
             check(&tokenizer, &["ab<s>ab", "ab<s>ab<s>b", "b<s>ab<s>b", "<s>ab", "<s>ab<s>ab"]),
             [0, 2, 0, 0, 0]
@@ -284,16 +289,16 @@ mod tests {
     fn special_tokens_that_depend_on_their_surroundings_are_no_boundaries() {
         let text = "ab <s> ab<s>ab";
         let divides = |added: Value| check(&with(added), &[text, text]) == [0, 9];
-        assert!(divides(json!([added(7, "<s>")])));
+        assert!(divides(json!([added(7, "<s>", true)])));
         for flag in ["lstrip", "rstrip", "single_word"] {
-            let mut token = added(7, "<s>");
+            let mut token = added(7, "<s>", true);
             token[flag] = json!(true);
             assert!(!divides(json!([token])), "{flag}");
         }
         for other in [">a", "b<", "<s", "a<s>b", "<s>ab"] {
-            assert!(!divides(json!([added(7, "<s>"), added(8, other)])), "{other}");
+            assert!(!divides(json!([added(7, "<s>", true), added(8, other, true)])), "{other}");
         }
-        assert!(divides(json!([added(7, "<s>"), added(8, "<t>")])));
+        assert!(divides(json!([added(7, "<s>", true), added(8, "<t>", true)])));
     }
 
     #[test]
@@ -328,13 +333,12 @@ mod tests {
         assert_eq!(kept(), MAX_PROMPTS);
         assert_eq!(encode(&tokenizer, &prompt(0)).1, 0);
         assert_eq!(encode(&tokenizer, &prompt(MAX_PROMPTS)).1, 2);
-        let (recent, specials) = (&tokenizer.inner.recent, &tokenizer.inner.specials);
-        let end = tokenizer.token_id("<|end|>").unwrap();
-        for less in [10, 0] {
-            let long = "<|end|>".to_owned() + &" ".repeat(MAX_BYTES - less);
-            recent.keep(&long, &[end], specials);
-            assert_eq!(kept(), 1);
-        }
+        let recent = &tokenizer.inner.recent;
+        let space = |bytes: usize| "<|end|>".to_owned() + &" ".repeat(bytes);
+        check(&tokenizer, &[&space(MAX_BYTES - 10)]);
+        assert_eq!(kept(), 1);
+        check(&tokenizer, &[&space(MAX_BYTES)]);
+        assert_eq!(kept(), 1);
         assert!(recent.state().prompts[0].text.len() < MAX_BYTES);
     }
 }

@@ -92,15 +92,9 @@ impl SpecialTable {
     }
 
     /// Returns the spellings at a position, the longest first.
-    fn spellings_at<'a>(&'a self, text: &'a str, at: usize) -> impl Iterator<Item = &'a str> {
+    pub(super) fn spellings_at<'a>(&'a self, text: &'a str, at: usize) -> impl Iterator<Item = &'a str> {
         let rest = text.get(at..).unwrap_or_default();
         self.spellings_like(rest).into_iter().flat_map(move |spellings| spellings.at_start(rest))
-    }
-
-    /// Returns the token with the longest spelling at a position.
-    pub(super) fn token_at(&self, text: &str, at: usize) -> Option<&SpecialToken> {
-        let spelling = self.spellings_at(text, at).next()?;
-        self.tokens.iter().find(|token| token.text == spelling)
     }
 
     fn breaks_at(&self, text: &str, at: usize, half: Option<usize>) -> bool {
