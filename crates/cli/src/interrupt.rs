@@ -25,7 +25,7 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 /// Set while a server runs, which finishes its answers after a signal.
 static SERVING: AtomicBool = AtomicBool::new(false);
 
-/// Time for a job to stop after the first signal. It leaves half a second for the end of the process.
+/// Time for a job to stop after the first signal. It is short enough for the process to end within a second.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Set while a program runs in the foreground, which gets the signals.

@@ -330,7 +330,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns an added token of a `tokenizer.json`, which is matched before normalizing.
+    /// Returns an entry of `added_tokens` that is matched before normalization.
     pub(crate) fn added(id: u32, content: &str, special: bool) -> Value {
         json!({"id": id, "content": content, "special": special, "normalized": false, "single_word": false,
             "lstrip": false, "rstrip": false})

@@ -1,7 +1,7 @@
-//! Tokens of recent prompts. Each turn of a conversation repeats the turns before it, whose tokens are taken from here.
+//! Tokens of recent prompts. Each turn of a conversation repeats the turns before it, whose tokens are reused.
 //!
-//! The `tokenizers` crate first divides a text at its added tokens, and tokenizes each part by itself. So the tokens
-//! before a special token do not depend on the text after it, nor the tokens from there on on the text before it. This
+//! The `tokenizers` crate first splits a text at its added tokens and tokenizes each part alone. So the tokens before a
+//! special token do not depend on the text after it, and the tokens after it do not depend on the text before it. This
 //! holds for special tokens that take no white space beside them and share no characters with another added token.
 
 use std::{
@@ -55,7 +55,7 @@ impl Prompt {
         self.boundaries.get(count.checked_sub(1)?).copied()
     }
 
-    /// Returns the part before a boundary.
+    /// Returns the part before one of its boundaries.
     fn before(&self, end: Boundary) -> Self {
         let count = self.boundaries.partition_point(|at| at.byte < end.byte);
         Self {
@@ -65,14 +65,16 @@ impl Prompt {
         }
     }
 
-    /// Appends the text from a boundary on.
-    fn append(&mut self, rest: &Self) {
-        let (byte, token) = (self.text.len(), self.tokens.len());
-        self.text.push_str(&rest.text);
-        self.tokens.extend(&rest.tokens);
-        let boundaries = rest.boundaries.iter();
-        self.boundaries
-            .extend(boundaries.map(|at| Boundary { byte: byte + at.byte, token: token + at.token }));
+    /// Appends the rest of the text, with its tokens and its boundaries, which are relative to its start.
+    fn append(&mut self, rest: &str, tokens: &[TokenId], boundaries: &[Boundary]) {
+        let start = Boundary { byte: self.text.len(), token: self.tokens.len() };
+        self.text.push_str(rest);
+        self.tokens.extend(tokens);
+        self.boundaries.extend(
+            boundaries
+                .iter()
+                .map(|at| Boundary { byte: start.byte + at.byte, token: start.token + at.token }),
+        );
     }
 }
 
@@ -103,7 +105,7 @@ struct State {
 }
 
 impl RecentPrompts {
-    /// Creates an empty list for a tokenizer whose longest added token has this number of bytes.
+    /// Creates an empty list for a tokenizer whose longest added token has `longest` bytes.
     pub(super) fn new(longest: usize) -> Self {
         Self { longest, state: Mutex::default() }
     }
@@ -112,7 +114,7 @@ impl RecentPrompts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the longest beginning that a recent prompt has, too, and that ends at a boundary.
+    /// Returns the longest prefix of `text` that a recent prompt has, too, and that ends at a boundary. It may be empty.
     fn beginning(&self, text: &str) -> Prompt {
         let prompts: Vec<Arc<Prompt>> = self.state().prompts.iter().cloned().collect();
         let ends =
@@ -163,8 +165,7 @@ impl Tokenizer {
         let limit = bounds.limit.saturating_sub(prompt.tokens.len());
         Ok(match self.encode_within(rest, Bounds { limit, ..bounds })? {
             BoundedTokens::Whole(tokens) if text.len() <= MAX_BYTES => {
-                let boundaries = self.boundaries(rest, &tokens);
-                prompt.append(&Prompt { text: rest.to_owned(), tokens, boundaries });
+                prompt.append(rest, &tokens, &self.boundaries(rest, &tokens));
                 let tokens = prompt.tokens.clone();
                 recent.keep(prompt);
                 BoundedTokens::Whole(tokens)
@@ -192,7 +193,7 @@ impl Tokenizer {
         spelled.iter().zip(&found).map(|(&(byte, _), &(token, _))| Boundary { byte, token }).collect()
     }
 
-    /// Returns whether a special token divides prompts.
+    /// Returns whether a special token divides prompts. The answer is kept.
     fn divides(&self, id: TokenId) -> bool {
         let recent = &self.inner.recent;
         {
@@ -209,7 +210,7 @@ impl Tokenizer {
         is_divider
     }
 
-    /// Computes the result of [`Self::divides`].
+    /// Compares a special token with all added tokens, and returns whether it divides prompts.
     fn is_divider(&self, id: TokenId) -> bool {
         let added = self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         let Some(token) = added.get(&id) else { return false };
